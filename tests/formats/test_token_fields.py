@@ -165,14 +165,6 @@ def test_exports_that_cannot_store_fields_are_refused(kind: str) -> None:
         _load({"token_fields": ["logprobs"]}, exports=exports)
 
 
-def test_options_of_recipes_without_fields_are_what_they_were() -> None:
-    dumped = _load({}).datasets["rollouts"].format.model_dump(mode="json")
-
-    assert not {"token_fields", "row_fields"} & dumped.keys()
-    declared = _load({"row_fields": ["reward"]}).datasets["rollouts"].format.model_dump(mode="json")
-    assert declared == dumped | {"row_fields": ["reward"]}
-
-
 def test_columns_of_a_shard_that_are_not_ours_are_fields() -> None:
     fields = join_fields([RolloutFields(("a", "b")), RolloutFields(("b", "c"), ("reward",)), RolloutFields()])
     schema = make_sequence_schema(weighted=True, token_fields=fields.per_token, columns=fields.row_columns)

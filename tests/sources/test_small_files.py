@@ -219,9 +219,3 @@ def test_tables_in_small_files_have_a_part_each(tmp_path: Path) -> None:
     [trace] = trace_source(made.project, "s17.csv:2")
     assert b"117" in trace.origin.raw
     assert trace.examples
-
-
-def test_single_file_is_identified_as_before_files_shared_parts(tmp_path: Path) -> None:
-    made = Workspace(tmp_path).one("rows.jsonl", [chat(number) for number in range(20)]).build()
-
-    assert set(made.manifest("rows", "raw_dataset").card) == {"parts"}

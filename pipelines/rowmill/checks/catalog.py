@@ -63,8 +63,8 @@ class Check:
     not_for: RowKind | None = None
     """The kind of rows that the check does not exist for, although their stages count its fact."""
     requested_by: tuple[str, ...] = ()
-    """The options of a dataset for which its stage counts its fact, so that other outputs keep their versions: without
-    any of them the check is off, which pages do not show, and not applicable."""
+    """The options of a dataset that ask for it: without any of them the check is off, which pages do not show, and not
+    applicable."""
     is_share: bool = False
     """Whether its number is a share, which people read as per cent; files and gates hold it as from 0 to 1."""
     before_build: str = ""

@@ -256,8 +256,7 @@ def _make_check_result(
             "what it is divided by are not the same rows"
         )
     # A custom rule may name a fact that other kinds of data do not count.
-    may_be_absent = threshold.expectation is not None or bool(CHECKS_BY_NAME[threshold.check].requested_by)
-    absent = NOT_APPLICABLE if may_be_absent and threshold.applies_to else None
+    absent = NOT_APPLICABLE if threshold.expectation is not None and threshold.applies_to else None
     applies = not threshold.applies_to or manifest.facts.get(threshold.fact, absent) != NOT_APPLICABLE
     note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""
     passed = value is not None and threshold.holds(value)

@@ -93,7 +93,6 @@ def hash_row_content(row: Row) -> bytes:
         row.text,
         row.output,
         row.record,
-        # Rows of other kinds keep their hashes.
         *(_digest_array(row.columns[name]) for name in CONTENT_COLUMNS.get(row.kind, ())),
         *_list_added_fields(row),
     ]

@@ -222,10 +222,6 @@ class DatasetKind(Config):
         """Return whether rows belong to groups that must stay in one split."""
         return options.splits.group_key is not None
 
-    def identify_reading(self) -> Mapping[str, int]:
-        """Return a version of each of the kind's ways to read a record that changed since the rows' own version."""
-        return {}
-
     def get_rollout_fields(self) -> RolloutFields:
         """Return the fields that its rows carry to a trainer beside their ids."""
         return RolloutFields()

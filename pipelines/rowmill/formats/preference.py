@@ -134,10 +134,6 @@ class Preference(MessageColumns):
                 "preference dataset; delete it"
             )
 
-    def identify_reading(self) -> Mapping[str, int]:
-        """Return the version of plain texts of HH, which were rejected before."""
-        return {"hh_text": 2} if self.text == "raw" else {}
-
     def uses_template(self) -> bool:
         """Return whether sides are messages."""
         return self.text == "template"

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, field_validator
 
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.arrays import Bools, Weights
@@ -115,13 +115,6 @@ class Tokens(DatasetKind):
                     "as logprobs; rename the column in the source"
                 )
         return names
-
-    @model_serializer(mode="wrap")
-    def _omit_undeclared_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Recipes without such fields keep their identity.
-        return {
-            name: value for name, value in dump(self).items() if value or name not in ("token_fields", "row_fields")
-        }
 
     def get_rollout_fields(self) -> RolloutFields:
         """Return the declared fields."""

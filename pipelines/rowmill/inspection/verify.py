@@ -106,8 +106,8 @@ def discard_damage(project: Project, checked: Sequence[StageVerification]) -> li
 
     No version is built from tables of statistics, so of these only the damaged file is removed.
 
-    A build notices a damaged input, but older versions of rowmill did not: their outputs may be as wrong as their
-    inputs. Files that trainers open are removed with their version of the ranks. Returns a line per version.
+    A build refuses a damaged input, but nobody can tell what was read before its damage was noticed. Files that
+    trainers open are removed with their version of the ranks. Returns a line per version.
     """
     store = project.store
     suspect: set[tuple[str, str]] = set()

@@ -285,7 +285,7 @@ class Reader:
                 f"size must not change inside a step; continue with {before} ranks, or from a state between steps"
             )
         self._schedule.require_equal_shares(position)
-        skipped = frozenset(int(step) for step in state.get("skip_steps", ()))
+        skipped = frozenset(int(step) for step in state["skip_steps"])
         self._schedule.require_steps(skipped)
         self._schedule = replace(self._schedule, skipped=skipped)
         self._move_to(self._schedule.find_number(position) + taken, origin=position, share=share)
@@ -471,7 +471,7 @@ class Reader:
 
     def _require_own_share(self, state: Mapping[str, Any]) -> WorkerShare | None:
         """Return the share that a state belongs to, None for the whole rank; refuse another worker's."""
-        share = WorkerShare(int(state.get("worker", 0)), int(state.get("workers", 1)))
+        share = WorkerShare(int(state["worker"]), int(state["workers"]))
         if share == WHOLE_SHARE:
             return None
         where, here = self._published.where, find_current_worker()

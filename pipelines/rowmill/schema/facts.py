@@ -92,11 +92,11 @@ class CanonicalRowsFacts:
     validation_source: bool
     """Whether a source says of itself that it is for validation, so that no share of the others is held out."""
     # Filters that compare rows with others.
-    decontamination_items: int | Uncounted = UNCOUNTED
+    decontamination_items: int | str = NOT_APPLICABLE
     """Items of the benchmark file that has fewest."""
-    contaminated: float | Uncounted = UNCOUNTED
-    near_duplicates: float | Uncounted = UNCOUNTED
-    displaced: int | Uncounted = UNCOUNTED
+    contaminated: float | str = NOT_APPLICABLE
+    near_duplicates: float | str = NOT_APPLICABLE
+    displaced: int | str = NOT_APPLICABLE
     """Near duplicates that go in favour of a row after them in the source: an appended row may take the place of one
     that an earlier build kept."""
     # All but tables.
@@ -120,7 +120,7 @@ class CanonicalRowsFacts:
     # Prompts only.
     ground_truth_conflicts: int | Uncounted = UNCOUNTED
     """Prompts of which equal copies have different ground truths."""
-    # Token rows with declared fields only.
+    # Token rows only.
     fields_absent: float | str | Uncounted = UNCOUNTED
     """Share of rows without a value of the declared field that most rows lack."""
     # Preferences only.
@@ -137,7 +137,7 @@ class CanonicalRowsFacts:
     """Floats that are NaN or infinite."""
     table_drift: int | Uncounted = UNCOUNTED
     type_mismatch: int | Uncounted = UNCOUNTED
-    ambiguous_times: float | Uncounted = UNCOUNTED
+    ambiguous_times: float | str | Uncounted = UNCOUNTED
     """Share of records whose time may be meant in two ways, counted with an order column; of several problems, the most
     frequent one's."""
 
@@ -225,10 +225,9 @@ class PackedShardsFacts:
     trained_tokens: int
     tokens_left_out: int
     content_hash: str
-    # Recipes with packing.segment_multiple_of only.
-    padding: int | Uncounted = UNCOUNTED
+    padding: int
     """Pad tokens after segments."""
-    padding_share: float | Uncounted = UNCOUNTED
+    padding_share: float | str
     # Preferences only.
     pair_intact: int | Uncounted = UNCOUNTED
     """Sides that are not followed by the other side of their pair in their sequence."""
@@ -258,5 +257,5 @@ class TrainingSplitsFacts:
     steps: int
     tokens: int
     trained_tokens: int
-    flops: int | Uncounted = UNCOUNTED
+    flops: int | str
     """What all sequences of the order cost, counted where ranks are balanced by it."""

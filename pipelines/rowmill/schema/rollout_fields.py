@@ -70,9 +70,9 @@ class RolloutFields:
         """The columns of values per row; a shard has a list of them for each sequence, an entry per segment."""
         return tuple(ROW_FIELDS[name] for name in self.per_row)
 
-    def describe(self) -> dict[str, list[list[str]]]:
-        """Return the fields for a stage's identity; empty if there are none, so that other recipes keep theirs."""
-        return {"rollout_fields": [list(self.per_token), list(self.per_row)]} if self else {}
+    def describe(self) -> list[list[str]]:
+        """Return the fields for a stage's identity."""
+        return [list(self.per_token), list(self.per_row)]
 
 
 def make_token_columns(names: Iterable[str]) -> tuple[pa.Field, ...]:

@@ -91,9 +91,9 @@ PADDING_FIELD = pa.field(PADDING_COLUMN, pa.int32())
 list of them for each sequence, after the columns of its kind of rows."""
 
 
-def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> dict[str, list[str]]:
-    """Return the columns of one kind for a stage's identity; empty for a kind without any."""
-    return {"columns": [f"{one.name} {one.type}" for one in columns[kind]]} if kind in columns else {}
+def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> list[str]:
+    """Return the columns of one kind for a stage's identity."""
+    return [f"{one.name} {one.type}" for one in columns.get(kind, ())]
 
 
 CONTENT_COLUMNS: Mapping[RowKind, tuple[str, ...]] = {

@@ -20,7 +20,6 @@ from rowmill.core.public_urls import public_url
 from rowmill.sources import urls
 from rowmill.sources.file_formats import describe_reading, find_file_format
 from rowmill.sources.files import (
-    READING_OPTIONS,
     ContentStager,
     Files,
     SourceFile,
@@ -29,7 +28,6 @@ from rowmill.sources.files import (
     describe_place,
     find_files,
     find_part_line,
-    find_unusual_dialect,
     read_first_bytes,
     scan_file,
     scan_first_records,
@@ -41,7 +39,6 @@ from rowmill.sources.reading import RawRecord, read_part_bytes, read_records
 from rowmill.sources.sharing import PartGroup, group_parts
 
 __all__ = [
-    "READING_OPTIONS",
     "SCAN_VERSION",
     "ContentStager",
     "FileScan",
@@ -60,7 +57,6 @@ __all__ = [
     "find_file_format",
     "find_files",
     "find_part_line",
-    "find_unusual_dialect",
     "group_parts",
     "number_equal_parts",
     "public_url",

@@ -19,7 +19,7 @@ from rowmill.core.errors import ConfigError, IntegrityError, SourceError, join_c
 from rowmill.core.json import Json
 from rowmill.core.public_urls import public_url
 from rowmill.core.storage import Store
-from rowmill.sources import delimited, urls
+from rowmill.sources import urls
 from rowmill.sources.compression import CODECS, open_content
 from rowmill.sources.dialect import QUOTE, DialectOptions
 from rowmill.sources.encodings import check_encoding, find_encoding, open_utf8
@@ -179,10 +179,6 @@ _FORMAT_OPTIONS = {
     **dict.fromkeys(("delimiter", "quote", "escape", "header", "skip", "comment", "column_names"), "CSV and TSV"),
 }
 """Options that apply to the files of some formats only."""
-
-
-READING_OPTIONS = frozenset(_FORMAT_OPTIONS) - {"sample_by"} | {"file_format"}
-"""Options that say how bytes become records where the files do not say it."""
 
 
 def _lacks_option(url: str, named: str | None, option: str) -> bool:
@@ -457,16 +453,6 @@ def stage_parts(
             part = replace(part, staged=stager(f"{part.sha256}.jsonl", piece.content))
         parts.append(part)
     return tuple(parts)
-
-
-def find_unusual_dialect(scan: FileScan) -> tuple[str, str] | None:
-    """Return the delimiter and quote of a CSV file if they differ from the suffix's defaults, else None."""
-    if scan.dialect is None:
-        return None
-    asked = choose_file_format(scan.url)
-    default = "," if asked is None else delimited.DEFAULT_DELIMITERS.get(asked[1])
-    is_default = scan.dialect.delimiter == default and scan.dialect.quote == QUOTE
-    return None if is_default else (scan.dialect.delimiter, scan.dialect.quote)
 
 
 def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, reads_lines: bool = True) -> str:

@@ -37,11 +37,6 @@ class RecordLimits(Config):
     longer run is rejected as `too_long_run`, since its tokens would take minutes; real text has at most some
     thousands. Raise it for long sequences without borders, such as those of genes."""
 
-    def identify_row_limits(self) -> dict[str, int]:
-        """Return the limits that decide which rows are made of records, if they are set: most recipes set none."""
-        is_set = self.max_run_chars != type(self).model_fields["max_run_chars"].default
-        return {"max_run_chars": self.max_run_chars} if is_set else {}
-
 
 class Limits(RecordLimits):
     """Limits of one record, one file and one source."""

@@ -46,10 +46,6 @@ def _load_earlier_scans(context: StageContext) -> dict[str, FileScan]:
 def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide how sources are read: not tags of evaluation, nor when it is read."""
     source = recipe.datasets[name].source.model_dump(mode="json", exclude={"tags", "after"})
-    for option in sources.READING_OPTIONS & source.keys():
-        # Included only if set, so that sources of other kinds keep their versions.
-        if source[option] == sources.Files.model_fields[option].default:
-            del source[option]
     # What decides rows is part of their identity: files are read without it.
     source["limits"].pop("max_run_chars")
     return {"versions": [VERSION, sources.SCAN_VERSION], "source": source}
@@ -63,22 +59,20 @@ def prepare_raw_dataset(context: StageContext, *, first_records: int | None = No
     outside = (
         [[scan.url, scan.records] for scan in scans],
         parts,
-        *_identify_shared_groups(groups).values(),
-        *_list_unusual_dialects(scans),
+        _identify_shared_groups(groups),
+        _list_dialects(scans),
     )
     return PreparedStage(outside, lambda: make_raw_dataset(context, scans, groups))
 
 
-def _identify_shared_groups(groups: list[PartGroup]) -> dict[str, str]:
-    """Identify which files share a group; empty if none does, so that versions built without groups stay valid."""
-    if all(len(group) == 1 for group in groups):
-        return {}
-    return {"groups": digest_json(sharing.GROUPING_VERSION, [len(group) for group in groups])}
+def _identify_shared_groups(groups: list[PartGroup]) -> str:
+    """Identify which files share a group."""
+    return digest_json(sharing.GROUPING_VERSION, [len(group) for group in groups])
 
 
-def _list_unusual_dialects(scans: list[FileScan]) -> list[list[Any]]:
-    """List the files with a dialect other than their suffix's default, since the dialect is part of the version."""
-    return [[scan.url, *found] for scan in scans if (found := sources.find_unusual_dialect(scan)) is not None]
+def _list_dialects(scans: list[FileScan]) -> list[list[str]]:
+    """List the delimiter and quote of each CSV file: the dialect is part of the version."""
+    return [[scan.url, scan.dialect.delimiter, scan.dialect.quote] for scan in scans if scan.dialect is not None]
 
 
 def _summarize_raw_dataset(facts: RawDatasetFacts, rows: str) -> Sequence[str]:
@@ -112,9 +106,11 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
         samples=_sample_doubtful_headers(scans),
         schema=tuple(columns.items()),
         # Names and places are in the lineage of shards, so a renamed file is another version.
-        card={"parts": digest_json([[p.part_id, p.sha256, p.url, p.first_record] for p in parts])}
-        | _identify_shared_groups(groups)
-        | ({"dialects": digest_json(dialects)} if (dialects := _list_unusual_dialects(scans)) else {}),
+        card={
+            "parts": digest_json([[p.part_id, p.sha256, p.url, p.first_record] for p in parts]),
+            "groups": _identify_shared_groups(groups),
+            "dialects": digest_json(_list_dialects(scans)),
+        },
         details={"scans": [scan.to_json() for scan in scans], "groups": [len(group) for group in groups]},
         parts_reused=0,
         rows_made=sum(scan.records for scan in scans),

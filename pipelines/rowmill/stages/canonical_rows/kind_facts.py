@@ -43,14 +43,14 @@ def measure_preferences(context: StageContext, final: Sequence[Part]) -> dict[st
 
 
 def measure_fields(context: StageContext, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the share of rows that lack the declared field that most rows lack; nothing where none is declared."""
-    names = context.dataset.format.get_rollout_fields().names
-    if not names:
+    """Return the share of token rows that lack the declared field that most rows lack."""
+    if context.dataset.row_kind != "tokens":
         return {}
+    names = context.dataset.format.get_rollout_fields().names
     notes = sum_counts(part.facts["notes"] for part in parts)
     rows = sum(sum(part.facts["schemas"].values()) for part in parts)
-    lacking = max(notes.get(f"{WITHOUT_FIELD}{name}", 0) for name in names)
-    return {"fields_absent": compute_share(lacking, rows) if rows else NOT_APPLICABLE}
+    lacking = max((notes.get(f"{WITHOUT_FIELD}{name}", 0) for name in names), default=0)
+    return {"fields_absent": compute_share(lacking, rows) if rows and names else NOT_APPLICABLE}
 
 
 def find_truth_conflicts(context: StageContext, parts: Sequence[Part]) -> list[str] | None:

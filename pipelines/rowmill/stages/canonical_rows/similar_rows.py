@@ -64,16 +64,14 @@ def filter_similar_rows(
 
 
 def identify_filters(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options and versions of the filters that a dataset asks for; nothing if there are none."""
+    """Return the options and versions of the filters that a dataset asks for."""
     dataset = recipe.datasets[name]
     versions = {"decontaminate": [benchmark_items.VERSION, contaminated_rows.VERSION],
                 "near_duplicates": [near_duplicate_rows.VERSION]}  # fmt: skip
     removal = identify_removal_filters(dataset.filters)
-    if not removal:
-        return {}
     own: dict[str, Any] = {"removal": {name: [*versions[name], options] for name, options in removal.items()}}
     # The texts of token ids are those that the tokenizer has for them.
-    return own | {"tokenizer": identify_tokenizer(recipe)} if dataset.row_kind == "tokens" else own
+    return own | {"tokenizer": identify_tokenizer(recipe)} if removal and dataset.row_kind == "tokens" else own
 
 
 def identify_texts(context: StageContext) -> list[str]:

@@ -68,12 +68,11 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
         return {"versions": [VERSION], **own}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
-    # A part's rows are made without these filters, and recipes without them keep their identity.
+    # A part's rows are made without these filters, so a change of one makes none of them again.
     rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS))
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
-    rows |= {**dataset.format.identify_reading(), **dataset.source.limits.identify_row_limits()}
-    filters = similar_rows.identify_filters(recipe, name)
-    return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}, **filters}
+    rows |= {"versions": [VERSION, sources.SCAN_VERSION], "max_run_chars": dataset.source.limits.max_run_chars}
+    return {"rows": rows, **similar_rows.identify_filters(recipe, name)}
 
 
 def _digest_row_options(context: StageContext) -> str:
@@ -164,9 +163,8 @@ def _limit_groups(context: StageContext, groups: Sequence[sources.PartGroup]) ->
 def _plan_row_tasks(context: StageContext, groups: Sequence[sources.PartGroup], options: str) -> list[PartTask]:
     planned: list[PartTask] = []
     for taken in _limit_groups(context, groups):
-        # A single part keeps the fingerprint that it had before small files were grouped.
         each = [[part.part_id, part.sha256, part.arrow, part.split_hint, take] for part, take in taken]
-        fingerprint = digest_json(options, *each[0]) if len(each) == 1 else digest_json(options, "group", each)
+        fingerprint = digest_json(options, each)
         task = text_rows.CanonicalTask(
             context.store.root,
             context.folder,

@@ -7,7 +7,7 @@ import numpy as np
 
 from rowmill.core.arrays import Ints
 from rowmill.core.storage import digest_json
-from rowmill.schema.facts import UNCOUNTED, CanonicalRowsFacts
+from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable
 from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.canonical_rows.table_drift import find_drifts, merge_mismatches, report_contract
@@ -38,7 +38,7 @@ def complete_table_output(
         table_drift=len(drifts),
         type_mismatch=sum(mismatch.count for mismatch in mismatches.values()),
         non_finite=_count_non_finite(draft, observed),
-        ambiguous_times=UNCOUNTED if ambiguous is None else ambiguous,
+        ambiguous_times=NOT_APPLICABLE if ambiguous is None else ambiguous,
     )
     draft.tables["columns"] = DisplayTable(
         ("column", "type", "nullable", "required"),

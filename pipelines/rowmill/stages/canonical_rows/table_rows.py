@@ -520,7 +520,7 @@ def _save_table_rows(
         "splits": dict(sorted(splits.items())),
         "characters": characters + table.num_rows,
         "mismatches": mismatches.to_json(),
-        **({"zones": zones} if zones else {}),
+        "zones": zones,
     }
     files = {
         "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),

@@ -59,7 +59,7 @@ def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
         "table": None if form.table is None else form.table.to_json(),
         "filters": dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS)),
         "splits": dataset.splits.model_dump(mode="json"),
-        **dataset.source.limits.identify_row_limits(),
+        "max_run_chars": dataset.source.limits.max_run_chars,
     }
     advice = {"limit": recipe.limit_of(name), "cap": form.cap, "on_overflow": form.assembly.on_overflow}
     return {"rows": rows, "advice": advice}

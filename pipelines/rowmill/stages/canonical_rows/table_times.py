@@ -118,7 +118,7 @@ class _TimeReport:
 
     def _count_zones(self, name: str) -> tuple[int, str, tuple[int, int]]:
         """Return how many times are `with` or `without` a zone, and the first one with its part and record."""
-        counted = [(number, part.facts.get("zones", {}).get(name)) for number, part in enumerate(self._parts)]
+        counted = [(number, part.facts["zones"].get(name)) for number, part in enumerate(self._parts)]
         own = [(number, *one) for number, one in counted if one is not None]
         if not own:
             return 0, "", (0, 0)

@@ -17,14 +17,10 @@ from rowmill.exports import astrai, export_manifest
 from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportLayout
 from rowmill.packing.plan import plan_best_fit
 from rowmill.schema import manifest
-from rowmill.schema.examples import Objective
 from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.manifest import File, Manifest, StageKey
 from rowmill.stages import inputs
 from rowmill.stages.base import StageContext
-
-DEFAULT_OBJECTIVE: Objective = "next_token"
-"""The objective of a card that names none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +158,6 @@ def build_export_card(
     """Return the identity card that is written next to the files."""
     packed = inputs.get_packed_shards(context)
     own = next(iter(packed.values())).card
-    multiple = context.recipe.segment_multiple_of
     return {
         "format": export.kind_name,
         "format_version": export.VERSION,
@@ -174,9 +169,9 @@ def build_export_card(
         "vocab_size": _resolve_export_vocab_size(context, own),
         **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
         "seq_len": context.recipe.seq_len,
-        **({"segment_multiple_of": multiple} if multiple > 1 else {}),
+        "segment_multiple_of": context.recipe.segment_multiple_of,
         "kinds": sorted({dataset.row_kind for dataset in context.recipe.datasets.values()}),
-        **({} if context.recipe.objective == DEFAULT_OBJECTIVE else {"objective": context.recipe.objective}),
+        "objective": context.recipe.objective,
         "recipe": context.recipe.name,
         "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
         "datasets": {name: _build_dataset_card(context, one) for name, one in packed.items()},
@@ -210,6 +205,6 @@ def build_export_context(card: Mapping[str, Any], *, text: str = "{}") -> Export
         kinds=frozenset(card["kinds"]),
         card=text,
         pad_id=card["pad_id"],
-        objective=card.get("objective", DEFAULT_OBJECTIVE),
-        segment_multiple_of=int(card.get("segment_multiple_of", 1)),
+        objective=card["objective"],
+        segment_multiple_of=int(card["segment_multiple_of"]),
     )

@@ -80,8 +80,7 @@ def identify_export(recipe: Recipe, name: str) -> dict[str, Any]:
         "seq_len": recipe.seq_len,
         "vocab_size": recipe.vocab_size,
         "kinds": sorted({dataset.row_kind for dataset in recipe.datasets.values()}),
-        # Exports of recipes without padding keep their identity.
-        **({} if recipe.segment_multiple_of == 1 else {"segment_multiple_of": recipe.segment_multiple_of}),
+        "segment_multiple_of": recipe.segment_multiple_of,
     }
 
 

@@ -39,10 +39,9 @@ def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
             "world_size": recipe.partitions.world_size,
             "seq_len": recipe.seq_len,
             "weighted": recipe.has_loss_weights,
-            # Recipes with the defaults keep their identity.
-            **({} if recipe.partitions.layout == "copied" else {"layout": recipe.partitions.layout}),
-            **recipe.rollout_fields.describe(),
-            **({} if recipe.segment_multiple_of == 1 else {"segment_multiple_of": recipe.segment_multiple_of}),
+            "layout": recipe.partitions.layout,
+            "rollout_fields": recipe.rollout_fields.describe(),
+            "segment_multiple_of": recipe.segment_multiple_of,
         },
         "tags": {name: list(dataset.source.tags) for name, dataset in recipe.datasets.items()},
     }

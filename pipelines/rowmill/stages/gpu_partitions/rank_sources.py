@@ -146,7 +146,7 @@ def summarize_rank(sequences: int, counted: Mapping[str, Sequence[int]], padding
         "tokens": sum(tokens for _, tokens, _ in own.values()),
         "trained_tokens": sum(trained for _, _, trained in own.values()),
         "datasets": own,
-        **({"padding": padding} if padding else {}),
+        "padding": padding,
     }
 
 

@@ -123,7 +123,7 @@ def _get_rank_schema(context: StageContext) -> pa.Schema:
 def _account_rank_tokens(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
     """Classify every token of the ranks; shards store labels but not span kinds, so unlabeled tokens are context."""
     tokens, trained = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
-    padding = sum(native.FILLER_TOKENS * int(part.facts["fillers"]) + part.facts.get("padding", 0) for part in ranks)
+    padding = sum(native.FILLER_TOKENS * int(part.facts["fillers"]) + part.facts["padding"] for part in ranks)
     return [
         ("train", "trained", trained),
         ("train", "context", tokens - trained),

@@ -39,19 +39,15 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide shards; all have weights as soon as one dataset of the recipe has."""
     dataset = recipe.datasets[name]
     held = get_holdout_size(recipe, name)
-    padded = recipe.segment_multiple_of > 1
     return {
         "versions": [VERSION],
-        # Recipes without padding keep their identity.
-        "packing": dataset.packing.model_dump(mode="json", exclude=None if padded else {"segment_multiple_of"}),
+        "packing": dataset.packing.model_dump(mode="json"),
         "row_kind": dataset.row_kind,
         "seq_len": recipe.seq_len,
         "carved": None if held is None else [held, dataset.splits.model_dump(mode="json")],
         "weights": [dataset.loss.weights, recipe.has_loss_weights],
-        **describe_columns(SEGMENT_COLUMNS, dataset.row_kind),
-        **recipe.rollout_fields.describe(),
-        # Shards of other rows keep their identity.
-        **({"shards": "by mean length"} if dataset.row_kind == "prompt" else {}),
+        "columns": describe_columns(SEGMENT_COLUMNS, dataset.row_kind),
+        "rollout_fields": recipe.rollout_fields.describe(),
     }
 
 

@@ -148,7 +148,7 @@ def pack_group(task: PackGroupTask) -> Part:
         "found": f"{_sum_content_hashes([hashes for _, hashes in back]):032x}",
         "damaged": sum(damaged for damaged, _ in back),
         **_count_group(task, lengths, plans, left, own),
-        **({"pairs": pairs} if pairs else {}),
+        "pairs": pairs,
     }
     named = {f"shard-{i:05d}": one.shard for i, one in enumerate(shards)}
     lineage = {f"segments-{i:05d}": one.segments for i, one in enumerate(shards)}

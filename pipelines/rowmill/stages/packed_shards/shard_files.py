@@ -198,7 +198,7 @@ class ShardWriter:
             "segments": len(plan.examples),
             "tokens": int(plan.ranges[:, 1].sum()),
             "trained_tokens": int(table.column("trained_tokens").to_numpy().sum()),
-            **({} if self.pad_id is None else {"padding": count_padding_tokens(table)}),
+            "padding": 0 if self.pad_id is None else count_padding_tokens(table),
         }
         return WrittenShard(shard, segments, facts)
 

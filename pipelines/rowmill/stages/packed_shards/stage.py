@@ -116,7 +116,8 @@ def _build_shards_output(
     kept = sum(int(group.facts["examples"]) for group in groups) - sum(fates.values())
     losses = _sum_losses(groups)
     found = _add_group_hashes(groups, "found")
-    padding = _measure_padding(context, shards, planned)
+    padding = sum(int(part.facts["padding"]) for part in shards)
+    is_padded = context.recipe.segment_multiple_of > 1
     return StageOutput(
         parts=[*parts, *side],
         facts=PackedShardsFacts(
@@ -133,13 +134,14 @@ def _build_shards_output(
             trained_tokens=trained,
             tokens_left_out=total - planned,
             content_hash=native.format_content_hash(found),
-            **padding,
-            **sum_counts(group.facts.get("pairs", {}) for group in groups),
+            padding=padding,
+            padding_share=compute_share(padding, planned + padding) if is_padded else NOT_APPLICABLE,
+            **sum_counts(group.facts["pairs"] for group in groups),
         ),
         ledger=[(KEPT, "", kept), *((*fate, count) for fate, count in fates.items() if count)],
         token_ledger=[
             *([("all", "dropped", total - planned)] if total > planned else []),
-            *([("all", "padding", padding["padding"])] if padding else []),
+            *([("all", "padding", padding)] if is_padded else []),
         ],
         tables={"splits": _tabulate_splits(context, groups, shards), "packing": _tabulate_packing(context, shards)},
         histograms={"fill": _make_fill_histogram(groups)},
@@ -159,14 +161,6 @@ def _make_packed_schema(context: StageContext) -> pa.Schema:
     return native.make_shard_schema(
         weighted=context.recipe.has_loss_weights, token_fields=context.recipe.rollout_fields.per_token, columns=own
     )
-
-
-def _measure_padding(context: StageContext, shards: Sequence[Part], tokens: int) -> dict[str, Any]:
-    """Count the pad tokens after segments, and their share of all; nothing where segments are not padded."""
-    if context.recipe.segment_multiple_of == 1:
-        return {}
-    padding = sum(int(part.facts["padding"]) for part in shards)
-    return {"padding": padding, "padding_share": compute_share(padding, tokens + padding)}
 
 
 def _add_group_hashes(groups: Sequence[Part], name: str) -> int:

@@ -151,7 +151,7 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
             "keeps_overlong": dataset.keeps_overlong,
             "limit": recipe.limit_of(name),
             "vocab_size": recipe.vocab_size,
-            **describe_columns(EXAMPLE_COLUMNS, dataset.row_kind),
+            "columns": describe_columns(EXAMPLE_COLUMNS, dataset.row_kind),
         }
     return {"tokenizer": _identify_tokenizer_files(recipe, name), "examples": own}
 
@@ -169,8 +169,7 @@ def prepare_tokenized_examples(context: StageContext) -> PreparedStage:
     loaded, path = open_recipe_tokenizer(context)
     open_in_workers(open_shared_encoder, context.store.root, path)
     spec = resolve_renderer_spec(context, loaded)
-    partitions = table_examples.identify_partitions(context) if context.dataset.format.IS_TABLE else ()
-    outside = (loaded.card.digest, _spec_to_json(spec), *partitions)
+    outside = (loaded.card.digest, _spec_to_json(spec))
     return PreparedStage(outside, lambda: make_tokenized_examples(context))
 
 

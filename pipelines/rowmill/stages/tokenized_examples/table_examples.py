@@ -55,18 +55,12 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; those of generation do not."""
     return {
-        "versions": [VERSION, tokenizer.TOKENIZATION_VERSION],
+        "versions": [VERSION, tokenizer.TOKENIZATION_VERSION, table_partitions.VERSION],
         "format": recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"}),
         "limit": recipe.limit_of(name),
         "seed": recipe.seed,
         "vocab_size": recipe.vocab_size,
     }
-
-
-def identify_partitions(context: StageContext) -> tuple[str, ...]:
-    """Return what identifies the examples of a table in partitions; those of others keep their identity."""
-    borders = choose_borders(context, _list_row_files(context))
-    return () if borders.is_whole else (f"partitions {table_partitions.VERSION}",)
 
 
 def _list_row_files(context: StageContext) -> list[File]:

@@ -105,7 +105,7 @@ def build_table_output(
         card=_build_table_card(tokenizer),
         details={
             "records": _describe_table_model(context, observed, frame, plan),
-            **({"made_of": sorted(made_of)} if made_of else {}),
+            "made_of": sorted(made_of),
         },
         parts_reused=reused,
         rows_made=rows_made,

@@ -199,8 +199,7 @@ def _tabulate_steps(task: BlockTask, source: OrderSource, dealt: RankOrder, fact
                     "trained_tokens": totals.trained_tokens,
                     "longest_segment": totals.longest_segment,
                     "step_trained_tokens": totals.step_trained_tokens,
-                    # Recipes that are balanced otherwise keep their files.
-                    **({"flops": totals.flops} if source.load == "flops" else {}),
+                    "flops": totals.flops,
                 }
             )
         )

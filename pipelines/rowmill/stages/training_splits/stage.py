@@ -20,7 +20,7 @@ from rowmill.core.storage import digest_json
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import compute_wanted_shares, measure_share_error, schedule_sequences
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.facts import UNCOUNTED, TrainingSplitsFacts
+from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest
 from rowmill.stages.base import (
@@ -45,24 +45,18 @@ VERSION = 4
 def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the order (`order`), and the splits that it is compared with."""
     tables = [name for name, dataset in recipe.datasets.items() if dataset.format.IS_TABLE]
-    by_flops = recipe.partitions.balance == "flops"
     return {
-        # Recipes without records datasets keep their identity.
-        **({"tables": [table_leakage.VERSION, tables]} if tables else {}),
+        "tables": [table_leakage.VERSION, tables],
         "order": {
             "versions": [VERSION],
             "mixture": recipe.mixture.model_dump(mode="json"),
             # The order is the same for both layouts of ranks.
-            "partitions": recipe.partitions.model_dump(
-                mode="json", exclude={"layout"} if by_flops else {"layout", "flops_linear"}
-            ),
-            # Recipes that are balanced otherwise keep their identity.
-            **({"open_attention": list_open_datasets(recipe)} if by_flops else {}),
-            **({"padded_spans": recipe.segment_multiple_of} if by_flops and recipe.segment_multiple_of > 1 else {}),
+            "partitions": recipe.partitions.model_dump(mode="json", exclude={"layout"}),
+            "open_attention": list_open_datasets(recipe),
+            "segment_multiple_of": recipe.segment_multiple_of,
             "seed": recipe.seed,
             "datasets": list(recipe.datasets),
-            # Recipes that train tokens keep their identity.
-            **({} if recipe.objective == "next_token" else {"objective": recipe.objective}),
+            "objective": recipe.objective,
         },
         "splits": {name: dataset.splits.model_dump(mode="json") for name, dataset in recipe.datasets.items()},
         "grouped": [name for name, dataset in recipe.datasets.items() if leakage.has_groups(dataset)],
@@ -152,7 +146,7 @@ def _build_order_output(
             steps=len(source.steps.step_offsets) - 1,
             tokens=steps.tokens,
             trained_tokens=int(written.trained_tokens.sum()),
-            flops=steps.flops if context.recipe.partitions.balance == "flops" else UNCOUNTED,
+            flops=steps.flops if context.recipe.partitions.balance == "flops" else NOT_APPLICABLE,
         ),
         ledger=[line for line in states.count_lines() if line[2] or line[0] == KEPT],
         tables={
@@ -224,13 +218,13 @@ def _sum_steps(context: StageContext, written: WrittenOrder) -> _StepTotals:
     tokens = flops = 0
     for part in written.parts:
         table = context.store.table(part.files["rank_steps"])
-        frame = cast("pl.DataFrame", pl.from_arrow(table.select(["step", *{load, "tokens", "trained_tokens"}])))
+        frame = cast("pl.DataFrame", pl.from_arrow(table.select(["step", "tokens", "trained_tokens", "flops"])))
         per_step = frame.group_by("step", maintain_order=True).agg(
             pl.col(load).max().alias("most"), pl.col(load).mean().alias("mean")
         )
         excess.append((per_step["most"] / per_step["mean"] - 1).fill_nan(0))
         tokens += int(frame["tokens"].sum())
-        flops += int(frame["flops"].sum()) if load == "flops" else 0
+        flops += int(frame["flops"].sum())
         values, times = np.unique(table.column("trained_tokens").to_numpy(), return_counts=True)
         loads.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
     above = pl.concat(excess)

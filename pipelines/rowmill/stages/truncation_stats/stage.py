@@ -47,8 +47,6 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
         **own,
         "truncation": dataset.truncation.model_dump(mode="json"),
         "packing": dataset.packing.model_dump(mode="json"),
-        # Recipes without padding keep their identity.
-        **({"estimates": "padded"} if recipe.segment_multiple_of > 1 else {}),
     }
 
 

@@ -88,7 +88,7 @@ def make_table_lengths(context: StageContext) -> StageOutput:
         },
         histograms={"lengths": stats.make_length_histogram(lengths, limit, title="example length")},
         samples={"context_overflow": describe_rejects(context, made.parts, overflows)},
-        details={"made_of": made_of} if made_of else {},
+        details={"made_of": made_of},
     )
 
 

@@ -12,10 +12,8 @@ bypassed.
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from gzip import BadGzipFile
 from typing import Any, Final
 
 import dagster as dg
@@ -31,9 +29,9 @@ from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.checks import judge
 from rowmill.checks.gates import Threshold
 from rowmill.core import number_text
-from rowmill.core.errors import PipelineError
+from rowmill.core.errors import PipelineError, is_transient
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
-from rowmill.core.storage import DISK_FULL_ERRNOS, Store
+from rowmill.core.storage import Store
 from rowmill.reports import console
 from rowmill.reports.progress import RateMeter
 from rowmill.schema import manifest
@@ -301,33 +299,8 @@ def only_infrastructure_errors() -> Generator[None, None, None]:
         yield
     except dg.Failure:
         raise
-    except PipelineError as error:
-        if is_transient_error(error):
-            raise
-        raise dg.Failure(str(error), allow_retries=False) from error
     except Exception as error:
-        if is_transient_error(error):
+        if is_transient(error):
             raise
-        raise dg.Failure(f"{type(error).__name__}: {error}", allow_retries=False) from error
-
-
-def is_transient_error(error: BaseException | None) -> bool:
-    """Return whether a retry can help: a disk, a network or a worker failed, not the data or the recipe.
-
-    For our own errors, the cause decides: a dead worker is transient, a truncated file is not.
-    """
-    if error is None:
-        return False
-    if isinstance(error, PipelineError):
-        return is_transient_error(error.__cause__)
-    if isinstance(error, FileNotFoundError | PermissionError | BadGzipFile):
-        return False
-    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-        return False
-    return isinstance(error, OSError | BrokenExecutor) or _is_lost_worker_of_ray(error)
-
-
-def _is_lost_worker_of_ray(error: BaseException) -> bool:
-    # By name, to avoid importing Ray.
-    lost = {"NodeDiedError", "WorkerCrashedError", "OwnerDiedError", "ObjectLostError", "RaySystemError"}
-    return any(one.__module__.startswith("ray.") and one.__name__ in lost for one in type(error).__mro__)
+        message = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+        raise dg.Failure(message, allow_retries=False) from error

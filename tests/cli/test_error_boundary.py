@@ -61,12 +61,13 @@ STATUS = [
     (pickle.loads(pickle.dumps(UnreachableError("no answer, in a worker"))), ExitStatus.OUTSIDE_FAILURE),
     (BusyError("another build"), ExitStatus.OUTSIDE_FAILURE),
     (GenerationError("the backend"), ExitStatus.OUTSIDE_FAILURE),
-    (caused(PipelineError("no room"), OSError(errno.ENOSPC, "x")), ExitStatus.OUTSIDE_FAILURE),
+    (caused(PipelineError("no room"), OSError(errno.ENOSPC, "x")), ExitStatus.INVALID),
+    (caused(UnreachableError("denied"), PermissionError("403")), ExitStatus.INVALID),
     (caused(IntegrityError("a worker died"), BrokenProcessPool("killed")), ExitStatus.OUTSIDE_FAILURE),
     (caused(SourceError("hub"), ConnectionError("refused")), ExitStatus.OUTSIDE_FAILURE),
     (OSError(errno.EIO, "Input/output error"), ExitStatus.OUTSIDE_FAILURE),
-    (OSError(errno.EROFS, "Read-only file system", "/x"), ExitStatus.OUTSIDE_FAILURE),
-    (PermissionError(errno.EACCES, "Permission denied", "/x"), ExitStatus.OUTSIDE_FAILURE),
+    (OSError(errno.EROFS, "Read-only file system", "/x"), ExitStatus.INVALID),
+    (PermissionError(errno.EACCES, "Permission denied", "/x"), ExitStatus.INVALID),
     (BrokenPipeError(errno.EPIPE, "Broken pipe"), ExitStatus.OUTSIDE_FAILURE),
     (TimeoutError(), ExitStatus.OUTSIDE_FAILURE),
     (MemoryError(), ExitStatus.OUTSIDE_FAILURE),
@@ -172,10 +173,10 @@ def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(
 
 @pytest.mark.parametrize("root", ["/dev/null/store", "/proc/rowmill/store"])
 @pytest.mark.parametrize("verb", ["build", "stats"])
-def test_storage_root_that_cannot_be_written_is_status_3(
+def test_storage_root_that_cannot_be_written_is_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str, verb: str
 ) -> None:
-    assert CliProject(tmp_path).write().rowmill(verb, "--root", root) == ExitStatus.OUTSIDE_FAILURE
+    assert CliProject(tmp_path).write().rowmill(verb, "--root", root) == ExitStatus.INVALID
 
     err = capsys.readouterr().err
     assert err.startswith(root.rpartition("/")[0])
@@ -210,13 +211,14 @@ sys.exit(cli.main())
     ("code", "renames"),
     mark_all_but([("EIO", 3)], [(code, count) for code in ("EIO", "EROFS") for count in (0, 3, 12)]),
 )
-def test_disk_that_fails_is_status_3_and_the_next_build_is_whole(tmp_path: Path, code: str, renames: int) -> None:
+def test_disk_that_fails_ends_a_command_and_the_next_build_is_whole(tmp_path: Path, code: str, renames: int) -> None:
     project = CliProject(tmp_path).write()
     command = [sys.executable, "-c", FAULT.format(code=code), str(renames), "build", project.recipe]
 
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    assert ended.returncode == ExitStatus.OUTSIDE_FAILURE, ended.stderr
+    # A disk that is read-only waits for a person.
+    assert ended.returncode == (ExitStatus.OUTSIDE_FAILURE if code == "EIO" else ExitStatus.INVALID), ended.stderr
     assert f"({code})" in ended.stderr
     assert "Traceback" not in ended.stderr
     kept(ended.stderr).unlink()

@@ -2,8 +2,8 @@
 
     0     done
     1     a closed gate: a blocking check failed
-    2     invalid recipe, command or source: the message says what to do
-    3     outside failure: disk, network, storage, permission, killed worker; it may pass by itself
+    2     invalid recipe, command or source, or a permission or space that is missing: the message says what to do
+    3     outside failure: disk, network, storage, killed worker; it may pass by itself (`core.errors.is_transient`)
     4     `stats --strict` has a hint, or `template-report --prove` found a wrong mask
     70    a bug of rowmill
     74    a stored file is damaged, and this command could not make it again
@@ -19,20 +19,10 @@ import platform
 import tempfile
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor
 from enum import IntEnum
-from gzip import BadGzipFile
 from pathlib import Path
 
-from rowmill.core.errors import (
-    BusyError,
-    ConfigError,
-    DamagedFileError,
-    GateError,
-    GenerationError,
-    PipelineError,
-    UnreachableError,
-)
+from rowmill.core.errors import DamagedFileError, GateError, PipelineError, is_transient
 
 
 class ExitStatus(IntEnum):
@@ -42,9 +32,10 @@ class ExitStatus(IntEnum):
     GATE_CLOSED = 1
     """A blocking check failed; what is published is the last build that passed."""
     INVALID = 2
-    """The recipe, the command or a source is not valid, or what the command reads was not built."""
+    """The recipe, the command or a source is not valid, what the command reads was not built, or a permission or space
+    is missing."""
     OUTSIDE_FAILURE = 3
-    """A disk, a network, a permission or a worker failed; the same command may succeed later."""
+    """A disk, a network or a worker failed; the same command may succeed later."""
     PROBLEM_FOUND = 4
     """`--strict` or `--prove` found what it looked for."""
     INTERNAL_ERROR = 70
@@ -55,13 +46,6 @@ class ExitStatus(IntEnum):
     INTERRUPTED = 130
 
 
-_OUTSIDE_LIBRARIES = frozenset(
-    "adlfs aiobotocore aiohttp azure botocore fsspec gcsfs google httpx huggingface_hub ocifs paramiko ray requests "
-    "s3fs urllib3".split()
-)
-"""Libraries that reach the outside world; their error classes count as outside failures, whatever their bases."""
-
-
 def choose_exit_status(error: BaseException) -> int:
     """Return the exit status for the exception that ended a command."""
     match error:
@@ -69,16 +53,14 @@ def choose_exit_status(error: BaseException) -> int:
             return ExitStatus.INTERRUPTED
         case GateError():
             return ExitStatus.GATE_CLOSED
-        case ConfigError():
-            return ExitStatus.INVALID
         case DamagedFileError():
             return ExitStatus.DAMAGED
-        case UnreachableError() | BusyError() | GenerationError():
+        case _ if is_transient(error):
             return ExitStatus.OUTSIDE_FAILURE
-        case PipelineError():
-            return ExitStatus.OUTSIDE_FAILURE if _is_caused_outside(error.__cause__) else ExitStatus.INVALID
+        case PipelineError() | OSError():
+            return ExitStatus.INVALID
         case _:
-            return ExitStatus.OUTSIDE_FAILURE if _is_outside(error) else ExitStatus.INTERNAL_ERROR
+            return ExitStatus.INTERNAL_ERROR
 
 
 def name_missing_package(error: BaseException, arguments: Sequence[str]) -> BaseException:
@@ -90,20 +72,6 @@ def name_missing_package(error: BaseException, arguments: Sequence[str]) -> Base
     return explain_missing_package(f"rowmill {' '.join(arguments[:1])}", error) or error
 
 
-def _is_caused_outside(cause: BaseException | None) -> bool:
-    """Return whether an outside failure caused one of our errors; a wrong path or a corrupt file is no such failure."""
-    if isinstance(cause, PipelineError):
-        return choose_exit_status(cause) == ExitStatus.OUTSIDE_FAILURE
-    absent = FileNotFoundError | IsADirectoryError | NotADirectoryError | BadGzipFile
-    return cause is not None and not isinstance(cause, absent) and _is_outside(cause)
-
-
-def _is_outside(error: BaseException) -> bool:
-    if isinstance(error, OSError | MemoryError | BrokenExecutor):
-        return True
-    return any(one.__module__.partition(".")[0] in _OUTSIDE_LIBRARIES for one in type(error).__mro__)
-
-
 def explain_error(error: BaseException, arguments: Sequence[str]) -> str:
     """Return the user's message for an exception; a traceback that is not of our own errors is written to a file."""
     if isinstance(error, PipelineError):
@@ -111,7 +79,7 @@ def explain_error(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "stopped; finished parts are kept, and the next build resumes from them"
     kept = _keep_traceback(error, arguments)
-    if _is_outside(error):
+    if isinstance(error, OSError) or is_transient(error):
         return (
             f"{_describe_outside_error(error)}; a command needs its sources and storage reachable, with free space "
             "and permissions; restore that and run the command again: it resumes from the finished parts "

@@ -20,9 +20,12 @@ A message has four parts: where, what, what was allowed, what to do. Each class 
 that it specialises, so `except ValueError` in a caller's code keeps working.
 """
 
+import errno
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from difflib import get_close_matches
+from gzip import BadGzipFile
 from typing import Final, TypeVar
 
 
@@ -115,6 +118,54 @@ def join_errors(errors: Sequence[PipelineError], message: str) -> PipelineError:
             joined.__cause__ = errors[0].__cause__
             return joined
     return ConfigError(message)
+
+
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The operating system's errors for a full disk."""
+
+LASTING_ERRORS: Final = (
+    BadGzipFile, FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError,
+    PermissionError,
+)  # fmt: skip
+_LASTING_ERRNOS = DISK_FULL_ERRNOS | {errno.EROFS, errno.ENAMETOOLONG}
+
+_OUTSIDE_LIBRARIES = frozenset(
+    "adlfs aiobotocore aiohttp azure botocore fsspec gcsfs google httpx huggingface_hub ocifs paramiko ray requests "
+    "s3fs urllib3".split()
+)
+"""Libraries that reach the outside world, by name: none of them is imported for its classes of errors."""
+
+
+def is_transient(error: BaseException | None) -> bool:
+    """Return whether an error may pass by itself, so that the same work, done again unchanged, may succeed.
+
+    The one rule of all that tries again: the command line's status 3, the retries of Dagster and those of Ray. A
+    network, a storage or a device that fails, a killed worker, used up memory, another build's lock and a generating
+    backend may be well in a minute. A person must act where a file is absent, a permission is refused or a disk is
+    full or read-only, and where the data, the recipe or rowmill is wrong: to try that again only hides it for longer.
+
+    Of our own errors the cause decides. One that names a storage may have lost its cause on the way from a worker.
+    """
+    match error:
+        case ConfigError() | GateError() | DamagedFileError():
+            return False
+        case BusyError() | GenerationError():
+            return True
+        case UnreachableError():
+            return not _is_lasting(error.__cause__)
+        case PipelineError():
+            return is_transient(error.__cause__)
+        case OSError() | MemoryError() | BrokenExecutor():
+            return not _is_lasting(error)
+        case _:
+            bases = type(error).__mro__
+            # Ray raises a task's own error as one of its own.
+            is_of_task = any(one.__name__.startswith("RayTaskError") for one in bases)
+            return not is_of_task and any(one.__module__.partition(".")[0] in _OUTSIDE_LIBRARIES for one in bases)
+
+
+def _is_lasting(error: BaseException | None) -> bool:
+    return isinstance(error, LASTING_ERRORS) or (isinstance(error, OSError) and error.errno in _LASTING_ERRNOS)
 
 
 def join_choices(allowed: Iterable[object]) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
-from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
+from rowmill.core.errors import LASTING_ERRORS, ConfigError, PipelineError, SourceError, UnreachableError
 from rowmill.core.public_urls import public_text
 from rowmill.core.time_limit import call_with_time_limit
 
@@ -173,7 +173,7 @@ def retry_request(
                 raise FileNotFoundError(public_reason(refusal)) from None
             # An attempt on a silent server takes the whole time limit, so there are two attempts, not five.
             is_over = attempt >= wait.tries or time.monotonic() - began > 1.5 * wait.timeout_s
-            if is_over or not is_transient(refusal):
+            if is_over or not _may_answer_later(refusal):
                 # The storage's error may contain the URL's secrets, so an equivalent error replaces it.
                 raise unreachable_error(address, action, refusal, attempt) from public_cause(refusal)
         # Threads that were told to slow down at once must not come back at once.
@@ -421,8 +421,6 @@ UNSUPPORTED_S3_CODES = frozenset({"501", "NotImplemented"})
 _LASTING_S3_CODES = UNMET_S3_CODES | UNSUPPORTED_S3_CODES | {"400", "InvalidToken", "TokenRefreshRequired"}
 """What a retry does not resolve, and s3fs has no class of its own for. An answer to HEAD has no body: 400 alone is then
 what a server says of an expired token."""
-_LASTING_ERRORS = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
-"""Errors that a retry does not resolve."""
 
 
 def _unwrap_refusal(fs: Any, error: BaseException) -> BaseException:
@@ -438,19 +436,19 @@ def is_absent(error: BaseException) -> bool:
     return isinstance(error, FileNotFoundError) or _find_http_status(error) in _ABSENT_STATUSES
 
 
-def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed."""
+def _may_answer_later(error: BaseException) -> bool:
+    """Return whether a storage that refused a request may answer it if it is sent again."""
     status = _find_http_status(error)
     if status is not None:
         return status >= 500 or status in _BUSY_STATUSES
-    return not isinstance(error, _LASTING_ERRORS) and find_s3_code(error) not in _LASTING_S3_CODES
+    return not isinstance(error, LASTING_ERRORS) and find_s3_code(error) not in _LASTING_S3_CODES
 
 
 def public_cause(error: BaseException) -> OSError:
     """Return an error without a URL whose class tells missing, transient and lasting failures apart."""
     if is_absent(error):
         return FileNotFoundError(public_reason(error))
-    return ConnectionError(public_reason(error)) if is_transient(error) else PermissionError(public_reason(error))
+    return ConnectionError(public_reason(error)) if _may_answer_later(error) else PermissionError(public_reason(error))
 
 
 def unreachable_error(address: str, action: str, error: BaseException, attempts: int = 1) -> SourceError:

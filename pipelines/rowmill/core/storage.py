@@ -11,7 +11,6 @@ store the single put has the same effect. No path is ever made from data: only f
 `check_name` let through, and from hexadecimal digests.
 """
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -32,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rowmill.core import arrow_files, conditional_put, remote, remote_index
-from rowmill.core.errors import BusyError, ConfigError, DamagedFileError, PipelineError
+from rowmill.core.errors import DISK_FULL_ERRNOS, BusyError, ConfigError, DamagedFileError, PipelineError
 from rowmill.core.public_urls import public_url
 from rowmill.core.remote_index import ObjectFacts, RemoteIndex
 from rowmill.core.sealed_json import parse_sealed, seal_object
@@ -437,10 +436,6 @@ class Store:
     @property
     def _fs(self) -> Any:
         return remote.open_filesystem(self.root)[0]
-
-
-DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The operating system's errors for a full disk, which retrying does not solve."""
 
 
 @contextmanager

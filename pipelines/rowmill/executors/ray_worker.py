@@ -1,13 +1,12 @@
 """What runs in a task on another host: one call, and what becomes of its errors."""
 
-import errno
 import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from rowmill.core.errors import ConfigError, UnreachableError
+from rowmill.core.errors import ConfigError, is_transient
 from rowmill.executors import worker_setup
 from rowmill.executors.versions import describe_difference, describe_versions
 
@@ -61,7 +60,7 @@ def run_call(content: bytes, shared: object) -> object:
         _require_versions(call.versions)
         return call.function(*call.arguments) if shared is None else call.function(*call.arguments, shared)
     except Exception as error:
-        if is_transient_error(error):
+        if is_transient(error):
             raise TransientTaskError(error) from error
         return FailedTask(error)
 
@@ -77,16 +76,3 @@ def _require_versions(wanted: tuple[tuple[str, str], ...] | None) -> None:
             f"execution.executor: the host {os.uname().nodename} has {different}; the same versions give the same "
             "bytes; install those of the calling process there, and build again"
         )
-
-
-_TRANSIENT_ERRNOS = frozenset({
-    errno.EAGAIN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED,
-    errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EINTR, errno.EPIPE,
-})  # fmt: skip
-
-
-def is_transient_error(error: Exception) -> bool:
-    """Return whether another attempt may succeed: not where a disk is full, a file absent or access refused."""
-    if isinstance(error, UnreachableError):
-        return isinstance(error.__cause__, ConnectionError | TimeoutError)
-    return isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS

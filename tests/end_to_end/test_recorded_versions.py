@@ -10,7 +10,7 @@ from tests.support import recorded
 pytestmark = pytest.mark.slow
 
 ON_RECORD: dict[str, dict[str, str]] = json.loads(recorded.RECORDED.read_text(encoding="utf-8"))
-TO_DO = "if that is meant, say why under Changed bytes in CHANGELOG.md and run `python -m tests.support.recorded`"
+TO_DO = "if that is meant, run `python -m tests.support.recorded` and say why in the commit"
 
 
 @pytest.fixture(scope="module")

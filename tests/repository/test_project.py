@@ -199,7 +199,7 @@ def test_ci_ends_with_the_test_command_of_the_readme() -> None:
 def test_changelog_has_the_version_that_is_built() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
-    assert f"## [{project()['project']['version']}]" in changelog
+    assert f"## {project()['project']['version']} " in changelog
 
 
 def test_pre_commit_runs_tools_of_the_environment_only() -> None:

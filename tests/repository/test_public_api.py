@@ -34,7 +34,8 @@ PUBLIC = [
     *("BusyError", "ConfigError", "ContextOverflowError", "DamagedFileError", "GateError", "GenerationError"),
     *("IntegrityError", "MissingPackageError", "PipelineError", "SchemaError", "SourceError", "UnreachableError"),
 ]
-"""A name that goes breaks programs of users: it needs a line in the changelog, and a release that still has it."""
+"""A name that goes breaks programs of users: after the first release it needs a line in the changelog, and a release
+that still has it."""
 
 
 def run_python(code: str, *arguments: str) -> str:

@@ -2,8 +2,8 @@
 
     python -m tests.support.recorded        writes tests/support/recorded_versions.json again
 
-A version is a digest of what a stage wrote: bytes of files, facts, ledger. Whoever changes one on purpose says so under
-"Changed bytes" in the changelog, and records it in the same commit.
+A version is a digest of what a stage wrote: bytes of files, facts, ledger. A commit that changes one on purpose records
+it and says why.
 """
 
 import json

@@ -14,7 +14,8 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, log10
 
-from rowmill.schema.manifest import Histogram
+from rowmill.reports.build_view import sum_token_classes
+from rowmill.schema.manifest import Histogram, Manifest
 
 INK, PANEL, BAR, OVER, MARK, GRID = (
     "var(--ink, #1f2933)",
@@ -27,6 +28,30 @@ INK, PANEL, BAR, OVER, MARK, GRID = (
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 """Eighths of a character cell, from nothing to all of it."""
+
+
+DRAWN_COLUMNS = {"files": "records", "ranks": "trained_tokens"}
+"""Tables that are drawn as well, one bar for each row, and the column that gives its length."""
+
+MAX_BARS = 30
+
+
+def draw_plots(output: Manifest, *, width: int = 640) -> dict[str, str]:
+    """Draw what an output has to draw as SVG, by name: its tokens by class, its histograms, and some of its tables."""
+    drawn: dict[str, str] = {}
+    classes = sum_token_classes(output)
+    if any(classes.values()):
+        drawn["token_classes"] = draw_bars_svg("Tokens by class", list(classes.items()), width=width)
+    for name, histogram in output.histograms.items():
+        if sum(histogram.counts):
+            drawn[name] = draw_histogram_svg(histogram, width=width)
+    for name, column in DRAWN_COLUMNS.items():
+        table = output.tables.get(name)
+        if table is not None and column in table.columns and table.rows:
+            at = table.columns.index(column)
+            bars = [(str(row[0]), float(row[at])) for row in table.rows[:MAX_BARS]]
+            drawn[name] = draw_bars_svg(f"{column.replace('_', ' ')} of {name}", bars, width=width)
+    return drawn
 
 
 def make_data_uri(svg: str) -> str:

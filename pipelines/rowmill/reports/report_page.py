@@ -3,39 +3,84 @@
     reports/<recipe>/report.html               `#<dataset>/<stage>` links to a stage
     reports/<recipe>/expectations/….html       the expectations on each stage's facts (`expectations_page.py`)
 
-Samples are rows of the data: whoever may read the report may read them. The file stays under `MAX_PAGE_BYTES` for any
-number of datasets: sequences, samples and rejects share fixed budgets, and only the first `MAX_DRAWN_DATASETS` datasets
-get plots and a sequence. It depends on the build alone, not on when or where it is written.
+`report.html.jinja` has the markup; this module gathers what the view of the build does not hold: packed sequences,
+sampled examples and rejects. Samples are rows of the data: whoever may read the report may read them. The file stays
+under `MAX_PAGE_BYTES` for any number of datasets: sequences, samples and rejects share fixed budgets, and only the
+first `MAX_DRAWN_DATASETS` datasets get plots and a sequence. It depends on the build alone, not on when or where it is
+written.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rowmill.build import runner
 from rowmill.build.steps import Project
+from rowmill.checks import expectations_page
 from rowmill.core import html
-from rowmill.core.html import escape_text, render_element
-from rowmill.core.stage_names import TOKENIZED_EXAMPLES
-from rowmill.core.storage import digest_json
+from rowmill.core.console import escape_control_characters
+from rowmill.core.html import clip_text
+from rowmill.core.number_text import NO_NUMBER, format_count, format_percent, format_seconds, join_facts
+from rowmill.core.stage_names import (
+    GPU_PARTITIONS,
+    RAW_DATASET,
+    TOKENIZED_EXAMPLES,
+    TRAINING_SPLITS,
+    TRUNCATION_STATS,
+)
+from rowmill.core.storage import File, digest_json
 from rowmill.executors import LocalPool
-from rowmill.inspection.packed_sequence import view_sequence
-from rowmill.reports import report_overview, report_rows, report_stages, sequence_view
-from rowmill.reports.current_build import CurrentBuild, load_current_build
-from rowmill.reports.report_overview import make_anchor
+from rowmill.inspection import inspect
+from rowmill.inspection.packed_sequence import SequenceTokens, view_sequence
+from rowmill.reports import console, plots, sankey
+from rowmill.reports.build_view import BuildView, list_tables, load_build_view
+from rowmill.reports.flows import sum_flows
+from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
+from rowmill.schema.facts import TrainingSplitsFacts
+from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.stages import tokenizer_files
 from rowmill.stages.base import StageContext
+from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts
 from rowmill.tokenization.encoder import Encoder
 
-PAGE_VERSION = 2
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+PAGE_VERSION = 3
 """Increase it when the page's layout changes; a report with equal content is not written again."""
 MAX_PAGE_BYTES = 2_000_000
 MAX_SEQUENCE_BYTES = 250_000
 """Total size of all packed sequences."""
 MAX_SEQUENCE_TOKENS = 1024
 """Tokens shown of a packed sequence."""
+TOKEN_BYTES = 48
+"""Markup and numbers of a token of a packed sequence, on average."""
 MAX_DRAWN_DATASETS = 16
 """Datasets that get plots and a packed sequence: four plots and two flows take some 40 kB."""
+MAX_SAMPLE_BYTES, MAX_REJECT_BYTES = 400_000, 400_000
+"""Total size of all samples, and of all rejects."""
+SAMPLES_PER_DATASET = 10
+"""Examples shown per dataset, spread over its first, middle and last part."""
+MAX_SAMPLE_TOKENS = 4096
+"""Tokens shown of an example."""
+SPAN_BYTES = 64
+"""Markup of a stretch of an example."""
+MAX_REJECTS_PER_REASON = 20
+MAX_LINE_BYTES = 240
+"""Size of the beginning of a row's text in its folded line."""
+MAX_TABLE_ROWS = 60
+PLOT_WIDTH = 520
+CARD_WIDTH, CARD_HEIGHT = 300, 130
+LENGTH_HISTOGRAMS = ((TRUNCATION_STATS, "lengths"), (TOKENIZED_EXAMPLES, "example_tokens"))
+"""Where a dataset's lengths are counted, by stage and histogram."""
+SHARE_COLUMNS = ("fill", "wanted", "got", "share")
+KEPT_REASON = "kept"
 
 
 def report_path(recipe: str) -> str:
@@ -46,7 +91,7 @@ def report_path(recipe: str) -> str:
 def write_report(project: Project) -> str:
     """Write the report of the current build; return its path or URL."""
     store, path = project.store, report_path(project.recipe.name)
-    build = load_current_build(project)
+    build = load_build_view(project)
     digest_comment = f"<!-- {_digest_content(build)} -->"
     if not (store.exists(path) and store.read(path).decode().endswith(f"{digest_comment}\n")):
         store.write(path, f"{render_report(build)}{digest_comment}\n".encode())
@@ -58,7 +103,7 @@ def write_build_report(project: Project) -> str:
     return runner.read_and_repair(project, partial(write_report, project))
 
 
-def _digest_content(build: CurrentBuild) -> str:
+def _digest_content(build: BuildView) -> str:
     """Return a digest of a report's content: the current versions and their check results."""
     versions = [one.version if one is not None else "" for one in build.made.values()]
     results = [
@@ -67,24 +112,33 @@ def _digest_content(build: CurrentBuild) -> str:
     return digest_json(PAGE_VERSION, versions, [step.code_version for step in build.steps], results)
 
 
-def render_report(build: CurrentBuild) -> str:
+def render_report(build: BuildView) -> str:
     """Return the report of the current build as HTML."""
     encoders = _open_encoders(build)
-    body = [
-        _render_contents(build),
-        "<main>",
-        *report_overview.render_header(build),
-        *report_overview.render_cards(build, drawn=MAX_DRAWN_DATASETS),
-        *report_overview.render_findings(build),
-        *report_overview.render_flow(build),
-        *_render_datasets(build, encoders),
-        *report_stages.render_recipe_stages(build),
-        *report_rows.render_rows(build, encoders),
-        "</main>",
-    ]
-    return html.render_page(
-        f"{build.project.recipe.name}: report", body, style=_read_asset("report.css"), script=_read_asset("report.js")
+    rows = [*_iterate_samples(build, encoders), *_list_rejects(build)]
+    reasons = Counter(row.reason for row in rows)
+    has_findings = build.waivers or build.failed or build.missing
+    sections = [*(["findings"] if has_findings else []), *(["flow"] if any(build.flows.values()) else [])]
+    body = (
+        open_templates()
+        .get_template("report.html.jinja")
+        .render(
+            build=build,
+            links=["summary", *sections, *build.project.recipe.datasets, "order and ranks", "rows"],
+            headline=list(_list_headline_numbers(build)),
+            build_facts=join_facts(_list_build_facts(build)),
+            cards=[_make_card(build, at, name) for at, name in enumerate(build.project.recipe.datasets)],
+            all_flows=[sum_flows([pair[i] for pair in build.flows.values()]) for i in (0, 1)],
+            max_drawn=MAX_DRAWN_DATASETS,
+            sequences=_describe_sequences(build, encoders),
+            rows=rows,
+            reasons=sorted(reasons.items(), key=lambda pair: (pair[0] != KEPT_REASON, pair)),
+            max_rejects=MAX_REJECTS_PER_REASON,
+            span_kinds=SPAN_KINDS,
+        )
     )
+    style, script = _read_asset("report.css"), _read_asset("report.js")
+    return html.render_page(f"{build.project.recipe.name}: report", [body], style=style, script=script)
 
 
 @cache
@@ -92,16 +146,131 @@ def _read_asset(name: str) -> str:
     return resources.files("rowmill.reports").joinpath(name).read_text(encoding="utf-8")
 
 
-def _render_contents(build: CurrentBuild) -> str:
-    """Return the links that stay in view."""
-    has_findings = build.waivers or build.failed or build.missing
-    names = ["summary", *(["findings"] if has_findings else []), *(["flow"] if any(build.flows.values()) else [])]
-    links = [*names, *build.project.recipe.datasets, "order and ranks", "rows"]
-    items = "".join(render_element("a", escape_text(name), href=f"#{make_anchor(name)}") for name in links)
-    return f'<nav aria-label="contents"><b>{escape_text(build.project.recipe.name)}</b>{items}</nav>'
+@cache
+def open_templates() -> "Environment":
+    """Return the templates' environment: they escape what they do not call safe, with control characters as symbols."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    def show(value: object) -> object:
+        return value if hasattr(value, "__html__") else escape_control_characters(str(value))
+
+    def link_expectations(key: StageKey) -> str:
+        return expectations_page.expectations_page_path(key).removeprefix(f"reports/{key[0]}/")
+
+    def list_stage_tables(output: Manifest) -> Iterator[tuple[str, str, list[str]]]:
+        for name, shown, about in list_tables(output):
+            if says_something(shown):
+                cut = f"the first {MAX_TABLE_ROWS} of {len(shown.rows):,}" if len(shown.rows) > MAX_TABLE_ROWS else ""
+                markup = html.render_table(shown.columns, _format_shares(shown)[:MAX_TABLE_ROWS])
+                yield name.replace("_", " "), markup, [note for note in (cut, about) if note]
+
+    environment = Environment(
+        loader=FunctionLoader(_read_asset),
+        autoescape=True,
+        finalize=show,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    functions: dict[str, Any] = {
+        "describe_output": _describe_output,
+        "draw_flow": sankey.draw_flow_svg,
+        "draw_plots": lambda output: plots.draw_plots(output, width=PLOT_WIDTH).values(),
+        "format_key": console.format_key,
+        "link_expectations": link_expectations,
+        "list_stage_tables": list_stage_tables,
+        "make_anchor": lambda name: name.replace(" ", "-").lower(),
+        "mark": expectations_page.render_result_mark,
+        "summarize_output": console.summarize_output,
+        "table": html.render_table,
+    }
+    environment.globals.update(functions)
+    return environment
 
 
-def _open_encoders(build: CurrentBuild) -> dict[str, Encoder]:
+# ── Header, cards and tables ───────────────────────────────────────────────────────────────────────
+
+
+def _list_headline_numbers(build: BuildView) -> Iterator[tuple[str, str]]:
+    """Yield what training will see, as pairs of a value and its name."""
+    order = build.find_facts(None, TRAINING_SPLITS, TrainingSplitsFacts)
+    ranks = build.find_facts(None, GPU_PARTITIONS, GpuPartitionsFacts)
+    if order is None:
+        return
+    yield f"{order.tokens:,}", "tokens to train on"
+    yield format_percent(order.trained_tokens, order.tokens), "of them trained"
+    yield f"{order.places:,}", f"sequences of {build.project.recipe.seq_len:,}"
+    yield f"{order.steps:,}", "step" if order.steps == 1 else "steps"
+    if ranks is not None:
+        yield f"{ranks.ranks:,}", "rank" if ranks.ranks == 1 else "ranks"
+
+
+def _list_build_facts(build: BuildView) -> Iterator[str]:
+    """Yield the tokenizer, the dates of the data and of the build, and the version."""
+    recipe = build.project.recipe
+    made = [one for one in build.made.values() if one is not None]
+    yield format_count(len(recipe.datasets), "dataset")
+    yield f"tokenizer {recipe.tokenizer_choice.name}"
+    for what, outputs in (("data read", [one for one in made if one.stage == RAW_DATASET]), ("built", made)):
+        if outputs:
+            yield f"{what} {max(one.built_at for one in outputs)[:16].replace('T', ' ')} UTC"
+    last = build.find_output(None, GPU_PARTITIONS) or build.find_output(None, TRAINING_SPLITS)
+    yield f"version {last.version[:12]}" if last is not None else ""
+
+
+def _make_card(build: BuildView, at: int, name: str) -> dict[str, Any]:
+    """Return a dataset's card: four numbers, its lengths, and the most severe failure, else what is missing."""
+    counts = dict(zip(build.dataset_counts.columns, build.dataset_counts.rows[at], strict=True))
+    shown = {label: counts[label] for label in ("rows", "tokens", "trained", "fill")}
+    histograms = (
+        made.histograms[histogram]
+        for stage, histogram in LENGTH_HISTOGRAMS
+        if (made := build.find_output(name, stage)) is not None
+        and histogram in made.histograms
+        and sum(made.histograms[histogram].counts)
+    )
+    lengths = next(histograms, None) if at < MAX_DRAWN_DATASETS else None
+    own = [step for step in build.steps if step.dataset == name]
+    passed = sum(result.passed for step in own for result in build.results[step.key])
+    return {
+        "name": name,
+        "numbers": [
+            (f"{value:,}" if isinstance(value, int) else value or NO_NUMBER, label) for label, value in shown.items()
+        ],
+        "lengths": plots.draw_histogram_svg(lengths, width=CARD_WIDTH, height=CARD_HEIGHT) if lengths else "",
+        "failed": [one for one in build.failed if one.key[1] == name and len(one.key) > 2],
+        "missing": next((step.name for step in build.missing if step.dataset == name), ""),
+        "passed": format_count(passed, "check"),
+    }
+
+
+def _describe_output(output: Manifest) -> str:
+    built = f"built {output.built_at[:19].replace('T', ' ')} UTC"
+    return join_facts([f"version {output.version}", built, format_seconds(output.seconds), output.run_id])
+
+
+def says_something(table: DisplayTable) -> bool:
+    """Return whether a table has rows, and not only counts of zero; a measure of 0.0 says something."""
+    numbers = [cell for row in table.rows for cell in row if isinstance(cell, int | float)]
+    return bool(table.rows) and (not numbers or any(isinstance(cell, float) or cell for cell in numbers))
+
+
+def _format_shares(table: DisplayTable) -> list[list[object]]:
+    """Return a table's rows with shares as per cent."""
+    shares = {i for i, name in enumerate(table.columns) if name in SHARE_COLUMNS or name.endswith("_share")}
+    return [
+        [
+            format_percent(cell) if i in shares and isinstance(cell, float) and 0 <= cell <= 1 else cell
+            for i, cell in enumerate(row)
+        ]
+        for row in table.rows
+    ]
+
+
+# ── Packed sequences ───────────────────────────────────────────────────────────────────────────────
+
+
+def _open_encoders(build: BuildView) -> dict[str, Encoder]:
     """Open the tokenizer of each dataset whose examples were made with the recipe's current one."""
     found: dict[str, Encoder] = {}
     project = build.project
@@ -115,17 +284,153 @@ def _open_encoders(build: CurrentBuild) -> dict[str, Encoder]:
     return found
 
 
-def _render_datasets(build: CurrentBuild, encoders: Mapping[str, Encoder]) -> Iterator[str]:
-    for number, name in enumerate(build.project.recipe.datasets):
-        drawn = number < MAX_DRAWN_DATASETS
-        sequence = list(_render_dataset_sequence(build, name, encoders)) if drawn else []
-        yield from report_stages.render_dataset(build, name, drawn=drawn, sequence=sequence)
+def _describe_sequences(build: BuildView, encoders: Mapping[str, Encoder]) -> dict[str, Any]:
+    """Return a packed sequence of each dataset, "outdated" if the tokenizer is another one now, None if it has none."""
+    found: dict[str, Any] = dict.fromkeys(build.project.recipe.datasets)
+    most = MAX_SEQUENCE_BYTES // max(min(len(encoders), MAX_DRAWN_DATASETS), 1) // TOKEN_BYTES
+    for name in list(found)[:MAX_DRAWN_DATASETS]:
+        if name in encoders:
+            one = view_sequence(build.project, name, encoders[name], max_tokens=min(most, MAX_SEQUENCE_TOKENS))
+            found[name] = None if one is None else describe_sequence(one)
+        elif build.find_output(name, TOKENIZED_EXAMPLES) is not None:
+            found[name] = "outdated"
+    return found
 
 
-def _render_dataset_sequence(build: CurrentBuild, name: str, encoders: Mapping[str, Encoder]) -> Iterator[str]:
-    if name in encoders:
-        most = MAX_SEQUENCE_BYTES // min(len(encoders), MAX_DRAWN_DATASETS) // sequence_view.TOKEN_BYTES
-        found = view_sequence(build.project, name, encoders[name], max_tokens=min(most, MAX_SEQUENCE_TOKENS))
-        yield from sequence_view.render_sequence(found) if found is not None else ()
-    elif build.find_output(name, TOKENIZED_EXAMPLES) is not None:
-        yield '<p class="look">The tokenizer changed since these examples were made, so none are shown.</p>'
+def describe_sequence(one: SequenceTokens) -> dict[str, Any]:
+    """Return what the template shows of a sequence: every token's class, and its numbers by column.
+
+    Tokens are coloured by class and underlined where the loss is taken, so the page says the most important without a
+    script. Numbers are lists of the whole sequence, since an attribute per token would be ten times as large.
+    """
+    segments = [place.segment for place in one.segments for _ in range(place.length)]
+    columns: dict[str, Sequence[object]] = {
+        "ids": one.ids,
+        # An ignored label is left empty.
+        "labels": ["" if label == IGNORED_LABEL else label for label in one.labels],
+        "positions": one.positions,
+        "segments": segments[: len(one.ids)],
+        "messages": ["" if message < 0 else message for message in one.messages],
+    }
+    if one.weights:
+        columns["weights"] = [f"{weight:g}" for weight in one.weights]
+    # Line ends are marked; a token that only completes a later character is a small square.
+    texts = [text.replace("\n", "↵\n") or "▫" for text in one.texts]
+    styles = [f"{kind} trained" if trained else kind for kind, trained in zip(one.kinds, one.trained, strict=True)]
+    shown: list[tuple[str, list[tuple[str, list[str]]]]] = []
+    for place in one.segments:
+        cut = f"from its token {place.start:,}" if place.start else ""
+        about = [f"segment {place.segment}", place.example_id, format_count(place.length, "token"), cut]
+        places = range(place.offset, min(place.offset + place.length, len(one.ids)))
+        spans = [(style, [texts[at] for at in own]) for style, own in groupby(places, key=styles.__getitem__)]
+        shown.append((join_facts(about), spans))
+    counts = [
+        f"packed sequence {one.dataset}/{one.split}/{one.sequence}",
+        format_count(one.tokens, "token"),
+        f"the first {len(one.ids):,} of them" if len(one.ids) < one.tokens else "",
+        format_count(len(one.segments), "segment"),
+    ]
+    kinds = [kind for kind in SPAN_KINDS if kind in one.kinds]
+    return {"columns": columns, "caption": join_facts(counts), "kinds": kinds, "segments": shown}
+
+
+# ── Rows that can be searched ──────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A sampled example, or a reject (`detail` is not None): what is searched, its folded line, and its text.
+
+    `spans` are `(style, title, text)`.
+    """
+
+    dataset: str
+    reason: str
+    tokens: int | None
+    characters: int
+    title: str
+    start: str
+    detail: str | None
+    facts: str
+    spans: Sequence[tuple[str, str, str]]
+
+
+def _start_text(text: str) -> str:
+    """Return the beginning of a row's text for its folded line."""
+    return clip_text(" ".join(text[:MAX_LINE_BYTES].split()), MAX_LINE_BYTES).partition(" … (")[0]
+
+
+def _iterate_samples(build: BuildView, encoders: Mapping[str, Encoder]) -> Iterator[_Row]:
+    budget = MAX_SAMPLE_BYTES // max(len(encoders), 1) // SAMPLES_PER_DATASET
+    for name, encoder in encoders.items():
+        made = build.find_output(name, TOKENIZED_EXAMPLES)
+        files = [file for file in made.files("examples") if file.rows] if made is not None else []
+        for example in _choose_samples(build, files) if files else ():
+            yield _make_sample(name, example, encoder, budget)
+
+
+def _choose_samples(build: BuildView, files: Sequence[File]) -> Iterator[dict[str, Any]]:
+    """Yield examples from the first, the middle and the last part, each spread over its part."""
+    chosen = list({file.path: file for file in (files[0], files[len(files) // 2], files[-1])}.values())
+    each = -(-SAMPLES_PER_DATASET // len(chosen))
+    left = SAMPLES_PER_DATASET
+    for file in chosen:
+        table = build.project.store.table(file)
+        places = sorted({int(at) for at in np.linspace(0, table.num_rows - 1, min(each, left, table.num_rows))})
+        left -= len(places)
+        yield from table.take(places).to_pylist()
+
+
+def _make_sample(name: str, example: Mapping[str, Any], encoder: Encoder, budget: int) -> _Row:
+    kinds = list_token_kinds(example)[:MAX_SAMPLE_TOKENS]
+    spans: list[tuple[str, str, str]] = []
+    characters, text = 0, ""
+    for stretch in inspect.split_by_class(example["input_ids"][:MAX_SAMPLE_TOKENS], kinds, encoder):
+        kind, trained = stretch.kind
+        characters += len(stretch.text)
+        text += f" {stretch.text}" if len(text) < MAX_LINE_BYTES and kind != "template" else ""
+        if budget <= 0:
+            continue
+        clipped = clip_text(stretch.text, budget)
+        title = f"{stretch.tokens} tokens, {kind}{', trained' if trained else ''}"
+        spans.append((f"{kind} trained" if trained else kind, title, clipped))
+        budget -= len(html.escape_text(clipped).encode()) + SPAN_BYTES
+        if budget <= 0:
+            spans.append(("dim", "", " … truncated"))
+    tokens, trained, before = example["tokens"], example["trained_tokens"], example["original_tokens"]
+    lengths = [format_count(tokens, "token"), f"{trained:,} trained"]
+    cut = f"{before:,} before truncation" if before != tokens else ""
+    facts = join_facts([example["example_id"], example["split"], *lengths, cut])
+    title = join_facts([name, *lengths])
+    return _Row(name, KEPT_REASON, tokens, characters, title, _start_text(text), None, facts, spans)
+
+
+def list_token_kinds(example: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Return the span kind of every token of a stored example, and whether it is trained."""
+    sizes = np.diff([*example["span_starts"], len(example["input_ids"])])
+    names = [SPAN_KINDS[kind] for kind in np.repeat(example["span_kinds"], sizes).tolist()]
+    return list(zip(names, example["loss_mask"], strict=True))
+
+
+def _list_rejects(build: BuildView) -> Iterator[_Row]:
+    made = [(key, one) for key, one in sorted(build.made.items()) if one is not None]
+    found = [(key[1], line) for key, one in made for line in _iterate_rejects(build, one)]
+    budget = min(MAX_REJECT_BYTES // max(len(found), 1), 2_000)
+    for dataset, line in found:
+        raw, reason = line["raw"].decode(errors="replace"), line["reason"]
+        title, start = join_facts([dataset, reason]), _start_text(line["detail"] or raw)
+        detail, shown = clip_text(line["detail"], budget // 4), clip_text(raw, budget // 2)
+        facts = join_facts([f"rejected at {line['stage']}", f"row {line['row_id']}"])
+        yield _Row(dataset, reason, None, len(raw), title, start, detail, facts, [("", "", shown)])
+
+
+def _iterate_rejects(build: BuildView, output: Manifest) -> Iterator[dict[str, Any]]:
+    """Yield the first rejects of each reason of a stage, reading as few parts as possible."""
+    wanted = {reason: min(count, MAX_REJECTS_PER_REASON) for _, reason, count in output.ledger if reason}
+    for file in output.files("rejects"):
+        if not any(wanted.values()):
+            return
+        for line in build.project.store.table(file).to_pylist() if file.rows else ():
+            if wanted.get(line["reason"], 0) > 0:
+                wanted[line["reason"]] -= 1
+                yield line

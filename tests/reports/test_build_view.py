@@ -7,29 +7,30 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import GateError
-from rowmill.reports.current_build import CurrentBuild, load_current_build
+from rowmill.reports.build_view import BuildView, load_build_view
 from tests.reports.conftest import make_hostile_rows
 from tests.support.recipes import LENIENT, Built, Workspace
 
 
-def find_verdict(build: CurrentBuild) -> tuple[str, str]:
-    return build.verdict.mark, build.verdict.sentence
+def find_verdict(build: BuildView) -> tuple[str, str]:
+    mark, _, sentence = build.verdict
+    return mark, sentence
 
 
 @pytest.mark.slow
 def test_complete_build_is_ready(reported: Built) -> None:
-    build = load_current_build(reported.project)
+    build = load_build_view(reported.project)
 
     assert find_verdict(build) == ("✓", "Ready to train: everything is built, and every applicable check passed")
 
 
 def test_missing_and_outdated_steps_are_counted(reported: Built) -> None:
-    build = load_current_build(reported.project)
+    build = load_build_view(reported.project)
     ranks = build.made["mini", "gpu_partitions"]
     assert ranks is not None
 
-    missing = CurrentBuild(build.project, {**build.made, ranks.key: None})
-    outdated = CurrentBuild(build.project, {**build.made, ranks.key: replace(ranks, code_version="older")})
+    missing = BuildView(build.project, {**build.made, ranks.key: None})
+    outdated = BuildView(build.project, {**build.made, ranks.key: replace(ranks, code_version="older")})
 
     assert find_verdict(missing) == ("!", "Not complete: 1 step of 12 not built")
     assert find_verdict(outdated) == ("!", "Out of date: options of 1 step changed")
@@ -54,6 +55,6 @@ def test_closed_gate_and_warning_are_told_apart(tmp_path: Path, gates: dict[str,
     except GateError:
         assert wanted[0] == "✗"
 
-    build = load_current_build(workspace.project)
+    build = load_build_view(workspace.project)
     assert find_verdict(build) == wanted
     assert [one.check for one in build.failed] == ["rejects"]

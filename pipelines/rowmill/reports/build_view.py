@@ -1,0 +1,242 @@
+"""One view of a recipe's current build, which the terminal, the report, Dagster and JSON render.
+
+    BuildView        verdict, check results, counts of datasets, what was left out, training, flows
+    a stage's output its tables (`list_tables`), its plots (`plots.draw_plots`), its line (`console.summarize_output`)
+
+Each manifest is loaded once. Shares stay numbers, and rows keep their order, until a renderer words them.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rowmill import stats
+from rowmill.build.steps import Project, Step, plan_steps
+from rowmill.checks.judge import CheckResult, load_check_results
+from rowmill.core.number_text import NO_NUMBER, format_count, format_percent
+from rowmill.core.stage_names import (
+    CANONICAL_ROWS,
+    EXPORTS,
+    PACKED_SHARDS,
+    TOKENIZED_EXAMPLES,
+    TRAINING_SPLITS,
+    TRUNCATION_STATS,
+)
+from rowmill.exports import Export
+from rowmill.reports import flows
+from rowmill.reports.flows import Flow
+from rowmill.schema import manifest
+from rowmill.schema.facts import (
+    CanonicalRowsFacts,
+    FactsT,
+    PackedShardsFacts,
+    TokenizedExamplesFacts,
+    TrainingSplitsFacts,
+    read_facts,
+)
+from rowmill.schema.ledger import KEPT
+from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
+from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
+
+SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill")
+STATISTICS_STAGES = (CANONICAL_ROWS, TOKENIZED_EXAMPLES, TRUNCATION_STATS)
+"""The stages whose numbers `rowmill stats` shows."""
+
+
+def load_build_view(project: Project) -> "BuildView":
+    """Load the current versions of a recipe's stages."""
+    steps = plan_steps(project)
+    return BuildView(project, {step.key: manifest.load_current(project.store, step.key) for step in steps})
+
+
+@dataclass(frozen=True)
+class BuildView:
+    """The current versions of all stages, None where a stage was never built."""
+
+    project: Project
+    made: Mapping[StageKey, Manifest | None]
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The recipe's steps."""
+        return plan_steps(self.project)
+
+    def find_output(self, dataset: str | None, stage: str) -> Manifest | None:
+        """Return the current output of a stage of a dataset or of the recipe, if there is one."""
+        return self.made.get((self.project.recipe.name, *(() if dataset is None else (dataset,)), stage))
+
+    def find_facts(self, dataset: str | None, stage: str, kind: type[FactsT]) -> FactsT | None:
+        """Return the facts of a stage's current output, if there is one."""
+        output = self.find_output(dataset, stage)
+        return None if output is None else read_facts(kind, output.facts)
+
+    # ── Checks ─────────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def results(self) -> Mapping[StageKey, list[CheckResult]]:
+        """The check results of each step's current version."""
+        store = self.project.store
+        return {
+            step.key: []
+            if (one := self.made[step.key]) is None
+            else load_check_results(store, one, step.shown_thresholds)
+            for step in self.steps
+        }
+
+    @cached_property
+    def failed(self) -> list[CheckResult]:
+        """Every failed check, those that block first."""
+        found = [result for step in self.steps for result in self.results[step.key] if result.failed]
+        return sorted(found, key=lambda one: (not one.blocking, bool(one.waiver)))
+
+    @cached_property
+    def missing(self) -> list[Step]:
+        """The steps that a build makes and that have no output yet."""
+        return [step for step in self.steps if self.made[step.key] is None and not step.on_demand]
+
+    @cached_property
+    def waivers(self) -> list[str]:
+        """The waivers that the current versions were made with."""
+        return sorted({waiver for one in self.made.values() if one is not None for waiver in one.waivers})
+
+    @property
+    def verdict(self) -> tuple[str, str, str]:
+        """Whether training may use the build: a mark, its style, and a sentence."""
+        blocking = sum(one.blocking for one in self.failed)
+        outdated = sum((one := self.made[s.key]) is not None and one.code_version != s.code_version for s in self.steps)
+        if blocking:
+            closed = "failed check closes its gate" if blocking == 1 else "failed checks close their gates"
+            return "✗", "bad", f"Not ready: {blocking} {closed}"
+        if self.missing:
+            unbuilt = format_count(len(self.missing), "step")
+            return "!", "look", f"Not complete: {unbuilt} of {len(self.steps)} not built"
+        if outdated:
+            return "!", "look", f"Out of date: options of {format_count(outdated, 'step')} changed"
+        if self.failed:
+            return "✓", "good", f"Ready to train, with {format_count(len(self.failed), 'warning')}"
+        return "✓", "good", "Ready to train: everything is built, and every applicable check passed"
+
+    # ── Datasets ───────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def dataset_counts(self) -> DisplayTable:
+        """A line of `SUMMARY_COLUMNS` per dataset, None where nothing is built; of several, their sum last."""
+        names = list(self.project.recipe.datasets)
+        lines = [self._count_datasets(name, [name]) for name in names]
+        return DisplayTable(
+            SUMMARY_COLUMNS, (*lines, *([self._count_datasets("all", names)] if len(names) > 1 else ()))
+        )
+
+    def _count_datasets(self, label: str, names: Sequence[str]) -> tuple[object, ...]:
+        """Sum datasets; the shares are of all tokens, and of the capacity of all sequences."""
+
+        def find(stage: str, kind: type[FactsT]) -> list[FactsT]:
+            return [facts for name in names if (facts := self.find_facts(name, stage, kind)) is not None]
+
+        rows, examples = find(CANONICAL_ROWS, CanonicalRowsFacts), find(TOKENIZED_EXAMPLES, TokenizedExamplesFacts)
+        packed = find(PACKED_SHARDS, PackedShardsFacts)
+        tokens, sequences = sum(one.tokens for one in examples), sum(one.sequences for one in packed)
+        trained = sum(one.trained_tokens for one in examples)
+        fill = format_percent(sum(one.tokens for one in packed), sequences * self.project.recipe.seq_len)
+        if len(packed) == 1:
+            # With padded segments, the stage counts the padding as well.
+            fill = format_percent(packed[0].fill)
+        return (
+            label,
+            sum(one.records for one in rows) if rows else None,
+            sum(one.kept for one in rows) if rows else None,
+            sum(one.rejected for one in (*rows, *examples)),
+            sum(one.examples for one in examples) if examples else None,
+            tokens if examples else None,
+            format_percent(trained, tokens) if examples else NO_NUMBER,
+            sequences if packed else None,
+            fill,
+        )
+
+    def list_left_out(self, name: str) -> Iterator[tuple[str, str, str, int]]:
+        """Yield what a dataset's stages did not keep, as stage, state, reason and records, the most frequent first."""
+        for stage in STATISTICS_STAGES:
+            made = self.find_output(name, stage)
+            for state, reason, count in sorted(made.ledger, key=lambda line: -line[2]) if made is not None else ():
+                if state != KEPT:
+                    yield stage, state, reason, count
+
+    def list_hints(self, name: str) -> list[str]:
+        """Return a dataset's hints; the limit in them is the option that sets it, `seq_len` if the dataset has none."""
+        facts = self.find_facts(name, TRUNCATION_STATS, TruncationStatsFacts)
+        dataset = self.project.recipe.datasets[name]
+        option, value = dataset.format.get_length_limit(dataset)
+        shown = "seq_len" if value is None else option
+        return [hint.replace("max_length", shown) for hint in facts.hints] if facts is not None else []
+
+    @cached_property
+    def flows(self) -> Mapping[str, tuple[Flow, Flow]]:
+        """The flows of each dataset: of its rows, and of its tokens."""
+        recipe = self.project.recipe
+        chains = {name: flows.select_chain(self.made, recipe.name, name) for name in recipe.datasets}
+        return {
+            name: (flows.trace_rows(chain, name), flows.trace_tokens(chain, name, seq_len=recipe.seq_len))
+            for name, chain in chains.items()
+        }
+
+    # ── Training ───────────────────────────────────────────────────────────────────────────────────
+
+    def describe_training(self) -> list[str]:
+        """Describe what training will see: steps, padding, epochs, and sequences never seen; empty without an order."""
+        splits = self.find_output(None, TRAINING_SPLITS)
+        if splits is None:
+            return []
+        order = read_facts(TrainingSplitsFacts, splits.facts)
+        shown = f"{format_count(order.places, 'sequence')} in {format_count(order.steps, 'step')}"
+        padding = 1 - order.tokens / max(order.places * self.project.recipe.seq_len, 1)
+        fillers = f", {format_count(order.fillers, 'filler sequence')} included" if order.fillers else ""
+        lines = [f"{shown}; {format_percent(padding)} of their positions are padding{fillers}"]
+        available = {row[0]: int(row[3]) for row in splits.tables["splits"].rows if row[1] == "train"}
+        for dataset, _, _, epochs, _, _ in splits.tables["mixture"].rows:
+            sequences = available.get(dataset, 0)
+            unseen = round(sequences * max(1 - epochs, 0))
+            rest = f"; {unseen:,} of its {format_count(sequences, 'sequence')} are never scheduled" if unseen else ""
+            lines.append(f"{dataset}: {epochs:,.2f} {'epoch' if epochs == 1 else 'epochs'}{rest}")
+        return lines
+
+    def find_exports(self, names: Collection[str] = ()) -> list[tuple[Export, Manifest]]:
+        """Return the recipe's exports that are built, or only those of the given names."""
+        found = (
+            (one, self.made.get((self.project.recipe.name, EXPORTS, one.name)))
+            for one in self.project.recipe.exports
+            if not names or one.name in names
+        )
+        return [(export, made) for export, made in found if made is not None]
+
+
+# ── A stage's output ───────────────────────────────────────────────────────────────────────────────
+
+
+def list_tables(output: Manifest) -> Iterator[tuple[str, DisplayTable, str]]:
+    """Yield an output's tables by name, its ledgers last, and for estimates a note; without what a plot shows."""
+    ledgers = {
+        # What was kept and then the most frequent reasons: a page may not show all of them.
+        "ledger": (
+            ("state", "reason", "records"),
+            sorted(output.ledger, key=lambda one: (one[0] != KEPT, -one[2], one)),
+        ),
+        "token_ledger": (("split", "class", "tokens"), output.token_ledger),
+        "waivers": (("waiver",), [(waiver,) for waiver in output.waivers]),
+    }
+    shown_elsewhere = {*output.histograms, *(["tokens"] if output.token_ledger else [])}
+    for name, table in output.tables.items():
+        # A table of rejects with sample rows shows more than the ledger.
+        repeats_ledger = name == "rejects" and output.ledger and len(table.columns) == 2
+        if table.rows and name not in shown_elsewhere and not repeats_ledger:
+            yield name, table, stats.describe_estimate(name, table) or ""
+    for name, (columns, rows) in ledgers.items():
+        if rows:
+            yield name, DisplayTable(columns, tuple(rows)), ""
+
+
+def sum_token_classes(output: Manifest) -> dict[str, int]:
+    """Return an output's tokens by class, over all splits."""
+    counts: dict[str, int] = {}
+    for _, token_class, tokens in output.token_ledger:
+        counts[token_class] = counts.get(token_class, 0) + tokens
+    return counts

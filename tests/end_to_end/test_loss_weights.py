@@ -20,7 +20,8 @@ from rowmill.core.errors import ConfigError
 from rowmill.inspection import inspect, sequence_trace
 from rowmill.reader import Reader
 from rowmill.reader.batch_layout import LayoutName
-from rowmill.reports import row_view, statistics
+from rowmill.reports import row_view, summary
+from rowmill.reports.build_view import load_build_view
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.rows import Rejected
 from rowmill.tokenization.encoded_batch import Example
@@ -433,7 +434,7 @@ def test_statistics_count_trained_tokens_by_weight(mixed: Built) -> None:
     table = mixed.manifest("chats", "tokenized_examples").tables["loss_weights"]
 
     assert dict(table.rows) == Counter(numbers(examples))
-    assert "trained tokens by loss weight" in render_text(statistics.render_statistics(mixed.project))
+    assert "trained tokens by loss weight" in render_text(summary.render_statistics(load_build_view(mixed.project)))
     assert "loss_weights" not in mixed.manifest("pairs", "tokenized_examples").tables
 
 

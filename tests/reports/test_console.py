@@ -18,6 +18,7 @@ from rowmill.cli import main
 from rowmill.core import number_text
 from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
 from rowmill.reports import console, progress, summary
+from rowmill.reports.build_view import load_build_view
 from rowmill.schema import manifest
 from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, RECIPE, TASKS, CliProject
 
@@ -131,7 +132,7 @@ def test_warning_of_a_build_is_printed_in_full_once(tmp_path: Path, capsys: pyte
 
     assert project.rowmill("build") == main.ExitStatus.SUCCESS
 
-    failed = summary.find_failed_checks(project.project)
+    failed = summary.find_failed_checks(load_build_view(project.project))
     out = " ".join(capsys.readouterr().out.split())
     assert {one.check for one in failed} == {"fill"}
     assert out.count(failed[0].remedy) == len(failed)
@@ -145,7 +146,7 @@ def test_summary_says_what_training_will_see(tmp_path: Path) -> None:
     assert project.rowmill("build") == main.ExitStatus.SUCCESS
     splits = manifest.load_current(project.project.store, ("small", "training_splits"))
     assert splits is not None
-    [_, *epochs] = summary.describe_training(project.project, splits)
+    first, *epochs = load_build_view(project.project).describe_training()
 
     shown = dict(re.findall(r"^(\w+): ([\d.]+) epoch", line)[0] for line in epochs)
     unseen = [int(found[1]) for line in epochs if (found := re.search(r"; (\d+) of its", line))]
@@ -154,7 +155,7 @@ def test_summary_says_what_training_will_see(tmp_path: Path) -> None:
         "chats": 10, "tasks": 5, "notes": 5,
     }  # fmt: skip
     assert sum(unseen) == sum(count for state, _, count in splits.ledger if state == "not_scheduled") > 0
-    assert summary.describe_training(project.project, splits)[0].startswith("20 sequences in 5 steps; ")
+    assert first.startswith("20 sequences in 5 steps; ")
 
 
 def test_step_s_line_does_not_deny_that_documents_are_longer_than_the_limit(built: CliProject) -> None:

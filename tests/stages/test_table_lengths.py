@@ -9,7 +9,8 @@ from rowmill import stats
 from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.inspection import diff
-from rowmill.reports.statistics import render_statistics
+from rowmill.reports.build_view import load_build_view
+from rowmill.reports.summary import render_statistics
 from tests.support.recipes import LENIENT, Built, Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
@@ -90,7 +91,7 @@ def test_overflow_is_a_share_of_records_and_names_them(tmp_path: Path) -> None:
 def test_pages_of_records_do_not_mention_truncation(tmp_path: Path) -> None:
     made = workspace_of(tmp_path, grouped(), purchases(120), 2048).build()
 
-    shown = " ".join(render_text(render_statistics(made.project)).split())
+    shown = " ".join(render_text(render_statistics(load_build_view(made.project))).split())
     facts = made.manifest("rows", "truncation_stats").facts
 
     assert "what truncation removed" not in shown

@@ -11,7 +11,8 @@ from rowmill import stats
 from rowmill.build import runner, steps
 from rowmill.cli import main
 from rowmill.core.console import render_text
-from rowmill.reports import report_page, statistics
+from rowmill.reports import report_page, summary
+from rowmill.reports.build_view import load_build_view
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import catalog
 from rowmill.stages.truncation_stats import stage as truncation_stats
@@ -119,7 +120,7 @@ def test_noticed_features_are_summed_over_kept_rows(built: Built) -> None:
 
 
 def test_report_shows_all_of_it(built: Built) -> None:
-    text = render_text(statistics.render_statistics(built.project))
+    text = render_text(summary.render_statistics(load_build_view(built.project)))
     facts = built.manifest("rows", "tokenized_examples").facts
 
     assert facts["rows_with_tools"] == sum(
@@ -154,4 +155,4 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
 
 
 def reports_text(built: Built) -> str:
-    return render_text(statistics.render_statistics(built.project))
+    return render_text(summary.render_statistics(load_build_view(built.project)))

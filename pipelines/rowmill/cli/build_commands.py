@@ -365,7 +365,8 @@ def _run_stats(args: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
     from rowmill.reports import json_output
-    from rowmill.reports.statistics import list_hints, render_statistics
+    from rowmill.reports.build_view import BuildView, load_build_view
+    from rowmill.reports.summary import render_statistics
     from rowmill.stages import catalog
     from rowmill.stages.truncation_stats import stage as truncation_stats
 
@@ -373,11 +374,13 @@ def _run_stats(args: argparse.Namespace) -> int:
     stages = catalog.list_stages_up_to(truncation_stats.STAGE)
     steps = [step for step in runner.plan_steps(project) if step.name in stages]
 
-    def print_statistics() -> None:
+    def print_statistics() -> BuildView:
+        build = load_build_view(project)
         if args.json:
-            print(json_output.format_object(project, json_output.describe_statistics(project)))
+            print(json_output.format_object(project, json_output.describe_statistics(build)))
         else:
-            terminal.make_console().print(render_statistics(project))
+            terminal.make_console().print(render_statistics(build))
+        return build
 
     try:
         blocked = build_stages(project, steps, stages, screen=sys.stderr if args.json else None)
@@ -385,7 +388,8 @@ def _run_stats(args: argparse.Namespace) -> int:
         # A closed gate is a reason to show the numbers, not to hide them.
         print_statistics()
         raise
-    print_statistics()
+    build = print_statistics()
     if blocked:
         return ExitStatus.GATE_CLOSED
-    return ExitStatus.PROBLEM_FOUND if args.strict and list_hints(project) else ExitStatus.SUCCESS
+    has_hints = any(build.list_hints(name) for name in project.recipe.datasets)
+    return ExitStatus.PROBLEM_FOUND if args.strict and has_hints else ExitStatus.SUCCESS

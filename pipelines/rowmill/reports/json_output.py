@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from rowmill.core.stage_names import TRUNCATION_STATS
+from rowmill.reports.build_view import STATISTICS_STAGES
 from rowmill.reports.console import format_key
-from rowmill.reports.statistics import list_hints, load_current
-from rowmill.stages.canonical_rows import stage as canonical_rows
-from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.stages.truncation_stats import stage as truncation_stats
 
 if TYPE_CHECKING:
     from rowmill.build.plan import StepForecast
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from rowmill.build.steps import Project, Step
     from rowmill.checks.judge import CheckResult
     from rowmill.inspection.verify import StageVerification
+    from rowmill.reports.build_view import BuildView
     from rowmill.schema.manifest import Manifest
 
 
@@ -57,32 +56,23 @@ def describe_build(built: "Iterable[tuple[Step, StepReport, Sequence[CheckResult
     ]
 
 
-def describe_statistics(project: "Project") -> dict[str, Any]:
+def describe_statistics(build: "BuildView") -> dict[str, Any]:
     """Describe each dataset: the facts of its stages up to the lengths, its ledger, the what-if table, and hints."""
-    return {
-        "datasets": {name: _describe_dataset(project, name) for name in project.recipe.datasets},
-        "hints": list_hints(project),
-    }
-
-
-def _describe_dataset(project: "Project", name: str) -> dict[str, Any]:
-    found = {
-        stage.name: made
-        for stage in (canonical_rows.STAGE, tokenized_examples.STAGE, truncation_stats.STAGE)
-        if (made := load_current(project, name, stage)) is not None
-    }
-    lengths = found.get(truncation_stats.STAGE.name)
-    what_if = None if lengths is None else lengths.tables.get("what_if")
-    return {
-        "facts": {stage: made.facts for stage, made in found.items()},
-        "left_out": [
-            {"stage": stage, "state": state, "reason": reason, "records": count}
-            for stage, made in found.items()
-            for state, reason, count in made.ledger
-            if state != "kept"
-        ],
-        "what_if": [dict(zip(what_if.columns, row, strict=True)) for row in what_if.rows] if what_if else [],
-    }
+    datasets: dict[str, Any] = {}
+    hints: list[str] = []
+    for name in build.project.recipe.datasets:
+        found = {stage: made for stage in STATISTICS_STAGES if (made := build.find_output(name, stage)) is not None}
+        what_if = found[TRUNCATION_STATS].tables.get("what_if") if TRUNCATION_STATS in found else None
+        datasets[name] = {
+            "facts": {stage: made.facts for stage, made in found.items()},
+            "left_out": [
+                dict(zip(("stage", "state", "reason", "records"), line, strict=True))
+                for line in build.list_left_out(name)
+            ],
+            "what_if": [dict(zip(what_if.columns, row, strict=True)) for row in what_if.rows] if what_if else [],
+        }
+        hints += [f"{name}: {hint}" for hint in build.list_hints(name)]
+    return {"datasets": datasets, "hints": hints}
 
 
 def describe_verification(checked: "Sequence[StageVerification]") -> dict[str, Any]:

@@ -1,38 +1,39 @@
-"""A recipe's current build on one screen: a line per dataset, rejects, failed checks, next commands."""
+"""A recipe's current build as text for a terminal: its summary on one screen, its statistics, and its exports."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
+from rowmill import stats
 from rowmill.build.held_versions import HeldVersion, find_held_version
-from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
+from rowmill.build.steps import Project, Step, find_downstream_steps
 from rowmill.checks.judge import CheckResult, run_checks
 from rowmill.core.console import DIM, GOOD, HEAD, LOOK, label_value, make_grid, render_text
-from rowmill.core.number_text import NO_NUMBER, format_count, format_percent, join_facts
-from rowmill.core.stage_names import EXPORTS
-from rowmill.exports import Export
-from rowmill.reports.console import format_key, render_check_result, render_title
-from rowmill.reports.statistics import load_current
-from rowmill.schema import manifest
-from rowmill.schema.facts import (
-    CanonicalRowsFacts,
-    FactsT,
-    PackedShardsFacts,
-    TokenizedExamplesFacts,
-    TrainingSplitsFacts,
-    read_facts,
+from rowmill.core.number_text import format_count, format_percent, join_facts
+from rowmill.core.stage_names import (
+    CANONICAL_ROWS,
+    GPU_PARTITIONS,
+    PACKED_SHARDS,
+    TOKENIZED_EXAMPLES,
+    TRUNCATION_STATS,
 )
-from rowmill.schema.ledger import KEPT
+from rowmill.reports import plots
+from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, load_build_view
+from rowmill.reports.console import format_key, render_check_result, render_manifest_table, render_title
+from rowmill.schema.facts import CanonicalRowsFacts, TokenizedExamplesFacts, read_facts, require_counted
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
-from rowmill.stages.base import StageDeclaration
-from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages.exports import stage as exports
-from rowmill.stages.gpu_partitions import stage as gpu_partitions
 from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts
-from rowmill.stages.packed_shards import stage as packed_shards
-from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.stages.training_splits import stage as training_splits
+from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
+
+SHOWN_REASONS = 8
+REJECTS_QUERY = "from rejects select reason, count(*) group by 1"
+
+
+# ── Summary ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> str:
@@ -40,167 +41,116 @@ def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> s
 
     The failed checks of the stages in `shown`, which were printed before in full, are only named.
     """
-    return render_text(Group(*_render_summary(project, shown)))
-
-
-def _render_summary(project: Project, shown: Collection[StageKey]) -> list[RenderableType]:
-    datasets: list[tuple[object, ...]] = [
-        (Text(name), *list_summary_cells(project, name)[1:]) for name in project.recipe.datasets
-    ]
-    if len(datasets) > 1:
-        datasets.append(_total_summary_cells(project))
-    last = len(datasets) - 1 if len(datasets) > 1 else None
-    lines: list[RenderableType] = [
-        render_title(project, "current build"),
-        Text(""),
-        make_grid(SUMMARY_COLUMNS, datasets, marked=last),
-    ]
-    lines += _render_summary_rejects(project)
-    lines += _render_summary_places(project)
-    lines += _render_failed_checks(project, shown)
-    lines += _render_next_commands(project)
-    return lines
-
-
-SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill")
-
-
-def list_summary_cells(project: Project, name: str) -> tuple[object, ...]:
-    """Return a dataset's line of the summary, in the order of `SUMMARY_COLUMNS`."""
-    rows = _read_current(project, name, canonical_rows.STAGE, CanonicalRowsFacts)
-    examples = _read_current(project, name, tokenized_examples.STAGE, TokenizedExamplesFacts)
-    packed = _read_current(project, name, packed_shards.STAGE, PackedShardsFacts)
-    return (
-        name,
-        rows and rows.records,
-        rows and rows.kept,
-        (rows.rejected if rows else 0) + (examples.rejected if examples else 0),
-        examples and examples.examples,
-        examples and examples.tokens,
-        _format_share(examples.trained_share if examples else None),
-        packed and packed.sequences,
-        _format_share(packed.fill if packed else None),
+    build = load_build_view(project)
+    counts = build.dataset_counts.rows
+    # A dataset may be named like a number, which would be set to the right.
+    datasets = [(Text(str(name)), *cells) for name, *cells in counts]
+    total = len(counts) - 1 if len(counts) > 1 else None
+    return render_text(
+        Group(
+            render_title(project, "current build"),
+            Text(""),
+            make_grid(SUMMARY_COLUMNS, datasets, marked=total),
+            Text(""),
+            *_render_left_out(build),
+            *_render_places(build),
+            *_render_failed_checks(build, shown),
+            *_render_next_commands(build),
+        )
     )
 
 
-def _read_current(project: Project, name: str, stage: StageDeclaration, kind: type[FactsT]) -> FactsT | None:
-    """Return the facts of a dataset's current output; None if it was never built."""
-    made = load_current(project, name, stage)
-    return None if made is None else read_facts(kind, made.facts)
-
-
-def _total_summary_cells(project: Project) -> tuple[object, ...]:
-    """Sum the datasets; the shares are of all tokens, and of the capacity of all sequences."""
-
-    def read_built(stage: StageDeclaration, kind: type[FactsT]) -> list[FactsT]:
-        found = (_read_current(project, name, stage, kind) for name in project.recipe.datasets)
-        return [one for one in found if one is not None]
-
-    rows = read_built(canonical_rows.STAGE, CanonicalRowsFacts)
-    examples = read_built(tokenized_examples.STAGE, TokenizedExamplesFacts)
-    packed = read_built(packed_shards.STAGE, PackedShardsFacts)
-    tokens, sequences = sum(example.tokens for example in examples), sum(one.sequences for one in packed)
-    return (
-        Text("all"),
-        sum(row.records for row in rows),
-        sum(row.kept for row in rows),
-        sum(one.rejected for one in (*rows, *examples)),
-        sum(example.examples for example in examples),
-        tokens,
-        format_percent(sum(example.trained_tokens for example in examples), tokens),
-        sequences,
-        format_percent(sum(one.tokens for one in packed), sequences * project.recipe.seq_len),
-    )
-
-
-def _format_share(share: float | None) -> str:
-    return NO_NUMBER if share is None else format_percent(share)
-
-
-def _render_summary_rejects(project: Project) -> list[RenderableType]:
+def _render_left_out(build: BuildView) -> Iterator[RenderableType]:
     counts: dict[str, int] = {}
-    for name in project.recipe.datasets:
-        for stage in (canonical_rows.STAGE, tokenized_examples.STAGE):
-            made = load_current(project, name, stage)
-            for state, reason, count in made.ledger if made else ():
-                if state != KEPT:
-                    counts[reason or state] = counts.get(reason or state, 0) + count
-    if not counts:
-        return [Text("")]
+    for name in build.project.recipe.datasets:
+        for _, state, reason, count in build.list_left_out(name):
+            counts[reason or state] = counts.get(reason or state, 0) + count
     most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    named = ", ".join(f"{count:,} {reason}" for reason, count in most[:8])
-    rest = sum(count for _, count in most[8:])
-    return [
-        Text(""),
-        label_value("left out", f"{named}{f', {rest:,} for {len(most) - 8} other reasons' if rest else ''}"),
-    ]
+    if most:
+        named = ", ".join(f"{count:,} {reason}" for reason, count in most[:SHOWN_REASONS])
+        rest = sum(count for _, count in most[SHOWN_REASONS:])
+        further = f", {rest:,} for {len(most) - SHOWN_REASONS} other reasons" if rest else ""
+        yield label_value("left out", f"{named}{further}")
 
 
-def _render_summary_places(project: Project) -> list[RenderableType]:
-    packed = [name for name in project.recipe.datasets if load_current(project, name, packed_shards.STAGE) is not None]
-    splits, ranks = (
-        load_current(project, None, training_splits.STAGE),
-        load_current(project, None, gpu_partitions.STAGE),
-    )
-    lines: list[RenderableType] = []
+def _render_places(build: BuildView) -> Iterator[RenderableType]:
+    project = build.project
+    packed = [name for name in project.recipe.datasets if build.find_output(name, PACKED_SHARDS) is not None]
     if packed:
         shown = packed[0] if len(packed) == 1 else f"{{{','.join(packed)}}}"
-        lines.append(
-            label_value("shards", project.store.path(f"{project.recipe.name}/{shown}/{packed_shards.STAGE.name}"))
-        )
-    if splits is not None:
-        lines.append(label_value("training", "\n".join(describe_training(project, splits))))
+        yield label_value("shards", project.store.path(f"{project.recipe.name}/{shown}/{PACKED_SHARDS}"))
+    if training := build.describe_training():
+        yield label_value("training", "\n".join(training))
+    ranks = build.find_output(None, GPU_PARTITIONS)
     if ranks is not None:
         where = project.store.path(f"{get_stage_folder(ranks.key)}/current.json")
         facts = read_facts(GpuPartitionsFacts, ranks.facts)
-        held = join_facts(
-            [
-                format_count(facts.ranks, "rank"),
-                format_count(facts.tokens, "token"),
-                f"opened through {where}",
-            ]
-        )
-        lines.append(label_value("ranks", held))
-    held = (find_held_version(project.store, step.key) for step in plan_steps(project))
-    lines += [label_value("held", f"{format_key(one.key)}: {one.sentence}", LOOK) for one in held if one is not None]
-    lines += [
-        label_value("export", f"{export.name}: {project.store.path(exports.locate_export(made))}")
-        for export, made in find_built_exports(project)
+        counts = [format_count(facts.ranks, "rank"), format_count(facts.tokens, "token"), f"opened through {where}"]
+        yield label_value("ranks", join_facts(counts))
+    for step in build.steps:
+        held = find_held_version(project.store, step.key)
+        if held is not None:
+            yield label_value("held", f"{format_key(held.key)}: {held.sentence}", LOOK)
+    for export, made in build.find_exports():
+        yield label_value("export", f"{export.name}: {project.store.path(exports.locate_export(made))}")
+
+
+def find_failed_checks(build: BuildView) -> list[CheckResult]:
+    """Judge every check on the current versions that was not yet, and return those that fail."""
+    made = [(step, build.made[step.key]) for step in build.steps]
+    return [
+        result
+        for step, output in made
+        if output is not None
+        for result in run_checks(build.project.store, output, step.thresholds)
+        if result.failed
     ]
-    return lines
 
 
-def describe_training(project: Project, splits: Manifest) -> list[str]:
-    """Describe what training on an order will see: steps, padding, epochs, and sequences that it never sees."""
-    order = read_facts(TrainingSplitsFacts, splits.facts)
-    shown = f"{format_count(order.places, 'sequence')} in {format_count(order.steps, 'step')}"
-    padding = 1 - order.tokens / max(order.places * project.recipe.seq_len, 1)
-    fillers = f", {format_count(order.fillers, 'filler sequence')} included" if order.fillers else ""
-    lines = [f"{shown}; {format_percent(padding)} of their positions are padding{fillers}"]
-    available = {row[0]: int(row[3]) for row in splits.tables["splits"].rows if row[1] == "train"}
-    for dataset, _, _, epochs, _, _ in splits.tables["mixture"].rows:
-        sequences = available.get(dataset, 0)
-        unseen = round(sequences * max(1 - epochs, 0))
-        rest = f"; {unseen:,} of its {format_count(sequences, 'sequence')} are never scheduled" if unseen else ""
-        lines.append(f"{dataset}: {epochs:,.2f} {'epoch' if epochs == 1 else 'epochs'}{rest}")
-    return lines
+def _render_failed_checks(build: BuildView, shown: Collection[StageKey]) -> Iterator[RenderableType]:
+    failed = find_failed_checks(build)
+    above, below = [one for one in failed if one.key in shown], [one for one in failed if one.key not in shown]
+    if not failed:
+        yield label_value("checks", "every applicable check passed", GOOD)
+    if above:
+        count = format_count(len(above), "failed check" if any(one.blocking for one in above) else "warning")
+        names = ", ".join(f"{format_key(one.key)} {one.check} {one.shown}" for one in above)
+        yield label_value("checks", f"{count}, shown above: {names}", LOOK)
+    if below:
+        yield Text("")
+    for one in below:
+        yield Text(f"  {format_key(one.key)}", DIM)
+        yield render_check_result(one, indent=4)
 
 
-def find_built_exports(project: Project, names: Collection[str] = ()) -> list[tuple[Export, Manifest]]:
-    """Return the recipe's exports that are built, or only those of the given names."""
-    name = project.recipe.name
-    found = [
-        (one, manifest.load_current(project.store, (name, EXPORTS, one.name)))
-        for one in project.recipe.exports
-        if not names or one.name in names
+def _render_next_commands(build: BuildView) -> Iterator[RenderableType]:
+    name = _format_arguments(build.project)
+    pairs = [
+        (f"rowmill inspect {name} -n 2", "show rows as the model sees them, trained tokens marked"),
+        (f"rowmill stats {name}", "show lengths, and the effect of another seq_len"),
+        (f'rowmill sql "{REJECTS_QUERY}" {name}', "count rejects by reason"),
+        ("rowmill ui", "open this in Dagster, on http://127.0.0.1:3000"),
     ]
-    return [(export, made) for export, made in found if made is not None]
+    if build.find_output(None, GPU_PARTITIONS) is None:
+        pairs.insert(0, (f"rowmill build {name}", "build the remaining stages"))
+    yield Text("\nnext", HEAD)
+    for command, why in pairs:
+        yield Text.assemble((f"  {why}\n", DIM), (f"    {command}", "cyan"))
+
+
+def _format_arguments(project: Project) -> str:
+    """Return a command's arguments for the recipe and its storage root."""
+    name, root = project.recipe.name, project.store.root
+    return name if root == str(project.base / ".rowmill") else f"{name} --root {root}"
+
+
+# ── Exports and held versions ──────────────────────────────────────────────────────────────────────
 
 
 def render_export_pointers(project: Project, names: Collection[str], copied_to: str | None = None) -> RenderableType:
     """Show the path of each export, or of its copy, and the lines that load it in its trainer."""
     lines: list[RenderableType] = []
-    for export, made in find_built_exports(project, names):
+    for export, made in load_build_view(project).find_exports(names):
         head = Text.assemble(
             (f"\n{export.name}", HEAD), (f"  {export.kind_name}, label convention {export.label_convention}", DIM)
         )
@@ -208,42 +158,6 @@ def render_export_pointers(project: Project, names: Collection[str], copied_to: 
         lines += [head, Text(f"  {at}")]
         lines += [Text(f"    {line}", "cyan") for line in exports.format_trainer_pointer(export, made, at).splitlines()]
     return Group(*lines)
-
-
-def find_failed_checks(project: Project) -> list[CheckResult]:
-    """Return the checks that fail on the current versions."""
-    found: list[CheckResult] = []
-    for step in plan_steps(project):
-        made = manifest.load_current(project.store, step.key)
-        if made is not None:
-            found += [one for one in run_checks(project.store, made, step.thresholds) if one.failed]
-    return found
-
-
-def _render_failed_checks(project: Project, shown: Collection[StageKey]) -> list[RenderableType]:
-    failed = find_failed_checks(project)
-    if not failed:
-        return [label_value("checks", "every applicable check passed", GOOD)]
-    above, below = [one for one in failed if one.key in shown], [one for one in failed if one.key not in shown]
-    lines: list[RenderableType] = [label_value("checks", _name_failed_checks(above), LOOK)] if above else []
-    lines += [Text("")] * bool(below)
-    for one in below:
-        lines += [Text(f"  {format_key(one.key)}", DIM), render_check_result(one, indent=4)]
-    return lines
-
-
-def _name_failed_checks(failed: Sequence[CheckResult]) -> str:
-    count = format_count(len(failed), "failed check" if any(one.blocking for one in failed) else "warning")
-    return f"{count}, shown above: {', '.join(f'{format_key(one.key)} {one.check} {one.shown}' for one in failed)}"
-
-
-REJECTS_QUERY = "from rejects select reason, count(*) group by 1"
-
-
-def _format_arguments(project: Project) -> str:
-    """Return a command's arguments for the recipe and its storage root."""
-    name, root = project.recipe.name, project.store.root
-    return name if root == str(project.base / ".rowmill") else f"{name} --root {root}"
 
 
 def render_used_version(project: Project, step: Step, version: str) -> RenderableType:
@@ -255,8 +169,7 @@ def render_used_version(project: Project, step: Step, version: str) -> Renderabl
         lines.append(Text("  the stages after it were built from another version; rebuild them from this one", DIM))
         lines.append(Text(f"    rowmill build {_format_arguments(project)} {only}", "cyan"))
     lines.append(Text("  to let builds make it again", DIM))
-    key = format_key(step.key)
-    lines.append(Text(f"    rowmill use {_format_arguments(project)} {key} --release", "cyan"))
+    lines.append(Text(f"    rowmill use {_format_arguments(project)} {format_key(step.key)} --release", "cyan"))
     return Group(*lines)
 
 
@@ -265,23 +178,97 @@ def render_released_version(project: Project, step: Step, held: HeldVersion | No
     key = format_key(step.key)
     if held is None:
         return Text(f"{key} is not held at a version; nothing to release")
-    lines = [
+    return Group(
         Text(f"{key} is released; it stays at version {held.version} until the next build, which goes forward"),
         Text(f"    rowmill build {_format_arguments(project)}", "cyan"),
-    ]
-    return Group(*lines)
+    )
 
 
-def _render_next_commands(project: Project) -> list[RenderableType]:
-    name = _format_arguments(project)
-    built = load_current(project, None, gpu_partitions.STAGE) is not None
-    pairs = [
-        (f"rowmill inspect {name} -n 2", "show rows as the model sees them, trained tokens marked"),
-        (f"rowmill stats {name}", "show lengths, and the effect of another seq_len"),
-        (f'rowmill sql "{REJECTS_QUERY}" {name}', "count rejects by reason"),
-        ("rowmill ui", "open this in Dagster, on http://127.0.0.1:3000"),
-    ]
-    if not built:
-        pairs.insert(0, (f"rowmill build {name}", "build the remaining stages"))
-    lines = [Text.assemble((f"  {why}\n", DIM), (f"    {command}", "cyan")) for command, why in pairs]
-    return [Text("\nnext", HEAD), *lines]
+# ── Statistics ─────────────────────────────────────────────────────────────────────────────────────
+
+
+LENGTH_BUCKETS = {
+    "under_25": "under 25 %",
+    "25_to_50": "25 to 50",
+    "50_to_75": "50 to 75",
+    "75_to_100": "75 to 100",
+    "at_max": "at max",
+}
+TRUNCATION_COLUMNS = ("stage", "examples", "", "messages", "tokens", "trained of them")
+WHAT_IF_COLUMNS = ("limit", "examples over", "", "trained tokens lost", "sequences")
+WHAT_IF_TABLE_COLUMNS = ("limit", "examples", "records over", "", "trained tokens lost", "sequences")
+EXAMPLE_TABLES = {
+    "dropped": "text of rows that the template did not print",
+    "loss_weights": "trained tokens by loss weight",
+}
+"""Tables of examples that `rowmill stats` shows, with their headings."""
+
+
+def render_statistics(build: BuildView) -> RenderableType:
+    """Show each dataset's lengths, truncation, rejects, dropped text and the effect of other limits."""
+    return Group(*(line for name in build.project.recipe.datasets for line in _render_dataset(build, name)))
+
+
+def _render_dataset(build: BuildView, name: str) -> Iterator[RenderableType]:
+    rows = build.find_facts(name, CANONICAL_ROWS, CanonicalRowsFacts)
+    examples = build.find_facts(name, TOKENIZED_EXAMPLES, TokenizedExamplesFacts)
+    counts = "not built"
+    if rows is not None:
+        made = "not tokenized" if examples is None else format_count(examples.examples, "example")
+        counts = f"{format_count(rows.records, 'record')} → {format_count(rows.kept, 'row')} → {made}"
+    yield Text(f"\n{name}", HEAD).append(f"  {counts}", DIM)
+    if rows is not None:
+        noted = [(one.replace("_", " "), count) for one in NORMALIZATION_COLUMNS if (count := getattr(rows, one))]
+        noted += [(f"{one.replace('_', ' ')} (counted)", count) for one, count in (rows.notes or {}).items()]
+        if noted:
+            yield from (_render_label("noted in the rows"), make_grid(["", "times"], noted, indent=4))
+    if examples is not None and examples.rows_with_tools:
+        # Every example of a row repeats its tool schemas, and truncation never removes them.
+        count, tokens = examples.rows_with_tools, require_counted(examples.tool_tokens)
+        cost = f"{tokens:,} tokens, {tokens // count:,} per row, at most {examples.most_tool_tokens:,}"
+        yield from (_render_label("tool schemas"), Text(f"    {format_count(count, 'row')}, {cost}"))
+    lengths = build.find_output(name, TRUNCATION_STATS)
+    if lengths is not None:
+        yield from _render_lengths(lengths)
+    yield from (Text(f"\n  ! {hint}", LOOK) for hint in build.list_hints(name))
+    left_out = [(stage, reason or state, count) for stage, state, reason, count in build.list_left_out(name)]
+    if left_out:
+        yield from (_render_label("left out"), make_grid(["stage", "reason", "rows"], left_out, indent=4))
+    output = build.find_output(name, TOKENIZED_EXAMPLES)
+    for table, label in EXAMPLE_TABLES.items():
+        if output is not None and table in output.tables and output.tables[table].rows:
+            yield from (_render_label(label), render_manifest_table(output.tables[table], indent=4))
+
+
+def _render_label(label: str) -> Text:
+    return Text(f"\n  {label}", "cyan")
+
+
+def _render_lengths(output: Manifest) -> Iterator[RenderableType]:
+    facts = read_facts(TruncationStatsFacts, output.facts)
+    total = sum(facts.buckets.values())
+    counts = [facts.buckets[name] for name in LENGTH_BUCKETS]
+    yield _render_label(f"{output.histograms['lengths'].title} in tokens")
+    yield Text("    " + "   ".join(f"{name} {value:,}" for name, value in facts.quantiles.items()))
+    for line in plots.draw_histogram_text(output.histograms["lengths"], width=72, lines=12).splitlines()[1:]:
+        yield Text(f"    {line}", DIM if line.startswith("──") else "")
+    yield _render_label(f"length as a share of the limit of {facts.limit:,}")
+    shares = [format_percent(count, total) for count in counts]
+    yield make_grid(list(LENGTH_BUCKETS.values()), [counts, shares], indent=4)
+    if "stages" in output.tables:
+        taken = [
+            (stage, touched, format_percent(touched, total), messages, tokens, trained)
+            for stage, touched, messages, tokens, trained in output.tables["stages"].rows
+        ]
+        yield from (_render_label("what truncation removed"), make_grid(TRUNCATION_COLUMNS, taken, indent=4))
+    if facts.dropped_for_length:
+        yield Text(f"    dropped for length: {format_count(facts.dropped_for_length, 'row')}")
+    table = output.tables["what_if"]
+    is_planned = "examples" in table.columns
+    # A plan makes different examples at each limit, so records are counted instead.
+    whole, place = (require_counted(facts.records), 2) if is_planned else (facts.examples, 1)
+    lines = [(*row[: place + 1], format_percent(row[place], whole), *row[place + 1 :]) for row in table.rows]
+    marked = next((i for i, row in enumerate(lines) if row[0] == facts.limit), None)
+    yield _render_label("effect of other limits" + ("" if is_planned else " (estimated)"))
+    yield make_grid(WHAT_IF_TABLE_COLUMNS if is_planned else WHAT_IF_COLUMNS, lines, indent=4, marked=marked)
+    yield Padding(Text(stats.describe_estimate("what_if", table) or "", DIM), (0, 0, 0, 4), expand=False)

@@ -14,7 +14,6 @@
     component.py     a recipe as a component of the user's own Dagster project
     resources.py     the storage root; the executors
     metadata.py      metadata of a stage's page
-    stage_summary.py the first entry of that page
     reporting.py     which step of a run writes the report
     materialize.py   a whole recipe in one process, for `make demo`
 

@@ -16,7 +16,6 @@ from dagster_rowmill.checks import make_asset_check_result
 from dagster_rowmill.factory import find_asset_deps, find_upstream_assets
 from dagster_rowmill.history import report_event
 from dagster_rowmill.names import make_asset_key
-from dagster_rowmill.stage_summary import StageSummary, describe_changes
 from rowmill.build.run_waivers import propose_run_waivers
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step, plan_steps
@@ -69,8 +68,8 @@ def _iterate_events(
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     asset = make_asset_key(step.key)
     served = project.recipe.execution.reports_url or os.environ.get("ROWMILL_REPORTS_URL", "")
-    summary = StageSummary(results, describe_changes(project, report))
-    page = metadata.make_stage_page(report, project.store, served, summary)
+    changes = metadata.describe_changes(project, report)
+    page = metadata.make_stage_page(report, project.store, served, results=results, changes=changes)
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from partitions.iterate_materializations(step, report.manifest)
     waivers = propose_run_waivers(results)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from dagster_rowmill import history, metadata, partitions, reporting, stage_summary
+from dagster_rowmill import history, metadata, partitions, reporting
 from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
 from dagster_rowmill.resources import RunGatesResource, StorageResource
@@ -163,7 +163,9 @@ def make_stage_asset(
                     report,
                     placed.store,
                     storage.served(project.recipe.execution.reports_url),
-                    stage_summary.make_summary(placed, chosen, report),
+                    # Judged without saving: a page that shows a result opens no gate.
+                    results=judge.preview_checks(placed.store, report.manifest, chosen.shown_thresholds),
+                    changes=metadata.describe_changes(placed, report),
                 ),
                 # Otherwise Dagster takes an output of other waivers for one of the recipe as it is.
                 tags={CODE_VERSION_TAG: chosen.code_version},

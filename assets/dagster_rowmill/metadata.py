@@ -1,43 +1,57 @@
-"""Metadata of a stage's page: the engine's report as numbers, tables and plots for Dagster.
+"""Metadata of a stage's page: the view of its output as numbers, tables and plots for Dagster.
+
+    **Blocked** · 1 of 14 checks failed                          the first entry: what was built, and is it good
+    `unknown_roles` 14.96 %
+    [report](http://127.0.0.1:3001/demo/report.html#chats/canonical_rows)
+
+    **1,304 rows** · **39 rejected** · **369.9 kB**
+
+    Since 2026-03-01 02:00 UTC: rows +12,
+    rejected records -1
 
 Four properties of Dagster's pages decide the form. Numbers are plotted over time, so their keys never change. Markdown
-is shown inline below 1,000 characters and behind a button above, so a plot is two entries: a small one, and the full
-plot. Markdown may contain image links that make requests, so text from data never enters it: it goes into table cells,
-which are shown as plain text. A schema under Dagster's own key is shown above all metadata, a screen high or more, so
-the columns have a key of ours and their place below (docs/how-to/dagster-pages.md).
+is shown inline below 1,000 characters and behind a button above, so plots are a click away, and the summary has none.
+Markdown may contain image links that make requests, so text from data never enters it: it goes into table cells, which
+are shown as plain text, and into plots, encoded. A schema under Dagster's own key is shown above all metadata, a screen
+high or more, so the columns have a key of ours and their place below (docs/how-to/dagster-pages.md).
 """
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import dagster as dg
 
-from dagster_rowmill import stage_summary
 from dagster_rowmill.resources import write_waiver_config
-from dagster_rowmill.stage_summary import DETAILS, StageSummary
-from rowmill import stats
 from rowmill.build.run_waivers import propose_run_waiver
 from rowmill.build.runner import StepReport
+from rowmill.build.steps import Project
 from rowmill.checks import expectations_page
 from rowmill.checks.judge import CheckResult
+from rowmill.core import number_text
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store
-from rowmill.reports import inline_plots, plots, report_page
+from rowmill.inspection import diff
+from rowmill.inspection.diff import NumberComparison
+from rowmill.reports import build_view, console, plots, report_page
 from rowmill.schema.column_docs import COLUMN_DOCS
-from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, get_stage_folder
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, get_stage_folder
 from rowmill.stages import catalog
-
-NO_SUMMARY = StageSummary()
 
 MetadataPage: TypeAlias = dict[str, Any]
 """Metadata entries by key; every value is one of Dagster's metadata values."""
 
-MAX_TABLE_ROWS = 30
+MAX_TABLE_ROWS: Final = 30
 """Rows of a table on a page: the event log keeps every page."""
-MAX_PLOT_BYTES = 64 << 10
+MAX_PLOT_BYTES: Final = 64 << 10
+MAX_LINE_CHARS: Final = 40
+"""What fits beside the longest key in a window of 1440 pixels; Dagster cuts longer lines."""
+LINE_BREAK: Final = "\\\n"
+"""Markdown's line break within a paragraph."""
+NAMED_FAILURES: Final = 3
+CHECK_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 
 SUMMARY_KEY = "summary"
 """Metadata key of the first entry of every stage's page."""
@@ -52,27 +66,87 @@ THRESHOLD_KEY = "threshold_digest"
 
 
 def make_stage_page(
-    report: StepReport, store: Store, reports_url: str = "", summary: StageSummary = NO_SUMMARY
+    report: StepReport, store: Store, reports_url: str = "", *, results: Sequence[CheckResult] = (), changes: str = ""
 ) -> MetadataPage:
-    """Return the page of a stage that was just run or reused; `reports_url` is the base URL of served reports."""
+    """Return the page of a stage that was just run or reused.
+
+    `reports_url` is the base URL of served reports; `results` and `changes` are for the summary.
+    """
     manifest = report.manifest
     path = f"{report_page.report_path(manifest.key[0])}#{'/'.join(manifest.key[1:])}"
     link = link_report(store, path, reports_url)
+    summary = write_summary(manifest, results, changes, str(link.value) if reports_url else "")
     # A page shows entries in this order: what a reader asks first comes first, and bookkeeping last.
     return {
-        SUMMARY_KEY: dg.MetadataValue.md(
-            stage_summary.write_summary(manifest, summary, str(link.value) if reports_url else "")
-        ),
+        SUMMARY_KEY: dg.MetadataValue.md(summary),
         "report": link,
         **_show_numbers(manifest),
-        **_show_tokens(manifest),
-        **_show_plots(manifest.histograms),
-        **_show_bars(manifest.tables),
+        **{f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(manifest).items()},
         **_show_tables(manifest),
         **_show_inapplicable_checks(manifest),
         **_show_schema(manifest),
         **_show_build(report, store),
     }
+
+
+def write_summary(output: Manifest, results: Sequence[CheckResult], changes: str, link: str) -> str:
+    """Return the first entry of a page as Markdown; `link` is the address of the report, empty if it is not served."""
+    size = sum(file.bytes for part in output.parts for file in part.files.values())
+    counts = [
+        *console.summarize_output(output).split(" · "),
+        *([number_text.format_size(size)] if size else []),
+        f"made in {number_text.format_seconds(output.seconds)}",
+    ][:3]
+    between = " · " if len(" · ".join(counts)) <= MAX_LINE_CHARS else LINE_BREAK
+    lines = textwrap.wrap(changes, MAX_LINE_CHARS, break_long_words=False, break_on_hyphens=False)
+    texts = [
+        LINE_BREAK.join([*_describe_results(results), *([f"[report]({link})"] if link else [])]),
+        between.join(f"**{count}**" for count in counts),
+        LINE_BREAK.join(lines),
+    ]
+    return "\n\n".join(text for text in texts if text)
+
+
+def _describe_results(results: Sequence[CheckResult]) -> list[str]:
+    """Return lines: the verdict with the number of checks, and the first checks that failed with their values."""
+    judged = [result for result in results if result.outcome != "not_applicable"]
+    failed = sorted((one for one in judged if one.failed), key=lambda one: not one.blocking)
+    count = number_text.format_count(len(judged), "check")
+    if not failed:
+        return [f"**Passed** · {count}" if judged else "**Built**"]
+    verdict, failing = ("**Blocked**", "failed") if failed[0].blocking else ("**Passed**", "warn")
+    return [
+        f"{verdict} · {len(failed)} of {count} {failing}",
+        *(
+            f"`{one.check}` {one.shown}{' (waived)' if one.waiver else ''}"
+            for one in failed[:NAMED_FAILURES]
+            if CHECK_NAME.fullmatch(one.check) is not None
+        ),
+    ]
+
+
+def describe_changes(project: Project, report: StepReport) -> str:
+    """Return what is new since the version before this one."""
+    made = report.manifest
+    held = [report.held.sentence] if report.held is not None else []
+    if report.reused:
+        return "; ".join(["Unchanged since " + _format_time(made.built_at), *held])
+    before = diff.find_previous_version(project, made)
+    if before is None:
+        return "; ".join(["The first version", *held])
+    changed = [_format_change(one) for one in diff.compare_stage_facts(before, made)]
+    return "; ".join([f"Since {_format_time(before.built_at)}: {', '.join(changed) or 'the same numbers'}", *held])
+
+
+def _format_time(built_at: str) -> str:
+    return f"{built_at[:16].replace('T', ' ')} UTC"
+
+
+def _format_change(one: NumberComparison) -> str:
+    if one.before is None or one.after is None:
+        return f"{one.name} {'new' if one.before is None else 'gone'}"
+    change = one.after - one.before
+    return f"{one.name} {100 * change:+.2f} points" if one.is_share else f"{one.name} {change:+,.6g}"
 
 
 def link_report(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
@@ -143,11 +217,16 @@ def _show_waiver_config(result: CheckResult, waivers: Sequence[Mapping[str, Any]
 
 
 def _show_numbers(manifest: Manifest) -> MetadataPage:
-    page: MetadataPage = {
-        name: _make_number_entry(value) for name, value in manifest.facts.items() if _is_number(value)
-    }
+    """Return the rows, the facts that are numbers, the tokens that a model sees, and the share that is trained."""
     rows = catalog.count_output_rows(manifest)
-    return page if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows.count), **page}
+    page: MetadataPage = {} if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows.count)}
+    page |= {name: _make_number_entry(value) for name, value in manifest.facts.items() if _is_number(value)}
+    counts = build_view.sum_token_classes(manifest)
+    seen = sum(counts.get(name, 0) for name in ("trained", "context", "template"))
+    if seen:
+        page["trained_share"] = _make_number_entry(counts.get("trained", 0) / seen)
+        page["tokens"] = dg.MetadataValue.int(seen)
+    return page
 
 
 def _show_inapplicable_checks(manifest: Manifest) -> MetadataPage:
@@ -167,100 +246,20 @@ def _make_number_entry(value: float) -> dg.MetadataValue:
     return dg.MetadataValue.float(float(f"{value:.4g}") if abs(value) < 1 else round(value, 4))
 
 
-def _show_tokens(manifest: Manifest) -> MetadataPage:
-    """Return the tokens by class, and the trained share of the tokens that a model sees."""
-    counts: dict[str, int] = {}
-    for _, token_class, tokens in manifest.token_ledger:
-        counts[token_class] = counts.get(token_class, 0) + tokens
-    seen = sum(counts.get(name, 0) for name in ("trained", "context", "template"))
-    if not seen:
-        return {}
-    large = plots.draw_bars_svg("Tokens by class", list(counts.items()))
-    return {
-        "trained_share": _make_number_entry(counts.get("trained", 0) / seen),
-        "tokens": dg.MetadataValue.int(seen),
-        "plot token_classes": _embed_inline_bars(list(counts.items()), "tokens by class"),
-        "plot token_classes (large)": embed_picture(large, "tokens by class"),
-    }
-
-
-def _show_plots(histograms: Mapping[str, Histogram]) -> MetadataPage:
-    page: MetadataPage = {}
-    for name, histogram in histograms.items():
-        if sum(histogram.counts):
-            page[f"plot {name}"] = _embed_inline(
-                (inline_plots.draw_inline_histogram(histogram, max_bars=bars) for bars, _ in DETAILS),
-                name,
-            )
-            page[f"plot {name} (large)"] = embed_picture(plots.draw_histogram_svg(histogram), name)
-    return page
-
-
-DRAWN_COLUMNS = {"files": "records", "ranks": "trained_tokens"}
-"""Tables that are drawn as well, one bar for each row, and the column that gives its length."""
-
-
-def _show_bars(tables: Mapping[str, DisplayTable]) -> MetadataPage:
-    page: MetadataPage = {}
-    for name, column in DRAWN_COLUMNS.items():
-        table = tables.get(name)
-        if table is None or column not in table.columns or not table.rows:
-            continue
-        shown = [(str(row[0]), row[table.columns.index(column)]) for row in table.rows[:MAX_TABLE_ROWS]]
-        title = f"{column.replace('_', ' ')} of {name}"
-        page[f"plot {name}"] = _embed_inline_bars(shown, name)
-        page[f"plot {name} (large)"] = embed_picture(plots.draw_bars_svg(title, shown), name)
-    return page
-
-
-def embed_picture(svg: str, name: str) -> dg.MetadataValue:
+def embed_plot(svg: str, name: str) -> dg.MetadataValue:
     """Wrap a plot as Markdown; one that is too large for the event log is only in the report."""
     if len(svg) > MAX_PLOT_BYTES:
         return dg.MetadataValue.text("too large for this page; see the stage's report")
     return dg.MetadataValue.md(f"![{name.replace('_', ' ')}]({plots.make_data_uri(svg)})")
 
 
-def _embed_inline_bars(items: Sequence[tuple[str, float]], name: str) -> dg.MetadataValue:
-    drawn = (inline_plots.draw_inline_bars(items, max_bars=lines) for _, lines in DETAILS)
-    return _embed_inline(drawn, name)
-
-
-def _embed_inline(drawn: Iterable[str], name: str) -> dg.MetadataValue:
-    """Wrap the most detailed drawing that Dagster shows inline."""
-    texts = (f"![{name.replace('_', ' ')}]({inline_plots.make_inline_uri(svg)})" for svg in drawn)
-    found = next((text for text in texts if len(text) < stage_summary.MAX_INLINE_CHARS), "")
-    return dg.MetadataValue.md(found)
-
-
-_NO_TABLE = DisplayTable((), ())
-
-
 def _show_tables(manifest: Manifest) -> MetadataPage:
-    """Return the stage's tables, without those that a plot or a ledger already shows."""
-    ledgers = {
-        "ledger": DisplayTable(("state", "reason", "records"), _sort_ledger(manifest.ledger)),
-        "token_ledger": DisplayTable(("split", "class", "tokens"), manifest.token_ledger),
-        "waivers": DisplayTable(("waiver",), tuple((waiver,) for waiver in manifest.waivers)),
-    }
-    shown_elsewhere = {
-        *manifest.histograms,
-        # A table of rejects with sample rows shows more than the ledger.
-        *(["rejects"] if manifest.ledger and len(manifest.tables.get("rejects", _NO_TABLE).columns) == 2 else []),
-        *(["tokens"] if manifest.token_ledger else []),
-    }
-    own = {name: table for name, table in manifest.tables.items() if name not in shown_elsewhere}
     page: MetadataPage = {}
-    for name, table in (own | ledgers).items():
-        if table.rows:
-            page[f"table {name}"] = _make_table_entry(table)
-            if (about := stats.describe_estimate(name, table)) is not None:
-                page[f"about {name}"] = dg.MetadataValue.text(about)
+    for name, table, about in build_view.list_tables(manifest):
+        page[f"table {name}"] = _make_table_entry(table)
+        if about:
+            page[f"about {name}"] = dg.MetadataValue.text(about)
     return page
-
-
-def _sort_ledger(ledger: Sequence[tuple[str, str, int]]) -> tuple[tuple[str, str, int], ...]:
-    """Put what was kept first and then the most frequent reasons: a page may not show all of them."""
-    return tuple(sorted(ledger, key=lambda line: (line[0] != KEPT, -line[2], line)))
 
 
 def _make_table_entry(table: DisplayTable) -> dg.MetadataValue:

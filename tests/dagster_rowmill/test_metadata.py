@@ -1,21 +1,27 @@
-"""Pages: pictures small enough to show, numbers under stable keys, and no text from data where it could act."""
+"""Pages: a summary, numbers under stable keys, plots, and no text from data where it could act."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from dagster_rowmill import metadata, stage_summary
+from dagster_rowmill import metadata
+from rowmill.build import runner
 from rowmill.build.runner import StepReport
+from rowmill.build.steps import Project, Step
+from rowmill.checks import judge
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store
+from rowmill.reports import plots
 from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, name_facts
-from rowmill.schema.ledger import TOKEN_CLASSES
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
+from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, chat
+
+pytestmark = FOREIGN_WARNINGS
 
 STORE = Store("/store")
 CALLS_OUT = "![x](http://example.org/x.png)"
@@ -39,17 +45,14 @@ def report(**fields: Any) -> StepReport:
     )
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=400).filter(any))
-def test_plot_of_any_histogram_is_shown_inline(counts: list[int]) -> None:
-    histogram = Histogram(
-        "Lengths", "tokens", tuple(float(i) for i in range(len(counts) + 1)), tuple(counts), limit=3.0
-    )
+@pytest.mark.parametrize("bins", [1, 100, 5000])
+def test_plot_fits_the_event_log_or_is_left_to_the_report(bins: int) -> None:
+    histogram = Histogram("Lengths", "tokens", tuple(map(float, range(bins + 1))), (10**9,) * bins, limit=3.0)
 
-    page = metadata.make_stage_page(report(histograms={"lengths": histogram}), STORE)
+    shown = metadata.make_stage_page(report(histograms={"lengths": histogram}), STORE)["plot lengths"]
 
-    assert len(page["plot lengths"].value) < stage_summary.MAX_INLINE_CHARS
-    assert len(page["plot lengths (large)"].value) <= 2 * metadata.MAX_PLOT_BYTES
+    assert len(shown.value) <= 2 * metadata.MAX_PLOT_BYTES
+    assert isinstance(shown, dg.TextMetadataValue) == (bins == 5000)
 
 
 def test_empty_histogram_has_no_picture() -> None:
@@ -118,14 +121,13 @@ def test_ledger_shows_what_was_kept_and_then_the_most_frequent_reasons() -> None
     assert [record.data["reason"] for record in page["table ledger"].records] == ["", "duplicate", "too_long"]
 
 
-@pytest.mark.parametrize(("name", "column"), metadata.DRAWN_COLUMNS.items())
-def test_table_of_files_or_ranks_is_drawn_inline_too(name: str, column: str) -> None:
+@pytest.mark.parametrize(("name", "column"), plots.DRAWN_COLUMNS.items())
+def test_table_of_files_or_ranks_is_drawn_too(name: str, column: str) -> None:
     table = DisplayTable(("name", column), tuple((f"{i}", 10**9 + i) for i in range(500)))
 
     page = metadata.make_stage_page(report(tables={name: table}), STORE)
 
-    assert len(page[f"plot {name}"].value) < stage_summary.MAX_INLINE_CHARS
-    assert f"table {name}" in page
+    assert {f"plot {name}", f"table {name}"} <= set(page)
 
 
 def test_columns_are_shown_with_their_arrow_types_and_what_they_hold() -> None:
@@ -167,16 +169,6 @@ def test_parts_there_are_and_parts_this_build_made_are_two_numbers() -> None:
     page = metadata.make_stage_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts=facts), STORE)
 
     assert (page["parts"].value, page["build_parts"].value) == (18, 0)
-
-
-@settings(deadline=None)
-@given(st.dictionaries(st.sampled_from(list(TOKEN_CLASSES)), st.integers(1, 10**12), min_size=1))
-def test_bar_of_token_classes_is_shown_inline(counts: dict[str, int]) -> None:
-    ledger = tuple(("train", name, count) for name, count in counts.items())
-
-    page = metadata.make_stage_page(report(token_ledger=(*ledger, ("train", "trained", 1))), STORE)
-
-    assert len(page["plot token_classes"].value) < stage_summary.MAX_INLINE_CHARS
 
 
 def test_table_that_repeats_a_picture_or_a_ledger_is_left_out() -> None:
@@ -223,3 +215,64 @@ def _result(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> CheckRe
         bound=0.01, wanted="at most 0.01", severity="error", passed=False, blocking=True, what="share",
         remedy="map the role", samples=samples,
     )  # fmt: skip
+
+
+# ── The summary, from real builds ──────────────────────────────────────────────────────────────────
+
+
+LINK = "http://127.0.0.1:3001/tiny/report.html#chats/canonical_rows"
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, list[tuple[Step, StepReport]]]]:
+    """Yield a project after two builds, the second with one more row, and the reports of the second."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        tiny = Tiny(tmp_path_factory.mktemp("summary"), instance).write()
+        runner.build(tiny.project)
+        tiny.append("chats", chat(1000))
+        yield tiny.project, [(step, report) for step, report, _ in runner.build(tiny.project)]
+
+
+def write(project: Project, step: Step, report: StepReport) -> str:
+    results = judge.preview_checks(project.store, report.manifest, step.shown_thresholds)
+    return metadata.write_summary(report.manifest, results, metadata.describe_changes(project, report), LINK)
+
+
+@pytest.mark.slow
+def test_summary_of_every_stage_is_a_verdict_and_three_numbers(
+    builds: tuple[Project, list[tuple[Step, StepReport]]],
+) -> None:
+    project, reports = builds
+    for step, report in reports:
+        verdict, numbers, _ = (text := write(project, step, report)).split("\n\n")
+
+        assert len(text) < 1000
+        assert re.match(r"\*\*Passed\*\* · (\d+ checks?|\d+ of \d+ checks warn\\\n`\w+` )", verdict)
+        assert verdict.endswith(f"[report]({LINK})")
+        assert numbers.count("**") == 6
+
+
+def test_news_are_the_numbers_that_changed_since_the_version_before(
+    builds: tuple[Project, list[tuple[Step, StepReport]]],
+) -> None:
+    project, reports = builds
+    news = {"/".join(step.key[1:]): write(project, step, report).rpartition("\n\n")[2] for step, report in reports}
+
+    assert all(len(line) <= metadata.MAX_LINE_CHARS + 1 for one in news.values() for line in one.splitlines())
+    assert re.fullmatch(r"Since \d{4}-\d\d-\d\d \d\d:\d\d UTC: rows \+1", news["chats/canonical_rows"])
+    assert re.fullmatch(r"Unchanged since \d{4}-\d\d-\d\d \d\d:\d\d UTC", news["tasks/canonical_rows"])
+
+
+def test_failed_checks_are_named_with_their_values_and_nothing_is_saved(tmp_path: Path) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        project = Tiny(tmp_path, instance).write(unknown_roles=12).project
+        raw, rows = project.graph.steps[:2]
+        report = runner.build(project, only=["raw_dataset"])[0][1]
+        made = runner.run_step(project, rows, {raw.key: report.manifest})
+
+        verdict, failure, *_ = write(project, rows, made).splitlines()
+
+    assert re.fullmatch(r"\*\*Blocked\*\* · 1 of \d+ checks failed\\", verdict)
+    assert failure == "`unknown_roles` 20 %\\"
+    # A summary that opened a gate would be a way around the checks.
+    assert judge.load_check_results(project.store, made.manifest, rows.thresholds) == []

@@ -44,7 +44,7 @@ def test_page_of_rows_shows_group_sizes_their_limit_and_the_largest_by_name(tabl
     page = event.asset_materialization.metadata
     assert page["group_size"].value == 60
     assert "plot group_sizes" in page
-    assert str(page["plot group_sizes (large)"].value).startswith("![group sizes]")
+    assert str(page["plot group_sizes"].value).startswith("![group sizes]")
     largest = lines_of(page["table largest_groups"])
     assert largest[0]["group"] == '"C-099"'
     assert len(largest) == 10

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rowmill import metadata, stage_summary
+from dagster_rowmill import metadata
 from rowmill.core.storage import Store
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.reports import report_page
@@ -209,13 +209,9 @@ def test_splits_page_compares_requested_and_actual_shares(twice: tuple[Built, Bu
     ],
     ids=lambda value: "/".join(value) if isinstance(value, tuple) else "",
 )
-def test_page_answers_its_users_questions_within_dagsters_inline_limits(
-    twice: tuple[Built, Built], stage: tuple[str, ...], shown: set[str]
-) -> None:
+def test_page_answers_its_users_questions(twice: tuple[Built, Built], stage: tuple[str, ...], shown: set[str]) -> None:
     page = metadata.make_stage_page(twice[1].report(*stage), Store("/store"))
 
-    inline = [value.value for name, value in page.items() if name.startswith("plot ") and not name.endswith("(large)")]
     assert shown <= set(page)
-    assert all(len(markdown) < stage_summary.MAX_INLINE_CHARS for markdown in inline)
     assert {"report", "version", "fingerprint", "folder"} <= set(page)
     assert all(isinstance(page[name], dg.IntMetadataValue | dg.FloatMetadataValue) for name in shown if " " not in name)

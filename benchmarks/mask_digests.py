@@ -177,7 +177,7 @@ def collect_subjects(data: Path) -> Subjects:
     """Return the templates of the data, the bundled and the hostile ones, and the shapes, as the code has them now."""
     from rowmill.conversation.probe_conversations import make_learning_probes
     from rowmill.conversation.template_registry import list_bundled_templates
-    from rowmill.inspection.template_proof import make_probe_conversations
+    from rowmill.inspection.chat_templates import make_probe_conversations
     from tests.conversation import test_mask_regressions
 
     names = template_table.list_template_names(data)

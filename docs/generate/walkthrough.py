@@ -25,8 +25,7 @@ from rowmill.cli import main
 from rowmill.conversation.loss_mask import Masker
 from rowmill.core.json import from_json
 from rowmill.executors import LocalPool
-from rowmill.inspection.lineage import SegmentLocation
-from rowmill.inspection.trace import RowTrace, trace_source
+from rowmill.inspection.trace import RowTrace, SegmentLocation, trace_source
 from rowmill.schema import manifest
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS

@@ -16,7 +16,7 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.console import render_text
-from rowmill.inspection.template_proof import (
+from rowmill.inspection.chat_templates import (
     MaskJudge,
     ProbeConversation,
     ShapeProof,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rowmill.build.in_memory import sft_tokenize
 from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
-from rowmill.inspection import inspect, sequence_trace
+from rowmill.inspection import inspect, sequences
 from rowmill.reader import Reader
 from rowmill.reader.batch_layout import LayoutName
 from rowmill.reports import row_view, summary
@@ -453,7 +453,7 @@ def test_trace_of_a_token_names_its_weight(mixed: Built) -> None:
     row = mixed.rows_of("chats", "packed_shards", file="shard")[0]
     at = next(i for i, weight in enumerate(row[WEIGHT_COLUMN]) if weight not in (0, 1))
 
-    token = sequence_trace.trace_sequence(mixed.project, f"chats/{_split(mixed)}/0:{at}").token
+    token = sequences.trace_sequence(mixed.project, f"chats/{_split(mixed)}/0:{at}").token
 
     assert token is not None
     assert token.weight == row[WEIGHT_COLUMN][at]

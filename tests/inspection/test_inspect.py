@@ -16,8 +16,8 @@ from rowmill.cli import main
 from rowmill.conversation.template_contract import TemplateBehavior, list_template_warnings
 from rowmill.core.console import render_text
 from rowmill.inspection import inspect
+from rowmill.inspection.chat_templates import TemplateReport
 from rowmill.inspection.inspect import InspectedRecord, TokenClass
-from rowmill.inspection.template_reports import TemplateReport
 from rowmill.reports import row_view
 from rowmill.schema import manifest
 from rowmill.tokenization import tokenizer

@@ -11,7 +11,7 @@ import pytest
 
 from rowmill.build.steps import Project
 from rowmill.cli import main
-from rowmill.inspection import sequence_trace, trace
+from rowmill.inspection import sequences, trace
 from rowmill.schema import manifest
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import open_tokenizer
@@ -130,7 +130,7 @@ def test_row_s_places_hold_its_tokens_and_all_of_them(built: CliProject) -> None
 def test_every_segment_of_every_sequence_is_found_from_its_row(built: CliProject, dataset: str) -> None:
     project = built.project
     for row in shards(project, dataset):
-        whole = sequence_trace.trace_sequence(project, f"{dataset}/{row['split']}/{row['sequence_id']}")
+        whole = sequences.trace_sequence(project, f"{dataset}/{row['split']}/{row['sequence_id']}")
 
         assert [place.example_id for place in whole.places] == row["example_ids"]
         assert [place.length for place in whole.places] == row["segment_lengths"]
@@ -155,7 +155,7 @@ def test_positions_of_a_sequence_match_the_ranks_files(built: CliProject, datase
                         wanted[row["sequence_id"]] = wanted.get(row["sequence_id"], 0) + 1
     train = [row["sequence_id"] for row in shards(project, dataset) if row["split"] == "train"]
     for sequence in train:
-        showings = sequence_trace.trace_sequence(project, f"{dataset}/train/{sequence}").places[0].showings
+        showings = sequences.trace_sequence(project, f"{dataset}/train/{sequence}").places[0].showings
 
         assert len(showings) == wanted.get(sequence, 0)
         for one in showings:
@@ -178,7 +178,7 @@ def test_token_of_a_sequence_is_what_its_label_says(built: CliProject, dataset: 
     row = next(row for row in shards(built.project, dataset) if row["split"] == "train")
     place = f"{dataset}/train/{row['sequence_id']}"
     for at in (0, 1, row["tokens"] // 3, row["tokens"] // 2, row["tokens"] - 1):
-        token = sequence_trace.trace_sequence(built.project, f"{place}:{at}").token
+        token = sequences.trace_sequence(built.project, f"{place}:{at}").token
 
         assert token is not None
         assert (token.at, token.token_id) == (at, row["input_ids"][at])
@@ -191,7 +191,7 @@ def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject, capsys: py
     place = f"chats/train/{row['sequence_id']}:{first}"
     number = int(
         str(
-            json.loads(sequence_trace.trace_sequence(built.project, place).origins[0].raw)["messages"][1]["content"]
+            json.loads(sequences.trace_sequence(built.project, place).origins[0].raw)["messages"][1]["content"]
         ).split()[0]
     )
 
@@ -225,10 +225,10 @@ def test_unknown_sequence_names_those_there_are(
 def test_source_that_changed_since_leaves_the_record_known_and_the_line_not(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = sequence_trace.trace_sequence(copied.project, "chats/train/0")
+    before = sequences.trace_sequence(copied.project, "chats/train/0")
     copied.write_data("chats.jsonl", json.dumps(chat(7)) + "\n")
 
-    after = sequence_trace.trace_sequence(copied.project, "chats/train/0")
+    after = sequences.trace_sequence(copied.project, "chats/train/0")
     assert [origin.record for origin in after.origins] == [origin.record for origin in before.origins]
     assert {origin.line for origin in after.origins} == {None}
     assert copied.rowmill("trace", "--sequence", "chats/train/0") == main.ExitStatus.SUCCESS
@@ -239,12 +239,12 @@ def test_source_that_changed_since_leaves_the_record_known_and_the_line_not(
 def test_rebuild_of_one_stage_alone_does_not_mix_two_lineages(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = sequence_trace.trace_sequence(copied.project, "chats/train/0")
+    before = sequences.trace_sequence(copied.project, "chats/train/0")
     copied.append_chat(1000)
     for stage in ("raw_dataset", "canonical_rows"):
         assert copied.rowmill("build", "--only", stage) == main.ExitStatus.SUCCESS
 
-    after = sequence_trace.trace_sequence(copied.project, "chats/train/0")
+    after = sequences.trace_sequence(copied.project, "chats/train/0")
     assert after.places == before.places
     assert [origin.record for origin in after.origins] == [origin.record for origin in before.origins]
 

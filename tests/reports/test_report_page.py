@@ -19,8 +19,8 @@ from rowmill.build import runner, steps
 from rowmill.checks import expectations_page
 from rowmill.core import html
 from rowmill.core.errors import GateError
-from rowmill.inspection.lineage import SegmentLocation
-from rowmill.inspection.packed_sequence import SequenceTokens
+from rowmill.inspection.sequences import SequenceTokens
+from rowmill.inspection.trace import SegmentLocation
 from rowmill.reports import plots, report_page
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema import manifest

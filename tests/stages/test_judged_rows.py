@@ -13,7 +13,7 @@ from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
-from rowmill.inspection.template_proof import make_probe_conversations
+from rowmill.inspection.chat_templates import make_probe_conversations
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Span
 from rowmill.stages.tokenized_examples import judged_rows

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.inspection.packed_sequence import view_sequence
-from rowmill.inspection.sequence_trace import trace_sequence
+from rowmill.inspection.sequences import trace_sequence, view_sequence
 from rowmill.packing.layout import measure_padded_room
 from rowmill.reader import Reader
 from rowmill.tokenization.encoder import Encoder

@@ -150,7 +150,7 @@ def _run_sql(args: argparse.Namespace) -> int:
 
 def _run_trace(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.sequence_trace import trace_sequence
+    from rowmill.inspection.sequences import trace_sequence
     from rowmill.inspection.trace import trace_row, trace_source
     from rowmill.reports import row_view
 
@@ -166,7 +166,7 @@ def _run_trace(args: argparse.Namespace) -> int:
 
 def _run_template_report(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.template_reports import report_templates
+    from rowmill.inspection.chat_templates import report_templates
     from rowmill.reports import row_view
 
     project, console = open_project(args), terminal.make_console()
@@ -179,7 +179,7 @@ def _run_template_report(args: argparse.Namespace) -> int:
 
 def _prove_templates(project: "Project") -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.template_reports import prove_templates
+    from rowmill.inspection.chat_templates import prove_templates
     from rowmill.reports import template_proof
 
     console, all_right = terminal.make_console(), True

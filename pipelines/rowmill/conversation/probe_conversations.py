@@ -1,7 +1,7 @@
 """Conversations of every shape: templates are learned from them, and engines compared on them.
 
 A shape has one letter per message; the texts of a use are a `ProbeTexts`. Those on which masks are proven
-(`inspection/template_proof.py`) are made here as well.
+(`inspection/chat_templates.py`) are made here as well.
 
     u user   s system   t tool result   a answer   c call   d two calls   b text beside a call
     r reasoning and answer   o reasoning alone   e reasoning and call   f reasoning, text and call

@@ -37,7 +37,7 @@ from rowmill.core.stage_names import (
 from rowmill.core.storage import File, digest_json
 from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
-from rowmill.inspection.packed_sequence import SequenceTokens, view_sequence
+from rowmill.inspection.sequences import SequenceTokens, view_sequence
 from rowmill.reports import console, plots, sankey
 from rowmill.reports.build_view import BuildView, list_tables, load_build_view
 from rowmill.reports.flows import sum_flows

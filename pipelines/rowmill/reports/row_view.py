@@ -25,11 +25,10 @@ from rowmill.core.console import (
 )
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.core.number_text import format_count, format_percent, join_facts
+from rowmill.inspection.chat_templates import TemplateReport
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TokenClass
-from rowmill.inspection.lineage import RowOrigin, SegmentLocation, SequenceOccurrence
-from rowmill.inspection.sequence_trace import SequenceTrace, TokenTrace
-from rowmill.inspection.template_reports import TemplateReport
-from rowmill.inspection.trace import RowTrace
+from rowmill.inspection.sequences import SequenceTrace, TokenTrace
+from rowmill.inspection.trace import RowOrigin, RowTrace, SegmentLocation, SequenceOccurrence
 from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import ROW_KIND_COLUMNS
 

@@ -8,7 +8,7 @@ from rich.text import Text
 from rowmill.checks.mask_judge import MaskDefect, MaskDefectKind
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, label_value
 from rowmill.core.number_text import format_count, join_facts
-from rowmill.inspection.template_proof import ShapeProof, TemplateProof, get_remedy
+from rowmill.inspection.chat_templates import ShapeProof, TemplateProof, get_remedy
 
 DEFECT_SENTENCES: Mapping[MaskDefectKind, str] = {
     "own_text_untrained": "{whose} text {text} is not trained.",

@@ -1,6 +1,6 @@
-"""Check a chat template's masks on probe conversations of many shapes, and describe the template in sentences.
+"""What chat templates do, and whether their masks hold: checked on probe conversations of many shapes.
 
-A shape has one letter per message: `ucta` is a question, a call, its result, an answer. The loss options are the
+A shape has one letter per message: `ucta` is a question, a call, its result, an answer. A proof's loss options are the
 defaults, so every assistant message is supervised.
 """
 
@@ -10,16 +10,22 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Literal
 
+from rowmill.build.steps import Project
 from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.options import Loss, MaskRules
+from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.probe_conversations import ProbeTexts, make_tool
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import TemplateBehavior
+from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
 from rowmill.core.json import Json
+from rowmill.core.storage import digest_json
+from rowmill.inspection.inspect import open_memory_context
+from rowmill.recipe.dataset import Dataset
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Message, Rejected
+from rowmill.stages import tokenizer_files
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples.judged_rows import MaskJudge
 
 PROOF_TEXTS = ProbeTexts(
@@ -168,7 +174,7 @@ class TemplateProof:
         return Counter((shape.reason, shape.detail) for shape in self.shapes if shape.outcome == "refused")
 
 
-# ── the proof ──
+# ── Proofs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def prove_template(renderer: Renderer, rules: MaskRules | None = None) -> TemplateProof:
@@ -192,7 +198,7 @@ def _prove_shape(masker: Masker, judge: MaskJudge, probe: ProbeConversation) -> 
     return ShapeProof(probe, "wrong" if defects else "proven", masked.text, trained, tuple(defects))
 
 
-# ── the facts ──
+# ── Facts ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _list_facts(contract: TemplateBehavior, shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:
@@ -253,3 +259,46 @@ def _list_unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:
 def get_remedy(reason: str) -> str:
     """Return the remedy for a reject reason."""
     return REASON_DESCRIPTIONS[reason].remedy
+
+
+# ── The templates of a recipe ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """Behaviour of one dataset's chat template on probes, and warnings for its user."""
+
+    dataset: str
+    template_digest: str
+    contract: TemplateBehavior
+    warnings: tuple[str, ...]
+
+
+def report_templates(project: Project) -> list[TemplateReport]:
+    """Probe the chat template of each dataset; datasets without one are skipped."""
+    found: list[TemplateReport] = []
+    for name, dataset, spec in _iterate_templates(project):
+        observed = Renderer(spec).contract
+        warnings = list_template_warnings(observed, finish=dataset.loss.finish)
+        mismatches = (
+            f"after {role}, inference prompts with {observed.prompts[role]!r}, but training text continues otherwise"
+            for role in find_mismatched_prompts(observed)
+        )
+        found.append(TemplateReport(name, digest_json(spec.text), observed, (*warnings, *mismatches)))
+    return found
+
+
+def prove_templates(project: Project) -> Iterator[tuple[str, TemplateProof]]:
+    """Prove the masks of each dataset's chat template on probes of all shapes; datasets without one are skipped."""
+    for name, dataset, spec in _iterate_templates(project):
+        on_dropped = {str(kind): policy for kind, policy in dataset.template.on_dropped.items()}
+        yield name, prove_template(Renderer(spec), MaskRules(spans=dataset.template.spans, on_dropped=on_dropped))
+
+
+def _iterate_templates(project: Project) -> Iterator[tuple[str, Dataset, RendererSpec]]:
+    for name, dataset in project.recipe.datasets.items():
+        with open_memory_context(project, name) as context:
+            loaded, _ = tokenizer_files.open_recipe_tokenizer(context)
+            spec = tokenized_examples.resolve_renderer_spec(context, loaded)
+            if spec is not None:
+                yield name, dataset, spec

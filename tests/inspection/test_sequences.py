@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.inspection import packed_sequence
+from rowmill.inspection import sequences
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import open_tokenizer
 from tests.support.recipes import Built, Workspace, chat, text_of
@@ -26,7 +26,7 @@ def encoder(built: Built) -> Encoder:
 def test_every_token_has_the_text_class_and_message_of_its_example(built: Built, encoder: Encoder) -> None:
     examples = {one["example_id"]: one for one in built.examples()}
 
-    one = packed_sequence.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
+    one = sequences.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
 
     assert one is not None
     assert len(one.segments) > 1
@@ -42,8 +42,8 @@ def test_every_token_has_the_text_class_and_message_of_its_example(built: Built,
 
 
 def test_long_sequence_is_cut_after_the_wanted_tokens(built: Built, encoder: Encoder) -> None:
-    whole = packed_sequence.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
-    cut = packed_sequence.view_sequence(built.project, "rows", encoder, max_tokens=7)
+    whole = sequences.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
+    cut = sequences.view_sequence(built.project, "rows", encoder, max_tokens=7)
 
     assert whole is not None
     assert cut is not None
@@ -56,7 +56,7 @@ def test_character_of_several_tokens_is_shown_at_the_last_of_them(encoder: Encod
     text = "a 👩 b Ω c"
     ids = encoder.encode([text]).ids.tolist()
 
-    texts = packed_sequence.decode_each(encoder, ids)
+    texts = sequences.decode_each(encoder, ids)
 
     assert "".join(texts) == text
     assert "" in texts
@@ -66,11 +66,11 @@ def test_character_of_several_tokens_is_shown_at_the_last_of_them(encoder: Encod
 def test_sequence_with_several_whole_segments_is_chosen_before_one_of_cut_or_tiny_ones() -> None:
     starts = [[0], [331, 0, 0], [0] * 40, [0, 0, 0], [0, 0, 0]]
 
-    assert packed_sequence.choose_sequence(starts) == 3
+    assert sequences.choose_sequence(starts) == 3
 
 
 def test_dataset_that_is_not_packed_has_no_sequence(tmp_path: Path, encoder: Encoder) -> None:
     workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(4)])
     built = workspace.build(only={("mini", "rows", "raw_dataset")})
 
-    assert packed_sequence.view_sequence(built.project, "rows", encoder, max_tokens=9) is None
+    assert sequences.view_sequence(built.project, "rows", encoder, max_tokens=9) is None

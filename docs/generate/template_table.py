@@ -34,7 +34,7 @@ from rowmill.core.storage import digest_json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.inspection.chat_templates import TemplateProof, make_probe_conversations, prove_template
-from rowmill.reports.template_proof import describe_defect
+from rowmill.reports.row_view import describe_defect
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
 from rowmill.schema.rows import MaskedConversation, Rejected, Span

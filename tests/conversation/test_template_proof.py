@@ -24,7 +24,7 @@ from rowmill.inspection.chat_templates import (
     make_probe_conversations,
     prove_template,
 )
-from rowmill.reports.template_proof import DEFECT_SENTENCES, describe_defect, render_proof
+from rowmill.reports.row_view import DEFECT_SENTENCES, describe_defect, render_proof
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
 from rowmill.schema.rows import MaskedConversation

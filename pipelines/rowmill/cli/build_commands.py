@@ -97,7 +97,7 @@ def _print_plan(args: argparse.Namespace) -> int:
     from rowmill.build import plan
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
-    from rowmill.reports.console import render_plan, render_remarks
+    from rowmill.reports.console import render_plan, render_remarks, render_table_plans
 
     project, console = open_project(args), terminal.make_console()
     remarks = _try_first_records(project)
@@ -112,17 +112,15 @@ def _print_plan(args: argparse.Namespace) -> int:
         console.print("", render_remarks(remarks), sep="\n")
     if not dry_run.list_table_datasets(project):
         return ExitStatus.SUCCESS
-    from rowmill.reports import table_plans
-
     plans = list(dry_run.plan_tables(project))
-    console.print(table_plans.render_table_plans(plans))
+    console.print(render_table_plans(plans))
     return ExitStatus.INVALID if any(one.plan is None for one in plans) else ExitStatus.SUCCESS
 
 
 def _run_advise(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
-    from rowmill.reports import table_plans
+    from rowmill.reports.console import render_advice
 
     project, console = open_project(args), terminal.make_console()
     if not dry_run.list_table_datasets(project, args.dataset):
@@ -138,7 +136,7 @@ def _run_advise(args: argparse.Namespace) -> int:
         else:
             print(proposal.document)
     if not args.write:
-        console.print(table_plans.render_advice(dry_run.advise_on_columns(project, args.dataset)))
+        console.print(render_advice(dry_run.advise_on_columns(project, args.dataset)))
     return ExitStatus.SUCCESS
 
 

@@ -122,7 +122,7 @@ def _choose_verification_status(checked: "Sequence[StageVerification]") -> int:
 def _run_sql(args: argparse.Namespace) -> int:
     from rowmill import stats
     from rowmill.core import console as terminal
-    from rowmill.reports.query_rows import render_query_rows
+    from rowmill.reports.console import render_query_rows
 
     project = None if args.recipe is None else open_project(args)
     store = open_folder_store(args) if project is None else project.store
@@ -180,11 +180,11 @@ def _run_template_report(args: argparse.Namespace) -> int:
 def _prove_templates(project: "Project") -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection.chat_templates import prove_templates
-    from rowmill.reports import template_proof
+    from rowmill.reports import row_view
 
     console, all_right = terminal.make_console(), True
     for dataset, proof in prove_templates(project):
-        console.print(template_proof.render_proof(dataset, proof))
+        console.print(row_view.render_proof(dataset, proof))
         all_right = all_right and not proof.defects
     return ExitStatus.SUCCESS if all_right else ExitStatus.PROBLEM_FOUND
 

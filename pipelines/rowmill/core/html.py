@@ -59,15 +59,6 @@ def escape_text(value: object) -> str:
     return escape(console.escape_control_characters(str(value)))
 
 
-def render_element(tag: str, content: str, **attributes: str) -> str:
-    """Return an element around markup; a trailing `_` keeps an attribute's name from being a Python keyword."""
-    names = [name.rstrip("_").replace("_", "-") for name in attributes]
-    rendered = "".join(
-        f' {name}="{escape_text(value)}"' for name, value in zip(names, attributes.values(), strict=True)
-    )
-    return f"<{tag}{rendered}>{content}</{tag}>"
-
-
 def render_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table; columns of numbers are right-aligned."""
     held = [list(row) for row in rows]

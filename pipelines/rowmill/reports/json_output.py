@@ -114,17 +114,9 @@ def describe_versions(kept: "Sequence[Manifest]", current: "Manifest | None") ->
     }
 
 
+RESULT_FIELDS = ("check", "outcome", "blocking", "severity", "value", "wanted", "what", "remedy", "waiver")
+
+
 def _describe_result(one: "CheckResult") -> dict[str, Any]:
-    return {
-        "check": one.check,
-        "outcome": one.outcome,
-        "blocking": one.blocking,
-        "severity": one.severity,
-        "value": one.value,
-        "wanted": one.wanted,
-        "what": one.what,
-        "remedy": one.remedy,
-        "waiver": one.waiver,
-        "causes": list(one.causes),
-        "samples": [] if one.causes else list(one.samples),
-    }
+    rest = {"causes": list(one.causes), "samples": [] if one.causes else list(one.samples)}
+    return {name: getattr(one, name) for name in RESULT_FIELDS} | rest

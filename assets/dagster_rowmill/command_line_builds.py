@@ -11,9 +11,9 @@ from datetime import datetime
 
 import dagster as dg
 
-from dagster_rowmill import metadata, partitions
+from dagster_rowmill import metadata
 from dagster_rowmill.checks import make_asset_check_result
-from dagster_rowmill.factory import find_asset_deps, find_upstream_assets
+from dagster_rowmill.factory import find_asset_deps, find_upstream_assets, iterate_materializations
 from dagster_rowmill.history import report_event
 from dagster_rowmill.names import make_asset_key
 from rowmill.build.run_waivers import propose_run_waivers
@@ -71,7 +71,7 @@ def _iterate_events(
     changes = metadata.describe_changes(project, report)
     page = metadata.make_stage_page(report, project.store, served, results=results, changes=changes)
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
-    yield from partitions.iterate_materializations(step, report.manifest)
+    yield from iterate_materializations(step, report.manifest)
     waivers = propose_run_waivers(results)
     for result in (one for one in results if one.check not in step.off_checks):
         found = make_asset_check_result(result, asset, metadata.make_check_page(result, project.store, served, waivers))

@@ -1,4 +1,8 @@
-"""What Dagster loads: every recipe of the configs folder as assets, checks, a job, a schedule and a sensor."""
+"""What Dagster loads: every recipe of the configs folder as assets, checks, a job, a schedule and a sensor.
+
+A code location in which one recipe is wrong loads all others: their schedules tick, and one typing error is not an
+outage for everyone who shares the location. The wrong one is an asset group of its own, with its error.
+"""
 
 # Before every library: it decides where they come from.
 import dagster_rowmill.import_order  # isort: skip  # noqa: F401
@@ -14,7 +18,6 @@ from typing import Any
 import dagster as dg
 
 from dagster_rowmill.automation import choose_condition, make_job, make_nightly_schedule, make_source_sensor
-from dagster_rowmill.broken_recipes import RecipeLoadError, make_broken_asset
 from dagster_rowmill.checks import make_checks
 from dagster_rowmill.factory import make_assets
 from dagster_rowmill.names import dagster_name, make_asset_key, name_group_of_file
@@ -26,6 +29,39 @@ from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.recipe import recipe
 
 _LOG = logging.getLogger("dagster_rowmill")
+BROKEN_PART = "cannot_be_loaded"
+"""The last part of the asset's key, which is its name in the graph."""
+
+
+class RecipeLoadError(PipelineError):
+    """A recipe that cannot be loaded, named as Dagster names its group."""
+
+    def __init__(self, group: str, message: str) -> None:
+        """Store both as arguments, so that pickling keeps them."""
+        super().__init__(group, message)
+        self.group = group
+        self.message = message
+
+    def __str__(self) -> str:
+        """Return the message alone."""
+        return self.message
+
+
+def make_broken_asset(error: RecipeLoadError) -> dg.AssetsDefinition:
+    """Return the only asset of a recipe that cannot be loaded: its page shows the error, and so does a run of it."""
+    text = error.message.replace("```", "'''")
+
+    @dg.asset(
+        key=[error.group, BROKEN_PART],
+        group_name=error.group,
+        kinds={"error"},
+        description=f"This recipe cannot be loaded, so it has no other assets and no schedule.\n\n```\n{text}\n```\n\n"
+        "Correct it, and reload the code location.",
+    )
+    def body() -> None:
+        raise dg.Failure(error.message, allow_retries=False)
+
+    return body
 
 
 @dg.definitions

@@ -11,14 +11,14 @@ bypassed.
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
 import dagster as dg
 
-from dagster_rowmill import history, metadata, partitions, reporting
+from dagster_rowmill import history, metadata, reporting
 from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
 from dagster_rowmill.resources import RunGatesResource, StorageResource
@@ -50,6 +50,10 @@ LOG_INTERVAL_S: Final = 5.0
 """A progress line in Dagster's log is an event in its database, so there is not one per part."""
 
 
+PARTITIONED_ASSET: Final = "ranks"
+"""The last part of the partitioned asset's key; no stage has this name."""
+
+
 class StageRunConfig(dg.Config):
     """Configuration of one run, set in the launchpad."""
 
@@ -75,7 +79,7 @@ def make_assets(
         )
         for step in steps
     ]
-    return [*stages, *(partitions.make_partitions_spec(project, step) for step in steps if step.stage.partitions)]
+    return [*stages, *(make_partitions_spec(project, step) for step in steps if step.stage.partitions)]
 
 
 def find_asset_deps(steps: Sequence[Step]) -> dict[StageKey, tuple[StageKey, ...]]:
@@ -155,7 +159,7 @@ def make_stage_asset(
                 run_id=context.run.run_id,
             )
             context.log.info(summarize_step(step, report))
-            for event in partitions.iterate_materializations(step, report.manifest):
+            for event in iterate_materializations(step, report.manifest):
                 context.log_event(event)
             return dg.MaterializeResult(
                 data_version=dg.DataVersion(report.version),
@@ -199,6 +203,48 @@ def summarize_step(step: Step, report: StepReport) -> str:
     """Summarize a step's result in one line."""
     how = "reused" if report.reused else f"made in {number_text.format_seconds(report.seconds)}"
     return f"{'/'.join(step.key[1:])}: {how}, {console.summarize_output(report.manifest)}"
+
+
+# ── Partitions: the ranks of `gpu_partitions` ──────────────────────────────────────────────────────
+#
+#     gpu_partitions (makes and publishes all ranks) ──► ranks [rank-00000-of-00008, …]
+#
+# The stage's asset has no partitions: Dagster asks for a choice of partitions before it starts a run that contains a
+# partitioned asset, so a first click on "Materialize all" would end in a dialog (docs/decisions/0030). The partitioned
+# asset cannot be materialized by itself, so it is in no run's way; the stage's asset materializes it.
+
+
+def make_partitions_key(step: Step) -> dg.AssetKey:
+    """Return the key of the asset that shows a step's partitions."""
+    return make_asset_key((*step.key[:-1], PARTITIONED_ASSET))
+
+
+def make_partitions_spec(project: Project, step: Step) -> dg.AssetSpec:
+    """Return the asset that shows a step's partitions."""
+    assert step.stage.partitions is not None
+    return dg.AssetSpec(
+        make_partitions_key(step),
+        deps=[make_asset_key(step.key)],
+        group_name=dagster_name(step.recipe),
+        partitions_def=dg.StaticPartitionsDefinition(list(step.stage.partitions(project.recipe))),
+        kinds={"parquet"},
+        owners=list(project.recipe.execution.owners),
+        tags={"rowmill/stage": step.name},
+        description="One partition per data-parallel rank, with its counts. All of them are made, checked and "
+        f"published together by {step.name}.",
+    )
+
+
+def iterate_materializations(step: Step, output: Manifest) -> Iterator[dg.AssetMaterialization]:
+    """Yield a materialization of each partition of an output; none for a stage without partitions."""
+    if step.stage.partitions is not None:
+        for rank in output.card.get("ranks", ()):
+            page = metadata.make_rank_page(output, rank)
+            tags = {"dagster/data_version": str(page["rank content"].value)} if page else None
+            yield dg.AssetMaterialization(make_partitions_key(step), partition=rank, metadata=page, tags=tags)
+
+
+# ── Progress, and the gate ─────────────────────────────────────────────────────────────────────────
 
 
 class LogProgress:

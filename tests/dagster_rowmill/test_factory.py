@@ -1,13 +1,20 @@
-"""Which errors an asset raises unchanged, to be retried, and which it reports to Dagster as final."""
+"""Which errors an asset raises unchanged, to be retried, and which are final; and the materializations of its ranks."""
 
 import errno
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import dagster as dg
 import pytest
 
+from dagster_rowmill import factory
 from dagster_rowmill.factory import RETRY_POLICY, LogProgress, only_infrastructure_errors
+from rowmill.build import runner
+from rowmill.build.steps import plan_steps
 from rowmill.core.errors import GateError, IntegrityError, SourceError
+from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny
+
+pytestmark = FOREIGN_WARNINGS
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -52,3 +59,21 @@ def test_progress_says_a_line_every_five_seconds_with_speed_and_time_left() -> N
         "chats/canonical_rows: 5 of 20 parts, 100 rows/s, 15.0 s left",
         "chats/canonical_rows: 10 of 20 parts, 100 rows/s, 10.0 s left",
     ]
+
+
+@pytest.mark.slow
+def test_each_rank_that_was_made_is_a_materialization_with_its_own_content(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    project = Tiny(tmp_path, instance).write().project
+    steps = {step.name: step for step in plan_steps(project)}
+    reports = {step.name: report for step, report, _ in runner.build(project)}
+
+    shown = list(factory.iterate_materializations(steps["gpu_partitions"], reports["gpu_partitions"].manifest))
+
+    assert [one.partition for one in shown] == ["rank-00000-of-00002", "rank-00001-of-00002"]
+    assert {one.asset_key for one in shown} == {dg.AssetKey(["tiny", "ranks"])}
+    assert len({(one.tags or {})["dagster/data_version"] for one in shown}) == 2
+    sequences = sum(int(str(one.metadata["rank sequences"].value)) for one in shown)
+    assert sequences == reports["gpu_partitions"].manifest.facts["sequences"]
+    assert list(factory.iterate_materializations(steps["training_splits"], reports["training_splits"].manifest)) == []

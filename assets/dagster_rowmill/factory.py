@@ -24,7 +24,6 @@ from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset
 from dagster_rowmill.resources import RunGatesResource, StorageResource
 from rowmill.build import gate, runner
 from rowmill.build.held_versions import find_held_version, follow_held_versions
-from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.checks import judge
 from rowmill.checks.gates import Threshold
@@ -116,6 +115,8 @@ def make_stage_asset(
     condition: dg.AutomationCondition[Any] | None,
 ) -> dg.AssetsDefinition:
     """Return a step's asset."""
+    hours = project.recipe.execution.overdue_hours if step.stage.shows_overdue else None
+    technology = "arrow" if step.name in (CANONICAL_ROWS, TOKENIZED_EXAMPLES) else "parquet"
 
     @dg.asset(
         key=make_asset_key(step.key),
@@ -125,10 +126,11 @@ def make_stage_asset(
         pool=CORES_POOL if step.stage.uses_all_cores else None,
         retry_policy=RETRY_POLICY,
         automation_condition=condition,
-        kinds=list_asset_kinds(step),
+        kinds={"export" if step.stage.scope == "export" else technology},
         owners=list(project.recipe.execution.owners),
-        tags=make_asset_tags(step),
-        freshness_policy=make_freshness_policy(project, step),
+        # `tag:"rowmill/dataset"="chats"` selects assets. A tag's value has at most 63 characters; a name may have 64.
+        tags={"rowmill/stage": step.name} | ({"rowmill/dataset": step.dataset[:63]} if step.dataset else {}),
+        freshness_policy=None if hours is None else dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours)),
         description=step.description,
     )
     def body(
@@ -158,7 +160,8 @@ def make_stage_asset(
                 progress=LogProgress(context.log.info),
                 run_id=context.run.run_id,
             )
-            context.log.info(summarize_step(step, report))
+            how = "reused" if report.reused else f"made in {number_text.format_seconds(report.seconds)}"
+            context.log.info("%s: %s, %s", "/".join(step.key[1:]), how, console.summarize_output(report.manifest))
             for event in iterate_materializations(step, report.manifest):
                 context.log_event(event)
             return dg.MaterializeResult(
@@ -176,33 +179,6 @@ def make_stage_asset(
             )
 
     return body
-
-
-def make_freshness_policy(project: Project, step: Step) -> dg.FreshnessPolicy | None:
-    """Return when the training order counts as overdue; it represents everything that a trainer reads."""
-    hours = project.recipe.execution.overdue_hours
-    if hours is None or not step.stage.shows_overdue:
-        return None
-    return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours))
-
-
-def list_asset_kinds(step: Step) -> set[str]:
-    """Return the kinds of a graph node: the technology of the output."""
-    if step.stage.scope == "export":
-        return {"export"}
-    return {"arrow" if step.name in (CANONICAL_ROWS, TOKENIZED_EXAMPLES) else "parquet"}
-
-
-def make_asset_tags(step: Step) -> dict[str, str]:
-    """Return the tags by which assets can be selected: `tag:"rowmill/dataset"="chats"`."""
-    # A tag's value has at most 63 characters; a name may have 64.
-    return {"rowmill/stage": step.name} | ({"rowmill/dataset": step.dataset[:63]} if step.dataset else {})
-
-
-def summarize_step(step: Step, report: StepReport) -> str:
-    """Summarize a step's result in one line."""
-    how = "reused" if report.reused else f"made in {number_text.format_seconds(report.seconds)}"
-    return f"{'/'.join(step.key[1:])}: {how}, {console.summarize_output(report.manifest)}"
 
 
 # ── Partitions: the ranks of `gpu_partitions` ──────────────────────────────────────────────────────
@@ -306,7 +282,12 @@ def open_asset_inputs(
         except PipelineError as refusal:
             closed.append(str(refusal))
     if closed:
-        raise make_gate_failure(closed)
+        lines = "\n".join(f"- {line}" for line in closed)
+        raise dg.Failure(
+            f"Gate closed; nothing was built.\n{lines}",
+            allow_retries=False,
+            metadata={"blocked_by": dg.MetadataValue.md(lines)},
+        )
     return {key: manifests[key] for key in step.inputs}
 
 
@@ -328,16 +309,6 @@ def explain_closed_check(results: CheckHistory, store: Store, built: Manifest, t
     if result.passed or result.severity == dg.AssetCheckSeverity.WARN:
         return None
     return f"{where}: {result.description or threshold.check}"
-
-
-def make_gate_failure(closed: Sequence[str]) -> dg.Failure:
-    """Return the failure of a step whose gate is closed."""
-    lines = "\n".join(f"- {line}" for line in closed)
-    return dg.Failure(
-        f"Gate closed; nothing was built.\n{lines}",
-        allow_retries=False,
-        metadata={"blocked_by": dg.MetadataValue.md(lines)},
-    )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ are shown as plain text, and into plots, encoded. A schema under Dagster's own k
 high or more, so the columns have a key of ours and their place below (docs/how-to/dagster-pages.md).
 """
 
+import base64
 import math
 import re
 import textwrap
@@ -250,7 +251,8 @@ def embed_plot(svg: str, name: str) -> dg.MetadataValue:
     """Wrap a plot as Markdown; one that is too large for the event log is only in the report."""
     if len(svg) > MAX_PLOT_BYTES:
         return dg.MetadataValue.text("too large for this page; see the stage's report")
-    return dg.MetadataValue.md(f"![{name.replace('_', ' ')}]({plots.make_data_uri(svg)})")
+    encoded = base64.b64encode(svg.encode()).decode()
+    return dg.MetadataValue.md(f"![{name.replace('_', ' ')}](data:image/svg+xml;base64,{encoded})")
 
 
 def _show_tables(manifest: Manifest) -> MetadataPage:

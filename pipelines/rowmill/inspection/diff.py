@@ -44,15 +44,16 @@ class ScopeComparison:
 def compare_versions(project: Project, before: Manifest, after: Manifest) -> list[ScopeComparison]:
     """Compare two versions of a stage, dataset by dataset, then the recipe as a whole."""
     left, right = _collect_lineage(project, before), _collect_lineage(project, after)
+    kept = _list_datasets(left) | _list_datasets(right)
+    compared: list[ScopeComparison] = []
     # The recipe's datasets in order, then datasets that only an older version has.
-    names = list(dict.fromkeys([*project.recipe.datasets, *_list_datasets(left), *_list_datasets(right)]))
-    datasets = [
-        _compare_dataset(project, name, left, right)
-        for name in names
-        if name in _list_datasets(left) | _list_datasets(right)
-    ]
+    for name in dict.fromkeys([*project.recipe.datasets, *_list_datasets(left), *_list_datasets(right)]):
+        if name in kept:
+            key = (project.recipe.name, name, canonical_rows.STAGE.name)
+            moved = _count_moved_rows(project, left.get(key), right.get(key)) or (None, None)
+            compared.append(ScopeComparison(name, tuple(_compare_numbers(left, right, name)), *moved))
     recipe_numbers = tuple(_compare_numbers(left, right, None))
-    return [*datasets, *([ScopeComparison(None, recipe_numbers)] if recipe_numbers else [])]
+    return [*compared, *([ScopeComparison(None, recipe_numbers)] if recipe_numbers else [])]
 
 
 def find_previous_version(project: Project, output: Manifest) -> Manifest | None:
@@ -88,29 +89,16 @@ def _collect_lineage(project: Project, output: Manifest) -> dict[StageKey, Manif
                 continue  # removed by gc
     for key, one in list(found.items()):
         if one.stage == tokenized_examples.STAGE.name:
-            found |= _find_statistics(project, key, one)
+            # No manifest names the statistics of examples, since they are no stage's input.
+            at = (*key[:-1], truncation_stats.STAGE.name)
+            versions = manifest.list_versions(project.store, at)
+            kept = [statistics for statistics in versions if statistics.inputs.get("/".join(key)) == one.version]
+            found |= {at: kept[-1]} if kept else {}
     return found
-
-
-def _find_statistics(project: Project, key: StageKey, examples: Manifest) -> dict[StageKey, Manifest]:
-    """Find the statistics of a version of examples; no manifest names them, since they are no stage's input."""
-    at = (*key[:-1], truncation_stats.STAGE.name)
-    kept = [
-        one for one in manifest.list_versions(project.store, at) if one.inputs.get("/".join(key)) == examples.version
-    ]
-    return {at: kept[-1]} if kept else {}
 
 
 def _list_datasets(made: Mapping[StageKey, Manifest]) -> set[str]:
     return {key[1] for key in made if len(key) == 3}
-
-
-def _compare_dataset(
-    project: Project, name: str, left: Mapping[StageKey, Manifest], right: Mapping[StageKey, Manifest]
-) -> ScopeComparison:
-    key = (project.recipe.name, name, canonical_rows.STAGE.name)
-    moved = _count_moved_rows(project, left.get(key), right.get(key))
-    return ScopeComparison(name, tuple(_compare_numbers(left, right, name)), *(moved or (None, None)))
 
 
 def _compare_numbers(

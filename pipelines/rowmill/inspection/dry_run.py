@@ -120,8 +120,7 @@ def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
         return
     with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as folder:
         scratch = replace(project, store=Store(folder))
-        for kept in project.store.list("tokenizers"):
-            scratch.store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
+        tokenizer_files.copy_tokenizers(project.store, scratch.store)
         made: dict[StageKey, Manifest] = {}
         for step in steps.plan_steps(scratch):
             if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):

@@ -114,10 +114,7 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
                 yield one
             continue
         with open_memory_context(project, name) as context:
-            if row_id is None:
-                yield from _inspect_first(project, context, count)
-                continue
-            for one in _inspect_row(project, context, row_id):
+            for one in _inspect_records(project, context, count, row_id):
                 found = True
                 yield one
     if row_id is not None and not found:
@@ -177,26 +174,26 @@ def _scan_source(project: Project, context: StageContext, count: int | None) -> 
     return sources.scan_source(source, project.base, stage, known_by_url, keeps_non_finite=keeps)
 
 
-def _inspect_first(project: Project, context: StageContext, count: int) -> Iterator[InspectedRecord]:
-    left = count
-    for scan in _scan_source(project, context, count):
-        for part in scan.parts:
-            if left <= 0:
-                return
-            taken = min(left, part.records)
-            left -= taken
-            yield from _inspect_part(context, part, range(taken))
-
-
-def _inspect_row(project: Project, context: StageContext, row_id: str) -> Iterator[InspectedRecord]:
-    name = row_id.split("#", 1)[0]
-    if not is_row_id(name):
+def _inspect_records(
+    project: Project, context: StageContext, count: int, row_id: str | None
+) -> Iterator[InspectedRecord]:
+    """Yield the first records of a source, or only those of a row."""
+    wanted = None if row_id is None else row_id.split("#", 1)[0]
+    if wanted is not None and not is_row_id(wanted):
         return
-    part_id, at = parse_row_id(name)
-    for scan in _scan_source(project, context, None):
+    for scan in _scan_source(project, context, count if wanted is None else None):
         for part in scan.parts:
-            if part.part_id == part_id and at < part.records:
-                yield from _inspect_part(context, part, range(at, at + 1))
+            if numbers := _choose_records(part, count, wanted):
+                count -= len(numbers)
+                yield from _inspect_part(context, part, numbers)
+
+
+def _choose_records(part: SourcePart, count: int, row_id: str | None) -> range:
+    """Return which records of a part are wanted: at most `count`, or only the one with this row id."""
+    if row_id is None:
+        return range(min(count, part.records))
+    part_id, number = parse_row_id(row_id)
+    return range(number, number + 1) if part_id == part.part_id and number < part.records else range(0)
 
 
 # ── Through the steps ──────────────────────────────────────────────────────────────────────────────
@@ -265,16 +262,10 @@ def _inspect_table(project: Project, name: str, count: int, row_id: str | None) 
     if wanted is not None and not is_row_id(wanted):
         return
     with _open_table_build(project, name) as built:
-        left, shown = count, set[str]()
+        shown = set[str]()
         for index, part in inputs.number_source_parts(built.raw):
-            if wanted is None:
-                numbers = range(min(left, part.records))
-                left -= len(numbers)
-            else:
-                number = parse_row_id(wanted)[1]
-                is_in_part = parse_row_id(wanted)[0] == part.part_id and number < part.records
-                numbers = range(number, number + 1) if is_in_part else range(0)
-            if numbers:
+            if numbers := _choose_records(part, count, wanted):
+                count -= len(numbers)
                 yield from _inspect_table_part(project, name, built, index, part, numbers, shown)
 
 

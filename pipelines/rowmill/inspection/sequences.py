@@ -94,7 +94,9 @@ def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_token
         ids=ids,
         labels=row["labels"][:max_tokens],
         positions=row["position_ids"][:max_tokens],
-        texts=[text for place in shown for text in decode_each(encoder, _slice_segment(ids, place))],
+        texts=[
+            text for place in shown for text in decode_each(encoder, ids[place.offset : place.offset + place.length])
+        ],
         kinds=[SPAN_KINDS[kind] for kind in kinds[: len(ids)]],
         messages=messages[: len(ids)],
         segments=shown,
@@ -109,10 +111,6 @@ def choose_sequence(starts: Sequence[Sequence[int]]) -> int:
         return abs(len(starts[at]) - WANTED_SEGMENTS) + sum(start > 0 for start in starts[at]), at
 
     return min(range(len(starts)), key=measure_distance)
-
-
-def _slice_segment(ids: Sequence[int], location: SegmentLocation) -> Sequence[int]:
-    return ids[location.offset : location.offset + location.length]
 
 
 def decode_each(encoder: Encoder, ids: Sequence[int]) -> list[str]:
@@ -145,21 +143,16 @@ def _join_spans(lineage: Lineage, places: Sequence[SegmentLocation]) -> tuple[li
 
 def _load_spans(lineage: Lineage, names: set[str]) -> Mapping[str, dict[str, Any]]:
     """Read the spans of some examples; each file that may hold one of them is read once."""
-    by_part: dict[str, set[str]] = {}
-    for name in names:
-        by_part.setdefault(name.split("#", 1)[0].rpartition(":")[0], set()).add(name)
+    part_ids = {name.split("#", 1)[0].rpartition(":")[0] for name in names}
     found: dict[str, dict[str, Any]] = {}
     for index, part in enumerate(lineage.parts):
-        for file in find_example_files(lineage, index) if part.part_id in by_part else ():
-            wanted = names - set(found)
-            if wanted:
-                found |= {span["example_id"]: span for span in _read_spans(lineage, file, wanted)}
+        for file in find_example_files(lineage, index) if part.part_id in part_ids else ():
+            wanted = pa.array(sorted(names - set(found)), pa.string())
+            if len(wanted):
+                table = lineage.project.store.table(file, ("example_id", "span_starts", "span_messages", "span_kinds"))
+                spans = table.filter(pc.is_in(table.column("example_id"), wanted)).to_pylist()
+                found |= {span["example_id"]: span for span in spans}
     return found
-
-
-def _read_spans(lineage: Lineage, file: manifest.File, names: set[str]) -> list[dict[str, Any]]:
-    table = lineage.project.store.table(file, ("example_id", "span_starts", "span_messages", "span_kinds"))
-    return table.filter(pc.is_in(table.column("example_id"), pa.array(sorted(names), pa.string()))).to_pylist()
 
 
 # ── Back to rows and sources ───────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ inputs that each manifest names, so a half-finished rebuild cannot mix two linea
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def locate_examples(lineage: Lineage, examples: Collection[str]) -> tuple[list[S
     order, note = load_order(lineage)
     found: list[SegmentLocation] = []
     for part in (part for part in packed.parts if "segments" in part.files):
-        segments = _read_segments(lineage, part)
+        segments = lineage.project.store.table(part.files["segments"])
         holding = pc.is_in(segments.column("example_id"), pa.array(sorted(examples), pa.string()))
         for row in segments.filter(holding).column("shard_row").unique().to_pylist():
             sequence = row + int(part.facts["first_sequence"])
@@ -162,20 +162,11 @@ def locate_examples(lineage: Lineage, examples: Collection[str]) -> tuple[list[S
     return found, note
 
 
-def _read_segments(lineage: Lineage, part: manifest.Part) -> pa.Table:
-    table = lineage.project.store.table(part.files["segments"])
-    if "shard_row" in table.column_names:
-        return table
-    # Older builds numbered the sequences of all shards.
-    rows = pc.subtract(table.column("sequence_id"), int(part.facts["first_sequence"]))
-    return table.append_column("shard_row", rows)
-
-
 def locate_segments(
     lineage: Lineage, part: manifest.Part, sequence: int, order: "_TrainingOrder | None"
 ) -> Iterator[tuple[str, SegmentLocation]]:
     """Yield the segments of a sequence, each with its row's id."""
-    segments = _read_segments(lineage, part)
+    segments = lineage.project.store.table(part.files["segments"])
     split = str(part.facts["split"])
     occurrences = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
     offset = 0
@@ -237,40 +228,36 @@ def load_order(lineage: Lineage) -> tuple[_TrainingOrder | None, str]:
         world_size=read_facts(GpuPartitionsFacts, ranks.facts).world_size
         if ranks is not None and fits
         else project.recipe.partitions.world_size,
-        locate=_locate_nowhere if ranks is None or not fits else _make_rank_locator(project.store, ranks),
+        locate=_make_rank_locator(project.store, ranks if fits else None),
     ), "" if fits else "the ranks are not built from this order yet"
 
 
-def _locate_nowhere(rank: int, row: int) -> tuple[str, int]:
-    del rank
-    return "", row
-
-
-def _make_rank_locator(store: Store, ranks: Manifest) -> Callable[[int, int], tuple[str, int]]:
+def _make_rank_locator(store: Store, ranks: Manifest | None) -> Callable[[int, int], tuple[str, int]]:
+    """Return a function that finds a rank's row: its file, and the row in it; no file if the ranks are not built."""
+    if ranks is None:
+        return lambda _, row: ("", row)
     parts = {int(name.split("-")[1]): part for name, part in zip(ranks.card["ranks"], ranks.parts, strict=True)}
-    if not is_index(ranks):
-        return partial(_locate_copied_row, store, parts)
-    shards = [part.files["shard"].path for part in list_train_shards(load_packed_inputs(store, ranks))]
-    tables = {rank: store.table(part.files["index"], ("shard", "row")) for rank, part in parts.items()}
-    return partial(_locate_indexed_row, store, tables, shards)
+    if is_index(ranks):
+        shards = [part.files["shard"].path for part in list_train_shards(load_packed_inputs(store, ranks))]
+        tables = {rank: store.table(part.files["index"], ("shard", "row")) for rank, part in parts.items()}
 
+        def locate_indexed_row(rank: int, row: int) -> tuple[str, int]:
+            if rank not in tables:
+                return "", row
+            shard, shard_row = (int(tables[rank].column(name)[row].as_py()) for name in ("shard", "row"))
+            return store.path(shards[shard]), shard_row
 
-def _locate_copied_row(store: Store, parts: Mapping[int, manifest.Part], rank: int, row: int) -> tuple[str, int]:
-    files = parts[rank].files if rank in parts else {}
-    for _, file in sorted((name, file) for name, file in files.items() if name.startswith("data/")):
-        if row < file.rows:
-            return store.path(file.path), row
-        row -= file.rows
-    return "", row
+        return locate_indexed_row
 
-
-def _locate_indexed_row(
-    store: Store, tables: Mapping[int, pa.Table], shards: Sequence[str], rank: int, row: int
-) -> tuple[str, int]:
-    if rank not in tables:
+    def locate_copied_row(rank: int, row: int) -> tuple[str, int]:
+        files = parts[rank].files if rank in parts else {}
+        for _, file in sorted((name, file) for name, file in files.items() if name.startswith("data/")):
+            if row < file.rows:
+                return store.path(file.path), row
+            row -= file.rows
         return "", row
-    shard, shard_row = (int(tables[rank].column(name)[row].as_py()) for name in ("shard", "row"))
-    return store.path(shards[shard]), shard_row
+
+    return locate_copied_row
 
 
 # ── Rows ───────────────────────────────────────────────────────────────────────────────────────────

@@ -66,7 +66,7 @@ def render_plan(project: "Project", forecasts: "Sequence[StepForecast]") -> Rend
     width = max(len(forecast.action) for forecast in forecasts)
     lines: list[RenderableType] = [render_title(project, _count_actions(forecasts))]
     for scope, group in groupby(forecasts, key=lambda one: one.step.dataset):
-        lines.append(_render_scope(project, scope))
+        lines.append(render_scope(scope))
         for one in group:
             mark, style = _ACTION_MARKS[one.action]
             line = Text.assemble(
@@ -95,13 +95,14 @@ def _count_actions(forecasts: "Sequence[StepForecast]") -> str:
     return join_facts(f"{count} {labels[action]}" for action, count in counts.items() if count)
 
 
+def render_scope(dataset: str | None) -> Text:
+    """Return the heading of a dataset's steps, or of those of all datasets."""
+    return Text(f"\n{dataset or 'all datasets'}", HEAD)
+
+
 def render_title(project: "Project", rest: str) -> Text:
     """Return a title line: the recipe, a remark, and its storage root."""
     return Text.assemble((project.recipe.name, HEAD), "  ", (f"{rest} · {project.store.path('')}", DIM))
-
-
-def _render_scope(project: "Project", dataset: str | None) -> Text:
-    return Text(f"\n{dataset or 'all datasets'}", HEAD)
 
 
 # ── after training ─────────────────────────────────────────────────────────────────────────────────
@@ -140,23 +141,16 @@ def render_parsed_files(parsed: "ParsedFiles") -> RenderableType:
 # ── build ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def render_build_title(project: "Project", steps: "Sequence[Step]") -> RenderableType:
-    """Return the title of a build."""
-    datasets = format_count(len(project.recipe.datasets), "dataset")
-    return render_title(project, join_facts([datasets, format_count(len(steps), "step")]))
-
-
-def render_scope_title(project: "Project", step: "Step") -> RenderableType:
-    """Return the heading of a dataset's steps."""
-    return _render_scope(project, step.dataset)
-
-
 def render_step(step: "Step", report: "StepReport", results: "Sequence[CheckResult]") -> RenderableType:
     """Show one finished step: its duration, its output, and the checks that failed."""
     mark, style = choose_result_mark(results)
     time = "held" if report.held else "reused" if report.reused else format_seconds(report.seconds)
     line = Text.assemble((f"  {mark} ", style), f"{step.label:<20}", (f"{time:>9}  ", DIM))
-    line.append(join_facts([summarize_output(report.manifest), _format_reuse(report)]), DIM if report.reused else "")
+    facts = [summarize_output(report.manifest)]
+    if report.parts_reused and not report.reused:
+        read = format_count(report.rows_made, "row")
+        facts.append(f"{report.parts_reused} of {report.parts} parts reused, {read} read")
+    line.append(join_facts(facts), DIM if report.reused else "")
     held = [Text(f"    {report.held.sentence}", LOOK)] if report.held else []
     return Group(line, *held, *(render_check_result(result, indent=4) for result in results if result.failed))
 
@@ -167,12 +161,6 @@ def choose_result_mark(results: "Iterable[CheckResult]") -> tuple[str, str]:
     if any(one.blocking for one in failed):
         return "✗", BAD
     return ("!", LOOK) if failed else ("✓", GOOD)
-
-
-def _format_reuse(report: "StepReport") -> str:
-    if report.reused or not report.parts_reused:
-        return ""
-    return f"{report.parts_reused} of {report.parts} parts reused, {format_count(report.rows_made, 'row')} read"
 
 
 def summarize_output(made: "Manifest") -> str:

@@ -8,7 +8,6 @@ a page has them, and else those of a light background, which is readable on dark
 escaped.
 """
 
-import base64
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
@@ -52,11 +51,6 @@ def draw_plots(output: Manifest, *, width: int = 640) -> dict[str, str]:
             bars = [(str(row[0]), float(row[at])) for row in table.rows[:MAX_BARS]]
             drawn[name] = draw_bars_svg(f"{column.replace('_', ' ')} of {name}", bars, width=width)
     return drawn
-
-
-def make_data_uri(svg: str) -> str:
-    """Return an SVG as a data URI, for an image inside Markdown."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
 def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 240) -> str:

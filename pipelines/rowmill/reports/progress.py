@@ -46,7 +46,9 @@ class BuildProgress:
 
     def __enter__(self) -> Self:
         """Print the title and start the live lines."""
-        self._print(console.render_build_title(self._project, self._steps))
+        datasets = number_text.format_count(len(self._project.recipe.datasets), "dataset")
+        count = number_text.format_count(len(self._steps), "step")
+        self._print(console.render_title(self._project, number_text.join_facts([datasets, count])))
         if self._lines is not None:
             self._lines.live.start()
         return self
@@ -73,7 +75,7 @@ class BuildProgress:
         """Receive the step that begins: print its dataset if that is another than before, and show it in its line."""
         if self._scope != (step.dataset,):
             self._scope = (step.dataset,)
-            self._print(console.render_scope_title(self._project, step))
+            self._print(console.render_scope(step.dataset))
         self._printed_s = 0.0
         if self._lines is not None:
             self._lines.begin(step.dataset, step.label)
@@ -207,7 +209,8 @@ class RateMeter:
         if rows <= first_rows or since_s <= 0:
             return _format_rates(rows, tokens, seconds)
         left_s = since_s / (rows - first_rows) * (total_rows - rows)
-        return f"{_format_rates(rows - first_rows, tokens - first_tokens, since_s)}, {_format_time_left(left_s)}"
+        rates = _format_rates(rows - first_rows, tokens - first_tokens, since_s)
+        return f"{rates}, {number_text.format_seconds(left_s)} left"
 
 
 def _format_rates(rows: int, tokens: int, seconds: float) -> str:
@@ -215,10 +218,6 @@ def _format_rates(rows: int, tokens: int, seconds: float) -> str:
     if tokens:
         rates.append(f"{format_short_number(tokens / seconds)} tokens/s")
     return ", ".join(rates)
-
-
-def _format_time_left(seconds: float) -> str:
-    return f"{number_text.format_seconds(seconds)} left"
 
 
 def format_short_number(value: float) -> str:

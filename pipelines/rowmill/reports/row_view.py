@@ -11,7 +11,6 @@ from rich.rule import Rule
 from rich.text import Text
 
 from rowmill.checks.mask_judge import MaskDefect, MaskDefectKind
-from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.core.console import (
     BAD,
     DIM,
@@ -220,9 +219,8 @@ def _render_origin(origin: RowOrigin) -> Iterator[RenderableType]:
         yield label_value("source", f"{origin.url}, record {origin.record}")
         yield label_value("", origin.problem, LOOK)
         return
-    raw = origin.raw.decode(errors="replace")
     yield label_value("source", format_source_line(origin.url, origin.reader, origin.line))
-    yield label_value("raw", raw if len(raw) <= MAX_RAW_CHARS else f"{raw[:MAX_RAW_CHARS]} … ({len(raw):,} characters)")
+    yield label_value("raw", _clip_text(origin.raw.decode(errors="replace"), MAX_RAW_CHARS))
 
 
 def render_sequence_trace(one: SequenceTrace) -> RenderableType:
@@ -320,17 +318,12 @@ def render_template_report(one: TemplateReport) -> RenderableType:
         rows = [
             (name, Text(escape_control_characters(_format_observation(value))))
             for name in names
-            if (value := _read_observation(one.contract, name))
+            # False is "no"; an empty observation is left out.
+            if (value := "no" if (seen := getattr(one.contract, name)) is False else seen)
         ]
         if rows:
             lines += [Text(""), make_grid([title, "on probes"], rows)]
     return Group(*lines, Text(""))
-
-
-def _read_observation(observed: TemplateBehavior, name: str) -> object:
-    """Return an observation, or None if it is empty; False becomes "no"."""
-    value: object = getattr(observed, name)
-    return "no" if value is False else value or None
 
 
 def _format_observation(value: object) -> str:

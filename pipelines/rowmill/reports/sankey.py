@@ -10,8 +10,6 @@ Widths are proportional to counts within a unit; what would be invisible is draw
 drawn is also in a `data-count`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
@@ -43,28 +41,29 @@ COLOURS: dict[BranchKind, str] = {
 KEPT_COLOUR = "var(--flow-kept, #4c78a8)"
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """Pixels of a unit's counts."""
-
-    largest: int
-
-    def measure(self, count: int) -> float:
-        return max(STREAM * count / self.largest, 1.0) if count and self.largest else 0.0
-
-
 def draw_flow_svg(flow: Flow, title: str) -> str:
     """Draw a flow; an empty one is an empty text."""
     if not flow:
         return ""
     drawn: list[str] = []
     y = 6.0
-    for number, (_, own) in enumerate(groupby(shorten_branches(flow), key=_get_unit)):
+    for number, (_, own) in enumerate(groupby(shorten_branches(flow), key=lambda level: level.unit)):
         levels = list(own)
         if number:
-            drawn.append(_draw_unit_change(y))
+            drawn.append(
+                f'<path fill="none" stroke="{KEPT_COLOUR}" stroke-width="2" d="M{LEFT + STREAM / 2 - 7} '
+                f'{y + 3:.1f}l7 7l7 -7"/><text x="{LABELS}" y="{y + 11:.1f}" opacity=".7">made into</text>'
+            )
             y += LINE + 4
-        y = _draw_levels(levels, y, drawn)
+        largest = max(one.count + sum(branch.count for branch in one.branches if branch.joins) for one in levels)
+        for at, level in enumerate(levels):
+            width = _measure_width(level.count, largest)
+            drawn.append(
+                f'<g class="level" data-unit="{escape(level.unit)}" data-count="{level.count}">'
+                f'<rect fill="{KEPT_COLOUR}" x="{LEFT}" y="{y:.1f}" width="{width:.1f}" height="{BAR}"/>'
+                f'<text x="{LABELS}" y="{y + 9:.1f}" font-weight="600">{level.count:,} {escape(level.label)}</text></g>'
+            )
+            y = _draw_branches(level, y + BAR, y + LINE, largest, drawn, goes_on=at + 1 < len(levels))
     height = round(y + 4)
     return (
         f'<svg class="flow" xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
@@ -73,53 +72,26 @@ def draw_flow_svg(flow: Flow, title: str) -> str:
     )
 
 
-def _get_unit(level: FlowLevel) -> str:
-    return level.unit
+def _measure_width(count: int, largest: int) -> float:
+    """Return the pixels of a count in a unit."""
+    return max(STREAM * count / largest, 1.0) if count and largest else 0.0
 
 
-def _draw_unit_change(y: float) -> str:
-    middle = LEFT + STREAM / 2
-    return (
-        f'<path fill="none" stroke="{KEPT_COLOUR}" stroke-width="2" d="M{middle - 7} {y + 3:.1f}l7 7l7 -7"/>'
-        f'<text x="{LABELS}" y="{y + 11:.1f}" opacity=".7">made into</text>'
-    )
-
-
-def _draw_levels(levels: Sequence[FlowLevel], y: float, drawn: list[str]) -> float:
-    """Draw the levels of one unit from a height on; return the height at their end."""
-    joined = [level.count + sum(branch.count for branch in level.branches if branch.joins) for level in levels]
-    scale = _Scale(max(joined))
-    for at, level in enumerate(levels):
-        drawn.append(_draw_level(level, y, scale))
-        top, y = y + BAR, y + LINE
-        y = _draw_branches(level, top, y, scale, drawn, goes_on=at + 1 < len(levels))
-    return y
-
-
-def _draw_level(level: FlowLevel, y: float, scale: _Scale) -> str:
-    width = scale.measure(level.count)
-    return (
-        f'<g class="level" data-unit="{escape(level.unit)}" data-count="{level.count}">'
-        f'<rect fill="{KEPT_COLOUR}" x="{LEFT}" y="{y:.1f}" width="{width:.1f}" height="{BAR}"/>'
-        f'<text x="{LABELS}" y="{y + 9:.1f}" font-weight="600">{level.count:,} {escape(level.label)}</text></g>'
-    )
-
-
-def _draw_branches(level: FlowLevel, top: float, y: float, scale: _Scale, drawn: list[str], *, goes_on: bool) -> float:
+def _draw_branches(level: FlowLevel, top: float, y: float, largest: int, drawn: list[str], *, goes_on: bool) -> float:
     """Draw what leaves and joins below a level, and the stream to the next one; return the next level's height."""
-    right = LEFT + scale.measure(level.count)
-    kept = LEFT + (scale.measure(level.remaining) if goes_on else 0)
+    right = LEFT + _measure_width(level.count, largest)
+    kept = LEFT + (_measure_width(level.remaining, largest) if goes_on else 0)
     ribbons: list[str] = []
     lines: list[tuple[float, float, FlowBranch]] = []
     for branch in level.branches:
         if not branch.joins:
-            width = scale.measure(branch.count)
+            width = _measure_width(branch.count, largest)
             lines.append((right - width, width, branch))
             right -= width
     right = max(right, LEFT)
     for branch in level.branches:
         if branch.joins:
-            width = scale.measure(branch.count)
+            width = _measure_width(branch.count, largest)
             lines.append((right, width, branch))
             right += width
     middles: list[float] = []
@@ -131,7 +103,7 @@ def _draw_branches(level: FlowLevel, top: float, y: float, scale: _Scale, drawn:
     for (x, width, one), middle in zip(lines, middles, strict=True):
         ribbons.append(_draw_branch(one, level, max(x, LEFT), width, middle, top=top, bottom=bottom))
     if goes_on:
-        stays = min(kept, LEFT + scale.measure(level.count))
+        stays = min(kept, LEFT + _measure_width(level.count, largest))
         drawn.append(
             f'<rect fill="{KEPT_COLOUR}" opacity=".35" x="{LEFT}" y="{top:.1f}" width="{stays - LEFT:.1f}" '
             f'height="{bottom - top:.1f}"/>'
@@ -145,7 +117,8 @@ def _draw_branch(
 ) -> str:
     sign, edge = ("+ ", bottom) if one.joins else ("" if one.kind in LAST_CLASSES else "− ", top)
     label = f"{sign}{one.count:,} {escape_control_characters(one.name)}"
-    share = f" · {_format_branch_share(one.count, level.count)}" if level.count else ""
+    percent = format_percent(one.count, level.count) if 2000 * one.count >= level.count else "< 0.1 %"
+    share = f" · {percent}" if level.count else ""
     shown = label if len(label) <= MAX_LABEL_CHARS else f"{label[: MAX_LABEL_CHARS - 1]}…"
     return (
         f'<g class="branch" data-kind="{one.kind}" data-count="{one.count if one.joins else -one.count}">'
@@ -154,10 +127,6 @@ def _draw_branch(
         f'<text x="{LABELS}" y="{middle + 4.5:.1f}">{escape(shown)}'
         f'<tspan opacity=".65">{escape(share)}</tspan></text></g>'
     )
-
-
-def _format_branch_share(count: int, whole: int) -> str:
-    return format_percent(count, whole) if 2000 * count >= whole else "< 0.1 %"
 
 
 def _trace_ribbon(x: float, width: float, middle: float, edge: float) -> str:

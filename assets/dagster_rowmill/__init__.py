@@ -4,10 +4,8 @@
     import_order.py  the project's folder behind the libraries
     factory.py       a recipe's steps → assets; holds the only `@asset` and its gate
     names.py         the engine's names as Dagster's
-    moved_keys.py    moves the history of assets that had other keys
     history.py       reads Dagster's event log, and adds events to it
-    command_line_builds.py  reports a build of the command line as events
-    outside_builds.py       reports what Dagster does not know, at its start and in a sensor
+    outside_builds.py  reports what Dagster does not know, at its start and in a sensor
     event_log.py     storage of the event log: Dagster's own files, kept open
     checks.py        checks → asset checks
     automation.py    job, nightly schedule, watching sensor, conditions

@@ -1,31 +1,139 @@
-"""Reports outputs that a Dagster instance does not know: those of builds before it existed, or on another machine.
+"""Reports outputs that a Dagster instance did not make, so that its assets show them as if it had.
 
+    rowmill build                  an instance is there           ──►   the command reports what it made
     rowmill build                  no instance yet                      nothing is reported
     rowmill ui                     starts one     ──► this module ──►   every current output with its check results
     a build somewhere else         same storage   ──► the sensor  ──►   what it made
 
-An output of a run that is still going is left to that run: its event comes after its output.
+An output of a run that is still going is left to that run: its event comes after its output. A step whose newest event
+in the instance already says the same is left out, so that builds in which nothing changed add no events.
 """
 
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 import dagster as dg
 
-from dagster_rowmill.command_line_builds import FinishedStep, report_finished_steps
-from dagster_rowmill.history import find_current_versions
+from dagster_rowmill import metadata
+from dagster_rowmill.checks import make_asset_check_result
+from dagster_rowmill.factory import find_asset_deps, find_upstream_assets, iterate_materializations
+from dagster_rowmill.history import find_current_versions, report_event
+from dagster_rowmill.names import make_asset_key
 from rowmill.build import runner
 from rowmill.build.held_versions import find_held_version
-from rowmill.build.steps import Project, plan_steps
+from rowmill.build.run_waivers import propose_run_waivers
+from rowmill.build.runner import StepReport
+from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks import judge
+from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import PipelineError
 from rowmill.core.storage import digest_json
 from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest
 
 SENSOR_INTERVAL_S: Final = 60
 """Seconds between two looks at the current versions."""
+FinishedStep = tuple[Step, StepReport, Sequence[CheckResult]]
+
+
+def report_steps(home: str, project: Project, finished: Sequence[FinishedStep]) -> int:
+    """Report finished steps to the instance of a DAGSTER_HOME; return how many were new to it."""
+    with _name_home(home), dg.DagsterInstance.from_config(home) as instance:
+        return report_finished_steps(instance, project, finished)
+
+
+def report_finished_steps(instance: dg.DagsterInstance, project: Project, finished: Sequence[FinishedStep]) -> int:
+    """Report finished steps, each after its inputs; return how many were new to the instance."""
+    deps, reported = find_asset_deps(plan_steps(project)), 0
+    for step, report, results in finished:
+        inputs = [*map(make_asset_key, deps[step.key]), *find_upstream_assets(project, step)]
+        tags, pointers = _make_version_tags(instance, report.manifest, inputs)
+        newest = instance.get_latest_materialization_event(make_asset_key(step.key))
+        if _is_shown(newest, report, tags):
+            continue
+        made_at = datetime.fromisoformat(report.manifest.built_at).timestamp()
+        # An older version that is current again came after the newest event.
+        is_later = newest is None or newest.timestamp < made_at
+        for event in _iterate_events(project, step, report, results, tags | pointers):
+            report_event(instance, event, timestamp=made_at if is_later else None)
+        reported += 1
+    return reported
+
+
+@contextmanager
+def _name_home(home: str) -> Generator[None]:
+    """Set DAGSTER_HOME while the instance is open: its event log has its folder there."""
+    before = os.environ.get("DAGSTER_HOME")
+    os.environ["DAGSTER_HOME"] = home
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["DAGSTER_HOME"]
+        else:
+            os.environ["DAGSTER_HOME"] = before
+
+
+def _iterate_events(
+    project: Project, step: Step, report: StepReport, results: Sequence[CheckResult], tags: Mapping[str, str]
+) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
+    asset = make_asset_key(step.key)
+    served = project.recipe.execution.reports_url or os.environ.get("ROWMILL_REPORTS_URL", "")
+    changes = metadata.describe_changes(project, report)
+    page = metadata.make_stage_page(report, project.store, served, results=results, changes=changes)
+    yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
+    yield from iterate_materializations(step, report.manifest)
+    waivers = propose_run_waivers(results)
+    for result in (one for one in results if one.check not in step.off_checks):
+        found = make_asset_check_result(result, asset, metadata.make_check_page(result, project.store, served, waivers))
+        yield dg.AssetCheckEvaluation(
+            asset_key=asset,
+            check_name=result.check,
+            passed=found.passed,
+            severity=found.severity,
+            description=found.description,
+            metadata=found.metadata,
+        )
+
+
+def _is_shown(event: dg.EventLogEntry | None, report: StepReport, tags: Mapping[str, str]) -> bool:
+    """Return whether the newest event says the same: these versions, and whether `rowmill use` holds them."""
+    if event is None or event.asset_materialization is None:
+        return False
+    shown = event.asset_materialization
+    is_held = metadata.HELD_KEY in shown.metadata
+    return tags.items() <= (shown.tags or {}).items() and is_held == (report.held is not None)
+
+
+def _make_version_tags(
+    instance: dg.DagsterInstance, made: Manifest, inputs: Sequence[dg.AssetKey]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the tags by which Dagster tells whether an asset is up to date: versions, and the events of inputs.
+
+    Each input needs both its data version and the number of the event that had it. Without the second, Dagster takes
+    the input for a new one and marks the asset as unsynced.
+    """
+    tags = {
+        "dagster/data_version": made.version,
+        "dagster/data_version_is_user_provided": "true",
+        "dagster/code_version": made.code_version,
+    }
+    pointers: dict[str, str] = {}
+    for key in inputs:
+        records = instance.fetch_materializations(key, limit=1).records
+        shown = records[0].asset_materialization if records else None
+        if shown is not None and (found := (shown.tags or {}).get("dagster/data_version")) is not None:
+            tags[f"dagster/input_data_version/{key.to_user_string()}"] = found
+            pointers[f"dagster/input_event_pointer/{key.to_user_string()}"] = str(records[0].storage_id)
+    return tags, pointers
+
+
+# ── Builds before this instance, or elsewhere ──────────────────────────────────────────────────────
 
 
 def report_unknown_outputs(instance: dg.DagsterInstance, project: Project) -> tuple[int, int]:

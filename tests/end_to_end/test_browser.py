@@ -72,7 +72,7 @@ class Visit:
         if self._pictures is not None:
             window = self.page.viewport_size
             clip = {"x": 0, "y": 0, "width": window["width"], "height": height or window["height"]}
-            self.page.screenshot(path=self._pictures / f"{name}.png", clip=clip)
+            self.page.screenshot(path=self._pictures / f"{name}.png", clip=clip, animations="disabled")
 
     def materialize(self, path: str) -> str:
         """Click on the page's one button, and on nothing else; return how the run ended."""

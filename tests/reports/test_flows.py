@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from rowmill.build.steps import plan_steps
-from rowmill.reports import flows, sankey
+from rowmill.reports import flows
 from rowmill.reports.flows import Flow, FlowBranch, FlowLevel
 from rowmill.schema import manifest
 from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, document, pair
@@ -92,8 +92,8 @@ def read_drawn(svg: str) -> list[tuple[str, int, list[int], list[str]]]:
 
 @pytest.mark.slow
 def test_every_number_that_is_drawn_adds_up(traced: dict[str, tuple[Flow, Flow]]) -> None:
-    drawings = [sankey.draw_flow_svg(flow, name) for name, pair_of in traced.items() for flow in pair_of]
-    drawings += [sankey.draw_flow_svg(flows.sum_flows([pair_of[i] for pair_of in traced.values()]), "") for i in (0, 1)]
+    drawings = [flows.draw_flow_svg(flow, name) for name, pair_of in traced.items() for flow in pair_of]
+    drawings += [flows.draw_flow_svg(flows.sum_flows([pair_of[i] for pair_of in traced.values()]), "") for i in (0, 1)]
 
     assert len(drawings) == 10
     for drawing in drawings:
@@ -143,14 +143,14 @@ def test_numbers_that_do_not_add_up_are_shown_as_unaccounted() -> None:
     balanced = flows.balance_levels(lost)
 
     assert balanced[0].branches[-1] == FlowBranch("unaccounted", 1, "unaccounted")
-    assert "1 unaccounted" in sankey.draw_flow_svg(balanced, "")
+    assert "1 unaccounted" in flows.draw_flow_svg(balanced, "")
 
 
 def test_many_reasons_are_summed_and_a_hostile_name_stays_text() -> None:
     branches = tuple(FlowBranch(f"</svg><script>{i}", 30 - i, "rejected") for i in range(20))
     flow = (FlowLevel("a", "rows", 1000, branches), FlowLevel("b", "rows", 1000 - sum(b.count for b in branches)))
 
-    svg = sankey.draw_flow_svg(flow, "t")
+    svg = flows.draw_flow_svg(flow, "t")
 
     assert {one.tag.rpartition("}")[2] for one in ET.fromstring(svg).iter()} <= {
         "svg", "title", "g", "rect", "path", "text", "tspan",

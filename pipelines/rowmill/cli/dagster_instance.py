@@ -31,7 +31,7 @@ def report_to_dagster(project: "Project", finished: Sequence[Any]) -> str | None
         return None
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "1")
     try:
-        importlib.import_module("dagster_rowmill.command_line_builds").report_steps(home, project, finished)
+        importlib.import_module("dagster_rowmill.outside_builds").report_steps(home, project, finished)
     # Dagster's storage can fail in any way; the build is complete, and the next one reports what is missing.
     except Exception as error:  # noqa: BLE001
         reason = " ".join(str(error).split())[:200]

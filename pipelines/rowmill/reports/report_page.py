@@ -38,9 +38,8 @@ from rowmill.core.storage import File, digest_json
 from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
 from rowmill.inspection.sequences import SequenceTokens, view_sequence
-from rowmill.reports import console, plots, sankey
+from rowmill.reports import console, flows, plots
 from rowmill.reports.build_view import BuildView, list_tables, load_build_view
-from rowmill.reports.flows import sum_flows
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
@@ -128,7 +127,7 @@ def render_report(build: BuildView) -> str:
             headline=list(_list_headline_numbers(build)),
             build_facts=join_facts(_list_build_facts(build)),
             cards=[_make_card(build, at, name) for at, name in enumerate(build.project.recipe.datasets)],
-            all_flows=[sum_flows([pair[i] for pair in build.flows.values()]) for i in (0, 1)],
+            all_flows=[flows.sum_flows([pair[i] for pair in build.flows.values()]) for i in (0, 1)],
             max_drawn=MAX_DRAWN_DATASETS,
             sequences=_describe_sequences(build, encoders),
             rows=rows,
@@ -174,7 +173,7 @@ def open_templates() -> "Environment":
     )
     functions: dict[str, Any] = {
         "describe_output": _describe_output,
-        "draw_flow": sankey.draw_flow_svg,
+        "draw_flow": flows.draw_flow_svg,
         "draw_plots": lambda output: plots.draw_plots(output, width=PLOT_WIDTH).values(),
         "format_key": console.format_key,
         "link_expectations": link_expectations,

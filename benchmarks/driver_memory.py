@@ -38,15 +38,13 @@ from rowmill.recipe.recipe import Recipe, parse_recipe
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA
 from rowmill.schema.manifest import File, Manifest, Part, read_manifest
 from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
-from rowmill.stages.base import StageContext
+from rowmill.stages.base import StageContext, part_folder
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
-from rowmill.stages.kept_parts import part_folder
-from rowmill.stages.part_files import write_table
-from rowmill.stages.scratch_folders import open_host_scratch
+from rowmill.stages.part_files import open_host_scratch, write_table
 from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenizer_files import open_recipe_tokenizer, open_shared_encoder
-from rowmill.stages.training_splits import order_blocks, schedule, sequence_facts
-from rowmill.stages.truncation_stats import measured_examples
+from rowmill.stages.training_splits import sequence_order
+from rowmill.stages.truncation_stats import measured_lengths
 from rowmill.stages.truncation_stats import stage as truncation_stats
 from rowmill.tabular.schema import Column, RecordSchema
 
@@ -243,7 +241,7 @@ def _write_lengths(context: StageContext, first: int, rows: int) -> Part:
     given = {"split": pa.repeat("train", rows), "domain": pa.nulls(rows, pa.string())}
     given |= dict.fromkeys(("original_tokens", "tokens"), tokens) | {"trained_tokens": tokens // 2}
     path = f"{part_folder(context.folder, f'{first:032x}')}/examples.arrow"
-    columns = {name: given.get(name, nothing) for name in measured_examples.COLUMNS}
+    columns = {name: given.get(name, nothing) for name in measured_lengths.COLUMNS}
     return Part(f"{first:032x}", {"examples": write_table(context.store, path, pa.table(columns))}, {})
 
 
@@ -256,24 +254,24 @@ def measure_order(folder: Path, count: int) -> dict[str, Any]:
     sizes = {"a": count * 6 // 10, "b": count * 3 // 10, "c": count // 10}
     with open_host_scratch(context) as scratch:
         scratch.require({"sequences.bin": lambda path: _write_sequences(Path(path), sum(sizes.values()))})
-        sequences = sequence_facts.SequenceTable(sum(sizes.values()), None, scratch)
+        sequences = sequence_order.SequenceTable(sum(sizes.values()), None, scratch)
         found = measure_step(lambda: _order_sequences(context, sizes, sequences))
     places = found.pop("result")
     return {"sequences": count, "places": places, **found}
 
 
-def _order_sequences(context: StageContext, sizes: dict[str, int], sequences: sequence_facts.SequenceTable) -> int:
+def _order_sequences(context: StageContext, sizes: dict[str, int], sequences: sequence_order.SequenceTable) -> int:
     mixture = context.recipe.mixture
     mixed = schedule_sequences(mixture, sizes, 0)
     steps = rank_assignment.plan_steps(
         context.recipe.partitions, mixed.epoch_offsets, batch_sizes=mixture.batch_sizes, steps=None
     )
-    source = order_blocks.OrderSource(
+    source = sequence_order.OrderSource(
         context.store.root, context.folder, mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens"
     )
-    written = order_blocks.write_order(context, source, ("bench", sizes))
-    states = schedule.find_sequence_states(context.store, source, written)
-    schedule.tabulate_schedule(list(sizes), source, written, states)
+    written = sequence_order.write_order(context, source, ("bench", sizes))
+    states = sequence_order.find_sequence_states(context.store, source, written)
+    sequence_order.tabulate_schedule(list(sizes), source, written, states)
     return sum(int(part.facts["places"]) for part in written.parts)
 
 
@@ -281,7 +279,7 @@ def _write_sequences(path: Path, count: int) -> None:
     random = np.random.default_rng(0)
     with path.open("wb") as file:
         for begin in range(0, count, 1 << 20):
-            some = np.zeros(min(1 << 20, count - begin), sequence_facts.SEQUENCE_DTYPE)
+            some = np.zeros(min(1 << 20, count - begin), sequence_order.SEQUENCE_DTYPE)
             some["tokens"] = random.integers(3000, 4097, len(some))
             some["trained_tokens"] = some["tokens"] // 3
             some["segments"] = 9

@@ -19,7 +19,7 @@ import orjson
 from benchmarks import corpus, measure
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.sources.parts import part_bytes
-from rowmill.stages.tokenized_examples.text_examples import BATCH_CHARS, cut_batches
+from rowmill.stages.tokenized_examples.text_parts import BATCH_CHARS, cut_batches
 from rowmill.tokenization import engines
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare

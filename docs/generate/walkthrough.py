@@ -35,7 +35,7 @@ from rowmill.stages import inputs, raw_dataset, tokenizer_files
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder
+from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder
 from rowmill.stages.training_splits import stage as training_splits
 from rowmill.tokenization.encoder import Encoder
 

@@ -19,7 +19,7 @@ from rowmill.conversation.template_registry import list_bundled_templates, read_
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
-from rowmill.stages.tokenized_examples.conversation_encoding import (
+from rowmill.stages.tokenized_examples.conversation_examples import (
     decode_conversations,
     hide_control_strings,
     show_control_strings,

@@ -14,7 +14,7 @@ from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext, compute_share
 from rowmill.stages.canonical_rows import duplicate_rows
 from rowmill.stages.canonical_rows.duplicate_rows import match_repeats
-from rowmill.stages.canonical_rows.rewrite_part import rewrite_parts
+from rowmill.stages.canonical_rows.rewritten_parts import rewrite_parts
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, lines
 
 pytestmark = [pytest.mark.usefixtures("small_parts"), pytest.mark.slow]

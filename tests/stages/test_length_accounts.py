@@ -8,7 +8,7 @@ import pytest
 
 from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.stages.tokenized_examples import tool_lengths
+from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoder import Encoder
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, sentence, write_tokenizer
@@ -146,8 +146,8 @@ def test_tool_lengths_are_what_the_tools_add_to_the_rendered_text(tmp_path: Path
     text = json.dumps([TOOL])
     column = pa.chunked_array([pa.array([text, None, text, json.dumps([TOOL, TOOL])])])
 
-    measured = tool_lengths.measure_tools(column, Renderer(RendererSpec(WITH_TOOLS)), encoder)
-    ignored = tool_lengths.measure_tools(column, Renderer(RendererSpec(THINKING)), encoder)
+    measured = prompt_parity.measure_tools(column, Renderer(RendererSpec(WITH_TOOLS)), encoder)
+    ignored = prompt_parity.measure_tools(column, Renderer(RendererSpec(THINKING)), encoder)
 
     one, two = (
         len(encoder.encode([f"<|im_start|>tools\n{json.dumps(tools)}<|im_end|>\n"]).ids)
@@ -164,6 +164,6 @@ def test_tool_lengths_of_a_template_that_refuses_the_probes_are_those_of_the_sch
     picky = "{% if messages[0]['content'] == 'x' %}{{ raise_exception('no') }}{% endif %}" + WITH_TOOLS
     text = json.dumps([TOOL])
 
-    measured = tool_lengths.measure_tools(pa.chunked_array([pa.array([text])]), Renderer(RendererSpec(picky)), encoder)
+    measured = prompt_parity.measure_tools(pa.chunked_array([pa.array([text])]), Renderer(RendererSpec(picky)), encoder)
 
     assert measured.tokens == len(encoder.encode([text]).ids)

@@ -14,7 +14,7 @@ from rowmill.core.storage import Store
 from rowmill.executors.local import LocalPool
 from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.stages.part_files import write_table
-from rowmill.stages.truncation_stats.measured_examples import (
+from rowmill.stages.truncation_stats.measured_lengths import (
     COLUMNS,
     MeasuredExamples,
     measure_examples,

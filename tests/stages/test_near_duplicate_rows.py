@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.stages.canonical_rows import band_buckets
+from rowmill.stages.canonical_rows import near_duplicate_rows
 from rowmill.stats import query_views
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, sentence
 
@@ -71,7 +71,7 @@ def test_files_in_another_order_and_many_parts_leave_the_same_rows(
     found: list[set[str]] = []
     # Small buckets: what one bucket finds is found in many.
     for lines, order in itertools.product((1 << 22, 16), ((0, 1, 2), (2, 0, 1))):
-        monkeypatch.setattr(band_buckets, "BLOCK_LINES", lines)
+        monkeypatch.setattr(near_duplicate_rows, "BLOCK_LINES", lines)
         workspace = Workspace(tmp_path / f"{lines}-{order[0]}")
         urls = [workspace.write(f"{place}-{k}.jsonl", rows[k::3]) for place, k in enumerate(order)]
         workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": TEXT, "filters": filters}})

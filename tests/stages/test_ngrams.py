@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.stages.training_splits.ngrams import NGRAM_LENGTH, SAMPLE_ONE_IN, sample_ngrams
+from rowmill.stages.training_splits.leakage import NGRAM_LENGTH, SAMPLE_ONE_IN, sample_ngrams
 
 
 def ids_of(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

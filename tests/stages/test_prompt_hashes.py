@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.stages.canonical_rows.prompt_hashes import hash_prompts
+from rowmill.stages.canonical_rows.text_rows import hash_prompts
 
 pytestmark = pytest.mark.slow
 

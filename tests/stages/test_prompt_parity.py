@@ -18,10 +18,10 @@ from rowmill.conversation.turn_layouts import TurnLayout
 from rowmill.core.json import Json, to_json
 from rowmill.recipe import recipe
 from rowmill.schema.rows import Message, Rejected
-from rowmill.stages.tokenized_examples.plain_prompts import ASKS_FOR_ANSWER, RENDERED_FIRST, PlainPromptPrinter
+from rowmill.stages.tokenized_examples.plain_examples import ASKS_FOR_ANSWER, RENDERED_FIRST, PlainPromptPrinter
 from rowmill.stages.tokenized_examples.prompt_parity import choose_rows
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
-from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
+from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder, PreparedExamples
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts

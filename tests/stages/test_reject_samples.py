@@ -17,7 +17,7 @@ from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.reports import report_page
 from rowmill.reports.console import render_check_result
-from rowmill.stages.reject_samples import MAX_VALUE_CHARS, clean_value
+from rowmill.stages.part_files import MAX_VALUE_CHARS, clean_value
 from tests.support.recipes import CHAT, Built, Workspace, chat, lines
 
 ROWS = ("raw_dataset", "canonical_rows")

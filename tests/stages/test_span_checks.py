@@ -10,8 +10,7 @@ import pytest
 from rowmill.core.storage import File, Store, digest_bytes
 from rowmill.packing.layout import position_ids
 from rowmill.shards import native
-from rowmill.stages.packed_shards.shard_files import read_back
-from rowmill.stages.packed_shards.span_checks import has_whole_spans
+from rowmill.stages.packed_shards.shard_files import has_whole_spans, read_back
 
 SEQUENCES = np.array([0, 2, 3])
 

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from rowmill.core.config import validate_options
 from rowmill.schema.rows import Rejected
 from rowmill.stages.canonical_rows import table_rows
-from rowmill.stages.canonical_rows.typed_records import ColumnRoles, MismatchLog, TypedColumns, TypedRecord
-from rowmill.stages.canonical_rows.typed_value_columns import ValueColumnBuilder, split_columns
-from rowmill.stages.canonical_rows.typed_values import ValueRowBuilder
+from rowmill.stages.canonical_rows.typed_cells import (
+    ColumnRoles,
+    MismatchLog,
+    TypedColumns,
+    TypedRecord,
+    ValueColumnBuilder,
+    ValueRowBuilder,
+    split_columns,
+)
 from rowmill.tabular import table_contract
 from rowmill.tabular.serialization import read_json
 from rowmill.tabular.table_contract import ColumnContract, TableContract, make_cell_writer

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rowmill.stages import tokenizer_files
-from rowmill.stages.tokenized_examples import text_examples, text_parts
+from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization import engines
 from tests.support.recipes import Built, Workspace, sentence
 
@@ -39,7 +39,7 @@ def test_part_in_which_an_engine_is_wrong_once_is_made_again_on_the_reference_pa
     monkeypatch.setattr(tokenizer_files, "_ENCODERS", {})
     monkeypatch.setattr(text_parts, "_EXAMPLE_BUILDERS", {})
     # The wrong text is in the last batch: the others are made again as well.
-    monkeypatch.setattr(text_examples, "BATCH_CHARS", 1 << 14)
+    monkeypatch.setattr(text_parts, "BATCH_CHARS", 1 << 14)
     made = wrong.build(only=TO_EXAMPLES)
 
     assert [one["input_ids"] for one in made.examples()] == [one["input_ids"] for one in expected.examples()]

@@ -11,7 +11,7 @@ from rowmill.core.errors import IntegrityError, PipelineError
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.sources import GeneratedSource
-from rowmill.stages import catalog, generated_source
+from rowmill.stages import catalog, generated_texts
 
 
 def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
@@ -111,7 +111,7 @@ def open_generated_source(project: Project, step: Step) -> dict[StageKey, Manife
     source = None if step.inputs or step.dataset is None else project.recipe.datasets[step.dataset].source
     if not isinstance(source, GeneratedSource):
         return {}
-    made = generated_source.find_generated_version(project.store, source, project.recipe.name)
+    made = generated_texts.find_generated_version(project.store, source, project.recipe.name)
     require_open_ancestry(project, [made])
     return {made.key: made}
 

@@ -42,7 +42,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS
 from rowmill.stages import catalog, inputs, raw_dataset, tokenizer_files
-from rowmill.stages.reject_samples import clean_value
+from rowmill.stages.part_files import clean_value
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import tokenizer_source
 

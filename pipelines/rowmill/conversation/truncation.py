@@ -6,7 +6,7 @@ How many tokens fewer messages have is passed in as `measure`, because only a re
                 S │         U2 A2 call result call result A3             after the last supervised
                 S           U2 A2             call result A3             tool rounds of the last exchange
     reasoning   S           U2 A2             call result A3             oldest first, cut at a token
-    tokens      ──────────────[last tokens]                              by the caller (`conversation_shortening.py`)
+    tokens      ──────────────[last tokens]                              by the caller (`conversation_examples.py`)
 
 Each state is a subset of the one before, and the first that fits is returned. So a larger limit never keeps fewer
 messages, and truncating a second time changes nothing.

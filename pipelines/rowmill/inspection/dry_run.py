@@ -22,12 +22,12 @@ from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages import catalog, generated_source, raw_dataset, tokenizer_files
+from rowmill.stages import catalog, generated_texts, raw_dataset, tokenizer_files
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
-from rowmill.stages.canonical_rows import table_schema
-from rowmill.stages.canonical_rows.table_schema import ContractProposal
-from rowmill.stages.table_plan_facts import TablePlan
+from rowmill.stages.canonical_rows import table_contract
+from rowmill.stages.canonical_rows.table_contract import ContractProposal
+from rowmill.stages.table_plan import TablePlan
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenized_examples.table_examples import MeasuredTable
@@ -103,11 +103,11 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
         with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
             scratch = replace(project, store=Store(folder))
             read = {} if found.manifest else open_generated_source(project, found.step)
-            generated_source.copy_generated(project.store, scratch.store, read.values())
+            generated_texts.copy_generated(project.store, scratch.store, read.values())
             raw = found.manifest or runner.run_step(scratch, found.step, read).manifest
             at: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
             context = StageContext(project.recipe, scratch.store, project.base, at, name, {key: raw}, LocalPool(1))
-            yield name, table_schema.propose_contract(context, canonical_rows.list_taken_parts(context))
+            yield name, table_contract.propose_contract(context, canonical_rows.list_taken_parts(context))
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
         for step in steps.plan_steps(scratch):
             if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):
                 read = open_generated_source(project, step)
-                generated_source.copy_generated(project.store, scratch.store, read.values())
+                generated_texts.copy_generated(project.store, scratch.store, read.values())
                 inputs = {one: made[one] for one in step.inputs} | read
                 made[step.key] = runner.run_step(scratch, step, inputs).manifest
         yield _make_tokenize_context(scratch, name, key, made[key])

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rowmill.inspection.generated_output import ParsedFiles
     from rowmill.inspection.verify import StageVerification
     from rowmill.schema.manifest import DisplayTable, Manifest
-    from rowmill.stages.table_plan_facts import TablePlan
+    from rowmill.stages.table_plan import TablePlan
 
 
 def format_key(key: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.stages import tokenizer_files
 from rowmill.stages.base import StageContext
-from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts
+from rowmill.stages.gpu_partitions.rank_files import GpuPartitionsFacts
 from rowmill.tokenization.encoder import Encoder
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from rowmill.schema.facts import CanonicalRowsFacts, TokenizedExamplesFacts, rea
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages.exports import stage as exports
-from rowmill.stages.gpu_partitions.rank_parts import GpuPartitionsFacts
+from rowmill.stages.gpu_partitions.rank_files import GpuPartitionsFacts
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 
 SHOWN_REASONS = 8

@@ -22,7 +22,7 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.stages.base import StageContext, compute_share, format_rejected
-from rowmill.stages.table_inputs import get_table_options, load_observed_table
+from rowmill.stages.table_partitions import get_table_options, load_observed_table
 from rowmill.tabular import table_comparison
 from rowmill.tabular.cell_frames import hash_cells, read_cells
 from rowmill.tabular.schema import RecordSchema

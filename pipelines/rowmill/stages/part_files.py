@@ -1,21 +1,42 @@
-"""The files of a part: tables, the rejects and the ledger next to the rows, one writer for each."""
+"""Files of parts, folders of scratch files, and samples of rejects.
 
+Sentences on the rows behind a failed check: how often each reason is, an offending value, and where one record is.
+
+The sentences become `Manifest.samples`, which are not part of a version: they name paths, on which no output depends.
+Only a few rows are looked up, and the source is read again for one row at most.
+"""
+
+import os
+import tempfile
+import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from io import BytesIO
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import orjson
+import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rowmill import sources
 from rowmill.core.arrow_files import encode_table
+from rowmill.core.number_text import format_count
+from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store, digest_bytes
+from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
-from rowmill.schema.manifest import File
-from rowmill.schema.rows import REJECT_SCHEMA, REJECTED_ROW_COLUMNS, Rejected
+from rowmill.schema.manifest import File, Manifest, Part
+from rowmill.schema.rows import REJECT_SCHEMA, REJECTED_ROW_COLUMNS, Rejected, is_row_id, parse_row_id
+from rowmill.shards import gather
+from rowmill.shards.host_scratch import HostScratch
+from rowmill.stages import inputs
+from rowmill.stages.base import StageContext
 
 
 def write_table(store: Store, path: str, table: pa.Table) -> File:
@@ -133,3 +154,145 @@ def _sample_rejects(log: RejectLog) -> dict[str, list[str]]:
 def row_as_bytes(row: dict[str, Any]) -> bytes:
     """Return a stored canonical row as JSON, for the rejects of later stages; `rowmill trace` finds the raw record."""
     return orjson.dumps({k: v for k, v in row.items() if v is not None and k in REJECTED_ROW_COLUMNS})
+
+
+# ── Folders for files that a stage makes and removes again, on this host or on all hosts of an executor ──
+
+
+@contextmanager
+def open_host_scratch(context: StageContext) -> Generator[HostScratch]:
+    """Lend a folder on each host for what its tasks make of stored files; in the stage's folder if the store is local.
+
+    Nothing in it is the only copy of anything: a task on another host makes it again from the store.
+    """
+    local_folder = context.store.local(context.folder) if context.store.is_local else None
+    name = f"scratch-{uuid.uuid4().hex[:12]}"
+    scratch = HostScratch(name, None if local_folder is None else os.path.abspath(local_folder / name))
+    try:
+        yield scratch
+    finally:
+        gather.drop_scratch_maps()
+        scratch.remove()
+        if local_folder is None and context.pool.spans_hosts:
+            # A host that cannot be reached any more has taken its files with it.
+            with suppress(Exception):
+                context.pool.run_on_hosts(scratch.remove)
+
+
+@contextmanager
+def scratch_folder(context: StageContext) -> Generator[Path]:
+    """Yield a local folder for memory-mapped files; in the stage's folder if the store is local."""
+    local_folder = Path(context.store.path(context.folder)) if context.store.is_local else None
+    if local_folder is not None:
+        local_folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=local_folder) as name:
+        try:
+            yield Path(name)
+        finally:
+            gather.drop_scratch_maps()
+
+
+# ── Sentences on the rows behind a failed check: how often each reason is, an offending value, and where ──
+
+
+SHOWN_REASONS = 3
+"""Maximum number of reasons or values that a check lists."""
+MAX_VALUE_CHARS = 200
+"""Longer values of the data are cut."""
+
+
+def describe_rejects(context: StageContext, parts: Sequence[Part], reasons: Mapping[str, int]) -> tuple[str, ...]:
+    """Describe the most frequent reject reasons: count, and the first record's place and detail."""
+    most_first = sort_by_count(reasons)
+    locator, lines = RowLocator(context), list[str]()
+    for rank, (reason, count) in enumerate(most_first[:SHOWN_REASONS]):
+        line = f"{reason}: {count:,}"
+        first = _find_first_reject(context.store, parts, reason)
+        if first is not None:
+            row_id, detail = first
+            line += f", the first is {locator.locate(row_id, reads_lines=rank == 0)}"
+            line += f": {clean_value(detail)}" if detail else ""
+        lines.append(line)
+    rest = most_first[SHOWN_REASONS:]
+    if rest:
+        lines.append(f"{format_count(len(rest), 'other reason')}: {sum(count for _, count in rest):,}")
+    return tuple(lines)
+
+
+def describe_values(noun: str, counts: Mapping[str, int], first: str) -> tuple[str, ...]:
+    """Describe the most frequent values: `role 'narrator': 54`; `first` is a place of the most frequent one."""
+    most_first = sort_by_count(counts)
+    lines = [f"{noun} {clean_value(value)!r}: {count:,}" for value, count in most_first[:SHOWN_REASONS]]
+    if lines and first:
+        lines[0] += f", the first is {first}"
+    rest = most_first[SHOWN_REASONS:]
+    if rest:
+        lines.append(f"{format_count(len(rest), f'other {noun}')}: {sum(count for _, count in rest):,}")
+    return tuple(lines)
+
+
+def find_first_row(store: Store, parts: Iterable[Part], column: str, value: str) -> str:
+    """Return the id of the first row with a value in a column of lists; empty if there is none."""
+    for part in parts:
+        frame = cast("pl.DataFrame", pl.from_arrow(store.table(part.files["rows"], ["row_id", column])))
+        found = frame.filter(pl.col(column).list.contains(value))["row_id"]
+        if len(found):
+            return str(found[0])
+    return ""
+
+
+def sort_by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return names and counts, the most frequent first."""
+    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+
+
+def clean_value(text: str) -> str:
+    """Return text from data on one line, short, without characters that move a terminal's cursor."""
+    line = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in " ".join(text.split()))
+    return line if len(line) <= MAX_VALUE_CHARS else f"{line[: MAX_VALUE_CHARS - 1]}…"
+
+
+def _find_first_reject(store: Store, parts: Sequence[Part], reason: str) -> tuple[str, str] | None:
+    """Return the id and detail of the first reject of a reason."""
+    for part in parts:
+        ids = part.facts.get("examples_of_rejects", {}).get(reason)
+        if ids:
+            table = store.table(part.files["rejects"], ["row_id", "reason", "detail"])
+            of_row = pc.and_(pc.equal(table.column("row_id"), ids[0]), pc.equal(table.column("reason"), reason))
+            details = table.filter(of_row).column("detail").to_pylist()
+            return ids[0], details[0] if details else ""
+    return None
+
+
+class RowLocator:
+    """Finds the place of rows in their source: `data/sales.csv line 20002 (3f0c…:17)`."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._work = context
+
+    def locate(self, name: str, *, reads_lines: bool) -> str:
+        """Describe the place of a row or example; finding its line requires reading the file, unlike its number."""
+        row_id = name.partition("#")[0]
+        if not is_row_id(row_id):
+            return name
+        part_id, number = parse_row_id(row_id)
+        if part_id not in self._owners:
+            return name
+        part, scan = self._owners[part_id]
+        return f"{sources.describe_place(part, scan, self._work.base, number, reads_lines=reads_lines)} ({name})"
+
+    @cached_property
+    def _owners(self) -> dict[str, tuple[sources.SourcePart, sources.FileScan]]:
+        scans = inputs.load_scans(_find_scanned(self._work))
+        return {part.part_id: (part, scan) for scan in scans for part in scan.parts}
+
+
+def _find_scanned(context: StageContext) -> Manifest | None:
+    """Return the `raw_dataset` manifest that a stage's inputs were built from."""
+    key = (*context.dataset_key, RAW_DATASET)
+    known = dict(context.inputs)
+    while known and key not in known:
+        known = {
+            name: made for one in known.values() for name, made in manifest.load_inputs(context.store, one).items()
+        }
+    return known.get(key)

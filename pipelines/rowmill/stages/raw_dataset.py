@@ -12,7 +12,7 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import RawDatasetFacts
 from rowmill.schema.manifest import DisplayTable
 from rowmill.sources import FileScan, GeneratedSource, PartGroup, sharing
-from rowmill.stages import generated_source
+from rowmill.stages import generated_texts
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput
 from rowmill.stages.inputs import load_scans
 from rowmill.stats import StatsInputs, count_rows_by_fact
@@ -28,7 +28,7 @@ def scan_dataset_source(context: StageContext, *, first_records: int | None = No
     stage, source = sources.StoreStager(context.store, f"{context.folder}/staged"), context.dataset.source
     if isinstance(source, GeneratedSource):
         [made] = context.inputs.values()
-        return generated_source.scan_generated(
+        return generated_texts.scan_generated(
             context.store, made, source, context.base, stage, _load_earlier_scans(context)
         )
     keeps = context.dataset.keeps_non_finite

@@ -1,4 +1,6 @@
-"""Finds the rows of a dataset that equal an earlier row, over all parts, and removes them.
+"""Rows that equal an earlier row of their dataset.
+
+Finds the rows of a dataset that equal an earlier row, over all parts, and removes them.
 
     parts of a block ─► hash, row, row id, in buckets by the first byte of the hash     a task per block of 4 Mi rows
     a bucket of all blocks ─► rows that repeat an earlier one, by block                 a task per bucket
@@ -23,11 +25,56 @@ from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import filters
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
-from rowmill.stages.base import PartTask, StageContext, make_parts
-from rowmill.stages.canonical_rows.part_blocks import PartBlock, count_buckets, cut_blocks, write_buckets
-from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_parts, tabulate_removed
-from rowmill.stages.kept_parts import part_folder
+from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
+from rowmill.stages.canonical_rows.rewritten_parts import RewriteTask, rewrite_parts, tabulate_removed
 from rowmill.stages.part_files import write_table
+
+MAX_BUCKETS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PartBlock:
+    """Consecutive parts: `parts[first:]` of a dataset, with the files that a task reads of them."""
+
+    first: int
+    parts: tuple[Part, ...]
+
+
+def cut_blocks(parts: Sequence[Part], fact: str, limit: int) -> list[PartBlock]:
+    """Cut parts into blocks whose sum of a fact is at most `limit`; appended parts change the last block only."""
+    return list(_iterate_blocks(parts, fact, limit))
+
+
+def _iterate_blocks(parts: Sequence[Part], fact: str, limit: int) -> Iterator[PartBlock]:
+    first, total = 0, 0
+    for number, part in enumerate(parts):
+        own = int(part.facts[fact])
+        total += own
+        if total > limit and number > first:
+            yield PartBlock(first, tuple(parts[first:number]))
+            first, total = number, own
+    yield PartBlock(first, tuple(parts[first:]))
+
+
+def count_buckets(blocks: Sequence[PartBlock]) -> int:
+    """Return as many buckets as blocks, so that one is about as large as the other: a power of two."""
+    return min(1 << (len(blocks) - 1).bit_length(), MAX_BUCKETS)
+
+
+def write_buckets(store: Store, at: str, lines: pa.Table, of_byte: NDArray[np.uint8], buckets: int) -> dict[str, File]:
+    """Write lines in a file per bucket, named by its number; `of_byte` are the bytes whose first bits choose it."""
+    of_bucket = (of_byte.astype(np.int64) * buckets) >> 8
+    order = np.argsort(of_bucket.astype(np.uint8), kind="stable")
+    borders = np.searchsorted(of_bucket[order], np.arange(buckets + 1))
+    return {
+        str(bucket): write_table(store, f"{at}/bucket-{bucket:03d}.arrow", lines.take(order[begin:end]))
+        for bucket, (begin, end) in enumerate(pairwise(borders.tolist()))
+        if begin < end
+    }
+
+
+# ── Finds the rows of a dataset that equal an earlier row, over all parts, and removes them ──
+
 
 VERSION = 1
 """Increase it when the files of blocks and buckets may have other content."""

@@ -9,9 +9,8 @@ from rowmill.formats.removal_filters import identify_removal_filters
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext, StageOutput, compute_share
-from rowmill.stages.canonical_rows import benchmark_items, contaminated_rows, near_duplicate_rows
-from rowmill.stages.canonical_rows.benchmark_items import ScannedBenchmark
-from rowmill.stages.canonical_rows.contaminated_rows import ContaminationSearch
+from rowmill.stages.canonical_rows import contaminated_rows, near_duplicate_rows
+from rowmill.stages.canonical_rows.contaminated_rows import ContaminationSearch, ScannedBenchmark
 from rowmill.stages.canonical_rows.near_duplicate_rows import NearDuplicateSearch
 from rowmill.stages.tokenizer_files import identify_tokenizer, open_recipe_tokenizer
 
@@ -66,7 +65,7 @@ def filter_similar_rows(
 def identify_filters(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions of the filters that a dataset asks for."""
     dataset = recipe.datasets[name]
-    versions = {"decontaminate": [benchmark_items.VERSION, contaminated_rows.VERSION],
+    versions = {"decontaminate": [contaminated_rows.ITEMS_VERSION, contaminated_rows.SEARCH_VERSION],
                 "near_duplicates": [near_duplicate_rows.VERSION]}  # fmt: skip
     removal = identify_removal_filters(dataset.filters)
     own: dict[str, Any] = {"removal": {name: [*versions[name], options] for name, options in removal.items()}}

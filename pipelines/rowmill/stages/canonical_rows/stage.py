@@ -2,7 +2,7 @@
 
 Duplicates are found after all parts are made, from their hashes alone (`duplicate_rows.py`), and a finished part stays
 finished. Then follow rows that have items of benchmarks or resemble a longer row (`similar_rows.py`), and splits by
-time that need all rows (`time_splits.py`).
+time that need all rows (`rewritten_parts.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJ
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, make_row_schema
 from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes
-from rowmill.stages import inputs, reject_samples
+from rowmill.stages import inputs, part_files
 from rowmill.stages.base import (
     ComparedFact,
     PartTask,
@@ -42,18 +42,15 @@ from rowmill.stages.base import (
     scan_rows,
 )
 from rowmill.stages.canonical_rows import (
-    benchmark_items,
     contaminated_rows,
     duplicate_rows,
-    kind_facts,
     near_duplicate_rows,
+    rewritten_parts,
     similar_rows,
-    table_report,
-    table_schema,
+    table_contract,
     text_rows,
-    time_splits,
 )
-from rowmill.stages.canonical_rows.benchmark_items import ScannedBenchmark
+from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 10
@@ -64,7 +61,7 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
     if dataset.format.IS_TABLE:
-        own = table_schema.identify_table_rows(recipe, name)
+        own = table_contract.identify_table_rows(recipe, name)
         return {"versions": [VERSION], **own}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
@@ -83,8 +80,8 @@ def _digest_row_options(context: StageContext) -> str:
 
 def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
     """Scan the benchmarks of the dataset, whose content is part of the output's identity."""
-    benchmarks = benchmark_items.scan_benchmarks(context)
-    outside = [*benchmark_items.identify_benchmarks(benchmarks), *similar_rows.identify_texts(context)]
+    benchmarks = contaminated_rows.scan_benchmarks(context)
+    outside = [*contaminated_rows.identify_benchmarks(benchmarks), *similar_rows.identify_texts(context)]
     return PreparedStage(
         tuple(outside), lambda: make_canonical_rows(context, benchmarks), partial(_is_under_contract, context)
     )
@@ -98,7 +95,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     options = _digest_row_options(context)
     if context.dataset.format.IS_TABLE:
         # A cell is located by its place in its part, so small files of tables are not grouped.
-        made, reused, rows_made, known = table_schema.make_table_rows(
+        made, reused, rows_made, known = table_contract.make_table_rows(
             context, _flatten_groups(_limit_groups(context, part_groups)), options
         )
     else:
@@ -107,14 +104,14 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
         known = None
     distinct = duplicate_rows.drop_duplicates(context, made)
     filtered = similar_rows.filter_similar_rows(context, distinct.parts, benchmarks)
-    split = time_splits.split_by_time(context, filtered.parts)
-    final = split.parts if known is None else table_schema.apply_exact_splits(context, split.parts, known)
+    split = rewritten_parts.split_by_time(context, filtered.parts)
+    final = split.parts if known is None else table_contract.apply_exact_splits(context, split.parts, known)
     boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(context, final)
     facts = _count_rows(context, scanned, final, groups, boundaries, filtered)
-    own = kind_facts.measure_preferences(context, final) | kind_facts.measure_fields(context, final)
+    own = text_rows.measure_preferences(context, final) | text_rows.measure_fields(context, final)
     facts = replace(facts, **own)
-    conflicts = kind_facts.find_truth_conflicts(context, made)
+    conflicts = text_rows.find_truth_conflicts(context, made)
     if conflicts is not None:
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
     draft = _build_rows_output(context, facts, final, groups)
@@ -124,7 +121,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     steps = {part.fingerprint for part in (*made, *distinct.parts, *filtered.parts, *split.parts)}
     filtered.complete_output(draft)
     draft.details["made_of"] = sorted((steps | distinct.made_of | filtered.made_of) - ends)
-    return draft if known is None else table_report.complete_table_output(context, draft, facts, known)
+    return draft if known is None else table_contract.complete_table_output(context, draft, facts, known)
 
 
 def _require_one_holdout(context: StageContext, scanned: list[sources.SourcePart]) -> None:
@@ -253,7 +250,7 @@ def _build_rows_output(
         },
         histograms=_draw_group_sizes(groups, context),
         samples={
-            "rejects": reject_samples.describe_rejects(context, final, _select_unintended(reasons)),
+            "rejects": part_files.describe_rejects(context, final, _select_unintended(reasons)),
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": _describe_unknown_roles(context, final),
             "preference_data": _describe_preferences(context, final),
@@ -280,21 +277,21 @@ def _describe_unknown_roles(context: StageContext, final: Sequence[Part]) -> tup
     roles = sum_counts(p.facts["roles"] for p in final)
     if not roles:
         return ()
-    most = reject_samples.sort_by_count(roles)[0][0]
+    most = part_files.sort_by_count(roles)[0][0]
     having = [part for part in final if most in part.facts["roles"]]
-    first = reject_samples.find_first_row(context.store, having, "unknown_roles", most)
-    place = reject_samples.RowLocator(context).locate(first, reads_lines=True) if first else ""
-    return reject_samples.describe_values("role", roles, place)
+    first = part_files.find_first_row(context.store, having, "unknown_roles", most)
+    place = part_files.RowLocator(context).locate(first, reads_lines=True) if first else ""
+    return part_files.describe_values("role", roles, place)
 
 
 def _describe_preferences(context: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
     """Describe the columns of preference data, and where the first record with one of them is."""
     columns = sum_counts(p.facts.get("preference_columns", {}) for p in final)
-    lines = reject_samples.describe_values("column", columns, "")
+    lines = part_files.describe_values("column", columns, "")
     first = collect_samples(final, "examples_of_preferences", limit=1).get("", ())
     if not first:
         return lines
-    return *lines, f"the first record is {reject_samples.RowLocator(context).locate(first[0], reads_lines=True)}"
+    return *lines, f"the first record is {part_files.RowLocator(context).locate(first[0], reads_lines=True)}"
 
 
 def _share_unknown_roles(context: StageContext, final: Sequence[Part], kept: int) -> float | str:
@@ -319,7 +316,7 @@ def _share_unread_text(final: Sequence[Part]) -> dict[str, float]:
     """Return the columns of text that nothing reads with their share of a record's text, the largest first."""
     searched = sum(int(part.facts.get("rows_searched", 0)) for part in final)
     found = sum_counts(part.facts.get("unread_text", {}) for part in final)
-    return {name: compute_share(size / 1e6, searched) for name, size in reject_samples.sort_by_count(found)}
+    return {name: compute_share(size / 1e6, searched) for name, size in part_files.sort_by_count(found)}
 
 
 def _count_group_rows(context: StageContext, final: list[Part]) -> pl.DataFrame:
@@ -353,7 +350,7 @@ def _build_rows_tables(
 
 def _take_most_frequent(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return the 30 most frequent, in descending order."""
-    return reject_samples.sort_by_count(counts)[:30]
+    return part_files.sort_by_count(counts)[:30]
 
 
 def _tabulate_found(
@@ -411,7 +408,7 @@ def _draw_group_sizes(groups: pl.DataFrame, context: StageContext) -> dict[str, 
 
 
 def _is_under_contract(context: StageContext, kept: Manifest) -> bool:
-    return not context.dataset.format.IS_TABLE or table_schema.is_under_current_contract(context, kept)
+    return not context.dataset.format.IS_TABLE or table_contract.is_under_current_contract(context, kept)
 
 
 STAGE = StageDeclaration(

@@ -7,7 +7,7 @@
 A row's `record` is its lossless text without the line end. Its content hash and its group depend on the source's text,
 not on the contract: no column type moves a row to another split.
 
-Rows are made column by column, each distinct cell or value read once (`typed_cells.py`, `typed_value_columns.py`).
+Rows are made column by column, each distinct cell or value read once (`typed_cells.py`, `typed_cells.py`).
 Parts of one CSV file are taken together: each call on a column has a fixed cost, and a part may have a thousand rows.
 Their files are the same as if each were taken alone.
 """
@@ -40,9 +40,17 @@ from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_spli
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
-from rowmill.stages.canonical_rows.typed_cells import CellRowBuilder
-from rowmill.stages.canonical_rows.typed_records import MismatchLog, TypedColumns, join_members, resolve_column_roles
-from rowmill.stages.canonical_rows.typed_value_columns import ABSENT, ColumnValues, ValueColumnBuilder, split_columns
+from rowmill.stages.canonical_rows.typed_cells import (
+    ABSENT,
+    CellRowBuilder,
+    ColumnValues,
+    MismatchLog,
+    TypedColumns,
+    ValueColumnBuilder,
+    join_members,
+    resolve_column_roles,
+    split_columns,
+)
 from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
 from rowmill.tabular.ambiguous_times import mark_zones
 from rowmill.tabular.schema import RecordSchema

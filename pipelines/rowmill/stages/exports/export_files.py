@@ -1,28 +1,227 @@
-"""The files of an export: shards measured, jobs written by workers, which publish them, and the manifest last."""
+"""The files of an export: what it reads, and the parts that it writes."""
 
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, find_distinct
+from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, find_distinct
+from rowmill.core.concurrent_reads import read_tables
+from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_bytes
-from rowmill.exports import export_manifest
-from rowmill.exports.base import Export, ExportContext, ExportJob, ExportLayout, WrittenFile
+from rowmill.exports import astrai, export_manifest
+from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout, WrittenFile
 from rowmill.exports.export_manifest import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, FileDigests
 from rowmill.exports.native import make_segments
-from rowmill.schema.manifest import File
+from rowmill.packing.plan import plan_best_fit
+from rowmill.schema import manifest
+from rowmill.schema.facts import RawDatasetFacts, read_facts
+from rowmill.schema.manifest import File, Manifest, StageKey
 from rowmill.shards import native
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
+from rowmill.stages import inputs
 from rowmill.stages.base import StageContext
-from rowmill.stages.exports.export_source import ExportSource, build_export_context
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExportSource:
+    """The packed shards of one split, of all datasets.
+
+    Row r holds segments `[first_segments[r], first_segments[r + 1])`; `lengths` int64 are those of all segments.
+    `rows` int64[S] are the rows to export, in order. `first_sequences` are the numbers of each shard's first sequence
+    in the split of its dataset.
+    """
+
+    shards: tuple[File, ...]
+    first_sequences: tuple[int, ...]
+    lineage: tuple[File, ...]
+    first_rows: Ints
+    first_segments: Ints
+    lengths: Ints
+    rows: Ints
+
+    @property
+    def segments(self) -> Ints:
+        """The segments to export, by their number over all shards, in order."""
+        counts = np.diff(self.first_segments)[self.rows]
+        return expand_ranges(self.first_segments[self.rows], counts)
+
+
+def collect_export_source(context: StageContext, export: Export) -> ExportSource:
+    """Find the segments of an export's split, in training order."""
+    packed = inputs.get_packed_shards(context)
+    parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
+    shards = tuple(part.files["shard"] for part in parts)
+    counts = [np.empty(0, np.int64)]
+    lengths = [np.empty(0, np.int64)]
+    for shard in shards:
+        column = context.store.table(shard, ("segment_lengths",)).column(0).combine_chunks()
+        counts.append(np.diff(np.asarray(column.offsets, np.int64)))
+        lengths.append(column.flatten().to_numpy(zero_copy_only=False).astype(np.int64))
+    first_rows = compute_offsets([shard.rows for shard in shards])
+    return ExportSource(
+        shards=shards,
+        first_sequences=tuple(int(part.facts["first_sequence"]) for part in parts),
+        lineage=tuple(part.files["segments"] for part in parts),
+        first_rows=first_rows,
+        first_segments=compute_offsets(np.concatenate(counts)),
+        lengths=np.concatenate(lengths),
+        rows=_list_ordered_rows(context, export, packed) if export.split == "train" else np.arange(first_rows[-1]),
+    )
+
+
+def _list_ordered_rows(context: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
+    """Return the rows of the train shards in training order, without fillers."""
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+    order = inputs.load_order(context.store, splits, ("dataset", "sequence_id", "pass", "filler"))
+    shown = pc.invert(order.column("filler"))
+    if export.passes == "first":
+        shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
+    order = order.filter(shown)
+    sizes = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
+    return compute_offsets(sizes)[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
+
+
+def describe_export_shape(
+    context: StageContext, export: Export, source: ExportSource, card: Mapping[str, Any]
+) -> ExportIndex:
+    """Return the input of an export's layout: lengths and order, without tokens."""
+    segments = source.segments
+    values, domains = (
+        _read_segment_domains(context, source)
+        if export.BY_DOMAIN
+        else ((None,), np.zeros(len(source.lengths), np.int64))
+    )
+    return ExportIndex(
+        seq_len=context.recipe.seq_len,
+        vocab_size=_resolve_export_vocab_size(context, card),
+        bos_id=card["bos_id"],
+        eos_id=card["eos_id"],
+        kinds=frozenset(dataset.row_kind for dataset in context.recipe.datasets.values()),
+        lengths=source.lengths[segments],
+        sequence_offsets=compute_offsets(np.diff(source.first_segments)[source.rows]),
+        domains=domains[segments],
+        domain_values=values,
+        name_of=lambda number: _name_segment(context, source, int(segments[number])),
+        best_fit=_plan_best_fit,
+        objective=context.recipe.objective,
+    )
+
+
+def _plan_best_fit(lengths: Ints, limit: int) -> tuple[Ints, Ints]:
+    plan = plan_best_fit(lengths, limit, None)
+    return plan.examples, plan.sequence_offsets
+
+
+def _resolve_export_vocab_size(context: StageContext, card: Mapping[str, Any]) -> int:
+    return context.recipe.vocab_size or int(card["vocab_size"])
+
+
+def _name_segment(context: StageContext, source: ExportSource, segment: int) -> str:
+    firsts = compute_offsets([file.rows for file in source.lineage])
+    which = int(np.searchsorted(firsts, segment, "right")) - 1
+    column = context.store.table(source.lineage[which], ("example_id",)).column(0)
+    return str(column[segment - int(firsts[which])].as_py())
+
+
+def _read_segment_domains(context: StageContext, source: ExportSource) -> tuple[tuple[str | None, ...], Ints]:
+    """Return all domain values, and for each segment over all shards the index of its domain."""
+    found = [pl.Series("domain", [], pl.String)]
+    for shard in inputs.get_packed_shards(context).values():
+        lineage = [file for file in shard.files("segments") if file in source.lineage]
+        examples = _load_export_input(context, shard, TOKENIZED_EXAMPLES).files("examples")
+        if not lineage:
+            continue
+        known = _read_frame(context.store, examples, ("example_id", "domain"))
+        wanted = _read_frame(context.store, lineage, ("example_id",))
+        found.append(wanted.join(known, on="example_id", how="left", maintain_order="left")["domain"])
+    every = pl.concat(found)
+    # This is the domain of rows without one; a record's value of the same name is indistinguishable.
+    every = every.set(every == astrai.DEFAULT_FOLDER, None)
+    values = [None, *sorted(every.drop_nulls().unique().to_list())]
+    codes = every.replace_strict({value: i for i, value in enumerate(values)}, return_dtype=pl.Int64)
+    return tuple(values), codes.to_numpy()
+
+
+def _read_frame(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.DataFrame:
+    return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables(read_tables(store, files, columns))))
+
+
+def _load_export_input(context: StageContext, output: Manifest, stage: str) -> Manifest:
+    key: StageKey = (*output.key[:-1], stage)
+    return manifest.load_version(context.store, key, output.inputs.get("/".join(key)))
+
+
+def build_export_card(
+    context: StageContext, export: Export, layout: ExportLayout, counts: Mapping[str, int], content: str
+) -> dict[str, Any]:
+    """Return the identity card that is written next to the files."""
+    packed = inputs.get_packed_shards(context)
+    own = next(iter(packed.values())).card
+    return {
+        "format": export.kind_name,
+        "format_version": export.VERSION,
+        "label_convention": export.label_convention,
+        "unit": export.form,
+        "split": export.split,
+        "passes": export.passes,
+        **{name: own[name] for name in ("tokenizer_files", "tokenizer_digest")},
+        "vocab_size": _resolve_export_vocab_size(context, own),
+        **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
+        "seq_len": context.recipe.seq_len,
+        "segment_multiple_of": context.recipe.segment_multiple_of,
+        "kinds": sorted({dataset.row_kind for dataset in context.recipe.datasets.values()}),
+        "objective": context.recipe.objective,
+        "recipe": context.recipe.name,
+        "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
+        "datasets": {name: _build_dataset_card(context, one) for name, one in packed.items()},
+        "waivers": sorted({waiver for one in context.inputs.values() for waiver in one.waivers}),
+        "builder": export_manifest.describe_builder(),
+        "counts": dict(counts),
+        "left_out": dict(layout.left_out),
+        "content_hash": content,
+        **layout.notes,
+    }
+
+
+def _build_dataset_card(context: StageContext, packed: Manifest) -> dict[str, Any]:
+    raw = _load_export_input(context, packed, RAW_DATASET)
+    return {
+        "attention": packed.card["attention"],
+        "template_digest": packed.card["template_digest"],
+        "plan": packed.version,
+        "source": raw.version,
+        "source_files": read_facts(RawDatasetFacts, raw.facts).files,
+    }
+
+
+def build_export_context(card: Mapping[str, Any], *, text: str = "{}") -> ExportContext:
+    """Return a writer's context from a card."""
+    return ExportContext(
+        seq_len=int(card["seq_len"]),
+        vocab_size=int(card["vocab_size"]),
+        bos_id=card["bos_id"],
+        eos_id=card["eos_id"],
+        kinds=frozenset(card["kinds"]),
+        card=text,
+        pad_id=card["pad_id"],
+        objective=card["objective"],
+        segment_multiple_of=int(card["segment_multiple_of"]),
+    )
+
+
+# ── The files of an export: shards measured, jobs written by workers, which publish them, and the manife ──
+
 
 _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 """A worker's result for each segment: its content hash and its number of targets."""

@@ -30,21 +30,26 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.shards import native
 from rowmill.stages import inputs
-from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput
+from rowmill.stages.base import (
+    PreparedStage,
+    StageContext,
+    StageDeclaration,
+    StageOutput,
+    load_kept_part,
+    part_folder,
+    save_kept_part,
+)
 from rowmill.stages.exports.export_files import (
+    build_export_card,
+    build_export_context,
+    collect_export_source,
+    describe_export_shape,
     measure_all_segments,
     open_export_shards,
     publish_export_manifest,
     write_export_files,
 )
-from rowmill.stages.exports.export_source import (
-    build_export_card,
-    build_export_context,
-    collect_export_source,
-    describe_export_shape,
-)
-from rowmill.stages.kept_parts import load_kept_part, part_folder, save_kept_part
-from rowmill.stages.scratch_folders import open_host_scratch
+from rowmill.stages.part_files import open_host_scratch
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
 VERSION = 6

@@ -22,18 +22,22 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
+    load_kept_part,
+    save_kept_part,
 )
-from rowmill.stages.gpu_partitions.copied_ranks import make_rank_schema, write_copied_ranks
-from rowmill.stages.gpu_partitions.publication import publish_gpu_partitions
-from rowmill.stages.gpu_partitions.rank_indexes import RANK_INDEX_SCHEMA, find_index_damage, write_rank_indexes
-from rowmill.stages.gpu_partitions.rank_parts import (
+from rowmill.stages.gpu_partitions.rank_files import (
+    RANK_INDEX_SCHEMA,
     GpuPartitionsFacts,
+    find_index_damage,
     fingerprint_rank,
     identify_gpu_partitions,
     is_index,
+    make_rank_schema,
+    publish_gpu_partitions,
     rank_names,
+    write_copied_ranks,
+    write_rank_indexes,
 )
-from rowmill.stages.kept_parts import load_kept_part, save_kept_part
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 

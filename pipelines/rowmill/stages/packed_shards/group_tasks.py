@@ -28,8 +28,7 @@ from rowmill.sources import SourcePart
 from rowmill.stages import inputs
 from rowmill.stages.base import PartTask, StageContext
 from rowmill.stages.packed_shards.pack_group import PackGroupTask
-from rowmill.stages.packed_shards.split_plans import SPLITS, PackingRules
-from rowmill.stages.packed_shards.validation_holdout import HeldOutValidation, get_holdout_size
+from rowmill.stages.packed_shards.split_plans import SPLITS, HeldOutValidation, PackingRules, get_holdout_size
 
 VERSION = 8
 """Increase it when any shard may hold other bytes, or other facts are counted on the way."""

@@ -34,12 +34,14 @@ from rowmill.shards import native
 from rowmill.shards.segment_padding import drop_padding
 from rowmill.shards.sequence_hashes import join_hashes
 from rowmill.stages import part_files
-from rowmill.stages.packed_shards.segment_columns import SIDE_LENGTHS, count_damaged_pairs, part_sides
 from rowmill.stages.packed_shards.shard_files import (
+    SIDE_LENGTHS,
     GroupTokens,
     ShardWriter,
+    count_damaged_pairs,
     cut_shards,
     hash_planned_segments,
+    part_sides,
     read_back,
 )
 from rowmill.stages.packed_shards.split_plans import (

@@ -1,6 +1,16 @@
-"""The files of a pack group: its tokens end to end, each shard with its lineage, and what was written read back."""
+"""Files of shards: their rows, the columns of their segments, and the checks of their spans.
 
-from collections.abc import Iterator, Mapping
+What only some shards have: values per segment, and the two sides of a pair as segments.
+
+example   ids of chosen and rejected, end to end     side_lengths 3 4     sides 1 0
+segments  0 1 2 │ 0 1 2 3                            an attention span each, always in one sequence
+
+Whether the spans and positions of a written shard follow from its segments.
+
+segment_lengths 3 2     seq_lengths 3 2     position_ids 0 1 2 0 1     or with open attention  5  and  0 1 2 3 4
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +24,112 @@ from rowmill.core.list_columns import make_list_array
 from rowmill.core.runs import Runs
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
-from rowmill.packing.layout import SequencePlan
+from rowmill.packing.layout import SequencePlan, position_ids
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.manifest import File
 from rowmill.schema.rollout_fields import RolloutFields
-from rowmill.schema.rows import SEGMENT_COLUMNS, RowKind
+from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
 from rowmill.shards import native
 from rowmill.shards.segment_padding import count_padding_tokens
 from rowmill.shards.sequence_hashes import SEQUENCE_HASHES, tabulate_hashes
 from rowmill.stages import part_files
-from rowmill.stages.packed_shards.segment_columns import make_segment_columns
-from rowmill.stages.packed_shards.span_checks import has_whole_spans
+
+SIDE_LENGTHS = "side_lengths"
+
+
+def part_sides(plan: SequencePlan, examples: pa.Table) -> SequencePlan:
+    """Return a plan whose segments are the sides of its examples; plans of examples without sides are unchanged."""
+    if SIDE_LENGTHS not in examples.column_names:
+        return plan
+    lengths = examples.column(SIDE_LENGTHS).combine_chunks()
+    counts = lengths.value_lengths().to_numpy()[plan.examples].astype(np.int64)
+    chosen = lengths.take(pa.array(plan.examples)).flatten().to_numpy().astype(np.int64)
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    starts = np.cumsum(chosen) - chosen
+    ranges = np.stack((starts - np.repeat(starts[before[:-1]], counts), chosen), axis=1).astype(np.int32)
+    return SequencePlan(before[plan.sequence_offsets], np.repeat(plan.examples, counts), ranges)
+
+
+def make_segment_columns(columns: Iterable[pa.Field], examples: pa.Table, plan: SequencePlan) -> dict[str, pa.Array]:
+    """Return the values of each segment of a plan whose sides are parted, by column."""
+    return {field.name: _take(examples, field.name, plan).cast(field.type) for field in columns}
+
+
+_SINGULAR = {"prompt_lengths": "prompt_length", "margins": "margin"}
+
+
+def _take(examples: pa.Table, name: str, plan: SequencePlan) -> pa.Array:
+    column = examples.column(_SINGULAR.get(name, name)).combine_chunks()
+    if name != "sides":
+        return column.take(pa.array(plan.examples))
+    places: Ints = np.asarray(column.offsets, np.int64)[plan.examples] + (plan.ranges[:, 0] > 0)
+    return column.values.take(pa.array(places))
+
+
+def count_damaged_pairs(shard: pa.Table, examples: pa.Table) -> dict[str, int]:
+    """Return how many pairs of a shard are not whole in one sequence, and how many have two prompts.
+
+    Empty for shards of other rows. `examples` are the columns of the group's examples.
+    """
+    if SIDE_LENGTHS not in examples.column_names:
+        return {}
+    lengths = examples.column(SIDE_LENGTHS).combine_chunks()
+    is_paired = len(lengths) > 0 and int(lengths.value_lengths().to_numpy().max()) > 1
+    if not is_paired or not shard.num_rows:
+        return {"pair_intact": 0, "prompt_identical": 0}
+    sequences, names, sides, ids, sizes, prompts = _flatten_segments(shard)
+    follows = np.flatnonzero((sequences[1:] == sequences[:-1]) & (names[1:] == names[:-1]))
+    whole = follows[(sides[follows] == 1) & (sides[follows + 1] == 0)]
+    ends = np.cumsum(sizes)
+    differ = 0
+    for first in whole.tolist():
+        size = int(prompts[first])
+        one, other = (int(ends[k] - sizes[k]) for k in (first, first + 1))
+        same = size == prompts[first + 1] and np.array_equal(ids[one : one + size], ids[other : other + size])
+        differ += not same
+    return {"pair_intact": len(names) - 2 * len(whole), "prompt_identical": differ}
+
+
+def _flatten_segments(shard: pa.Table) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
+    """Return each segment's sequence, example by number, side, then all ids, and each segment's length and prompt."""
+    names = shard.column("example_ids").combine_chunks()
+    flat = {
+        name: shard.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        for name in ("sides", "input_ids", "segment_lengths", "prompt_lengths")
+    }
+    sequences = np.repeat(np.arange(len(names)), names.value_lengths().to_numpy())
+    examples = names.flatten().dictionary_encode().indices.to_numpy()
+    return sequences, examples, flat["sides"], flat["input_ids"], flat["segment_lengths"], flat["prompt_lengths"]
+
+
+# ── Whether the spans and positions of a written shard follow from its segments ──
+
+
+def has_whole_spans(shard: pa.Table) -> bool:
+    """Return whether each attention span of a shard is a segment or a sequence, and positions count from 0 in it."""
+    if not shard.num_rows:
+        return True
+    lengths, segments = _read_span_column(shard, "segment_lengths")
+    if PADDING_COLUMN in shard.column_names:
+        lengths = lengths + _read_span_column(shard, PADDING_COLUMN)[0]
+    found, spans = _read_span_column(shard, "seq_lengths")
+    positions, tokens = _read_span_column(shard, "position_ids")
+    return (
+        np.array_equal(found, sum_by_span(lengths, segments, spans))
+        and np.array_equal(tokens, compute_offsets(found)[spans])
+        and np.array_equal(positions, position_ids(found))
+    )
+
+
+def _read_span_column(shard: pa.Table, name: str) -> tuple[NDArray[Any], Ints]:
+    """Return the values of a column of lists, and where each row's begin: int64[R + 1]."""
+    column = shard.column(name).combine_chunks()
+    return column.flatten().to_numpy(), compute_offsets(column.value_lengths().to_numpy())
+
+
+# ── The files of a pack group: its tokens end to end, each shard with its lineage, and what was written  ──
+
 
 HASH_TOKENS = 2 << 20
 """Tokens that are gathered at a time to hash the segments of a plan."""

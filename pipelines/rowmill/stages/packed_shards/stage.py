@@ -33,8 +33,8 @@ from rowmill.stages.base import (
     StageOutput,
     compute_share,
     make_parts,
+    part_folder,
 )
-from rowmill.stages.kept_parts import part_folder
 from rowmill.stages.packed_shards.group_tasks import (
     build_shard_card,
     get_packing_rules,
@@ -43,8 +43,7 @@ from rowmill.stages.packed_shards.group_tasks import (
     plan_held_group,
 )
 from rowmill.stages.packed_shards.pack_group import FILL_BINS, PackGroupTask, is_intact, pack_group
-from rowmill.stages.packed_shards.split_plans import SPLITS
-from rowmill.stages.packed_shards.validation_holdout import HeldOutValidation, get_holdout_size, hold_out_validation
+from rowmill.stages.packed_shards.split_plans import SPLITS, HeldOutValidation, get_holdout_size, hold_out_validation
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 

@@ -1,21 +1,397 @@
-"""Conversations on the reference path: rendered, masked, encoded and fitted to the limit row by row.
+"""Examples of conversations, prompts and preference pairs: render, mask, encode, and shorten to the limit.
+
+Conversations on the reference path: rendered, masked, encoded and fitted to the limit row by row.
 
 render ─► mask ─► encode ─► too long? truncate, and again ─► Example
+
+Prompts for reinforcement learning: the ids that a trainer sends to generation, of which none is trained.
+
+messages ─► render with the generation prompt ─► encode ─► too long? drop ─► Example
+
+Preferences: a prompt with each of its answers as tokens, both sides in one example or one side in each.
+
+paired     P chosen │ P rejected     one example: ids end to end, `side_lengths` 19 19, `prompt_length` 12
+unpaired   P chosen                  an example of its own, `sides` 1
+           P rejected                another, `sides` 0
 """
 
-import pyarrow as pa
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, cast
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rowmill.conversation.loss_mask import Masker
+from rowmill.conversation.options import MaskRules, RendererSpec
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.truncation import ConversationTruncator, TruncatedConversation
+from rowmill.core.arrays import Tokens
+from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json, from_json, from_json_column, to_json
+from rowmill.formats.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
+from rowmill.recipe.dataset import Dataset
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Rejected
-from rowmill.stages.tokenized_examples.conversation_encoding import (
-    ConversationEncoder,
-    decode_conversations,
-    show_control_strings,
-)
-from rowmill.stages.tokenized_examples.conversation_shortening import ConversationShortener, RenderedCandidate
-from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
-from rowmill.tokenization.control_tokens import has_changed_placeholder
-from rowmill.tokenization.example_encoding import TokenizationCounts
+from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
+from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome, reject_for_length
+from rowmill.stages.tokenized_examples.judged_rows import RowJudge, is_judged
+from rowmill.stages.tokenized_examples.shared_templates import open_renderer
+from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
+from rowmill.tokenization.encoded_batch import Example
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare, make_examples
+from rowmill.tokenization.token_truncation import prepend_bos, truncate_tokens
+
+
+def decode_conversations(table: pa.Table) -> list[Conversation]:
+    """Decode the conversations of a table of canonical rows."""
+    messages, tools, kwargs = (
+        from_json_column(table.column(name)) for name in ("messages", "tools", "template_kwargs")
+    )
+    hashes = table.column("content_hash").to_pylist()
+    tagged = pc.greater(table.column("extracted_think_from_content"), 0).to_pylist()
+    return [
+        Conversation(m, t, {} if k is None else k, h, had_think_tags=tags)
+        for m, t, k, h, tags in zip(messages, tools, kwargs, hashes, tagged, strict=True)
+    ]
+
+
+def hide_control_strings(one: Conversation, control: ControlStrings) -> "tuple[Conversation, dict[str, str]]":
+    """Return the conversation with placeholders for control strings, and the string of each placeholder."""
+    value = [one.messages, one.tools, one.kwargs]
+    hidden, placeholders = control.hide(value, to_json(value))
+    messages, tools, kwargs = cast("list[Any]", hidden)
+    return replace(one, messages=messages, tools=tools, kwargs=kwargs), placeholders
+
+
+def show_control_strings(
+    masked: MaskedConversation, placeholders: dict[str, str]
+) -> "tuple[MaskedConversation, list[tuple[int, int]]]":
+    """Restore control strings in a masked text; return it and their positions."""
+    if not placeholders:
+        return masked, []
+    text, ranges = restore_control_strings(masked.text, placeholders)
+    return replace(masked, text=text), ranges
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationEncoder:
+    """Renders, masks and encodes the conversations of one dataset."""
+
+    encoder: Encoder
+    dataset: Dataset
+    printer: Renderer
+    masker: Masker
+    judge: RowJudge
+    control: ControlStrings
+    prints_no_reasoning: bool
+    """Whether the template has no place for reasoning, not even that of the last answer."""
+    bos: int | None
+    """The BOS to put before chats, only if the recipe sets it; otherwise the template decides."""
+
+    @classmethod
+    def open(cls, encoder: Encoder, dataset: Dataset, spec: RendererSpec) -> "ConversationEncoder":
+        """Open the renderer and the masker."""
+        printer = open_renderer(spec)
+        rules = make_mask_rules(dataset)
+        masker, judge = Masker(printer, dataset.loss, rules), RowJudge(printer, rules, dataset.template.verify_render)
+        control = ControlStrings(encoder.card, spec.text)
+        prints_none = printer.contract.reasoning == "none"
+        return cls(encoder, dataset, printer, masker, judge, control, prints_none, _resolve_chat_bos(encoder, dataset))
+
+    @property
+    def cuts_apart(self) -> bool:
+        """Whether spans are encoded apart; only the mask shows where."""
+        return self.dataset.loss.boundary == "split"
+
+    def hide_control(
+        self, conversation: Conversation, counts: TokenizationCounts
+    ) -> tuple[Conversation, dict[str, str]] | Rejected:
+        """Treat the control strings of a conversation that has some as the recipe says, and count them.
+
+        Returns the conversation with placeholders for them, and the string of each placeholder.
+        """
+        policy, hidden = self.dataset.template.control_tokens, (conversation, dict[str, str]())
+        if policy == "reject":
+            return Rejected("control_token_in_content", "the row's text holds a control string")
+        if policy != "allow":
+            try:
+                hidden = hide_control_strings(conversation, self.control)
+            except ConfigError as error:
+                # The control token has one character and the row uses every letter and digit: no placeholder is free.
+                return Rejected("control_token_in_content", str(error))
+        counts.add_control_strings(self.control, conversation)
+        return hidden
+
+    def limit_reasoning(self, conversation: Conversation) -> Conversation:
+        """Cut each message's reasoning at `think_max_tokens`."""
+        limit = self.dataset.reasoning.think_max_tokens
+        if not limit:
+            return conversation
+        return replace(conversation, messages=limit_reasoning(conversation.messages, limit, self.cut_text))
+
+    def inline_reasoning(self, conversation: Conversation) -> Conversation:
+        """Return the template's input: with `think_mode: inline`, reasoning is at the start of the content.
+
+        With `auto`, reasoning goes back into the tags that it came in where the template would print none of it.
+        """
+        options = self.dataset.reasoning
+        goes_back = options.think_mode == "auto" and conversation.had_think_tags and self.prints_no_reasoning
+        if options.think_mode != "inline" and not goes_back:
+            return conversation
+        return replace(conversation, messages=inline_reasoning(conversation.messages, options.think_tags[0]))
+
+    def loses_reasoning(self, conversation: Conversation, masked: MaskedConversation) -> bool:
+        """Return whether an answer trains without its reasoning, because the template prints none."""
+        return self.prints_no_reasoning and any(
+            conversation.messages[span.message].get(REASONING_KEY) for span in masked.trained
+        )
+
+    def mask(self, conversation: Conversation, *, only: frozenset[int] | None = None) -> MaskedConversation | Rejected:
+        """Render and mask a conversation; `only` these messages train, None: all that the options choose."""
+        return self.masker.mask(self.inline_reasoning(conversation), only=only)
+
+    def judge_row(self, conversation: Conversation) -> Rejected | None:
+        """Return the reject of a row of the judged share whose text or mask is wrong."""
+        if not is_judged(conversation.row_hash, self.judge.share):
+            return None
+        return self.judge.reject(self.inline_reasoning(conversation))
+
+    def encode_masked(
+        self,
+        masked: Sequence[MaskedConversation],
+        ordinary: Sequence[list[tuple[int, int]]],
+        counts: TokenizationCounts,
+    ) -> list[Example | Rejected]:
+        """Encode masked texts; `ordinary` are the character ranges in which control strings are text."""
+        made = make_examples(masked, ordinary, self.encoder, counts, split=self.cuts_apart)
+        bos = self.bos
+        return made if bos is None else [one if isinstance(one, Rejected) else prepend_bos(one, bos) for one in made]
+
+    def encode_prompts(self, prompts: Sequence[str], counts: TokenizationCounts) -> list[Tokens]:
+        """Encode generation prompts as a server does: alone."""
+        encoded, bos = encode_and_compare(self.encoder, prompts, counts), self.bos
+        each = np.split(encoded.ids, encoded.offsets[1:-1]) if prompts else []
+        if bos is None:
+            return each
+        first = np.array([bos], encoded.ids.dtype)
+        return [ids if len(ids) and int(ids[0]) == bos else np.concatenate((first, ids)) for ids in each]
+
+    def count_rendered_tokens(
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        placeholders: dict[str, str],
+    ) -> int | None:
+        """Count the tokens of a conversation with other messages and tools; None if it does not render."""
+        shown = self.inline_reasoning(replace(conversation, messages=messages, tools=tools))
+        if self.cuts_apart:
+            masked = self.masker.mask(shown)
+            if isinstance(masked, MaskedConversation):
+                masked, ordinary = show_control_strings(masked, placeholders)
+                example = self.encode_masked([masked], [ordinary], TokenizationCounts())[0]
+                return None if isinstance(example, Rejected) else len(example.ids)
+        printed = self.printer.render(shown.messages, tools, conversation.kwargs)
+        if isinstance(printed, Rejected):
+            return None
+        text, ranges = restore_control_strings(printed.text, placeholders)
+        encoded = self.encoder.encode_pieces([text], [ranges])
+        has_bos = self.bos is None or (len(encoded.ids) > 0 and int(encoded.ids[0]) == self.bos)
+        return len(encoded.ids) + (not has_bos)
+
+    def cut_text(self, text: str, max_tokens: int) -> str:
+        """Return the start of a text that has at most so many tokens."""
+        encoded = self.encoder.encode([text])
+        if len(encoded.ids) <= max_tokens:
+            return text
+        if max_tokens <= 0:
+            return ""
+        return text.encode()[: int(encoded.ends[max_tokens - 1])].decode(errors="ignore")
+
+
+def make_mask_rules(dataset: Dataset) -> MaskRules:
+    """Return the rules of a dataset's masks that are not options of its loss."""
+    template = dataset.template
+    return MaskRules(
+        assistant_roles=dataset.format.get_token_options().assistant_roles,
+        spans=template.spans,
+        on_dropped={str(kind): policy for kind, policy in template.on_dropped.items()},
+        turns=template.turns,
+    )
+
+
+def _resolve_chat_bos(encoder: Encoder, dataset: Dataset) -> int | None:
+    if dataset.format.get_token_options().add_bos is not True:
+        return None
+    if encoder.card.bos_id is None:
+        raise ConfigError("format.add_bos: true, but the tokenizer has no BOS; expected auto or false; set auto")
+    return encoder.card.bos_id
+
+
+# ── Conversations that are longer than the limit: shorten them, and render, mask and encode what is left ──
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedCandidate:
+    """A conversation that becomes one example, with its mask; `place` is its row's in the batch."""
+
+    place: int
+    conversation: Conversation
+    only: frozenset[int] | None
+    placeholders: dict[str, str]
+    masked: MaskedConversation
+    ordinary: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationShortener:
+    """Fits the examples of one dataset's conversations to the limit."""
+
+    steps: ConversationEncoder
+    limit: LengthLimit
+
+    def fit_to_limit(self, candidate: RenderedCandidate, example: Example, counts: TokenizationCounts) -> RowOutcome:
+        """Apply the overlong policy to one example."""
+        settled = self.limit.apply_policy(example, "conversation", counts)
+        if settled is not None:
+            return settled
+        splits = self.limit.options.overlong == "split"
+        shortened = self._truncate(candidate, example, counts, split=splits)
+        if isinstance(shortened, Rejected):
+            return reject_for_length(example, shortened, counts)
+        if splits:
+            counts.dropped_trained += max(0, example.original_trained - sum(one.original_trained for one in shortened))
+        return shortened
+
+    def _truncate(
+        self, candidate: RenderedCandidate, original: Example, counts: TokenizationCounts, *, split: bool
+    ) -> RowOutcome:
+        conversation, masker = candidate.conversation, self.steps.masker
+        supervised = frozenset(masker.supervised(conversation.messages))
+        chosen = supervised if candidate.only is None else supervised & candidate.only
+        flags = [i in chosen for i in range(len(conversation.messages))]
+        truncator = ConversationTruncator(
+            limit=self.limit.tokens,
+            measure=lambda messages, tools: self.steps.count_rendered_tokens(
+                conversation, messages, tools, candidate.placeholders
+            ),
+            cut_reasoning=self.steps.cut_text,
+            assistant_roles=self.steps.dataset.format.get_token_options().assistant_roles,
+            token_cut=self.limit.options.token_cut,
+        )
+        messages, tools = conversation.messages, conversation.tools
+        shortened = truncator.split(messages, tools, flags) if split else truncator.truncate(messages, tools, flags)
+        if isinstance(shortened, Rejected):
+            return shortened
+        pieces = shortened if isinstance(shortened, list) else [shortened]
+        made: list[Example] = []
+        for piece in pieces:
+            example = self._rerender_piece(candidate, piece, chosen, counts)
+            if isinstance(example, Rejected):
+                return example
+            counts.dropped_tokens += piece.tokens_left_out
+            made.append(self._attribute_removed_tokens(candidate, example, None if split else original, piece, chosen))
+        return made
+
+    def _rerender_piece(
+        self,
+        candidate: RenderedCandidate,
+        piece: TruncatedConversation,
+        chosen: frozenset[int],
+        counts: TokenizationCounts,
+    ) -> Example | Rejected:
+        """Render and mask a shortened conversation, and cut tokens if structure was not enough."""
+        example = self._rerender(candidate, piece.messages, piece.kept, chosen, counts, piece.reasoning_context)
+        if isinstance(example, Rejected) or len(example.ids) <= self.limit.tokens:
+            return example
+        bos = self.steps.encoder.card.bos_id
+        return truncate_tokens(example, self.limit.tokens, self.limit.options.truncate_side, bos)
+
+    def _rerender(
+        self,
+        candidate: RenderedCandidate,
+        messages: Sequence[Message],
+        kept: Sequence[int],
+        chosen: frozenset[int],
+        counts: TokenizationCounts,
+        reasoning_context: Sequence[int] = (),
+    ) -> Example | Rejected:
+        """Render and mask some of a conversation's messages; `kept[i]` is the original index of `messages[i]`."""
+        conversation = replace(candidate.conversation, messages=list(messages))
+        only = frozenset(new for new, old in enumerate(kept) if old in chosen)
+        masked = self.steps.mask(conversation, only=only)
+        if isinstance(masked, Rejected):
+            return masked
+        masked = _mask_cut_reasoning(masked, frozenset(reasoning_context))
+        masked, ordinary = show_control_strings(masked, candidate.placeholders)
+        return self.steps.encode_masked([masked], [ordinary], counts)[0]
+
+    def _attribute_removed_tokens(
+        self,
+        candidate: RenderedCandidate,
+        example: Example,
+        original: Example | None,
+        piece: TruncatedConversation,
+        chosen: frozenset[int],
+    ) -> Example:
+        """Attribute the removed tokens to the stages of truncation, so that original = tokens + removed.
+
+        Without `original`, the example is one of several pieces, and its own length before shortening counts.
+        """
+        left = int(example.mask.sum()) + example.cut_trained
+        after_exchanges = left
+        if piece.reasoning_removed or piece.reasoning_context:
+            after_exchanges = self._count_trained_tokens(candidate, piece.kept, chosen, otherwise=left)
+        tokens, trained = piece.original_tokens, after_exchanges
+        if original is not None:
+            tokens, trained = len(original.ids), original.original_trained
+        elif piece.messages_removed:
+            trained = self._count_trained_tokens(candidate, piece.whole, chosen, otherwise=after_exchanges)
+        return replace(
+            example,
+            original_tokens=tokens,
+            original_trained=trained,
+            messages_removed=piece.messages_removed,
+            exchanges_removed=tokens - len(example.ids) - example.tokens_cut - piece.reasoning_removed,
+            reasoning_removed=piece.reasoning_removed,
+            exchanges_trained=trained - after_exchanges,
+            reasoning_trained=after_exchanges - left,
+        )
+
+    def _count_trained_tokens(
+        self, candidate: RenderedCandidate, kept: Sequence[int], chosen: frozenset[int], *, otherwise: int
+    ) -> int:
+        """Count the trained tokens of some of a conversation's messages, `otherwise` if they have no mask."""
+        messages = [candidate.conversation.messages[i] for i in kept]
+        example = self._rerender(candidate, messages, kept, chosen, TokenizationCounts())
+        return otherwise if isinstance(example, Rejected) else int(example.mask.sum())
+
+
+def _mask_cut_reasoning(masked: MaskedConversation, messages: frozenset[int]) -> MaskedConversation:
+    """Remove the loss from truncated reasoning: it stays as context, but the model must not learn to stop there."""
+    cut = [p for p in masked.pieces if p.kind == "reasoning" and p.message in messages]
+    if not cut:
+        return masked
+    trained = list(masked.trained)
+    for piece in cut:
+        trained = [part for span in trained for part in _subtract_range(span, piece.start, piece.end)]
+    return replace(masked, trained=tuple(trained))
+
+
+def _subtract_range(span: Span, start: int, end: int) -> Iterator[Span]:
+    if end <= span.start or span.end <= start:
+        yield span
+        return
+    if span.start < start:
+        yield replace(span, end=start)
+    if end < span.end:
+        yield replace(span, start=end)
+
+
+# ── Conversations on the reference path: rendered, masked, encoded and fitted to the limit row by row ──
 
 
 class ConversationExampleBuilder:
@@ -75,3 +451,335 @@ class ConversationExampleBuilder:
             candidates.append(RenderedCandidate(place, one, only, placeholders, masked, ordinary))
         counts.rows_losing_reasoning += loses_reasoning
         return self._steps.judge_row(conversation) or candidates
+
+
+# ── Prompts for reinforcement learning: the ids that a trainer sends to generation, of which none is tra ──
+
+
+@dataclass(frozen=True, slots=True)
+class _RenderedPrompt:
+    """A prompt's text, and the ranges in which control strings are text; `place` is its row's in the batch."""
+
+    place: int
+    masked: MaskedConversation
+    ordinary: list[tuple[int, int]]
+
+
+class PromptExampleBuilder:
+    """Builds the examples of one dataset's prompts."""
+
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
+        """Store the steps of a conversation."""
+        self._steps = encoder
+        self._limit = limit
+
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build the example of each row."""
+        controlled = self._steps.control.find_rows(rows)
+        outcomes: list[RowOutcome] = []
+        rendered: list[_RenderedPrompt] = []
+        for place, conversation in enumerate(decode_conversations(rows)):
+            one = self._render(place, conversation, bool(controlled[place]), counts)
+            outcomes.append(one if isinstance(one, Rejected) else [])
+            rendered += [] if isinstance(one, Rejected) else [one]
+        encoded = self._steps.encode_masked(
+            [one.masked for one in rendered], [one.ordinary for one in rendered], counts
+        )
+        for one, example in zip(rendered, encoded, strict=True):
+            if isinstance(example, Rejected):
+                outcomes[one.place] = example
+            else:
+                # Nothing shortens a prompt: the kind refuses such policies.
+                outcomes[one.place] = self._limit.apply_policy(example, "prompt", counts) or [example]
+        return outcomes
+
+    def _render(
+        self, place: int, conversation: Conversation, controlled: bool, counts: TokenizationCounts
+    ) -> _RenderedPrompt | Rejected:
+        hidden = self._steps.hide_control(conversation, counts) if controlled else (conversation, dict[str, str]())
+        if isinstance(hidden, Rejected):
+            return hidden
+        conversation, placeholders = hidden
+        shown = self._steps.inline_reasoning(self._steps.limit_reasoning(conversation))
+        masked = self._steps.masker.render_prompt(shown)
+        if not isinstance(masked, Rejected):
+            masked = self._steps.judge.reject_prompt(shown, masked.text) or masked
+        if isinstance(masked, Rejected):
+            return masked
+        if has_changed_placeholder(masked.text, placeholders):
+            return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
+        counts.add_dropped(masked.dropped)
+        return _RenderedPrompt(place, *show_control_strings(masked, placeholders))
+
+
+# ── Preferences: a prompt with each of its answers as tokens, both sides in one example or one side in e ──
+
+
+CHOSEN, REJECTED = 1, 0
+"""Values of `sides`: the chosen or good answer, the rejected or bad one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Preference:
+    """A row's prompt and sides, control strings hidden; `answers` are the messages of each side after the prompt."""
+
+    prompt: Conversation
+    answers: Sequence[Sequence[Message]]
+    sides: Sequence[int]
+    margin: float | None
+    placeholders: dict[str, str]
+
+    def join(self, side: int, prompt: Sequence[Message]) -> Conversation:
+        """Return a side as a conversation, with some of the prompt's messages."""
+        return replace(self.prompt, messages=[*prompt, *self.answers[side]])
+
+
+@dataclass(frozen=True, slots=True)
+class _MaskedSide:
+    """A side's text, and the ranges in which control strings are text."""
+
+    masked: MaskedConversation
+    ordinary: list[tuple[int, int]]
+
+
+class PreferenceExampleBuilder:
+    """Builds the examples of one dataset's preferences."""
+
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
+        """Store the steps of a conversation."""
+        self._steps = encoder
+        self._limit = limit
+        self._is_paired = encoder.dataset.format.get_objective() == "paired"
+
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build the examples of each row: one of both sides, or one of each."""
+        decoded = self._decode(rows, counts)
+        made = self._encode_all(decoded, counts)
+        return [self._build_row(row, sides, counts) for row, sides in zip(decoded, made, strict=True)]
+
+    # ── rows ──
+
+    def _decode(self, rows: pa.Table, counts: TokenizationCounts) -> list[_Preference | Rejected]:
+        columns = [rows.column(name).to_pylist() for name in ("chosen", "rejected", "margin")]
+        controlled = self._steps.control.find_rows(rows) | _find_controlled(self._steps, rows)
+        return [
+            self._decode_row(conversation, (chosen, rejected), margin, bool(hides), counts)
+            for conversation, chosen, rejected, margin, hides in zip(
+                decode_conversations(rows), *columns, controlled, strict=True
+            )
+        ]
+
+    def _decode_row(
+        self,
+        prompt: Conversation,
+        texts: Sequence[str | None],
+        margin: float | None,
+        controlled: bool,
+        counts: TokenizationCounts,
+    ) -> _Preference | Rejected:
+        sides = [side for side, text in zip((CHOSEN, REJECTED), texts, strict=True) if text is not None]
+        answers: list[list[Message]] = [from_json(text) for text in texts if text is not None]
+        # Control strings of all messages are hidden together, so that a prompt is the same on both sides.
+        whole = replace(prompt, messages=[*prompt.messages, *(one for answer in answers for one in answer)])
+        hidden = self._steps.hide_control(whole, counts) if controlled else (whole, dict[str, str]())
+        if isinstance(hidden, Rejected):
+            return hidden
+        messages = self._steps.limit_reasoning(hidden[0]).messages
+        edges = np.cumsum([len(prompt.messages), *map(len, answers)]).tolist()
+        parts = [messages[first:last] for first, last in zip([0, *edges], edges, strict=False)]
+        return _Preference(replace(hidden[0], messages=parts[0]), parts[1:], sides, margin, hidden[1])
+
+    # ── sides ──
+
+    def _build_row(
+        self, row: _Preference | Rejected, parts: list[Example] | Rejected, counts: TokenizationCounts
+    ) -> RowOutcome:
+        if isinstance(row, Rejected):
+            return row
+        if isinstance(parts, Rejected):
+            return parts
+        fitted = self._fit_sides(row, parts)
+        if isinstance(fitted, Rejected):
+            counts.dropped_tokens += sum(len(part.ids) for part in parts)
+            counts.dropped_trained += sum(int(part.mask.sum()) for part in parts)
+            return fitted
+        return finish_sides(fitted, row.sides, row.margin, counts, is_paired=self._is_paired)
+
+    def _encode_all(
+        self, rows: Sequence[_Preference | Rejected], counts: TokenizationCounts
+    ) -> list[list[Example] | Rejected]:
+        """Render and mask the sides of each row, and encode those of all rows at once; rejects are passed on."""
+        masked = [
+            row if isinstance(row, Rejected) else self._mask_sides(row, row.prompt.messages, counts) for row in rows
+        ]
+        sides = [side for one in masked if not isinstance(one, Rejected) for side in one]
+        encoded = iter(
+            self._steps.encode_masked([one.masked for one in sides], [one.ordinary for one in sides], counts)
+        )
+        return [one if isinstance(one, Rejected) else _require_all(list(islice(encoded, len(one)))) for one in masked]
+
+    def _encode_sides(self, row: _Preference, prompt: Sequence[Message]) -> list[Example] | Rejected:
+        """Render, mask and encode each side with some of the prompt's messages, which is not counted."""
+        counts = TokenizationCounts()
+        sides = self._mask_sides(row, prompt, counts)
+        if isinstance(sides, Rejected):
+            return sides
+        return _require_all(
+            self._steps.encode_masked([side.masked for side in sides], [side.ordinary for side in sides], counts)
+        )
+
+    def _mask_sides(
+        self, row: _Preference, prompt: Sequence[Message], counts: TokenizationCounts
+    ) -> list[_MaskedSide] | Rejected:
+        """Render and mask each side with some of the prompt's messages."""
+        sides: list[_MaskedSide] = []
+        loses_reasoning = False
+        for side in range(len(row.sides)):
+            conversation = row.join(side, prompt)
+            answers = frozenset(range(len(prompt), len(conversation.messages)))
+            found = self._steps.mask(conversation, only=answers)
+            found = self._steps.judge_row(conversation) or found
+            if isinstance(found, Rejected):
+                return found
+            if has_changed_placeholder(found.text, row.placeholders):
+                return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
+            counts.add_dropped(found.dropped)
+            if "reasoning" in found.dropped:
+                loses_reasoning = loses_reasoning or self._steps.loses_reasoning(conversation, found)
+            sides.append(_MaskedSide(*show_control_strings(found, row.placeholders)))
+        counts.rows_losing_reasoning += loses_reasoning
+        return sides
+
+    # ── length ──
+
+    def _fit_sides(self, row: _Preference, parts: list[Example]) -> list[Example] | Rejected:
+        """Apply the overlong policy to both sides together."""
+        longest = max(range(len(parts)), key=lambda i: len(parts[i].ids))
+        tokens, policy = len(parts[longest].ids), self._limit.get_policy("preference")
+        if tokens <= self._limit.tokens or policy in ("keep", "raise"):
+            return parts
+        if policy == "drop":
+            return Rejected("overlong", f"{tokens} tokens, at most {self._limit.tokens}")
+        kept = self._remove_exchanges(row, longest)
+        shorter = self._encode_sides(row, [row.prompt.messages[i] for i in kept])
+        if isinstance(shorter, Rejected):
+            return shorter
+        removed = len(row.prompt.messages) - len(kept)
+        shorter = [_attribute(one, whole, removed) for one, whole in zip(shorter, parts, strict=True)]
+        tokens = max(len(one.ids) for one in shorter)
+        if tokens <= self._limit.tokens:
+            return shorter
+        if self._limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
+            why = f"{tokens} tokens after the prompt's exchanges were removed, at most {self._limit.tokens}"
+            return Rejected("overlong_after_structure", why)
+        prompt = measure_prompt(shorter)
+        return prompt if isinstance(prompt, Rejected) else cut_answers(shorter, prompt, self._limit.tokens)
+
+    def _remove_exchanges(self, row: _Preference, side: int) -> Sequence[int]:
+        """Return the prompt's messages that stay so that a side fits, or as few as possible."""
+        prompt = row.prompt.messages
+
+        def measure(messages: Sequence[Message], tools: object) -> int | None:
+            del tools
+            one = replace(row, answers=[row.answers[side]], sides=[row.sides[side]])
+            made = self._encode_sides(one, messages)
+            return None if isinstance(made, Rejected) else len(made[0].ids)
+
+        truncator = ConversationTruncator(
+            limit=self._limit.tokens,
+            measure=measure,
+            cut_reasoning=self._steps.cut_text,
+            assistant_roles=self._steps.dataset.format.get_token_options().assistant_roles,
+        )
+        return truncator.remove_exchanges(prompt, row.prompt.tools, len(prompt) - 1)
+
+
+def _require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejected:
+    """Return the examples of a row's sides, or the first reject."""
+    examples = [part for part in parts if not isinstance(part, Rejected)]
+    return examples if len(examples) == len(parts) else next(part for part in parts if isinstance(part, Rejected))
+
+
+def _find_controlled(encoder: ConversationEncoder, rows: pa.Table) -> np.ndarray:
+    """Return which rows have a control string in one of their sides."""
+    found = np.zeros(rows.num_rows, np.bool_)
+    for name in ("chosen", "rejected"):
+        texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
+        found |= encoder.control.find_rows(texts)
+    return found
+
+
+def finish_sides(
+    sides: Sequence[Example], kinds: Sequence[int], margin: float | None, counts: TokenizationCounts, *, is_paired: bool
+) -> RowOutcome:
+    """Return the examples of a row's sides, whose `kinds` are `CHOSEN` or `REJECTED`: one of both, or one of each."""
+    prompt = measure_prompt(sides)
+    if isinstance(prompt, Rejected):
+        return prompt
+    if is_paired:
+        counts.add_of_kind("pairs", 1)
+        counts.add_of_kind("longer_chosen", int(len(sides[0].ids) > len(sides[1].ids)))
+        return [_join_sides(sides, kinds, margin, prompt)]
+    return [_describe(one, [one], [kind], prompt, None) for one, kind in zip(sides, kinds, strict=True)]
+
+
+def cut_answers(sides: Sequence[Example], prompt: int, limit: int) -> list[Example] | Rejected:
+    """Cut the answers on the right, which all follow a prompt of so many tokens."""
+    if prompt >= limit:
+        return Rejected("overlong_prompt", f"the prompt has {prompt} tokens, at most {limit}")
+    return [side.cut(0, limit) if len(side.ids) > limit else side for side in sides]
+
+
+def measure_prompt(sides: Sequence[Example]) -> int | Rejected:
+    """Return the tokens before the first trained one, which all sides must share."""
+    if not all(side.mask.any() for side in sides):
+        return Rejected("no_loss_tokens", "no trained token is left of a side")
+    lengths = [int(np.argmax(side.mask)) for side in sides]
+    first = sides[0].ids[: lengths[0]]
+    if any(not np.array_equal(one.ids[:length], first) for one, length in zip(sides, lengths, strict=True)):
+        return Rejected("prompt_differs", f"the prompts before the answers have {' and '.join(map(str, lengths))} ids")
+    return lengths[0]
+
+
+def _attribute(shorter: Example, whole: Example, messages_removed: int) -> Example:
+    """Return a side with what was removed of its prompt, so that original = tokens + removed."""
+    return replace(
+        shorter,
+        original_tokens=len(whole.ids),
+        original_trained=int(whole.mask.sum()),
+        messages_removed=messages_removed,
+        exchanges_removed=len(whole.ids) - len(shorter.ids),
+        exchanges_trained=int(whole.mask.sum()) - int(shorter.mask.sum()),
+    )
+
+
+def _join_sides(sides: Sequence[Example], kinds: Sequence[int], margin: float | None, prompt: int) -> Example:
+    """Return both sides as one example, end to end."""
+    starts = np.cumsum([0, *(len(side.ids) for side in sides)])
+    joined = Example(
+        ids=np.concatenate([side.ids for side in sides]),
+        mask=np.concatenate([side.mask for side in sides]),
+        span_starts=np.concatenate([one.span_starts + at for one, at in zip(sides, starts, strict=False)]),
+        span_messages=np.concatenate([side.span_messages for side in sides]),
+        span_kinds=np.concatenate([side.span_kinds for side in sides]),
+        original_tokens=sum(side.original_tokens for side in sides),
+        original_trained=sum(side.original_trained for side in sides),
+        messages_removed=sides[0].messages_removed,
+        exchanges_removed=sum(side.exchanges_removed for side in sides),
+        tokens_cut=sum(side.tokens_cut for side in sides),
+        exchanges_trained=sum(side.exchanges_trained for side in sides),
+        cut_trained=sum(side.cut_trained for side in sides),
+    )
+    return _describe(joined, sides, kinds, prompt, margin)
+
+
+def _describe(
+    example: Example, parts: Sequence[Example], sides: Sequence[int], prompt: int, margin: float | None
+) -> Example:
+    columns = {
+        "sides": list(sides),
+        "side_lengths": [len(part.ids) for part in parts],
+        "prompt_length": prompt,
+        "margin": margin,
+    }
+    return replace(example, columns=columns)

@@ -8,7 +8,7 @@ import numpy as np
 
 from rowmill.core.arrays import Ints
 from rowmill.core.storage import File, Store
-from rowmill.stages.table_inputs import read_row_column
+from rowmill.stages.table_partitions import read_row_column
 from rowmill.stages.table_plan import OverflowNaming
 from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.serialization import read_json

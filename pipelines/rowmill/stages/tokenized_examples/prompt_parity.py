@@ -1,4 +1,6 @@
-r"""Checks whether a prompt sent as text is tokenized to the ids that the model was trained on.
+r"""What is compared with prompts: ids of examples, and the tokens of tool lists.
+
+Checks whether a prompt sent as text is tokenized to the ids that the model was trained on.
 
     training     <|im_start|>assistant\n\nYes      …  1 "assistant"  2 "\n\n"  3 "Yes"
     inference    <|im_start|>assistant\n            …  1 "assistant"  4 "\n"           other ids before the answer
@@ -6,26 +8,34 @@ r"""Checks whether a prompt sent as text is tokenized to the ids that the model 
 What is compared is how template and tokenizer behave where a prompt ends, so a stretch before that place is enough, and
 each distinct one once per part. A plain chat that ends with its last trained answer is its own example up to that
 answer: its text is that of the fast path. Of every other conversation, the part up to that answer is masked once more.
+
+Measures how many tokens a row's tools add to its rendering, for the cost of schemas in `rowmill stats`.
+
+print(user, tools) − print(user)   tokens of the schemas and of the template's text around them
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rowmill.conversation.renderer import Renderer
 from rowmill.core.arrays import Ints, Tokens
+from rowmill.core.json import Json, from_json
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Rejected, Span
-from rowmill.stages.tokenized_examples.conversation_encoding import (
+from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
+from rowmill.stages.tokenized_examples.conversation_examples import (
     ConversationEncoder,
     decode_conversations,
 )
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.judged_rows import choose_by_hash
-from rowmill.stages.tokenized_examples.plain_prompts import ASKS_FOR_ANSWER, PlainPromptPrinter
+from rowmill.stages.tokenized_examples.plain_examples import ASKS_FOR_ANSWER, PlainPromptPrinter
 from rowmill.tokenization.control_tokens import ControlStrings
+from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.reference_sample import find_border
 
@@ -148,3 +158,66 @@ def cut_ending(prompt: str, text: str, trained: Sequence[Span]) -> PromptEnding:
 def begins_with(ids: Tokens, prompt: Tokens) -> bool:
     """Return whether an example's ids start with those of its prompt."""
     return np.array_equal(ids[: len(prompt)], prompt)
+
+
+# ── Measures how many tokens a row's tools add to its rendering, for the cost of schemas in `rowmill sta ──
+
+
+PROBES: Sequence[Sequence[Message]] = (
+    ({"role": "user", "content": "x"},),
+    ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}),
+)
+"""Conversations to render tools with; some templates refuse one that ends with a user message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLengths:
+    """The number of rows with tools, the tokens that tools add in total, and the most in one row."""
+
+    rows: int = 0
+    tokens: int = 0
+    most: int = 0
+
+
+def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> ToolLengths:
+    """Measure a column of tools as JSON text; null if the row has none.
+
+    If a template prints tools only in some contexts, they are measured on the first probe that it accepts; if it
+    accepts none, the schemas' JSON text is counted.
+    """
+    counted = pc.value_counts(tools.drop_null())
+    distinct: list[str] = counted.field("values").to_pylist()
+    rows: list[int] = counted.field("counts").to_pylist()
+    bare: dict[int, str] = {}
+    texts: list[str] = []
+    without: list[str] = []
+    for text in distinct:
+        parsed: Sequence[Json] = from_json(text)
+        for i, probe in enumerate(PROBES):
+            printed = printer.render(probe, parsed, {})
+            plain = bare[i] if i in bare else _render_text(printer, probe)
+            if not isinstance(printed, Rejected) and plain is not None:
+                bare[i] = plain
+                texts.append(printed.text)
+                without.append(plain)
+                break
+        else:
+            texts.append(text)
+            without.append("")
+    lengths = _count_text_tokens(encoder, texts)
+    known = dict(zip(set(without), _count_text_tokens(encoder, list(set(without))), strict=True))
+    added = [max(length - known[plain], 0) for length, plain in zip(lengths, without, strict=True)]
+    total = sum(count * tokens for count, tokens in zip(rows, added, strict=True))
+    return ToolLengths(rows=sum(rows), tokens=total, most=max(added, default=0))
+
+
+def _render_text(printer: Renderer, probe: Sequence[Message]) -> str | None:
+    printed = printer.render(probe, None, {})
+    return None if isinstance(printed, Rejected) else printed.text
+
+
+def _count_text_tokens(encoder: Encoder, texts: Sequence[str]) -> list[int]:
+    if not texts:
+        return []
+    offsets: list[int] = encoder.encode(texts).offsets.tolist()
+    return [end - start for start, end in pairwise(offsets)]

@@ -44,7 +44,7 @@ from rowmill.stages.base import (
     format_rejected,
     make_parts,
 )
-from rowmill.stages.reject_samples import describe_rejects
+from rowmill.stages.part_files import describe_rejects
 from rowmill.stages.tokenized_examples import table_examples, text_parts
 from rowmill.stages.tokenized_examples.shared_templates import share_template
 from rowmill.stages.tokenizer_files import (

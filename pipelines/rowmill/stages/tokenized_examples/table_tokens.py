@@ -1,4 +1,6 @@
-"""A worker's tasks for examples of records: texts to ids, and a slice of the plan to token columns.
+"""Tokens of a table's records, and prefixes of its series.
+
+A worker's tasks for examples of records: texts to ids, and a slice of the plan to token columns.
 
     rows ──encode_part──► ids of each record, in the store
     plan's slice + ids, in files of this host ──build_part──► prompt BOS record record EOS …  ──► examples.arrow
@@ -19,22 +21,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.list_columns import make_list_array
-from rowmill.core.storage import Store
+from rowmill.core.storage import File, Store, digest_json
+from rowmill.formats import Records
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
-from rowmill.schema.manifest import File, Part
+from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages.kept_parts import part_folder, save_kept_part
+from rowmill.stages.base import part_folder, save_kept_part
 from rowmill.stages.part_files import write_table
-from rowmill.stages.tokenized_examples import text_examples
+from rowmill.stages.table_partitions import read_row_column
+from rowmill.stages.table_plan import PartitionPlan
+from rowmill.stages.tokenized_examples import text_parts
 from rowmill.stages.tokenized_examples.record_copies import RecordSource, require_copies
 from rowmill.stages.tokenized_examples.table_slices import ExampleSlice, load_slice
 from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tabular.assembly import DELIMITERS_PER_UNIT, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
+from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
 from rowmill.tokenization import example_columns, example_encoding
@@ -178,7 +184,7 @@ def _encode_batches(
 ) -> tuple[list[pa.ListArray], list[int]]:
     """Return the ids of a part's texts, batch by batch, and the places of texts that they do not give back."""
     pieces, altered = list[pa.ListArray](), list[int]()
-    for part in text_examples.cut_batches([len(text) for text in texts], text_examples.BATCH_CHARS):
+    for part in text_parts.cut_batches([len(text) for text in texts], text_parts.BATCH_CHARS):
         own = texts[part]
         ids, offsets = _encode_continuations(encoder, own, counts)
         altered += [part.start + place for place in decoder.altered(own, ids, offsets)]
@@ -456,3 +462,88 @@ def _skip_null_keys(keys: pa.StringArray, offsets: Ints) -> Ints:
     """Return the offsets into the non-null keys: rows without groups have none."""
     before = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
     return before[offsets]
+
+
+# ── The initial prefill of generated series: the first records of each training series, as trained ──
+
+
+PREFILL_RECORDS = 3
+
+
+PREFILL_SCHEMA = pa.schema(
+    [
+        pa.field("group_key", pa.string(), nullable=False),
+        pa.field("records", pa.list_(pa.string()), nullable=False),
+        pa.field("start", pa.string()),
+        pa.field("stop", pa.string()),
+        pa.field("length", pa.int64(), nullable=False),
+    ]
+)
+"""Per training series of a partition, in the order of keys: its first records as trained, its first and last time as
+JSON, and its number of records."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOptions:
+    """How the records of an initial prefill are written."""
+
+    form: Records
+    schema: RecordSchema
+    frame: PromptFrame
+
+
+def write_prefill(
+    store: Store, folder: str, options: PrefillOptions, files: Sequence[File], index: RowIndex, plan: PartitionPlan
+) -> list[Part]:
+    """Write the initial prefill of a partition; none under differential privacy, since it would publish records.
+
+    `files` are the parts of rows that the index counts.
+    """
+    form = options.form
+    train = next((one for one in plan.splits if one.split == "train"), None)
+    if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:
+        return []
+    begins, ends = train.records.groups[:-1], train.records.groups[1:]
+    wanted = np.concatenate(
+        [
+            np.append(np.arange(a, min(a + PREFILL_RECORDS, b)), b - 1)
+            for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
+    )
+    shown = find_distinct(train.rows[wanted])
+    texts = dict(zip(shown.tolist(), read_row_column(store, files, index, shown, "record"), strict=True))
+    read = RecordDecoder(options.schema)
+    write = Serialiser(options.schema, special_tokens=options.frame.special_tokens, wire=form.codec.wire)
+    lines: list[dict[str, Any]] = []
+    for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        own = train.rows[first:last]
+        lines.append(
+            {
+                "group_key": index.keys[group],
+                "records": [_format_as_trained(texts[row], read, write) for row in own[:PREFILL_RECORDS].tolist()],
+                "start": _read_record_time(texts[int(own[0])], form.order_column),
+                "stop": _read_record_time(texts[int(own[-1])], form.order_column),
+                "length": last - first,
+            }
+        )
+    table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
+    fingerprint = digest_json("prefill", VERSION, lines)
+    path = f"{part_folder(folder, fingerprint)}/prefill.arrow"
+    return [Part(fingerprint, {"prefill": write_table(store, path, table)}, {})]
+
+
+def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:
+    record = read(read_json(text))
+    assert not isinstance(record, RecordProblem), record
+    line = write(record)
+    assert isinstance(line, str), line
+    return line
+
+
+def _read_record_time(text: str, column: str | None) -> str | None:
+    """Return a record's time as the JSON text of its value."""
+    if column is None:
+        return None
+    record: dict[str, Any] = read_json(text)
+    value = record.get(column)
+    return None if value is None else orjson.dumps(value, default=str).decode()

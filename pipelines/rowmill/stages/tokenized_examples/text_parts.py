@@ -1,33 +1,332 @@
-"""One worker's task for a part of rows: examples in columns, rejects and a ledger."""
+"""The work on one part: canonical rows in, examples and their counts out.
+
+Canonical rows → tokenized examples: which builder takes which rows, batch by batch.
+
+    conversation   fast_path.py for plain chats, conversation_examples.py for all others
+    pair, text     plain_examples.py
+    record         plain_examples.py
+    prompt         fast_path.py for plain prompts, conversation_examples.py for all others
+    tokens         plain_examples.py
+    preference     conversation_examples.py, or plain_examples.py for plain text
+
+Tokens are handled in columns; there is a Python object per message, never per token.
+"""
 
 import gc
+import itertools
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rowmill.conversation.options import RendererSpec
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ContextOverflowError
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.recipe.dataset import Dataset
-from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
+from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import File, Part
-from rowmill.schema.rows import ROW_KIND_COLUMNS
+from rowmill.schema.rollout_fields import RolloutFields
+from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, Rejected, RowKind
 from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_table
-from rowmill.stages.tokenized_examples import tool_lengths
-from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
+from rowmill.stages.tokenized_examples import prompt_parity
+from rowmill.stages.tokenized_examples.conversation_examples import (
+    ConversationEncoder,
+    ConversationExampleBuilder,
+    PreferenceExampleBuilder,
+    PromptExampleBuilder,
+)
+from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
+from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, ChatMasker, PromptChats, TrainedChats
+from rowmill.stages.tokenized_examples.plain_examples import (
+    CustomExampleBuilder,
+    PlainTextExampleBuilder,
+    RawPreferenceExampleBuilder,
+    TokenExampleBuilder,
+)
+from rowmill.stages.tokenized_examples.prompt_parity import PromptComparison
 from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tokenization import example_columns
+from rowmill.tokenization.encoded_batch import Example
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.example_columns import ExampleColumns, concat_columns, make_columns, sort_by_row
 from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.reference_sample import ReferenceSample
+
+BATCH_CHARS = 1 << 20
+"""Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedExamples:
+    """The outcome of a part's rows: examples in `EXAMPLE_SCHEMA`, in row order, and rejects by row.
+
+    `places` int64[E] are the rows of the examples, `on_fast_path` int64[N] the conversations that the fast path built;
+    both ascend. `verified` counts examples whose token mask agrees with their spans (`ExampleColumns.verified`).
+    """
+
+    examples: pa.Table
+    places: Ints
+    on_fast_path: Ints
+    rejected: list[tuple[int, Rejected]]
+    verified: int
+
+    def outcomes(self, rows: int) -> "list[list[ExampleTokens] | Rejected]":
+        """Return the ids and masks of each row's examples, or its reject."""
+        bounds = np.asarray(self.examples.column("input_ids").combine_chunks().offsets)
+        ids, mask = self._flatten_column("input_ids"), self._flatten_column("loss_mask")
+        weights = self._flatten_column(WEIGHT_COLUMN) if WEIGHT_COLUMN in self.examples.column_names else None
+        found: list[list[ExampleTokens] | Rejected] = [[] for _ in range(rows)]
+        for place, rejected in self.rejected:
+            found[place] = rejected
+        for j, place in enumerate(self.places.tolist()):
+            held = found[place]
+            if not isinstance(held, Rejected):
+                own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
+                held.append(ExampleTokens(ids[own], mask[own], None if weights is None else weights[own]))
+        return found
+
+    def _flatten_column(self, name: str) -> "NDArray[Any]":
+        return self.examples.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+
+
+def cut_batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
+    """Cut rows into consecutive batches of about `limit` characters."""
+    begin, held = 0, 0
+    for i, size in enumerate(sizes):
+        held += size
+        if held >= limit:
+            yield slice(begin, i + 1)
+            begin, held = i + 1, 0
+    if begin < len(sizes):
+        yield slice(begin, len(sizes))
+
+
+_BuildRows = Callable[[pa.Table, TokenizationCounts], list[RowOutcome]]
+"""Builds the examples of each of some rows, and counts what it did."""
+
+
+class ExampleBuilder:
+    """Builds examples from one dataset's rows; opened once per process."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        dataset: Dataset,
+        spec: RendererSpec | None,
+        limit: int,
+        *,
+        base: Path = Path(),
+        vocab_size: int | None = None,
+    ) -> None:
+        """Open the builder of each kind of rows; without `spec`, conversations have no template and are rejected.
+
+        Ids must be below `vocab_size`, by default the tokenizer's.
+        """
+        self._dataset = dataset
+        self._open_with = partial(
+            ExampleBuilder, dataset=dataset, spec=spec, limit=limit, base=base, vocab_size=vocab_size
+        )
+        self._encoder = encoder
+        self._trains = dataset.format.get_objective() != "prompts"
+        length = LengthLimit.of_dataset(dataset, limit)
+        plain_texts = PlainTextExampleBuilder(encoder, dataset, length)
+        self._steps = None if spec is None else ConversationEncoder.open(encoder, dataset, spec)
+        self._fast_paths = {} if self._steps is None else _open_fast_paths(self._steps, length)
+        chats = self._fast_paths.get("conversation")
+        self._prompts = None if self._steps is None else PromptComparison(self._steps, chats)
+        self._builders: Mapping[RowKind, _BuildRows] = {
+            "conversation": _build_by_template(ConversationExampleBuilder, self._steps, length),
+            "prompt": _build_by_template(PromptExampleBuilder, self._steps, length),
+            "preference": _build_by_template(PreferenceExampleBuilder, self._steps, length)
+            if dataset.format.uses_template()
+            else RawPreferenceExampleBuilder(plain_texts, length).build,
+            "pair": plain_texts.build_pairs,
+            "text": plain_texts.build_documents,
+            "record": CustomExampleBuilder(encoder, dataset, length, base).build,
+            "tokens": TokenExampleBuilder(
+                encoder, length, vocab_size or encoder.card.vocab_size, dataset.format.get_rollout_fields().per_token
+            ).build,
+        }
+
+    @cached_property
+    def on_reference_path(self) -> "ExampleBuilder":
+        """The same builder without a fast engine, for a part in which that gave other ids than the reference."""
+        return self._open_with(self._encoder.without_fast_path())
+
+    @property
+    def printer(self) -> Renderer | None:
+        """The renderer, for inspecting its output."""
+        return None if self._steps is None else self._steps.printer
+
+    def prepare(self, table: pa.Table, counts: TokenizationCounts) -> PreparedExamples:
+        """Build examples from canonical rows; a row's outcome does not depend on other rows."""
+        made: list[ExampleColumns] = []
+        fast: dict[RowKind, list[ExampleColumns]] = {kind: [] for kind in self._fast_paths}
+        rejected: list[tuple[int, Rejected]] = []
+        counts.template = self._template
+        kinds = table.column("kind").to_numpy(zero_copy_only=False)
+        for kind, build in self._builders.items():
+            places = np.flatnonzero(kinds == kind)
+            if not len(places):
+                continue
+            rows = table if len(places) == table.num_rows else table.take(pa.array(places))
+            for part in cut_batches(_count_row_bytes(rows), BATCH_CHARS):
+                some, own = rows.slice(part.start, part.stop - part.start), places[part]
+                if kind in self._fast_paths:
+                    some, own = _build_plain_chats(self._fast_paths[kind], some, own, counts, fast[kind])
+                if not len(own):
+                    continue
+                held: list[tuple[int, int, Example]] = []
+                for place, outcome in zip(own.tolist(), build(some, counts), strict=True):
+                    settled = _require_targets(outcome, counts) if self._trains else outcome
+                    if isinstance(settled, Rejected):
+                        rejected.append((place, settled))
+                    else:
+                        held.extend((place, k, one) for k, one in enumerate(settled))
+                made += [make_columns(held)] if held else []
+        on_fast_path = [one.rows for one in fast.get("conversation", ())]
+        made += itertools.chain(*fast.values())
+        columns = concat_columns(made or [make_columns([])])
+        names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
+        examples = columns.table(*names, weighted=self._dataset.loss.weights)
+        for field in EXAMPLE_COLUMNS.get(self._dataset.row_kind, ()):
+            examples = examples.append_column(field, _make_own_column(field, table, columns))
+        examples = _append_fields(examples, self._dataset.format.get_rollout_fields(), table, columns)
+        return PreparedExamples(
+            examples=sort_by_row(examples, columns),
+            places=np.sort(columns.rows),
+            on_fast_path=np.concatenate(on_fast_path or [np.zeros(0, np.int64)]),
+            rejected=sorted(rejected, key=_get_place),
+            verified=columns.verified(),
+        )
+
+    def compare_prompts(self, table: pa.Table, prepared: PreparedExamples, counts: TokenizationCounts) -> None:
+        """Encode the generation prompts of some conversations alone, as a server does, and compare."""
+        if self._prompts is not None:
+            self._prompts.compare(table, prepared.on_fast_path, counts)
+
+    @cached_property
+    def _template(self) -> dict[str, Any]:
+        if self._steps is None:
+            return {}
+        contract = self._steps.printer.contract
+        return {
+            "warnings": list_template_warnings(contract, finish=self._dataset.loss.finish),
+            "prompts": find_mismatched_prompts(contract),
+            "dated": contract.date_dependent,
+        }
+
+
+def _make_own_column(field: pa.Field, rows: pa.Table, columns: ExampleColumns) -> pa.Array | pa.ChunkedArray:
+    """Return a column that only examples of this kind of rows have: the row's, or what their builder made."""
+    if columns.own or not len(columns.rows):
+        return pa.array([one[field.name] for one in columns.own], field.type)
+    return rows.column(field.name).take(pa.array(columns.rows))
+
+
+def _append_fields(examples: pa.Table, fields: RolloutFields, rows: pa.Table, columns: ExampleColumns) -> pa.Table:
+    """Add the columns of declared fields: those per token as they were cut, those per row from the rows."""
+    for field in fields.columns:
+        is_of_tokens = field.name in fields.per_token
+        values = columns.list_token_field(field.name) if is_of_tokens else rows.column(field.name).take(columns.rows)
+        examples = examples.append_column(field, values)
+    return examples
+
+
+def _get_place(rejected: tuple[int, Rejected]) -> int:
+    return rejected[0]
+
+
+def _open_fast_paths(encoder: ConversationEncoder, limit: LengthLimit) -> dict[RowKind, BatchedChatPath]:
+    """Open the fast path of each kind that has one; rows over the limit leave it again, unless they are kept whole."""
+    if encoder.cuts_apart or encoder.bos is not None:
+        return {}
+    maskers: dict[RowKind, ChatMasker] = {
+        "conversation": TrainedChats(encoder.masker),
+        "prompt": PromptChats(encoder.masker),
+    }
+    return {
+        kind: BatchedChatPath(
+            masker,
+            encoder.encoder,
+            encoder.control,
+            limit=None if limit.keeps_all(kind) else limit.tokens,
+            judge=encoder.judge,
+        )
+        for kind, masker in maskers.items()
+    }
+
+
+def _build_plain_chats(
+    path: BatchedChatPath, rows: pa.Table, places: Ints, counts: TokenizationCounts, parts: list[ExampleColumns]
+) -> tuple[pa.Table, Ints]:
+    """Build plain chats as a batch; return the other rows, which take the reference path."""
+    columns = path.take(rows, places, counts)
+    if columns is None:
+        return rows, places
+    parts.append(columns)
+    if len(columns.rows) == len(places):
+        return rows.slice(0, 0), places[:0]
+    left = ~np.isin(places, columns.rows)
+    return rows.filter(pa.array(left)), places[left]
+
+
+class _TemplateExampleBuilder(Protocol):
+    """Builds examples of rows that a chat template renders."""
+
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None: ...
+
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]: ...
+
+
+def _build_by_template(
+    builder: type[_TemplateExampleBuilder], steps: ConversationEncoder | None, limit: LengthLimit
+) -> _BuildRows:
+    return _reject_without_template if steps is None else builder(steps, limit).build
+
+
+def _reject_without_template(rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+    """Reject the conversations of a dataset for which there is no chat template; nothing is counted of them."""
+    return [Rejected("template_error", "neither the tokenizer nor the recipe has a chat template")] * rows.num_rows
+
+
+def _count_row_bytes(rows: pa.Table) -> list[int]:
+    lengths = np.zeros(rows.num_rows, np.int64)
+    for name in ("messages", "tools", "text", "output", "record", "chosen", "rejected"):
+        if name not in rows.column_names:
+            continue
+        lengths += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
+    if "input_ids" in rows.column_names:
+        # As many bytes as the text of so many tokens has.
+        lengths += 4 * pc.list_value_length(rows.column("input_ids")).to_numpy()
+    return cast("list[int]", lengths.tolist())
+
+
+def _require_targets(outcome: RowOutcome, counts: TokenizationCounts) -> RowOutcome:
+    """Reject a row none of whose examples has a trained token; drop its examples that have none."""
+    if isinstance(outcome, Rejected):
+        return outcome
+    trained = [one for one in outcome if one.mask.any()]
+    untrained = [one for one in outcome if not one.mask.any()]
+    counts.dropped_tokens += sum(one.original_tokens for one in untrained)
+    counts.dropped_trained += sum(one.original_trained for one in untrained)
+    return trained or Rejected("no_loss_tokens", "no trained token is left")
+
+
+# ── One worker's task for a part of rows: examples in columns, rejects and a ledger ──
+
 
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
 
@@ -148,7 +447,7 @@ def _save_examples(
     log: RejectLog,
     counts: TokenizationCounts,
     documents: dict[str, int],
-    tools: tool_lengths.ToolLengths,
+    tools: prompt_parity.ToolLengths,
 ) -> Part:
     table = prepared.examples
     by_split = _count_tokens_by_split(table)
@@ -222,10 +521,10 @@ def _measure_longest_sides(table: pa.Table) -> Ints:
 
 def _measure_part_tools(
     task: TokenizeTask, preparer: "ExampleBuilder", tools: pa.ChunkedArray
-) -> tool_lengths.ToolLengths:
+) -> prompt_parity.ToolLengths:
     if preparer.printer is None or tools.null_count == len(tools):
-        return tool_lengths.ToolLengths()
-    return tool_lengths.measure_tools(tools, preparer.printer, open_encoder(task.root, task.tokenizer))
+        return prompt_parity.ToolLengths()
+    return prompt_parity.measure_tools(tools, preparer.printer, open_encoder(task.root, task.tokenizer))
 
 
 def _count_tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:

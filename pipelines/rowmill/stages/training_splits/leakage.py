@@ -1,4 +1,25 @@
-"""Measures leaks between training and evaluation: rows, groups, times, prompts, and near-duplicate texts.
+"""Rows or records that are in two splits, exactly or nearly.
+
+Sampled n-grams of token ids as 64-bit hashes, to detect near-duplicate long texts.
+
+    ids      5 9 2 7 … ─► one hash per run of 13 ids inside a segment ─► kept where the hash is 0 mod 16
+
+The sample depends only on the hash, so equal n-grams are kept or dropped alike everywhere: the share of common n-grams
+in the sample estimates the share in the whole, with a sixteenth of the memory. Rejected: MinHash with
+locality-sensitive buckets, which compares whole documents and misses a test question inside a long page.
+
+Leakage of near-duplicate records from train into evaluation: records that differ in one column only.
+
+Records of one table share their keys and the prompt, so any two share many n-grams of tokens. Cells are compared
+instead, without the group columns, which differ between splits by construction.
+
+    record  a=1 b=x c=2024 │ signatures, each without one column:  b+c  a+c  a+b
+    train   a=7 b=x c=2024 │ shares b+c: a near duplicate, unless b+c would be expected by chance
+
+In a table of few distinct values, records agree by chance. So a shared signature counts only if independent columns
+would not explain it: the expected number of train records with its values is less than 0.01.
+
+Measures leaks between training and evaluation: rows, groups, times, prompts, and near-duplicate texts.
 
 Everything is counted from the written files, not from decisions: rows from their Parquet files, tokens from the shards.
 Only keys outside train are held in memory.
@@ -11,21 +32,173 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import compute_offsets, find_distinct
+from rowmill.core.arrays import are_among, compute_offsets, find_distinct
+from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
-from rowmill.core.storage import Store
+from rowmill.core.storage import File, Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
-from rowmill.schema.manifest import NOT_APPLICABLE, File, Manifest, StageKey
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 from rowmill.schema.rows import Rejected
 from rowmill.shards import native
 from rowmill.shards.segment_padding import read_unpadded
 from rowmill.stages.base import StageContext, compute_share, scan_rows
-from rowmill.stages.training_splits import ngrams, table_leakage
+from rowmill.stages.table_partitions import load_observed_table
+from rowmill.tabular.cell_frames import hash_cells, read_cells
+
+NGRAM_LENGTH = 13
+"""Token ids in an n-gram."""
+SAMPLE_ONE_IN = 16
+"""One n-gram in this many is kept, those whose hash is a multiple of it. A power of two."""
+
+# Hashes and ids of this many places stay in the second-level cache during thirteen passes.
+_CHUNK = 1 << 14
+
+_MULTIPLIER = np.uint64(0x5851F42D4C957F2D)
+
+
+def sample_ngrams(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the hashes of the kept n-grams and the segment of each.
+
+    Segment k is `ids[offsets[k]:offsets[k + 1]]`; n-grams do not cross its end. A polynomial of the ids modulo
+    2^64, then scrambled, so that the low bits that decide the sample depend on every id.
+    """
+    kept: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
+    places: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    for begin in range(0, len(ids) - NGRAM_LENGTH + 1, _CHUNK):
+        hashes = _hash_ngrams(ids[begin : begin + _CHUNK + NGRAM_LENGTH - 1])
+        at = np.flatnonzero(hashes & np.uint64(SAMPLE_ONE_IN - 1) == 0)
+        kept.append(hashes[at])
+        places.append(at + begin)
+    every, at = np.concatenate(kept), np.concatenate(places)
+    owners = np.searchsorted(offsets, at, "right") - 1
+    inside = offsets[owners + 1] - at >= NGRAM_LENGTH
+    return every[inside], owners[inside]
+
+
+def _hash_ngrams(ids: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """Hash the complete n-gram that starts at each place."""
+    wide = ids.astype(np.uint64)
+    count = len(wide) - NGRAM_LENGTH + 1
+    hashes = wide[:count].copy()
+    for place in range(1, NGRAM_LENGTH):
+        np.multiply(hashes, _MULTIPLIER, out=hashes)
+        np.add(hashes, wide[place : place + count], out=hashes)
+    mix_array(hashes)
+    return hashes
+
+
+# ── Leakage of near-duplicate records from train into evaluation: records that differ in one column only ──
+
+
+VERSION = 1
+"""Increase it when different records may count as near duplicates."""
+MAX_CHANCE = 0.01
+"""Maximum train records expected to share a signature by chance if it is to count."""
+_SALT = np.uint64(0x9E3779B97F4A7C15)
+
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class NearRecords:
+    """Number of compared held-out records, and the rows of those with a near duplicate in train."""
+
+    compared: int
+    row_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _NearRecordTask:
+    """A part of rows, and the columns to compare."""
+
+    root: str
+    rows: File
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldCells:
+    """What is looked for in train: the distinct signatures and cells of the held-out records, sorted."""
+
+    signatures: Hashes
+    cells: Hashes
+
+
+def find_near_records(context: StageContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
+    """Compare the held-out records of a table with its train records; tables of one column are not compared."""
+    names = [name for name in load_observed_table(canonical.details).schema.names if name not in group_columns]
+    if len(names) < 2:
+        return NearRecords(0, ())
+    files = canonical.files("rows")
+    tasks = [_NearRecordTask(context.store.root, file, tuple(names)) for file in files]
+    size = sum(file.bytes for file in files)
+    parts = list(context.pool.map(hash_held_cells, tasks, size_bytes=size))
+    row_ids = [row_id for ids, _ in parts for row_id in ids]
+    held = np.concatenate([np.empty((0, len(names)), np.uint64), *(hashes for _, hashes in parts)])
+    if not row_ids:
+        return NearRecords(0, ())
+    looked_for = _HeldCells(find_distinct(_compute_signatures(held)), find_distinct(held))
+    seen = np.zeros(len(looked_for.signatures), bool)
+    counts = np.zeros(len(looked_for.cells), np.int64)
+    total = 0
+    for places, own, rows in context.pool.map(find_cells_in_train, tasks, size_bytes=size, shared=looked_for):
+        seen[places] = True
+        counts += own
+        total += rows
+    near = _mark_near_records(held, looked_for.signatures[seen], looked_for.cells, counts, total)
+    return NearRecords(len(row_ids), tuple(row_ids[place] for place in np.flatnonzero(near).tolist()))
+
+
+def _mark_near_records(
+    held: Hashes, shared: Hashes, cells: Hashes, counts: NDArray[np.int64], total: int
+) -> NDArray[np.bool_]:
+    """Return which held-out records share a signature with train that chance does not explain: bool[N]."""
+    if not total or not len(shared):
+        return np.zeros(len(held), bool)
+    of_cell = np.log2(np.maximum(counts, 1) / total)[np.searchsorted(cells, held)]
+    expected = np.log2(total) + of_cell.sum(axis=1, keepdims=True) - of_cell
+    is_shared = are_among(_compute_signatures(held), shared)
+    return (is_shared & (expected < np.log2(MAX_CHANCE))).any(axis=1)
+
+
+def _compute_signatures(hashes: Hashes) -> Hashes:
+    """Return uint64[N, K]: the sum of a record's cell hashes without column k, distinct for each k."""
+    left_out = np.arange(1, hashes.shape[1] + 1, dtype=np.uint64) * _SALT
+    return hashes.sum(axis=1, keepdims=True, dtype=np.uint64) - hashes + left_out
+
+
+def hash_held_cells(task: _NearRecordTask) -> tuple[list[str], Hashes]:
+    """Return the ids and cells of a part's held-out rows."""
+    rows = Store(task.root).table(task.rows, ["row_id", "split", "record"])
+    held = rows.filter(pc.not_equal(rows.column("split"), "train"))
+    return held.column("row_id").to_pylist(), hash_cells(read_cells(held.column("record"), task.columns))
+
+
+def find_cells_in_train(task: _NearRecordTask, held: _HeldCells) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the held-out signatures found in a part's train rows, the count of each held-out cell, and of rows."""
+    rows = Store(task.root).table(task.rows, ["split", "record"])
+    train = rows.filter(pc.equal(rows.column("split"), "train"))
+    hashes = hash_cells(read_cells(train.column("record"), task.columns))
+    places = _locate_hashes(held.signatures, _compute_signatures(hashes))
+    own = np.bincount(_locate_hashes(held.cells, hashes), minlength=len(held.cells))
+    return find_distinct(places), own, train.num_rows
+
+
+def _locate_hashes(known: Hashes, found: Hashes) -> NDArray[np.int64]:
+    """Return the indices in the sorted `known` of those elements of `found` that occur there."""
+    flat = found.reshape(-1)
+    places = np.minimum(np.searchsorted(known, flat), len(known) - 1)
+    return places[known[places] == flat]
+
+
+# ── Measures leaks between training and evaluation: rows, groups, times, prompts, and near-duplicate tex ──
+
 
 MAX_SAMPLE_IDS = 10
 """Sample ids of a check result."""
@@ -232,9 +405,9 @@ def _measure_near_duplicates(
         leaks.note("near_duplicate", compute_share(len(names), examples), names)
 
 
-def _find_dataset_near_records(context: StageContext, name: str, source: _LeakSource) -> table_leakage.NearRecords:
+def _find_dataset_near_records(context: StageContext, name: str, source: _LeakSource) -> NearRecords:
     form = context.recipe.datasets[name].format.require_table()
-    return table_leakage.find_near_records(context, source.canonical, form.group_columns)
+    return find_near_records(context, source.canonical, form.group_columns)
 
 
 def _find_near_examples(context: StageContext, packed: Sequence[Manifest]) -> tuple[int, list[str]]:
@@ -263,7 +436,7 @@ class _NgramTask:
 def sample_held_out(task: _NgramTask) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":
     """Return the example of each segment of a held-out shard, its sampled n-grams, and the segment of each."""
     segments = _read_segments(task.root, task.shard)
-    hashes, owners = ngrams.sample_ngrams(segments.ids, segments.offsets)
+    hashes, owners = sample_ngrams(segments.ids, segments.offsets)
     return segments.example_ids.to_pylist(), hashes, owners
 
 
@@ -271,7 +444,7 @@ def find_ngrams_in_train(task: _NgramTask, held: NDArray[np.uint64]) -> NDArray[
     """Return which held-out n-grams, by index in their sorted list, occur in a training shard."""
     table = read_unpadded(Store(task.root), task.shard, ("input_ids", "segment_lengths"))
     ids, lengths = (_flatten_values(table, name) for name in table.column_names)
-    hashes, _ = ngrams.sample_ngrams(ids, compute_offsets(lengths))
+    hashes, _ = sample_ngrams(ids, compute_offsets(lengths))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
     return find_distinct(places[held[places] == hashes])
 

@@ -32,10 +32,17 @@ from rowmill.stages.base import (
     compute_share,
 )
 from rowmill.stages.inputs import get_packed_shards
-from rowmill.stages.training_splits import leakage, table_leakage
-from rowmill.stages.training_splits.order_blocks import ORDER_SCHEMA, OrderSource, WrittenOrder, write_order
-from rowmill.stages.training_splits.schedule import find_sequence_states, tabulate_schedule
-from rowmill.stages.training_splits.sequence_facts import list_open_datasets, open_sequences
+from rowmill.stages.training_splits import leakage
+from rowmill.stages.training_splits.sequence_order import (
+    ORDER_SCHEMA,
+    OrderSource,
+    WrittenOrder,
+    find_sequence_states,
+    list_open_datasets,
+    open_sequences,
+    tabulate_schedule,
+    write_order,
+)
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 4
@@ -46,7 +53,7 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the order (`order`), and the splits that it is compared with."""
     tables = [name for name, dataset in recipe.datasets.items() if dataset.format.IS_TABLE]
     return {
-        "tables": [table_leakage.VERSION, tables],
+        "tables": [leakage.VERSION, tables],
         "order": {
             "versions": [VERSION],
             "mixture": recipe.mixture.model_dump(mode="json"),

@@ -17,10 +17,10 @@ from rowmill.packing.slicing import slice_too_long
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
-from rowmill.stages.reject_samples import RowLocator, describe_rejects
-from rowmill.stages.truncation_stats import table_lengths
+from rowmill.stages.part_files import RowLocator, describe_rejects
+from rowmill.stages.truncation_stats import measured_lengths
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
-from rowmill.stages.truncation_stats.measured_examples import (
+from rowmill.stages.truncation_stats.measured_lengths import (
     SHARE_BINS,
     STAGES,
     MeasuredExamples,
@@ -39,7 +39,7 @@ DOMAINS_SHOWN = 30
 def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the facts; the effect of other limits also depends on truncation and packing."""
     dataset = recipe.datasets[name]
-    own = table_lengths.identify_table_lengths(recipe, name) if dataset.format.IS_TABLE else {}
+    own = measured_lengths.identify_table_lengths(recipe, name) if dataset.format.IS_TABLE else {}
     return {
         "versions": [VERSION],
         "limit": recipe.limit_of(name),
@@ -53,7 +53,7 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
 def make_truncation_stats(context: StageContext) -> StageOutput:
     """Measure the dataset's lengths."""
     if context.dataset.format.IS_TABLE:
-        return table_lengths.make_table_lengths(context)
+        return measured_lengths.make_table_lengths(context)
     manifest = context.input(TOKENIZED_EXAMPLES)
     limit = _limit_examples(context)
     measured = measure_examples(context.store, manifest.files("examples"), context.pool)

@@ -1,0 +1,633 @@
+"""The files of each rank: copied shards, or an index of rows, and what is published.
+
+What ranks are made of: the sequences of all datasets, and which of them is at each place of the order.
+
+row      0 1 2 | 3 4 | 5 6 7 | 8      over the train shards of all datasets, in recipe order; the last is the filler
+place    0 1 2 3 …  ─► row 4 8 0 6 …
+
+Ranks as indexes: which row of which packed shard comes when, in the order of training.
+
+    rank-00003-of-00008/
+    ├── index.parquet     place 3 11 19 … · step · pass · dataset · sequence_id · shard · row
+    ├── filler.parquet    the sequence of places with shard −1
+    └── facts.parquet     per step, as in ranks that are copied
+
+`shard` counts the train shards of all datasets, in recipe order. An index is integers: no token is read to write one,
+another world size costs no second copy of the tokens, and the packed shards must stay where they are.
+
+Ranks as folders of shards: the sequences of the order, copied in the order of training.
+
+    rank-00003-of-00008/
+    ├── data/part-00000.parquet …   that rank's sequences, in training order
+    └── facts.parquet               per step: sequences, fillers, tokens, trained tokens, longest segment
+
+    tasks    rank 0, steps 0–99 · rank 0, steps 100–199 · rank 1, steps 0–99 · …
+
+A task writes `TASK_SHARDS` shards of one rank, whatever that rank's size is. Rows come from copies of the packed shards
+on the task's host, which the first task that needs one makes. Rejected: taking rows out of the packed shards
+themselves. In a shuffled order each sequence of 4,096 tokens comes from another row group, so that every token would be
+decoded some fifteen times.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rowmill.checks import cross_stage
+from rowmill.checks.judge import CheckResult
+from rowmill.core.arrays import Ints, compute_offsets, find_distinct
+from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
+from rowmill.core.storage import Store, digest_bytes, digest_json
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema import manifest
+from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.facts import TrainingSplitsFacts, read_facts
+from rowmill.schema.manifest import File, Manifest, Part
+from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
+from rowmill.shards import gather, native
+from rowmill.shards.segment_padding import count_padding_tokens, list_padding_tokens
+from rowmill.shards.sequence_hashes import SequenceHashes, join_hashes, read_hashes, tabulate_hashes
+from rowmill.shards.shard_copies import NumberedShard, ShardCopies
+from rowmill.stages import inputs, part_files
+from rowmill.stages.base import (
+    StageContext,
+    part_folder,
+)
+from rowmill.stages.part_files import open_host_scratch
+
+VERSION = 7
+"""Increase it when the bytes of any rank, or facts, may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPartitionsFacts:
+    """Facts of the stage's output."""
+
+    conservation: int
+    stale_rank: int
+    ranks: int
+    world_size: int
+    sequences: int
+    fillers: int
+    tokens: int
+    trained_tokens: int
+    trained_spread: float
+
+
+def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide ranks (`ranks`), and the tags for evaluation."""
+    return {
+        "ranks": {
+            "versions": [VERSION],
+            "world_size": recipe.partitions.world_size,
+            "seq_len": recipe.seq_len,
+            "weighted": recipe.has_loss_weights,
+            "layout": recipe.partitions.layout,
+            "rollout_fields": recipe.rollout_fields.describe(),
+            "segment_multiple_of": recipe.segment_multiple_of,
+        },
+        "tags": {name: list(dataset.source.tags) for name, dataset in recipe.datasets.items()},
+    }
+
+
+def is_index(output: Manifest) -> bool:
+    """Return whether the ranks of an output are indexes of the packed shards."""
+    return any("index" in part.files for part in output.parts)
+
+
+def rank_name(rank: int, world_size: int) -> str:
+    """Return the folder name of a rank: `rank-00003-of-00008`; it includes the world size."""
+    return f"rank-{rank:05d}-of-{world_size:05d}"
+
+
+def rank_names(world_size: int) -> tuple[str, ...]:
+    """Return the folder names of all ranks."""
+    return tuple(rank_name(rank, world_size) for rank in range(world_size))
+
+
+def fingerprint_rank(context: StageContext, name: str) -> str:
+    """Return the fingerprint of a rank: the order, its sequences, the world size."""
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+    # The order names sequences by number only, so the shards' content must be included.
+    packed = [shard.version for shard in inputs.get_packed_shards(context).values()]
+    return digest_json(
+        GPU_PARTITIONS, identify_gpu_partitions(context.recipe, "")["ranks"], splits.version, packed, name
+    )
+
+
+# ── What ranks are made of: the sequences of all datasets, and which of them is at each place of the ord ──
+
+
+@dataclass(frozen=True)
+class RankSources:
+    """The packed shards of the order, and the order."""
+
+    context: StageContext
+    packed: Mapping[str, Manifest]
+    order: pa.Table
+
+    @cached_property
+    def shards(self) -> list[Part]:
+        """The train shards of all datasets, in recipe order."""
+        return list_train_shards(self.packed)
+
+    @cached_property
+    def first_rows(self) -> Ints:
+        """The first row of each shard, of the filler, and the number of rows: int64[S + 2]."""
+        return compute_offsets([*(part.files["shard"].rows for part in self.shards), 1])
+
+    @cached_property
+    def steps(self) -> pa.Table:
+        """The facts of all ranks per step."""
+        splits = self.context.inputs[(self.context.recipe.name, TRAINING_SPLITS)]
+        return inputs.load_rank_steps(self.context.store, splits)
+
+    @cached_property
+    def filler(self) -> pa.Table:
+        """One sequence without a target, which fills a place that no sequence has."""
+        recipe, card = self.context.recipe, next(iter(self.packed.values())).card
+        return native.make_fillers(
+            1,
+            pad_id=native.choose_pad_id(card),
+            dataset="",
+            weighted=recipe.has_loss_weights,
+            token_fields=recipe.rollout_fields.per_token,
+            columns=(*SEGMENT_COLUMNS.get(get_row_kind(recipe), ()), *recipe.rollout_fields.row_columns),
+            multiple=recipe.segment_multiple_of,
+        )
+
+    @cached_property
+    def padding(self) -> Ints:
+        """The pad tokens of each row: int64[R]; all 0 where the recipe pads no segments."""
+        if self.context.recipe.segment_multiple_of == 1:
+            return np.zeros(int(self.first_rows[-1]), np.int64)
+        shards = (self.context.store.table(part.files["shard"], [PADDING_COLUMN]) for part in self.shards)
+        return np.concatenate([list_padding_tokens(one) for one in (*shards, self.filler)])
+
+    @cached_property
+    def hashes(self) -> SequenceHashes:
+        """The content hashes and sizes of all rows."""
+        store = self.context.store
+        return join_hashes(
+            [*(read_hashes(store, part) for part in self.shards), tabulate_hashes(self.filler.combine_chunks())]
+        )
+
+    @cached_property
+    def rows(self) -> Ints:
+        """The row at each place of the order."""
+        shards = (list_train_shards({name: one}) for name, one in self.packed.items())
+        firsts = compute_offsets([sum(part.files["shard"].rows for part in own) for own in shards])
+        filler = self.order.column("filler").to_numpy(zero_copy_only=False)
+        datasets = np.where(filler, 0, self.order.column("dataset").to_numpy())
+        return np.where(filler, firsts[-1], firsts[datasets] + self.order.column("sequence_id").to_numpy())
+
+    def select_rank(self, rank: int) -> slice:
+        """Return the places of a rank."""
+        return slice(rank, None, self.context.recipe.partitions.world_size)
+
+
+def open_rank_sources(context: StageContext) -> RankSources:
+    """Open the order that ranks are made of."""
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+    return RankSources(context, inputs.get_packed_shards(context), inputs.load_order(context.store, splits))
+
+
+def list_train_shards(packed: Mapping[str, Manifest]) -> list[Part]:
+    """Return the parts that are train shards: what a shard's number in an index counts."""
+    return [part for one in packed.values() for part in one.parts if part.facts["split"] == "train"]
+
+
+def load_packed_inputs(store: Store, output: Manifest) -> dict[str, Manifest]:
+    """Return the packed shards that ranks were made of, by dataset, in the order of the recipe."""
+    found = manifest.load_inputs(store, output)
+    names = found[(output.key[0], TRAINING_SPLITS)].card["datasets"]
+    return {name: found[(output.key[0], name, PACKED_SHARDS)] for name in names}
+
+
+def get_row_kind(recipe: Recipe) -> RowKind:
+    """Return the kind of the first dataset's rows: all datasets are of it if it has columns of its own in shards."""
+    return next(iter(recipe.datasets.values())).row_kind
+
+
+def make_rank_card(context: StageContext, rank: int) -> dict[str, str]:
+    """Return the identity card that every file of a rank carries."""
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+    shard_card: dict[str, Any] = next(iter(inputs.get_packed_shards(context).values())).card
+    own = {
+        "recipe": context.recipe.name,
+        "order": str(splits.card["order"]),
+        "rank": str(rank),
+        "world_size": str(context.recipe.partitions.world_size),
+    }
+    return {k: str(v) for k, v in shard_card.items() if k != "dataset"} | own
+
+
+def write_step_facts(sources: RankSources, folder: str, rank: int) -> File:
+    """Write a rank's facts per step beside its files, so that the folder of a rank is complete."""
+    own = sources.steps.filter(pc.equal(sources.steps.column("rank"), rank))
+    return part_files.write_parquet(sources.context.store, f"{folder}/facts.parquet", own)
+
+
+def summarize_rank(sequences: int, counted: Mapping[str, Sequence[int]], padding: int) -> dict[str, Any]:
+    """Return a rank's facts from each dataset's sequences, tokens and trained tokens; fillers have an empty name."""
+    own = {name: list(counts) for name, counts in sorted(counted.items()) if name != FILLERS}
+    return {
+        "sequences": sequences,
+        "fillers": counted[FILLERS][0] if FILLERS in counted else 0,
+        "tokens": sum(tokens for _, tokens, _ in own.values()),
+        "trained_tokens": sum(trained for _, _, trained in own.values()),
+        "datasets": own,
+        "padding": padding,
+    }
+
+
+FILLERS = ""
+"""The dataset name of fillers; no dataset has an empty name."""
+
+
+# ── Ranks as indexes: which row of which packed shard comes when, in the order of training ──
+
+
+FILLER_SHARD = -1
+
+INDEX_GROUP = 1 << 16
+"""Lines of a row group: what a reader decodes at once."""
+
+RANK_INDEX_SCHEMA = pa.schema(
+    [
+        pa.field("place", pa.int64(), nullable=False),
+        pa.field("step", pa.int64(), nullable=False),
+        pa.field("pass", pa.int32(), nullable=False),
+        pa.field("dataset", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("sequence_id", pa.int64(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("row", pa.int32(), nullable=False),
+    ]
+)
+"""One line per sequence of a rank, in the order of training. A filler has no dataset's name, sequence and shard −1."""
+
+
+def write_rank_indexes(context: StageContext, names: Sequence[str]) -> Iterator[Part]:
+    """Write the indexes of some ranks, and yield each rank once its index was read back."""
+    sources = open_rank_sources(context)
+    yield from (_write_rank_index(context, sources, name) for name in names)
+
+
+def _write_rank_index(context: StageContext, sources: RankSources, name: str) -> Part:
+    rank = int(name.split("-")[1])
+    fingerprint, card = fingerprint_rank(context, name), make_rank_card(context, rank)
+    folder = f"{part_folder(context.folder, fingerprint)}/{name}"
+    own = sources.select_rank(rank)
+    files = {
+        "index": _save_index(context.store, f"{folder}/index.parquet", _tabulate_index(sources, own), card),
+        "filler": _save_filler(context.store, f"{folder}/filler.parquet", sources.filler, card),
+        "facts": write_step_facts(sources, folder, rank),
+    }
+    found = sources.hashes.sum_content(_locate_lines(context.store, files["index"], sources.first_rows))
+    facts = summarize_rank(
+        len(sources.rows[own]), _count_tokens(sources, own), int(sources.padding[sources.rows[own]].sum())
+    ) | {
+        "conserved": found == sources.hashes.sum_content(sources.rows[own]),
+        "content_hash": native.format_content_hash(found),
+    }
+    return Part(fingerprint, files, facts)
+
+
+def _tabulate_index(sources: RankSources, own: slice) -> pa.Table:
+    rows = sources.rows[own]
+    shards = np.searchsorted(sources.first_rows, rows, "right") - 1
+    is_filler = shards == len(sources.shards)
+    numbers = sources.order.column("dataset").to_numpy()[own]
+    columns = [
+        np.arange(len(sources.rows))[own],
+        sources.order.column("step").to_numpy()[own],
+        sources.order.column("pass").to_numpy()[own],
+        pa.DictionaryArray.from_arrays(
+            pa.array(np.where(is_filler, len(sources.packed), numbers).astype(np.int32)),
+            pa.array([*sources.packed, FILLERS], pa.string()),
+        ),
+        sources.order.column("sequence_id").to_numpy()[own],
+        np.where(is_filler, FILLER_SHARD, shards).astype(np.int32),
+        (rows - sources.first_rows[shards]).astype(np.int32),
+    ]
+    return pa.Table.from_arrays([pa.array(one) for one in columns], schema=RANK_INDEX_SCHEMA)
+
+
+def _save_index(store: Store, path: str, table: pa.Table, card: dict[str, str]) -> File:
+    sink = BytesIO()
+    metadata = {f"rowmill.{name}": value for name, value in sorted(card.items())}
+    pq.write_table(
+        table.replace_schema_metadata(metadata),
+        sink,
+        compression="zstd",
+        row_group_size=INDEX_GROUP,
+        use_dictionary=["dataset", "pass"],
+    )
+    return _save(store, path, sink.getvalue(), table.num_rows)
+
+
+def _save_filler(store: Store, path: str, filler: pa.Table, card: dict[str, str]) -> File:
+    return _save(store, path, native.encode_native_shard(filler, card, group_rows=1), filler.num_rows)
+
+
+def _save(store: Store, path: str, content: bytes, rows: int) -> File:
+    store.write(path, content)
+    return File(path, len(content), digest_bytes(content), rows)
+
+
+def _count_tokens(sources: RankSources, own: slice) -> dict[str, list[int]]:
+    """Count each dataset's sequences, tokens and trained tokens of a rank; fillers are counted separately."""
+    numbers = sources.order.column("dataset").to_numpy()[own]
+    rows, hashes = sources.rows[own], sources.hashes
+    counted: dict[str, list[int]] = {}
+    for number, name in [*enumerate(sources.packed), (FILLER_SHARD, FILLERS)]:
+        some = rows[numbers == number]
+        if len(some):
+            counted[name] = [len(some), int(hashes.tokens[some].sum()), int(hashes.trained_tokens[some].sum())]
+    return counted
+
+
+def _locate_lines(store: Store, index: File, first_rows: Ints) -> Ints:
+    """Return the row over all shards that each line of an index names, as it was written."""
+    table = store.table(index, ("shard", "row"))
+    # The filler is the last of all rows.
+    shards = np.where(table.column("shard").to_numpy() == FILLER_SHARD, len(first_rows) - 2, table.column("shard"))
+    return first_rows[shards] + table.column("row").to_numpy()
+
+
+def find_index_damage(store: Store, output: Manifest) -> Iterator[str]:
+    """Yield an error for each rank whose index names other content than the rank must have."""
+    shards = list_train_shards(load_packed_inputs(store, output))
+    tables = [read_hashes(store, part) for part in shards]
+    for part in output.parts:
+        filler = store.table(part.files["filler"]).combine_chunks()
+        hashes = join_hashes([*tables, tabulate_hashes(filler)])
+        first_rows = compute_offsets([*(shard.files["shard"].rows for shard in shards), 1])
+        found = native.format_content_hash(hashes.sum_content(_locate_lines(store, part.files["index"], first_rows)))
+        expected = str(part.facts["content_hash"])
+        if found != expected:
+            rank = part.files["facts"].path.rsplit("/", 1)[0]
+            yield (
+                f"{rank}: the sequences that its index names hash to {found}, expected {expected} by "
+                "its manifest; remove the stage's folder and build again"
+            )
+
+
+# ── Ranks as folders of shards: the sequences of the order, copied in the order of training ──
+
+
+SHARD_TOKENS = 2 << 20
+"""Maximum tokens of a shard: some 60 MB while a worker gathers and writes it."""
+
+TASK_SHARDS = 8
+"""Shards that one task writes: a dozen seconds of work."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RankSource:
+    """What all ranks are made of: row r is in the shard f with `first_rows[f] <= r < first_rows[f + 1]`.
+
+    The last row is the filler, which is in no shard.
+    """
+
+    copies: ShardCopies
+    first_rows: Ints
+    filler: pa.Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RankTask:
+    """Shards of one rank, the first of them number `first`; `wanted` are the rows of their sequences."""
+
+    root: str
+    folder: str
+    first: int
+    wanted: Ints
+    per_shard: int
+    group_rows: int
+    card: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenShards:
+    """The files of a task by name, their content hash, each dataset's counts, and pad tokens, from files read back."""
+
+    files: dict[str, File]
+    found: int
+    counted: dict[str, list[int]]
+    padding: int
+
+
+def write_copied_ranks(context: StageContext, names: Sequence[str]) -> Iterator[Part]:
+    """Write some ranks' shards, and yield each rank once its content was compared with that of the packed shards."""
+    sources = open_rank_sources(context)
+    rows = {name: sources.rows[sources.select_rank(_parse_rank(name))] for name in names}
+    shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in sources.shards)
+    tasks = {name: _plan_tasks(context, name, rows[name]) for name in names}
+    size = 4 * sum(shard.file.bytes for shard in shards)
+    with open_host_scratch(context) as scratch:
+        copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=True)
+        source = _RankSource(copies, sources.first_rows, sources.filler)
+        every = [task for own in tasks.values() for task in own]
+        made = context.pool.map(write_rank_shards, every, size_bytes=size, shared=source)
+        for name, own in tasks.items():
+            written = [next(made) for _ in own]
+            yield _make_rank_part(sources, name, rows[name], written)
+
+
+def make_rank_schema(context: StageContext) -> pa.Schema:
+    """Return the columns of a rank's shards."""
+    columns = inputs.list_segment_columns(context.recipe, get_row_kind(context.recipe))
+    return native.make_sequence_schema(
+        weighted=context.recipe.has_loss_weights, token_fields=context.recipe.rollout_fields.per_token, columns=columns
+    )
+
+
+def _parse_rank(name: str) -> int:
+    return int(name.split("-")[1])
+
+
+def _locate_rank(context: StageContext, name: str) -> str:
+    return f"{part_folder(context.folder, fingerprint_rank(context, name))}/{name}"
+
+
+def _plan_tasks(context: StageContext, name: str, wanted: Ints) -> list[_RankTask]:
+    per_shard = max(1, SHARD_TOKENS // context.recipe.seq_len)
+    per_task = TASK_SHARDS * per_shard
+    return [
+        _RankTask(
+            root=context.store.root,
+            folder=_locate_rank(context, name),
+            first=begin // per_shard,
+            wanted=wanted[begin : begin + per_task],
+            per_shard=per_shard,
+            group_rows=native.count_group_rows(context.recipe.seq_len),
+            card=make_rank_card(context, _parse_rank(name)),
+        )
+        for begin in range(0, len(wanted), per_task)
+    ]
+
+
+def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequence[_WrittenShards]) -> Part:
+    context, expected = sources.context, sources.hashes.sum_content(rows)
+    counted: dict[str, list[int]] = {}
+    for one in written:
+        for dataset, counts in one.counted.items():
+            before = counted.get(dataset, [0, 0, 0])
+            counted[dataset] = [a + b for a, b in zip(before, counts, strict=True)]
+    found = sum(one.found for one in written) % native.HASH_MODULUS
+    files = {file: value for one in written for file, value in one.files.items()}
+    sequences = sum(file.rows for file in files.values())
+    files["facts"] = write_step_facts(sources, _locate_rank(context, name), _parse_rank(name))
+    padding = sum(one.padding for one in written)
+    facts = summarize_rank(sequences, counted, padding) | {
+        "conserved": found == expected,
+        "content_hash": native.format_content_hash(found),
+    }
+    return Part(fingerprint_rank(context, name), files, facts)
+
+
+# ── One task ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_rank_shards(task: _RankTask, source: _RankSource) -> _WrittenShards:
+    """Write some shards of a rank, and read them back."""
+    store = Store(task.root)
+    sources = _require_rank_sources(task, source)
+    files: dict[str, File] = {}
+    found = padding = 0
+    counted: dict[str, list[int]] = {}
+    for number, begin in enumerate(range(0, len(task.wanted), task.per_shard), task.first):
+        table = _restore_shard_types(
+            gather.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
+        )
+        content = native.encode_native_shard(table, task.card, group_rows=task.group_rows)
+        name = f"data/part-{number:05d}.parquet"
+        store.write(f"{task.folder}/{name}", content)
+        files[name] = File(f"{task.folder}/{name}", len(content), digest_bytes(content), table.num_rows)
+        back = store.table(files[name]).combine_chunks()
+        found += sum(native.hash_sequences(native.recover_segments(back)))
+        _count_rank_tokens(back, counted)
+        padding += count_padding_tokens(back)
+    return _WrittenShards(files, found % native.HASH_MODULUS, counted, padding)
+
+
+def _require_rank_sources(task: _RankTask, source: _RankSource) -> list[str]:
+    """Return this host's copies of all shards, of which those that the task needs are there, and of the filler."""
+    scratch, fillers = source.copies.scratch, len(source.first_rows) - 2
+    needed = find_distinct(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
+    source.copies.require(needed[needed < fillers].tolist())
+    scratch.require({"filler.arrow": partial(native.write_shard_scratch, source.filler)})
+    return [*source.copies.files, scratch.locate("filler.arrow")]
+
+
+def _count_rank_tokens(shard: pa.Table, counted: dict[str, list[int]]) -> None:
+    """Add a shard's sequences, tokens and trained tokens to each dataset's counts; fillers are counted separately."""
+    plain = shard.select(["tokens", "trained_tokens"]).append_column(
+        "dataset", shard.column("dataset").cast(pa.string())
+    )
+    sums = plain.group_by("dataset").aggregate([("tokens", "count"), ("tokens", "sum"), ("trained_tokens", "sum")])
+    names = ("dataset", "tokens_count", "tokens_sum", "trained_tokens_sum")
+    for name, *values in zip(*(sums.column(one).to_pylist() for one in names), strict=True):
+        before = counted.get(name, [0, 0, 0])
+        counted[name] = [a + int(b) for a, b in zip(before, values, strict=True)]
+
+
+def _restore_shard_types(table: pa.Table) -> pa.Table:
+    column = table.column("dataset").combine_chunks().dictionary_encode()
+    typed = table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), column)
+    weighted = WEIGHT_COLUMN in table.column_names
+    own = typed.schema.names[len(native.make_sequence_schema(weighted=weighted)) :]
+    columns = [pa.field(name, typed.schema.field(name).type.value_type) for name in own]
+    return typed.cast(native.make_sequence_schema(weighted=weighted, columns=columns))
+
+
+# ── Publishing ranks: `current.json`, which trainers open ──
+
+
+def publish_gpu_partitions(
+    context: StageContext, output: Manifest, results: Sequence[CheckResult], loosened: Sequence[str]
+) -> None:
+    """Write `current.json` for trainers, once every rank of this order is built and its tokens are conserved.
+
+    `results` are the check results of the output, `loosened` the bounds of the recipe that are wider than the defaults:
+    readers of the ranks can see under which thresholds they were built.
+
+    Its content comes from the output, not from the recipe, since a kept version may be from an older recipe.
+    """
+    facts = read_facts(GpuPartitionsFacts, output.facts)
+    if facts.conservation or facts.ranks != facts.world_size:
+        return
+    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+    ranks = {name: _describe_rank(part) for name, part in zip(rank_names(facts.world_size), output.parts, strict=True)}
+    order = read_facts(TrainingSplitsFacts, splits.facts)
+    packed = {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
+    first = next(iter(packed.values()))
+    content = {
+        "version": output.version,
+        "recipe": context.recipe.name,
+        "order": splits.card["order"],
+        "order_file": splits.parts[0].files["order"].path,
+        # An order of more than a million places has several files, of which the one above is the first.
+        "order_files": [file.path for file in splits.files("order")],
+        "datasets": splits.card["datasets"],
+        "world_size": facts.world_size,
+        "layout": "index" if is_index(output) else "copied",
+        "seq_len": int(first.card["seq_len"]),
+        "places": order.places,
+        "steps": order.steps,
+        # Orders kept from a VERSION before 3 do not record it.
+        "has_steps": splits.card["has_steps"]
+        if "has_steps" in splits.card
+        else bool(context.recipe.mixture.batch_sizes),
+        "sets": {name: _describe_evaluation_set(context, name, one) for name, one in packed.items()},
+        "inputs": output.inputs,
+        "waivers": list(output.waivers),
+        "loosened": list(loosened),
+        "checks": [
+            {
+                "name": result.check,
+                "value": result.value,
+                "wanted": result.wanted,
+                "severity": result.severity,
+                "outcome": result.outcome,
+                "waiver": result.waiver,
+                "threshold_digest": result.threshold_digest,
+            }
+            for result in results
+        ],
+        "card": {k: v for k, v in first.card.items() if k != "dataset"},
+        "ranks": ranks,
+    }
+    context.store.write_sealed(f"{context.folder}/current.json", content)
+    cross_stage.write_published_counts(context.store, output)
+
+
+def _describe_rank(part: Part) -> dict[str, Any]:
+    """Describe a rank's files: its shards, or its index and the filler that the index may name."""
+    described = {name: [file.path, file.rows, file.digest] for name, file in part.files.items()}
+    return {
+        "folder": part.files["facts"].path.rsplit("/", 1)[0],
+        "files": [one for name, one in described.items() if name == "index" or name.startswith("data/")],
+        "sequences": part.facts["sequences"],
+        **({"filler": described["filler"]} if "filler" in described else {}),
+    }
+
+
+def _describe_evaluation_set(context: StageContext, name: str, packed: Manifest) -> dict[str, Any]:
+    """Describe a dataset's shards by split, in the order of its plans, and its tags, for evaluation."""
+    shards: dict[str, list[list[Any]]] = {}
+    for part in packed.parts:
+        if "shard" in part.files:
+            file = part.files["shard"]
+            shards.setdefault(part.facts["split"], []).append([file.path, file.rows, file.digest])
+    dataset = context.recipe.datasets.get(name)
+    tags = dataset.source.tags if dataset is not None else ()
+    return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}

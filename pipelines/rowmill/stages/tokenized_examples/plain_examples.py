@@ -1,0 +1,412 @@
+"""Examples of rows without a template: texts, pairs, token ids, and what a user's class builds.
+
+Pairs and documents: text that is tokenized without a chat template.
+
+pair   encode input, encode output as its continuation ─► BOS input sep output EOS
+text   encode ─► BOS text EOS ─► too long? windows, or the first tokens
+
+Preferences of plain text (`format.text: raw`): prompt and answer as tokens, end to end, without a chat template.
+
+prompt "The sea is"  chosen " calm."  rejected " loud."   ─► ids of each prompt + answer + EOS
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json, from_json, from_json_column
+from rowmill.formats.built_examples import BuiltExample, check_built_example
+from rowmill.formats.custom import BuildContext
+from rowmill.formats.kind import TokenBuilder
+from rowmill.recipe.dataset import Dataset
+from rowmill.schema.examples import SPAN_KINDS
+from rowmill.schema.rows import Message, Rejected, RowKind
+from rowmill.stages.tokenized_examples.conversation_examples import (
+    CHOSEN,
+    REJECTED,
+    cut_answers,
+    finish_sides,
+    measure_prompt,
+)
+from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome, reject_for_length
+from rowmill.tokenization.concatenation import (
+    TokenColumn,
+    concat_token_columns,
+    count_boundary_tokens,
+    make_constant_column,
+    omit_existing_token,
+    split_at_byte,
+)
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
+from rowmill.tokenization.encoded_texts import EncodedTexts
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.example_encoding import (
+    TokenizationCounts,
+    encode_and_compare,
+    encode_continuations_and_compare,
+)
+from rowmill.tokenization.token_truncation import cut_pair, split_into_windows, truncate_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTextExampleBuilder:
+    """Builds the examples of a dataset's pairs and documents."""
+
+    encoder: Encoder
+    dataset: Dataset
+    limit: LengthLimit
+
+    # ── pairs ──
+
+    def build_pairs(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build one example of each row's input and output."""
+        texts, outputs = (rows.column(name).to_pylist() for name in ("text", "output"))
+        separator = self.dataset.format.get_token_options().separate_with
+        joint = separator if isinstance(separator, str) else ""
+        inputs = [text + joint for text in texts]
+        trains = _resolve_pair_loss(self.dataset)
+        columns, sizes = self._make_pair_columns(inputs, outputs, counts, trains=trains)
+        first = 1 if columns[0].kind == TEMPLATE_KIND else 0
+        return [
+            self._fit_pair(one, int(sizes[i]), first, counts) for i, one in enumerate(concat_token_columns(columns))
+        ]
+
+    def encode_pairs(
+        self, inputs: Sequence[str], outputs: Sequence[str], counts: TokenizationCounts, *, trains: tuple[bool, bool]
+    ) -> list[Example]:
+        """Return the example of each input with its output, of any length; `trains` says which of them is trained."""
+        if not inputs:
+            return []
+        return list(concat_token_columns(self._make_pair_columns(inputs, outputs, counts, trains=trains)[0]))
+
+    def _make_pair_columns(
+        self, inputs: Sequence[str], outputs: Sequence[str], counts: TokenizationCounts, *, trains: tuple[bool, bool]
+    ) -> tuple[list[TokenColumn], Ints]:
+        """Return the tokens of pairs in columns, and the number of those of each input."""
+        card, separator = self.encoder.card, self.dataset.format.get_token_options().separate_with
+        prompt, answer = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
+        trains_input, trains_output = trains
+        given, answers = self._encode_texts(inputs, outputs, counts, trains_output=trains_output)
+        columns = [
+            *self._make_edge_column("add_bos", card.bos_id, card.adds_bos, len(inputs), trains=False),
+            TokenColumn(given.ids, given.offsets, prompt, trains_input),
+        ]
+        if isinstance(separator, int):
+            columns.append(make_constant_column(separator, len(inputs), kind=prompt, trains=trains_input))
+        columns.append(TokenColumn(answers.ids, answers.offsets, answer, trains_output))
+        has_eos = card.eos_id is not None
+        columns += self._make_edge_column("add_eos", card.eos_id, has_eos, len(inputs), trains=trains_output)
+        return columns, np.diff(given.offsets)
+
+    def _encode_texts(
+        self, inputs: Sequence[str], outputs: Sequence[str], counts: TokenizationCounts, *, trains_output: bool
+    ) -> tuple[EncodedTexts, EncodedTexts]:
+        """Encode inputs and outputs: apart, or as one text cut between them."""
+        if self.dataset.loss.boundary != "whole":
+            given = encode_and_compare(self.encoder, inputs, counts)
+            return given, encode_continuations_and_compare(self.encoder, outputs, counts)
+        encoded = encode_and_compare(self.encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
+        edges = np.array([len(text.encode()) for text in inputs], np.int64)
+        counts.boundary_tokens += count_boundary_tokens(encoded, edges)
+        return split_at_byte(encoded, edges, boundary_tokens_first=trains_output)
+
+    def _fit_pair(self, example: Example, input_tokens: int, first: int, counts: TokenizationCounts) -> RowOutcome:
+        settled = self.limit.apply_policy(example, "pair", counts)
+        if settled is not None:
+            return settled
+        return [cut_pair(example, self.limit.tokens, self.limit.options.truncate_side, input_tokens, first)]
+
+    # ── documents ──
+
+    def build_documents(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build the examples of each row's text: one, or a window each if it is too long and split."""
+        card, texts = self.encoder.card, rows.column("text").to_pylist()
+        encoded = encode_and_compare(self.encoder, texts, counts)
+        columns = [
+            *self._make_edge_column("add_bos", card.bos_id, card.bos_id is not None, len(texts), trains=False),
+            TokenColumn(encoded.ids, encoded.offsets, SPAN_KINDS.index("record"), trains=True),
+            *self._make_edge_column("add_eos", card.eos_id, card.eos_id is not None, len(texts), trains=True),
+        ]
+        if columns[0].kind == TEMPLATE_KIND:
+            columns[0] = omit_existing_token(columns[0], encoded, 0)
+        if columns[-1].kind == TEMPLATE_KIND:
+            columns[-1] = omit_existing_token(columns[-1], encoded, -1)
+        return [self._fit_document(one, counts) for one in concat_token_columns(columns)]
+
+    def _fit_document(self, example: Example, counts: TokenizationCounts) -> RowOutcome:
+        settled = self.limit.apply_policy(example, "text", counts)
+        if settled is not None:
+            return settled
+        if self.limit.get_policy("text") == "split":
+            return split_into_windows(example, self.limit.tokens)
+        return [example.cut(0, self.limit.tokens)]
+
+    # ── BOS and EOS ──
+
+    def _make_edge_column(
+        self, option: Literal["add_bos", "add_eos"], token_id: int | None, by_itself: bool, count: int, *, trains: bool
+    ) -> list[TokenColumn]:
+        """Return the column of a BOS or EOS, or none: `auto` adds the token if the tokenizer has it."""
+        options = self.dataset.format.get_token_options()
+        wanted = options.add_bos if option == "add_bos" else options.add_eos
+        if wanted is False or (wanted == "auto" and not by_itself):
+            return []
+        if token_id is None:
+            raise ConfigError(
+                f"format.{option}: true, but the tokenizer has no such token; expected auto or false; set auto"
+            )
+        return [make_constant_column(token_id, count, kind=TEMPLATE_KIND, trains=trains)]
+
+
+def _resolve_pair_loss(dataset: Dataset) -> tuple[bool, bool]:
+    """Return whether a pair's input and output are trained."""
+    loss = dataset.loss
+    if loss.trains_everything:
+        return True, True
+    if not loss.mask and loss.mask_default == "mask":
+        return False, True
+    return (
+        loss.mask.get("prompt", loss.mask_default) == "train",
+        loss.mask.get("response", loss.mask_default) == "train",
+    )
+
+
+# ── Rows whose kind builds their tokens itself ──
+
+
+@dataclass(slots=True)
+class CustomExampleBuilder:
+    """Builds examples with the kind's own builder, which is opened at the first row; `base` is the project's folder."""
+
+    encoder: Encoder
+    dataset: Dataset
+    limit: LengthLimit
+    base: Path
+    _build_tokens: TokenBuilder | None = field(default=None, init=False)
+
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build the examples of each row's record."""
+        records = rows.column("record").to_pylist()
+        if self._build_tokens is None and records:
+            context = BuildContext(self.encoder.to_transformers, self.dataset, self.limit.tokens)
+            self._build_tokens = self.dataset.format.open_example_builder(context, self.base)
+        if self._build_tokens is None:
+            why = Rejected("bad_example", f"a {self.dataset.format.get_name()} dataset builds no tokens of records")
+            return [why] * len(records)
+        vocab_size = self.encoder.card.vocab_size
+        return [
+            self._fit_example(check_built_example(self._build_tokens(from_json(text)), vocab_size), counts)
+            for text in records
+        ]
+
+    def _fit_example(self, built: BuiltExample | Rejected, counts: TokenizationCounts) -> RowOutcome:
+        if isinstance(built, Rejected):
+            return built
+        example = make_unstructured_example(built.ids, built.mask, built.domain)
+        return fit_unstructured(example, "record", self.limit, self.encoder.card.bos_id, counts)
+
+
+def fit_unstructured(
+    example: Example, kind: RowKind, limit: LengthLimit, bos_id: int | None, counts: TokenizationCounts
+) -> RowOutcome:
+    """Apply the overlong policy to an example without structure."""
+    settled = limit.apply_policy(example, kind, counts)
+    if settled is not None:
+        return settled
+    if limit.get_policy(kind) == "split":
+        return split_into_windows(example, limit.tokens)
+    if limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
+        why = Rejected("overlong_after_structure", f"{len(example.ids)} tokens, at most {limit.tokens}")
+        return reject_for_length(example, why, counts)
+    return [truncate_tokens(example, limit.tokens, limit.options.truncate_side, bos_id)]
+
+
+def make_unstructured_example(ids: Tokens, mask: Bools, domain: str | None = None) -> Example:
+    """Return an example of which only ids and mask are known: it has a span for each run of trained or other tokens."""
+    # The first token is never a target and belongs to the run after it.
+    starts = np.append(0, np.flatnonzero(np.diff(mask[1:])) + 2)
+    trains = mask[np.minimum(np.maximum(starts, 1), len(mask) - 1)]
+    return Example(
+        ids=ids,
+        mask=mask,
+        span_starts=starts,
+        span_messages=np.full(len(starts), -1, np.int64),
+        span_kinds=np.where(trains, SPAN_KINDS.index("record"), SPAN_KINDS.index("prompt")).astype(np.int8),
+        original_tokens=len(ids),
+        original_trained=int(mask.sum()),
+        domain=domain,
+    )
+
+
+# ── Rows that are token ids already: kept exactly, and held against the tokenizer ──
+
+
+COMPARED_ROWS = 64
+"""Rows of a batch whose text is encoded again: enough to notice another tokenizer."""
+
+
+class TokenExampleBuilder:
+    """Builds the examples of one dataset's ids; ids must be below `vocab_size`.
+
+    `fields` are columns of the rows with a number per token, which stays beside its token.
+    """
+
+    def __init__(self, encoder: Encoder, limit: LengthLimit, vocab_size: int, fields: Sequence[str] = ()) -> None:
+        """Store the tokenizer and the limits."""
+        self._fields = tuple(fields)
+        self._encoder = encoder
+        self._limit = limit
+        self._vocab_size = vocab_size
+
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build the example of each row."""
+        ids, masks = (_split_lists(rows.column(name)) for name in ("input_ids", "loss_mask"))
+        fields = {name: _split_lists(rows.column(name)) for name in self._fields}
+        outcomes = [
+            self._build_row(own, mask, {name: values[place] for name, values in fields.items()}, counts)
+            for place, (own, mask) in enumerate(zip(ids, masks, strict=True))
+        ]
+        self._compare([own for own, made in zip(ids, outcomes, strict=True) if not isinstance(made, Rejected)], counts)
+        return outcomes
+
+    def _build_row(
+        self, ids: Tokens, mask: Bools, fields: Mapping[str, Weights], counts: TokenizationCounts
+    ) -> RowOutcome:
+        if int(ids.max()) >= self._vocab_size:
+            return Rejected("bad_tokens", f"id {int(ids.max())} is unknown; ids are 0 to {self._vocab_size - 1}")
+        example = replace(make_unstructured_example(ids, mask), token_fields=fields)
+        return fit_unstructured(example, "tokens", self._limit, self._encoder.card.bos_id, counts)
+
+    def _compare(self, ids: Sequence[Tokens], counts: TokenizationCounts) -> None:
+        """Count ids that the tokenizer has no token for, and of some rows whether their text has the same ids."""
+        if not ids:
+            return
+        every = np.concatenate(ids)
+        known = np.zeros(self._vocab_size, np.bool_)
+        known[self._token_ids[self._token_ids < self._vocab_size]] = True
+        chosen = ids[:COMPARED_ROWS]
+        encoded = self._encoder.encode([self._encoder.decode(one.tolist()) for one in chosen])
+        again = np.split(encoded.ids, encoded.offsets[1:-1])
+        counts.add_of_kind("unknown_ids", int((~known[every]).sum()))
+        counts.add_of_kind("retokenized", len(chosen))
+        counts.add_of_kind("same_tokenization", sum(map(np.array_equal, chosen, again)))
+
+    @cached_property
+    def _token_ids(self) -> Tokens:
+        """The ids that the tokenizer has a token for."""
+        vocabulary: dict[str, int] = self._encoder.reference.get_vocab(with_added_tokens=True)
+        return np.fromiter(vocabulary.values(), np.int32, len(vocabulary))
+
+
+def _split_lists(column: pa.ChunkedArray) -> list[np.ndarray]:
+    lists = column.combine_chunks()
+    offsets = np.asarray(lists.offsets)
+    return np.split(lists.flatten().to_numpy(zero_copy_only=False), offsets[1:-1] - offsets[0]) if len(lists) else []
+
+
+# ── Preferences of plain text (`format.text: raw`): prompt and answer as tokens, end to end, without a c ──
+
+
+class RawPreferenceExampleBuilder:
+    """Builds the examples of one dataset's preferences of plain text."""
+
+    def __init__(self, texts: PlainTextExampleBuilder, limit: LengthLimit) -> None:
+        """Store what encodes a prompt with its answer."""
+        self._texts = texts
+        self._limit = limit
+        self._is_paired = texts.dataset.format.get_objective() == "paired"
+
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build the examples of each row: one of both sides, or one of each."""
+        prompts = [messages[0]["content"] for messages in from_json_column(rows.column("messages"))]
+        columns = [from_json_column(rows.column(name)) for name in ("chosen", "rejected")]
+        margins = rows.column("margin").to_pylist()
+        answers = [
+            {side: messages[0]["content"] for side, messages in zip((CHOSEN, REJECTED), own, strict=True) if messages}
+            for own in zip(*columns, strict=True)
+        ]
+        encoded = iter(
+            self._texts.encode_pairs(
+                [prompt for prompt, own in zip(prompts, answers, strict=True) for _ in own],
+                [answer for own in answers for answer in own.values()],
+                counts,
+                trains=(False, True),
+            )
+        )
+        return [
+            self._finish_row(list(islice(encoded, len(own))), list(own), margin, counts)
+            for own, margin in zip(answers, margins, strict=True)
+        ]
+
+    def _finish_row(
+        self, parts: list[Example], sides: Sequence[int], margin: float | None, counts: TokenizationCounts
+    ) -> RowOutcome:
+        fitted = self._fit_sides(parts)
+        if isinstance(fitted, Rejected):
+            counts.dropped_tokens += sum(len(part.ids) for part in parts)
+            counts.dropped_trained += sum(int(part.mask.sum()) for part in parts)
+            return fitted
+        return finish_sides(fitted, sides, margin, counts, is_paired=self._is_paired)
+
+    def _fit_sides(self, parts: list[Example]) -> list[Example] | Rejected:
+        """Apply the overlong policy to both sides together; a text has no exchanges that could be removed."""
+        tokens, policy = max(len(part.ids) for part in parts), self._limit.get_policy("preference")
+        if tokens <= self._limit.tokens or policy in ("keep", "raise"):
+            return parts
+        if policy == "drop":
+            return Rejected("overlong", f"{tokens} tokens, at most {self._limit.tokens}")
+        if self._limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
+            return Rejected("overlong_after_structure", f"{tokens} tokens of plain text, at most {self._limit.tokens}")
+        prompt = measure_prompt(parts)
+        return prompt if isinstance(prompt, Rejected) else cut_answers(parts, prompt, self._limit.tokens)
+
+
+# ── Generation prompts of plain chats: printed by a proven layout where a sequence of roles is frequent ──
+
+
+ASKS_FOR_ANSWER: Mapping[str, Json] = {"add_generation_prompt": True}
+"""The template argument that makes a conversation wait for an answer."""
+
+RENDERED_FIRST = 4
+"""Prompts of a sequence of roles that are rendered; learning its layout costs about as much."""
+
+
+class PlainPromptPrinter:
+    """Prints the prompts of chats whose messages have only a role and a content, without tools or template values.
+
+    `find_layout` learns the layout of prompts with given roles (`PromptRenderer.find_layout`).
+    """
+
+    def __init__(self, renderer: Renderer, find_layout: Callable[[Sequence[str]], TurnLayout | None]) -> None:
+        """Store the arguments; no layout is learned yet."""
+        self._renderer = renderer
+        self._find_layout = find_layout
+        self._rendered = Counter[tuple[str, ...]]()
+        self._layouts: dict[tuple[str, ...], TurnLayout] = {}
+
+    def print_prompt(self, messages: Sequence[Message]) -> str | Rejected:
+        """Return the text of `Renderer.plain` with the generation prompt."""
+        roles, contents = zip(*[(message["role"], message["content"]) for message in messages], strict=True)
+        layout = self._layouts.get(roles)
+        if layout is not None and layout.prints(contents):
+            return layout.text(contents)
+        prompt = self._renderer.plain(messages, None, ASKS_FOR_ANSWER)
+        if self._rendered[roles] == RENDERED_FIRST:
+            layout = self._find_layout(roles)
+            # The layout is proven; that it also prints this row's prompt costs no further render.
+            if layout is not None and (not layout.prints(contents) or layout.text(contents) == prompt):
+                self._layouts[roles] = layout
+        if roles in self._rendered or len(self._rendered) < MAX_CACHED_LAYOUTS:
+            self._rendered[roles] += 1
+        return prompt

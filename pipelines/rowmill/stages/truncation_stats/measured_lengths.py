@@ -1,0 +1,471 @@
+"""Lengths of examples, of rows and of tables, by limit.
+
+Plans of a table at other maximum lengths, partition by partition.
+
+The partitions are those of the build, whatever the length. A table that is one partition is planned by the calling
+process; others have the lengths of their examples in files.
+
+Lengths of examples of records, and the result at other maximum lengths: planned again, not estimated.
+
+An example of records is complete or not made, and at another maximum length it would contain other records. So instead
+of truncation, records that are too large for an example are counted, and a what-if plans all records at each length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill import stats
+from rowmill.core.arrays import Ints
+from rowmill.core.concurrent_reads import read_tables
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
+from rowmill.core.storage import File, Store, digest_json
+from rowmill.executors import Executor
+from rowmill.formats.splits import SPLITS
+from rowmill.packing.layout import measure_padded_room
+from rowmill.packing.plan import plan_slices
+from rowmill.packing.slicing import keep_examples_whole
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema import manifest
+from rowmill.schema.facts import TokenizedExamplesFacts, read_facts, require_counted
+from rowmill.schema.ledger import REJECTED, sum_counts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
+from rowmill.stages.base import PartTask, StageContext, StageOutput, compute_share, make_parts, part_folder
+from rowmill.stages.part_files import describe_rejects, write_table
+from rowmill.stages.table_partitions import (
+    IndexOptions,
+    RowPart,
+    TablePartition,
+    choose_borders,
+    get_table_options,
+    load_observed_table,
+    partition_rows,
+    read_partition,
+)
+from rowmill.stages.table_plan import ReplannedTable, TablePlanRequest, count_sampled_rows, replan_partition
+from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
+from rowmill.tabular.assembly import ExampleLimits
+from rowmill.tabular.table_partitions import share_sample
+
+COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
+           "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
+           "cut_trained", "domain")  # fmt: skip
+
+STAGES = (
+    ("exchanges", "exchanges_removed", "exchanges_trained"),
+    ("reasoning", "reasoning_removed", "reasoning_trained"),
+    ("tokens", "tokens_cut", "cut_trained"),
+)
+"""The stages of truncation, with the columns of the tokens and of the trained tokens that each removed."""
+
+SHARE_BINS = 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredExamples:
+    """The examples of a part, or of all parts.
+
+    `original` int32[E] are tokens before truncation, `trained` int32[E] the trained ones among them, `splits` uint8[E]
+    places in `SPLITS`. The rest are sums: of examples that lost tokens, and of what each stage of truncation removed
+    (examples, messages, tokens, trained tokens); `trained_shares` counts examples by the share of trained tokens.
+    """
+
+    original: NDArray[np.int32]
+    trained: NDArray[np.int32]
+    splits: NDArray[np.uint8]
+    shortened: int
+    longest_shortened: int
+    tokens_removed: int
+    trained_removed: int
+    stages: NDArray[np.int64]
+    trained_shares: NDArray[np.int64]
+    domains: pl.DataFrame
+
+    def list_splits(self) -> list[str]:
+        """Return the splits that have examples, by name."""
+        return sorted(SPLITS[place] for place in np.flatnonzero(np.bincount(self.splits)).tolist())
+
+    def select_split(self, name: str) -> NDArray[np.int32]:
+        """Return the tokens of each example of a split before truncation."""
+        return self.original[self.splits == [str(split) for split in SPLITS].index(name)]
+
+
+RUNS_PER_WORKER = 4
+"""Runs of files that a worker measures: a task for each file would cost more than reading it."""
+
+
+def measure_examples(
+    store: Store, files: Sequence[File], pool: Executor, *, runs_per_worker: int = RUNS_PER_WORKER
+) -> MeasuredExamples:
+    """Measure the examples of some files, in runs that the workers share."""
+    each = -(-len(files) // (pool.workers * runs_per_worker)) or 1
+    runs = [(store.root, tuple(files[first : first + each])) for first in range(0, len(files), each)]
+    return _join(list(pool.map(measure_files, runs, size_bytes=sum(file.bytes for file in files))))
+
+
+MEASURED_ROWS = 1 << 18
+"""Examples that are measured at once: a part has a few hundred, and each step costs more than that takes."""
+
+
+def measure_files(task: tuple[str, tuple[File, ...]], *, rows_at_once: int = MEASURED_ROWS) -> MeasuredExamples:
+    """Measure the examples of some files of a storage root, a few files at once."""
+    root, files = task
+    store = Store(root)
+    runs = _cut_runs(files, rows_at_once)
+    return _join([_measure(pa.concat_tables(read_tables(store, run, COLUMNS))) for run in runs])
+
+
+def _cut_runs(files: Sequence[File], rows: int) -> list[list[File]]:
+    """Cut files into runs of at most so many rows, or one file."""
+    runs: list[list[File]] = []
+    held = 0
+    for file in files:
+        if not runs or held + file.rows > rows:
+            runs.append([])
+            held = 0
+        runs[-1].append(file)
+        held += file.rows
+    return runs
+
+
+def _join(parts: Sequence[MeasuredExamples]) -> MeasuredExamples:
+    nothing = np.empty(0, np.int32)
+    return MeasuredExamples(
+        np.concatenate([nothing, *(part.original for part in parts)]),
+        np.concatenate([nothing, *(part.trained for part in parts)]),
+        np.concatenate([np.empty(0, np.uint8), *(part.splits for part in parts)]),
+        sum(part.shortened for part in parts),
+        max((part.longest_shortened for part in parts), default=0),
+        sum(part.tokens_removed for part in parts),
+        sum(part.trained_removed for part in parts),
+        sum((part.stages for part in parts), np.zeros((len(STAGES), 4), np.int64)),
+        sum((part.trained_shares for part in parts), np.zeros(SHARE_BINS, np.int64)),
+        pl.concat([part.domains for part in parts]).group_by("domain").sum() if parts else pl.DataFrame(),
+    )
+
+
+def _measure(columns: pa.Table) -> MeasuredExamples:
+    original, tokens, trained = (_read_ints(columns, name) for name in ("original_tokens", "tokens", "trained_tokens"))
+    removed, trained_removed = original - tokens, _read_ints(columns, "trained_removed")
+    shares = trained / np.maximum(tokens, 1)
+    return MeasuredExamples(
+        original.astype(np.int32),
+        (trained + trained_removed).astype(np.int32),
+        pc.index_in(columns.column("split"), pa.array(SPLITS)).to_numpy().astype(np.uint8),
+        int((removed > 0).sum()),
+        int(original[removed > 0].max(initial=0)),
+        int(removed.sum()),
+        int(trained_removed.sum()),
+        np.array([_sum_stage(columns, *stage) for stage in STAGES], np.int64),
+        np.histogram(shares, bins=SHARE_BINS, range=(0.0, 1.0))[0],
+        _sum_domains(columns),
+    )
+
+
+def _sum_stage(columns: pa.Table, stage: str, removed: str, trained: str) -> tuple[int, int, int, int]:
+    """Return the examples that a stage of truncation changed, and the messages and tokens that it removed."""
+    taken = _read_ints(columns, removed)
+    messages = _read_ints(columns, "messages_removed") if stage == "exchanges" else np.zeros_like(taken)
+    touched = int(((taken > 0) | (messages > 0)).sum())
+    return touched, int(messages.sum()), int(taken.sum()), int(_read_ints(columns, trained).sum())
+
+
+def _sum_domains(columns: pa.Table) -> pl.DataFrame:
+    """Sum what truncation removed by domain; rows without one are a group, too."""
+    frame = cast(
+        "pl.DataFrame", pl.from_arrow(columns.select(["domain", "original_tokens", "tokens", "trained_removed"]))
+    )
+    original = pl.col("original_tokens").cast(pl.Int64)
+    lost = original - pl.col("tokens")
+    return frame.group_by("domain").agg(
+        pl.len().cast(pl.Int64).alias("examples"),
+        (lost > 0).sum().cast(pl.Int64).alias("shortened"),
+        lost.sum().alias("tokens_removed"),
+        pl.col("trained_removed").cast(pl.Int64).sum(),
+        original.sum(),
+    )
+
+
+def _read_ints(table: pa.Table, name: str) -> NDArray[np.int64]:
+    return table.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+# ── Plans of a table at other maximum lengths, partition by partition ──
+
+
+REPLAN_VERSION = 1
+"""Increase it when the files of partitions may have other content."""
+
+_LENGTH_SCHEMA = pa.schema(
+    [
+        pa.field("limit", pa.int32(), nullable=False),
+        pa.field("split", pa.int8(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+    ]
+)
+"""An example at another length; `split` indexes `SPLITS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanTask:
+    """A partition to plan at other lengths: a request for each of them."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    partition: TablePartition
+    options: IndexOptions
+    requests: tuple[TablePlanRequest, ...]
+
+
+def replan_table(
+    context: StageContext,
+    request: TablePlanRequest,
+    options: IndexOptions,
+    rows: Sequence[File],
+    tokens: Sequence[File],
+    limits: Sequence[int],
+) -> tuple[list[ReplannedTable], list[str]]:
+    """Plan a table at each length; return the plans, and the fingerprints of what was written for them.
+
+    `rows` are the files of its rows, `tokens` those of their ids.
+    """
+    parts = [RowPart(*both, digest_json(*(one.digest for one in both))) for both in zip(rows, tokens, strict=True)]
+    borders = choose_borders(context, rows)
+    partitions, blocks = partition_rows(context, borders, parts)
+    requests = [_limit_request(request, limit) for limit in limits]
+    if borders.is_whole:
+        held = read_partition(context.store, partitions[0], options)
+        return [replan_partition(one, held.index, held.lengths) for one in requests], []
+    tasks = _list_replan_tasks(context, partitions, options, requests)
+    planned = [PartTask(task.fingerprint, task, 0, task.partition.bytes) for task in tasks]
+    made = make_parts(context, replan_partition_part, planned)[0]
+    return _join_partitions(context.store, limits, made), sorted([*blocks, *(one.fingerprint for one in made)])
+
+
+def _limit_request(request: TablePlanRequest, limit: int) -> TablePlanRequest:
+    return replace(request, limits=ExampleLimits(limit, request.limits.prompt, request.limits.cap))
+
+
+def _list_replan_tasks(
+    context: StageContext,
+    partitions: Sequence[TablePartition],
+    options: IndexOptions,
+    requests: Sequence[TablePlanRequest],
+) -> list[ReplanTask]:
+    plain = [
+        ReplanTask(
+            context.store.root,
+            context.folder,
+            "",
+            one,
+            options,
+            tuple(replace(own, partition=one.name) for own in requests),
+        )
+        for one in partitions
+    ]
+    wanted = requests[0].wanted if requests else None
+    if wanted is not None:
+        # What fits depends on the length, and with it the share of each partition.
+        counts = list(context.pool.map(count_partition_samples, plain, size_bytes=sum(one.bytes for one in partitions)))
+        shares = [share_sample(wanted, own) for own in zip(*counts, strict=True)]
+        plain = [
+            replace(
+                task,
+                requests=tuple(replace(one, wanted=own[at]) for one, own in zip(task.requests, shares, strict=True)),
+            )
+            for at, task in enumerate(plain)
+        ]
+    return [replace(task, fingerprint=_identify_task(task)) for task in plain]
+
+
+def _identify_task(task: ReplanTask) -> str:
+    first = task.requests[0]
+    form = first.form.model_dump(mode="json", exclude={"generation"})
+    plans = [[asdict(request.limits), request.wanted] for request in task.requests]
+    return digest_json("replanned", REPLAN_VERSION, task.partition.content, first.dataset, first.seed, form, plans)
+
+
+def count_partition_samples(task: ReplanTask) -> list[int]:
+    """Count the train records of a partition that fit at each length."""
+    rows = read_partition(Store(task.root), task.partition, task.options)
+    return [count_sampled_rows(request, rows.index, rows.lengths) for request in task.requests]
+
+
+def replan_partition_part(task: ReplanTask) -> Part:
+    """Plan a partition at each length, and write the lengths of its examples."""
+    store = Store(task.root)
+    rows = read_partition(store, task.partition, task.options)
+    replanned = [replan_partition(request, rows.index, rows.lengths) for request in task.requests]
+    pieces = [
+        pa.table([np.full(len(own), one.limit), np.full(len(own), split), own], schema=_LENGTH_SCHEMA)
+        for one in replanned
+        for split, own in enumerate(one.lengths)
+    ]
+    table = pa.concat_tables([_LENGTH_SCHEMA.empty_table(), *pieces])
+    path = f"{part_folder(task.folder, task.fingerprint)}/lengths.arrow"
+    over = [[one.records_over, one.tokens_over] for one in replanned]
+    return Part(task.fingerprint, {"lengths": write_table(store, path, table)}, {"over": over})
+
+
+def _join_partitions(store: Store, limits: Sequence[int], parts: Sequence[Part]) -> list[ReplannedTable]:
+    table = pa.concat_tables([store.table(part.files["lengths"]) for part in parts])
+    limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
+    return [
+        ReplannedTable(
+            limit,
+            tuple(tokens[(limited == limit) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))),
+            sum(int(part.facts["over"][at][0]) for part in parts),
+            sum(int(part.facts["over"][at][1]) for part in parts),
+        )
+        for at, limit in enumerate(limits)
+    ]
+
+
+# ── Lengths of examples of records, and the result at other maximum lengths: planned again, not estimate ──
+
+
+VERSION = 1
+"""Increase it when facts of records are counted differently."""
+
+OVERFLOW_REASONS = ("record_overflow", "group_overflow")
+"""Reasons of records that are too large for an example."""
+HIGH_PROMPT_SHARE = 0.25
+"""Share of all tokens from which the prompt is mentioned."""
+
+
+def identify_table_lengths(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide the facts of records, in addition to those of all kinds."""
+    format_options = recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"})
+    return {"records": VERSION, "format": format_options, "seed": recipe.seed, "seq_len": recipe.seq_len}
+
+
+def make_table_lengths(context: StageContext) -> StageOutput:
+    """Measure the examples, and plan the records at other lengths."""
+    made = context.input(TOKENIZED_EXAMPLES)
+    limit = context.recipe.limit_of(context.dataset_name or "")
+    columns = {part.files["examples"]: str(part.facts["split"]) for part in made.parts if "examples" in part.files}
+    tables = read_tables(context.store, columns, ["tokens"])
+    own = [table.column(0).to_numpy().astype(np.int64) for table in tables]
+    lengths = np.concatenate([np.empty(0, np.int64), *own])
+    records = sum(count for _, _, count in made.ledger)
+    overflows = {
+        reason: count for state, reason, count in made.ledger if state == REJECTED and reason in OVERFLOW_REASONS
+    }
+    over = sum(overflows.values())
+    by_split: dict[str, list[Ints]] = {}
+    for split, tokens in zip(columns.values(), own, strict=True):
+        by_split.setdefault(split, []).append(tokens)
+    drawn = {
+        split: stats.make_length_histogram(np.concatenate(tokens), limit, title="example length")
+        for split, tokens in sorted(by_split.items())
+    }
+    quantiles = stats.compute_length_quantiles(lengths)
+    hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
+    what_if, made_of = _compare_table_seq_lens(context, made, limit)
+    return StageOutput(
+        facts=TruncationStatsFacts(
+            context_overflow=compute_share(over, records),
+            limit=limit,
+            examples=len(lengths),
+            records=records,
+            dropped_for_length=over,
+            shortened=NOT_APPLICABLE,
+            tokens_removed=NOT_APPLICABLE,
+            trained_removed=NOT_APPLICABLE,
+            quantiles=quantiles,
+            buckets=stats.count_length_buckets(lengths, limit),
+            hints=list(hints),
+        ),
+        tables={
+            "what_if": what_if,
+            "lengths": stats.make_lengths_table(drawn),
+            "quantiles": DisplayTable(("quantile", "tokens"), tuple(quantiles.items())),
+            "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
+        },
+        histograms={"lengths": stats.make_length_histogram(lengths, limit, title="example length")},
+        samples={"context_overflow": describe_rejects(context, made.parts, overflows)},
+        details={"made_of": made_of},
+    )
+
+
+# ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _compare_table_seq_lens(context: StageContext, output: Manifest, limit: int) -> tuple[DisplayTable, list[str]]:
+    """Return the result at each length: examples, records in no example, and packed sequences.
+
+    Followed by the fingerprints of what was written to find out.
+    """
+    limits = stats.choose_candidate_seq_lens(limit)
+    form = get_table_options(context)
+    own = ExampleLimits(limit, _read_prompt_tokens(output), form.cap)
+    request = TablePlanRequest(context.dataset_name or "", context.recipe.seed, form, own, form.wanted)
+    key = (*context.dataset_key, CANONICAL_ROWS)
+    rows = manifest.load_version(context.store, key, output.inputs["/".join(key)])
+    options = IndexOptions.of(context, load_observed_table(output.details))
+    replanned, made_of = replan_table(context, request, options, rows.files("rows"), output.files("tokens"), limits)
+    lines: list[tuple[int, ...]] = []
+    for one in replanned:
+        examples = sum(len(split) for split in one.lengths)
+        lines.append((one.limit, examples, one.records_over, one.tokens_over, _count_sequences(context, one)))
+    columns = ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
+    return DisplayTable(columns, tuple(lines)), made_of
+
+
+def _read_prompt_tokens(output: Manifest) -> int:
+    return require_counted(read_facts(TokenizedExamplesFacts, output.facts).prompt_tokens)
+
+
+def _count_sequences(context: StageContext, planned: ReplannedTable) -> int:
+    """Pack examples of another length; `seq_len` changes with it unless the dataset sets its own length."""
+    options = context.dataset.packing
+    has_own_limit = get_table_options(context).assembly.max_seq_length is not None
+    seq_len = max(planned.limit, context.recipe.seq_len) if has_own_limit else planned.limit
+    measured = (measure_padded_room(lengths, seq_len, options.room_multiple) for lengths in planned.lengths)
+    plans = (
+        plan_slices(
+            keep_examples_whole(room),
+            limit=capacity,
+            strategy=options.strategy_for(context.dataset.row_kind),
+            max_segments=options.segment_limit,
+            tail=options.tail,
+        )
+        for room, capacity in measured
+        if len(room)
+    )
+    return sum(plan.sequences for plan in plans)
+
+
+# ── Advice ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _advise_assembly(output: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:
+    """Return advice for better examples of this table."""
+    flushes = sum_counts(part.facts["flushes"] for part in output.parts if "flushes" in part.facts)
+    facts = read_facts(TokenizedExamplesFacts, output.facts)
+    examples, tokens = facts.examples, facts.tokens
+    cap, prompt = output.details["records"]["options"]["cap"], _read_prompt_tokens(output) * examples
+    hints: list[str] = []
+    if over:
+        hints.append(
+            f"{over:,} of {records:,} records are in no example: they, or their groups, need more than {limit:,} "
+            "tokens; raise seq_len or format.assembly.max_seq_length, or choose a finer group column"
+        )
+    if cap is not None and flushes.get("max_records", 0) > examples / 2 > 0 and 2 * median < limit:
+        hints.append(
+            f"most examples end at max_sequences_per_example {cap} and fill less than half of {limit:,} tokens; raise "
+            "it, or lower seq_len or format.assembly.max_seq_length"
+        )
+    if tokens and prompt > HIGH_PROMPT_SHARE * tokens:
+        hints.append(
+            f"the prompt is {prompt / tokens:.0%} of all tokens; raise max_sequences_per_example, or set "
+            "format.prompt.style: names"
+        )
+    return tuple(hints)

@@ -23,11 +23,11 @@ from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
 from dagster_rowmill.resources import RunGatesResource, StorageResource
 from rowmill.build import gate, runner
-from rowmill.build.held_versions import find_held_version, follow_held_versions
+from rowmill.build.share_versions import find_held_version, follow_held_versions
 from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.checks import judge
 from rowmill.checks.gates import Threshold
-from rowmill.core import number_text
+from rowmill.core import arrays
 from rowmill.core.errors import PipelineError, is_transient
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
@@ -160,7 +160,7 @@ def make_stage_asset(
                 progress=LogProgress(context.log.info),
                 run_id=context.run.run_id,
             )
-            how = "reused" if report.reused else f"made in {number_text.format_seconds(report.seconds)}"
+            how = "reused" if report.reused else f"made in {arrays.format_seconds(report.seconds)}"
             context.log.info("%s: %s, %s", "/".join(step.key[1:]), how, console.summarize_output(report.manifest))
             for event in iterate_materializations(step, report.manifest):
                 context.log_event(event)

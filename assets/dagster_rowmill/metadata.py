@@ -31,7 +31,7 @@ from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project
 from rowmill.checks import expectations_page
 from rowmill.checks.judge import CheckResult
-from rowmill.core import number_text
+from rowmill.core import arrays
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store
 from rowmill.inspection import diff
@@ -95,8 +95,8 @@ def write_summary(output: Manifest, results: Sequence[CheckResult], changes: str
     size = sum(file.bytes for part in output.parts for file in part.files.values())
     counts = [
         *console.summarize_output(output).split(" · "),
-        *([number_text.format_size(size)] if size else []),
-        f"made in {number_text.format_seconds(output.seconds)}",
+        *([arrays.format_size(size)] if size else []),
+        f"made in {arrays.format_seconds(output.seconds)}",
     ][:3]
     between = " · " if len(" · ".join(counts)) <= MAX_LINE_CHARS else LINE_BREAK
     lines = textwrap.wrap(changes, MAX_LINE_CHARS, break_long_words=False, break_on_hyphens=False)
@@ -112,7 +112,7 @@ def _describe_results(results: Sequence[CheckResult]) -> list[str]:
     """Return lines: the verdict with the number of checks, and the first checks that failed with their values."""
     judged = [result for result in results if result.outcome != "not_applicable"]
     failed = sorted((one for one in judged if one.failed), key=lambda one: not one.blocking)
-    count = number_text.format_count(len(judged), "check")
+    count = arrays.format_count(len(judged), "check")
     if not failed:
         return [f"**Passed** · {count}" if judged else "**Built**"]
     verdict, failing = ("**Blocked**", "failed") if failed[0].blocking else ("**Passed**", "warn")

@@ -27,9 +27,9 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, iterate_text_runs
 from rowmill.conversation.template_registry import read_named_template
+from rowmill.core.arrays import format_count
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json, find_lone_surrogate, to_json
-from rowmill.core.number_text import format_count
 from rowmill.core.storage import digest_json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues

@@ -13,7 +13,7 @@ import pytest
 
 from rowmill import stats
 from rowmill.build import gate, plan, runner, steps
-from rowmill.build.background_statistics import BackgroundStatistics
+from rowmill.build.runner import BackgroundStatistics
 from rowmill.checks.gates import list_thresholds
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError, GateError, IntegrityError

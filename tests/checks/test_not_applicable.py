@@ -14,7 +14,7 @@ from rowmill import stats
 from rowmill.checks.catalog import CHECKS
 from rowmill.checks.judge import CheckResult
 from rowmill.cli import main
-from rowmill.core import number_text
+from rowmill.core import arrays
 from rowmill.reports import report_page, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.manifest import NOT_APPLICABLE
@@ -107,7 +107,7 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
     assert f"{idle} not applicable" in shown
     assert f"{sum(one.passed for one in every)} passed" in shown
     line = next(line for line in shown.splitlines() if "contract" in line and "chat templates" in line)
-    assert line.split()[:4] == [number_text.NO_NUMBER, "contract", "not", "applicable"]
+    assert line.split()[:4] == [arrays.NO_NUMBER, "contract", "not", "applicable"]
     own = [one.outcome for one in results_of(built, "table").values() if one.key[-1] == "tokenized_examples"]
     counts = f"{own.count('passed')} of {len(own) - own.count('not_applicable')} checks passed"
     assert f"{counts}, {own.count('not_applicable')} not applicable" in page

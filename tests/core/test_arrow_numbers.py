@@ -9,14 +9,14 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.core.arrow_numbers import fill_null_numbers, view_numbers
+from rowmill.core.arrays import fill_null_numbers, view_numbers
 
 TYPES = [pa.int8(), pa.int32(), pa.int64(), pa.float32()]
 
 PROGRAM = """
 import sys
 import pyarrow as pa
-from rowmill.core.arrow_numbers import fill_null_numbers, view_numbers
+from rowmill.core.arrays import fill_null_numbers, view_numbers
 validity, numbers = pa.py_buffer(bytes([0b101])), pa.py_buffer(bytes([1, 2, 3]))
 array = pa.Array.from_buffers(pa.int8(), 3, [validity, numbers])
 print(fill_null_numbers(array, -1).tolist(), view_numbers(array.slice(2)).tolist(), "pandas" in sys.modules)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.core.runs import Runs
+from rowmill.core.arrays import Runs
 
 VALUES = np.arange(100, 140, dtype=np.int32)
 

@@ -6,15 +6,15 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from rowmill.core import sealed_json
-from rowmill.core.sealed_json import parse_sealed, seal_object
+from rowmill.core import json
+from rowmill.core.json import parse_sealed, seal_object
 
 LIST: dict[str, Any] = {"parts": {f"{i:032x}": {"rows": i, "ratio": i / 7} for i in range(40)}, "name": "größe"}
 
 
 @pytest.fixture
 def compressed(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    monkeypatch.setattr(sealed_json, "COMPRESSED_FROM_BYTES", 1000)
+    monkeypatch.setattr(json, "COMPRESSED_FROM_BYTES", 1000)
     return seal_object(LIST, compresses=True)
 
 
@@ -25,7 +25,7 @@ def test_large_list_is_compressed_and_read_back(compressed: bytes) -> None:
 
 def test_small_list_and_what_others_read_stay_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     small = seal_object(LIST, compresses=True)
-    monkeypatch.setattr(sealed_json, "COMPRESSED_FROM_BYTES", 1)
+    monkeypatch.setattr(json, "COMPRESSED_FROM_BYTES", 1)
     plain = seal_object(LIST, compresses=False)
 
     assert small == plain

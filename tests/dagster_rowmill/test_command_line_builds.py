@@ -16,8 +16,8 @@ from dagster_rowmill.checks import find_checked_version
 from dagster_rowmill.definitions import build_definitions
 from dagster_rowmill.factory import open_asset_inputs
 from rowmill.build.steps import list_rank_names, open_project, plan_steps
-from rowmill.cli.dagster_instance import find_dagster_home
 from rowmill.cli.error_boundary import ExitStatus
+from rowmill.cli.projects import find_dagster_home
 from rowmill.cli.ui import default_settings
 from rowmill.schema import manifest
 from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject

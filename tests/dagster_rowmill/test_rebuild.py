@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from dagster_rowmill import materialize
-from rowmill.build import held_versions
+from rowmill.build import share_versions
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, chat, refusals, reused
@@ -130,7 +130,7 @@ def test_version_that_rowmill_use_holds_survives_the_next_nights(materialized: T
     assert newer != order.version
 
     for held in (ranks, order):
-        held_versions.hold_version(store, held)
+        share_versions.hold_version(store, held)
     materialized.append("chats", chat(200))
     night = materialized.run()
 
@@ -139,11 +139,11 @@ def test_version_that_rowmill_use_holds_survives_the_next_nights(materialized: T
     assert current(materialized, "gpu_partitions").version == ranks.version
     assert json.loads(store.read("tiny/gpu_partitions/current.json"))["version"] == ranks.version
     # The order alone: new ranks of it take the shards that it orders, not the current ones.
-    held_versions.release_version(store, ranks.key)
+    share_versions.release_version(store, ranks.key)
     night = materialized.run()
     assert night.success, refusals(night)
     assert current(materialized, "gpu_partitions").inputs == ranks.inputs
-    held_versions.release_version(store, order.key)
+    share_versions.release_version(store, order.key)
     assert materialized.run().success
     assert materialized.version("training_splits") not in (order.version, newer)
 

@@ -14,7 +14,7 @@ import pytest
 
 from rowmill.build import prepare
 from rowmill.build.steps import plan_steps
-from rowmill.executors.worker_processes import HAS_FORK_SERVER
+from rowmill.executors.local import HAS_FORK_SERVER
 from tests.support.meeting import MEETING_VARIABLE, meet_as_told
 from tests.support.recipes import Workspace, document
 
@@ -25,11 +25,12 @@ ROOT = Path(__file__).resolve().parents[2]
 BEGIN = """
 import os, threading, time
 import polars
-from rowmill.executors import LocalPool, forked_workers, open_in_workers
+from rowmill.executors import LocalPool, open_in_workers
+from rowmill.executors import local
 from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES as SMALL, INLINE_BELOW_BYTES as LARGE
 from tests.executors import test_forked_workers as here
 # A busy machine takes longer to end the threads that imports have told to end.
-forked_workers.THREAD_END_SECONDS = 30
+local.THREAD_END_SECONDS = 30
 open_in_workers(here.opened_by)
 pool = LocalPool(2)
 """
@@ -130,9 +131,9 @@ def note(method=None):
     return get_context(method)
 multiprocessing.get_context = note
 from rowmill.cli.main import main
-from rowmill.executors import forked_workers
+from rowmill.executors import local
 # As above.
-forked_workers.THREAD_END_SECONDS = 30
+local.THREAD_END_SECONDS = 30
 sys.exit(main(["build", sys.argv[1], "--until", "packed_shards"]))
 """
 

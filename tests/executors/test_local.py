@@ -12,9 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from rowmill.core.errors import IntegrityError
-from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES, INLINE_BELOW_BYTES, LocalPool
-from rowmill.executors.worker_pool import WorkerPool
-from rowmill.executors.worker_processes import HAS_FORK_SERVER
+from rowmill.executors.local import (
+    FORKED_INLINE_BELOW_BYTES,
+    HAS_FORK_SERVER,
+    INLINE_BELOW_BYTES,
+    LocalPool,
+    WorkerPool,
+)
 from tests.support.meeting import meet
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,7 @@ import pytest
 
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.executors import RayExecutor
-from rowmill.executors.ray_cluster import RayTasks
-from rowmill.executors.ray_connection import RayConnection
+from rowmill.executors.ray_cluster import RayConnection, RayTasks
 from tests.executors import test_ray_cluster
 from tests.support.ray_nodes import start_node, starting_cluster, write_two_datasets
 from tests.support.recipes import Built

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rowmill.executors.shared_values import call_with, call_with_file, write_shared
+from rowmill.executors.base import call_with, call_with_file, write_shared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.executors.worker_processes import HAS_FORK_SERVER, hold_interrupts, start_processes
+from rowmill.executors.local import HAS_FORK_SERVER, hold_interrupts, start_processes
 from tests.support.meeting import MEETING_VARIABLE, meet_as_told
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
-from rowmill.core.sealed_json import SEAL_KEY
+from rowmill.core.json import SEAL_KEY
 from rowmill.core.storage import Store
 from rowmill.reader import Batch, PackedSequence, Reader
 from rowmill.reader.layouts import join_flat, stack_padded

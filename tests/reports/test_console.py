@@ -15,7 +15,7 @@ from rich.text import Text
 from rowmill.build import runner
 from rowmill.build.steps import open_project, plan_steps
 from rowmill.cli import main
-from rowmill.core import number_text
+from rowmill.core import arrays
 from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
 from rowmill.reports import console, progress, summary
 from rowmill.reports.build_view import load_build_view
@@ -57,7 +57,7 @@ def test_number_is_written_for_people(value: object, text: str) -> None:
     ("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (3600 * 3 + 600, "3 h 10 min")]
 )
 def test_seconds_become_minutes_and_hours(seconds: float, text: str) -> None:
-    assert number_text.format_seconds(seconds) == text
+    assert arrays.format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_seconds_become_minutes_and_hours(seconds: float, text: str) -> None:
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (2_500_000_000, "2.5 GB"), (3e15, "3000.0 TB")],
 )
 def test_size_has_a_unit(size: float, text: str) -> None:
-    assert number_text.format_size(size) == text
+    assert arrays.format_size(size) == text
 
 
 def test_share_of_nothing_is_no_number() -> None:
-    assert number_text.format_percent(0, 0) == number_text.NO_NUMBER
-    assert number_text.format_percent(1, 3) == "33.3 %"
+    assert arrays.format_percent(0, 0) == arrays.NO_NUMBER
+    assert arrays.format_percent(1, 3) == "33.3 %"
 
 
 @given(st.text())
@@ -184,7 +184,7 @@ def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: 
 
     text = summary.summarize_recipe(project.project)
     assert "rowmill build small" in text
-    assert number_text.NO_NUMBER in text
+    assert arrays.NO_NUMBER in text
 
 
 # ── Progress ──

@@ -121,7 +121,7 @@ def test_only_the_executor_of_ray_imports_it() -> None:
         if "ray" in {name.split(".")[0] for name in imports_of(path.read_text(encoding="utf-8"), at_load=False)}
     }
 
-    assert found == {"ray_connection.py"}
+    assert found == {"ray_cluster.py"}
 
 
 @pytest.mark.parametrize("line", ["import ray", "from ray import data", "import_module('ray')"])

@@ -29,7 +29,7 @@ NEW_STAGE = '''
 
 from dataclasses import dataclass
 
-from rowmill.core.number_text import format_count
+from rowmill.core.arrays import format_count
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput
 from rowmill.stats import StatsInputs, count_rows_by_fact

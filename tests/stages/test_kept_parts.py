@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from rowmill.core import sealed_json
+from rowmill.core import json
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import PartLists, save_kept_part
@@ -71,7 +71,7 @@ def test_long_list_is_compressed_and_a_plain_one_of_earlier_builds_is_read(
     run(server, FIRST)
     path = f"{FOLDER}/kept_parts/{FUNCTION}.json"
     plain = STORE.read(path)
-    monkeypatch.setattr(sealed_json, "COMPRESSED_FROM_BYTES", 1)
+    monkeypatch.setattr(json, "COMPRESSED_FROM_BYTES", 1)
 
     assert run(server, FIRST) == ([3], 3)
     assert STORE.read(path) == plain

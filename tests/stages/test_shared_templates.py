@@ -13,7 +13,7 @@ from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_frames import TemplateFrames
 from rowmill.core.json import Json
-from rowmill.executors import worker_processes
+from rowmill.executors import local
 from rowmill.stages.tokenized_examples import shared_templates, text_parts
 from tests.support.recipes import CHAT, Workspace, chat, lines
 
@@ -41,7 +41,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         (frame_learning, "_FRAME_CACHE"),
     ):
         monkeypatch.setattr(module, name, {})
-    monkeypatch.setattr(worker_processes, "_OPENED_IN_WORKERS", [])
+    monkeypatch.setattr(local, "_OPENED_IN_WORKERS", [])
     monkeypatch.setattr(shared_templates, "Renderer", open_renderer)
     monkeypatch.setattr(frame_learning, "learn_frames", learn_frames)
     return found
@@ -60,7 +60,7 @@ def test_a_fork_after_the_requirements_has_the_template_that_trial_and_build_use
 
     assert prepare.find_unmet_requirements(project, steps) == {}
     assert not opened
-    worker_processes.open_here()
+    local.open_here()
     assert opened == {"renderer": 1, "frames": 1}
     preflight.require_no_mistakes(project)
     make_workspace(tmp_path).build(only=TO_EXAMPLES)

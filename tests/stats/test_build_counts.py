@@ -10,7 +10,7 @@ import pytest
 from dagster_rowmill import metadata
 from rowmill import stats
 from rowmill.build import runner
-from rowmill.core import number_text
+from rowmill.core import arrays
 from rowmill.core.stage_names import EXPORTS
 from rowmill.reports import console
 from rowmill.stages import catalog
@@ -132,7 +132,7 @@ def test_page_builds_view_and_terminal_show_the_same_number(built: Built) -> Non
         if key[-1] != "truncation_stats":  # its line shows quantiles
             found = catalog.count_output_rows(report.manifest)
             assert found is not None
-            assert number_text.format_count(rows, found.noun) in console.summarize_output(report.manifest).split(" · ")
+            assert arrays.format_count(rows, found.noun) in console.summarize_output(report.manifest).split(" · ")
 
 
 def test_source_has_the_parts_in_its_row_ids(built: Built) -> None:

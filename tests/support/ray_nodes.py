@@ -11,7 +11,7 @@ import pytest
 
 from rowmill.build import prepare
 from rowmill.executors import RayExecutor
-from rowmill.executors.ray_connection import RayConnection, import_ray
+from rowmill.executors.ray_cluster import RayConnection, import_ray
 from tests.support.recipes import CHAT, PAIR, Workspace, chat, pair
 
 ROOT = Path(__file__).resolve().parents[2]

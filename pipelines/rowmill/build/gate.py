@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from rowmill.build.held_versions import HeldVersion, find_held_version, follow_held_versions
+from rowmill.build.share_versions import HeldVersion, find_held_version, follow_held_versions
 from rowmill.build.steps import Project, Step, find_upstream_steps
 from rowmill.checks import judge, upstream
 from rowmill.checks.gates import Threshold, list_output_thresholds

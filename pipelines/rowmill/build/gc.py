@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rowmill import stats
 from rowmill.build import share, share_versions
-from rowmill.build.held_versions import find_held_version
+from rowmill.build.share_versions import find_held_version
 from rowmill.build.steps import Project, plan_steps
 from rowmill.checks import judge
 from rowmill.core.storage import Store

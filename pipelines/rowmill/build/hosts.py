@@ -16,7 +16,7 @@ from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
 from rowmill.executors import AnyExecutor
-from rowmill.executors.versions import describe_difference, describe_versions
+from rowmill.executors.base import describe_difference, describe_versions
 from rowmill.sources import Files, SourceFile, find_files, read_first_bytes
 
 _CHECKED: set[tuple[AnyExecutor, str]] = set()

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rowmill.build.gate import open_generated_source
-from rowmill.build.held_versions import find_held_version, follow_held_versions
 from rowmill.build.prepare import (
     find_outside_change,
     find_reusable_output,
@@ -12,6 +11,7 @@ from rowmill.build.prepare import (
     prepare_step,
     require_ready,
 )
+from rowmill.build.share_versions import find_held_version, follow_held_versions
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey

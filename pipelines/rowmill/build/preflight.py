@@ -28,9 +28,9 @@ from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks import judge
 from rowmill.checks.catalog import CHECKS_BY_NAME, format_remedy
 from rowmill.checks.judge import CheckResult, format_recipe_argument
+from rowmill.core.arrays import format_count
 from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.json import Json
-from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.formats import KINDS

@@ -1,4 +1,11 @@
-"""Run the steps of a recipe: reuse or make each output, write its manifest, run its checks, and publish it.
+"""Run the steps of a build: reuse or make each output, check it, and record it.
+
+Statistics of finished steps, written by a thread while the next steps run (decision 38).
+
+Statistics are copies of columns of an output for SQL queries. No step reads them, and a build with workers waits for
+them with all workers idle otherwise.
+
+Run the steps of a recipe: reuse or make each output, write its manifest, run its checks, and publish it.
 
 No stage imports another; the runner passes each stage its inputs.
 
@@ -9,19 +16,19 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TypeVar
+from types import MappingProxyType, TracebackType
+from typing import Self, TypeVar
 
 from rowmill import stats
 from rowmill.build import share_versions
-from rowmill.build.background_statistics import BackgroundStatistics
 from rowmill.build.gate import open_inputs, require_one_history, require_open_ancestry
-from rowmill.build.held_versions import HeldVersion, find_held_version
 from rowmill.build.hosts import require_equal_hosts
 from rowmill.build.prepare import (
     find_outside_change,
@@ -33,6 +40,7 @@ from rowmill.build.prepare import (
     prepare_step,
     require_ready,
 )
+from rowmill.build.share_versions import HeldVersion, find_held_version
 from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
 from rowmill.checks import expectations_page, judge
 from rowmill.checks.gates import list_loosened_checks
@@ -47,6 +55,49 @@ from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages.base import ProgressCallback, Publish, StageContext, StageOutput
 from rowmill.stages.exports import stage as exports
 from rowmill.tokenization import tokenizer_source
+
+
+class BackgroundStatistics:
+    """Writes the statistics of one step after another; leaving its block stops what has not begun."""
+
+    def __init__(self) -> None:
+        """Start no thread yet."""
+        self._thread = ThreadPoolExecutor(1, "write-statistics")
+        self._pending: deque[tuple[Step, Future[None]]] = deque()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait for what is being written; the next build writes what is left."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, step: Step, write: Callable[[], None]) -> None:
+        """Have the statistics of a step written."""
+        self._pending.append((step, self._thread.submit(write)))
+
+    def collect(self, *, waits: bool = False) -> Iterator[Step]:
+        """Yield the steps whose files turned out to be damaged, of those written so far, or, with `waits`, of all.
+
+        Raises
+        ------
+        Exception
+            Any other error of the thread.
+
+        """
+        while self._pending and (waits or self._pending[0][1].done()):
+            step, written = self._pending.popleft()
+            try:
+                written.result()
+            except DamagedFileError:
+                yield step
+
+
+# ── Run the steps of a recipe: reuse or make each output, write its manifest, run its checks, and publis ──
+
 
 _LOG = logging.getLogger("rowmill.build")
 

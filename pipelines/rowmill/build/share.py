@@ -14,7 +14,6 @@ from functools import partial
 
 from rowmill.build import share_versions
 from rowmill.build.gate import open_inputs, require_one_history
-from rowmill.build.held_versions import find_held_version
 from rowmill.build.prepare import (
     find_reusable_output,
     has_current_options,
@@ -25,6 +24,7 @@ from rowmill.build.prepare import (
     require_ready,
 )
 from rowmill.build.runner import read_and_repair
+from rowmill.build.share_versions import find_held_version
 from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.storage import explain_disk_full

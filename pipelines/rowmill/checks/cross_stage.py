@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from rowmill.core.errors import IntegrityError
-from rowmill.core.sealed_json import parse_sealed
+from rowmill.core.json import parse_sealed
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     GPU_PARTITIONS,

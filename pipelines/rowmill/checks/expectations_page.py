@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rowmill.checks.catalog import format_measure
 from rowmill.checks.gates import Threshold
 from rowmill.checks.judge import CheckResult
-from rowmill.core import html, number_text
+from rowmill.core import arrays, html
 from rowmill.core.html import escape_text
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import Manifest, StageKey
@@ -89,7 +89,7 @@ def _render_check(threshold: Threshold, result: CheckResult | None) -> Iterator[
 def render_result_mark(result: CheckResult | None) -> str:
     """Return the mark of a result: passed, failed and waived or warned, failed and blocking, or no result."""
     if result is None or result.outcome == "not_applicable":
-        return f'<span class="dim">{number_text.NO_NUMBER}</span>'
+        return f'<span class="dim">{arrays.NO_NUMBER}</span>'
     if result.passed:
         return '<span class="good">✓</span>'
     return '<span class="bad">✗</span>' if result.blocking else '<span class="look">!</span>'

@@ -8,11 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from rowmill.cli.arguments import add_command, add_json_option, add_workers_option
-from rowmill.cli.array_commands import print_jobs
-from rowmill.cli.dagster_instance import report_to_dagster
 from rowmill.cli.error_boundary import ExitStatus
-from rowmill.cli.projects import open_project, recipe_path
+from rowmill.cli.projects import (
+    add_command,
+    add_json_option,
+    add_workers_option,
+    open_project,
+    recipe_path,
+    report_to_dagster,
+)
+from rowmill.cli.version_commands import print_jobs
 from rowmill.core.errors import ConfigError, GateError, PipelineError, suggest_name
 
 if TYPE_CHECKING:
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from rowmill.build.preflight import Finding
     from rowmill.build.runner import Project, Step, StepReport
     from rowmill.checks.judge import CheckResult
-    from rowmill.cli.arguments import Commands
+    from rowmill.cli.projects import Commands
     from rowmill.recipe.recipe import Recipe
 
     FinishedStep: TypeAlias = tuple[Step, StepReport, list[CheckResult]]

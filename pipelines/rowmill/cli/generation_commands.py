@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rowmill.cli.arguments import add_command
 from rowmill.cli.build_commands import build_stages
 from rowmill.cli.error_boundary import ExitStatus
-from rowmill.cli.projects import open_project
+from rowmill.cli.projects import add_command, open_project
 from rowmill.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rowmill.cli.arguments import Commands
+    from rowmill.cli.projects import Commands
 
 
 def add_generation_commands(commands: "Commands") -> None:

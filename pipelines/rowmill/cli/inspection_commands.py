@@ -4,16 +4,22 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from rowmill.cli.arguments import add_command, add_json_option, add_root_option, parse_positive
 from rowmill.cli.error_boundary import ExitStatus
-from rowmill.cli.projects import open_folder_store, open_project
+from rowmill.cli.projects import (
+    add_command,
+    add_json_option,
+    add_root_option,
+    open_folder_store,
+    open_project,
+    parse_positive,
+)
 from rowmill.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rowmill.build.runner import Project
-    from rowmill.cli.arguments import Commands
+    from rowmill.cli.projects import Commands
     from rowmill.inspection.verify import StageVerification
 
 

@@ -4,16 +4,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rowmill.cli.arguments import parse_positive
 from rowmill.cli.error_boundary import ExitStatus
-from rowmill.cli.projects import configs_folder
+from rowmill.cli.projects import configs_folder, parse_positive
 
 DEFAULT_TOKENIZER = "Qwen/Qwen3-0.6B"
 DEFAULT_SEQ_LEN = 2048
 """A small open model, and a sequence length that fits on one GPU with it; the recipe can change both."""
 
 if TYPE_CHECKING:
-    from rowmill.cli.arguments import Commands
+    from rowmill.cli.projects import Commands
 
 
 def add_init_command(commands: "Commands") -> None:

@@ -1,16 +1,64 @@
-"""Finds the recipe and the storage root of a command: by path, by name under `configs/`, or by environment variable."""
+"""The recipe, the storage and the project that a command's arguments name."""
 
 import argparse
+import importlib
+import importlib.util
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rowmill.core.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
+    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
     from rowmill.build.steps import Project
     from rowmill.core.storage import Store
+
+Command: TypeAlias = Callable[[argparse.Namespace], int]
+"""Takes the parsed arguments and returns the exit status."""
+
+
+def add_command(
+    commands: "Commands", name: str, command: Command, summary: str, *, takes_overrides: bool = False
+) -> argparse.ArgumentParser:
+    """Add a command that works on a recipe; with `takes_overrides` it accepts `--data__option VALUE` arguments."""
+    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.set_defaults(command=command, takes_overrides=takes_overrides)
+    parser.add_argument("recipe", metavar="RECIPE", help="recipe file, or name of a recipe under configs/")
+    add_root_option(parser)
+    return parser
+
+
+def add_root_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--root` and `--no-code`."""
+    root_help = "storage root, a folder or URL (default: $ROWMILL_STORE, or .rowmill in the project)"
+    parser.add_argument("--root", metavar="R", help=root_help)
+    parser.add_argument("--no-code", action="store_true", help="refuse a recipe that imports the user's Python code")
+
+
+def add_workers_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--workers`, which replaces `execution.workers`."""
+    parser.add_argument(
+        "--workers", type=parse_positive, metavar="N", help="worker processes (default: the recipe's execution.workers)"
+    )
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`: one object on stdout and nothing else there; progress and errors stay on stderr."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+
+
+def parse_positive(text: str) -> int:
+    """Parse a positive integer."""
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return value
+
+
+# ── Finds the recipe and the storage root of a command: by path, by name under `configs/`, or by environ ──
 
 
 def open_project(args: argparse.Namespace) -> "Project":
@@ -75,3 +123,37 @@ def open_folder_store(args: argparse.Namespace) -> "Store":
     configs = configs_folder()
     root = choose_root(args) or str((configs.parent if configs else Path.cwd()) / DEFAULT_ROOT_NAME)
     return Store(root)
+
+
+# ── Reports a build of the command line to the project's Dagster instance, if there is one ──
+
+
+def find_dagster_home(project: "Project") -> str | None:
+    """Return $DAGSTER_HOME, or the project's `.dagster`, if it holds a `dagster.yaml`; None without Dagster.
+
+    None also for a storage root other than the one that Dagster's assets have.
+    """
+    home = Path(os.environ.get("DAGSTER_HOME") or project.base / ".dagster").expanduser()
+    of_assets = os.environ.get("ROWMILL_STORE") or str(project.base / ".rowmill")
+    if project.store.root != of_assets or not (home / "dagster.yaml").is_file():
+        return None
+    is_installed = all(importlib.util.find_spec(name) is not None for name in ("dagster", "dagster_rowmill"))
+    return str(home.absolute()) if is_installed else None
+
+
+def report_to_dagster(project: "Project", finished: Sequence[Any]) -> str | None:
+    """Report finished steps to the project's instance; return a sentence if that failed, since the build did not."""
+    home = find_dagster_home(project)
+    if home is None or not finished:
+        return None
+    os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "1")
+    try:
+        importlib.import_module("dagster_rowmill.outside_builds").report_steps(home, project, finished)
+    # Dagster's storage can fail in any way; the build is complete, and the next one reports what is missing.
+    except Exception as error:  # noqa: BLE001
+        reason = " ".join(str(error).split())[:200]
+        return (
+            f"{home}: Dagster's history could not be written ({type(error).__name__}: {reason}); the build itself is "
+            "complete; the next one reports it, or materialize the assets in Dagster"
+        )
+    return None

@@ -1,21 +1,29 @@
-"""`rowmill versions`, `diff`, `use`, `gc`: commands on the kept versions of a stage."""
+"""`rowmill versions`, `publish`, `gc`, `array`: versions of outputs, and builds by a job array."""
 
 import argparse
+import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rowmill.cli.arguments import add_command, add_json_option, parse_positive
-from rowmill.cli.dagster_instance import report_to_dagster
 from rowmill.cli.error_boundary import ExitStatus
-from rowmill.cli.projects import open_project
+from rowmill.cli.projects import (
+    add_command,
+    add_json_option,
+    add_workers_option,
+    open_project,
+    parse_positive,
+    report_to_dagster,
+)
 from rowmill.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowmill.build.runner import Project, Step, StepReport
+    from rowmill.build.share import Job, ShareReport
     from rowmill.checks.judge import CheckResult
-    from rowmill.cli.arguments import Commands
+    from rowmill.cli.projects import Commands
 
 _KEY_HELP = "DATASET/STAGE or STAGE, such as chats/canonical_rows or training_splits"
 
@@ -81,7 +89,7 @@ def _run_diff(args: argparse.Namespace) -> int:
 
 
 def _run_use(args: argparse.Namespace) -> int:
-    from rowmill.build import held_versions, runner
+    from rowmill.build import runner, share_versions
     from rowmill.core import console as terminal
     from rowmill.reports.console import render_step
     from rowmill.reports.summary import render_released_version, render_used_version
@@ -95,7 +103,7 @@ def _run_use(args: argparse.Namespace) -> int:
             f"`rowmill versions {args.recipe} {args.key}` lists the kept versions"
         )
     if args.release:
-        held = held_versions.release_version(project.store, step.key)
+        held = share_versions.release_version(project.store, step.key)
         terminal.make_console().print(render_released_version(project, step, held))
         current = manifest.load_current(project.store, step.key)
         if held is not None and current is not None:
@@ -106,7 +114,7 @@ def _run_use(args: argparse.Namespace) -> int:
     version = _match_version(args.version, known, f"{project.recipe.name}/{args.key}")
     report = runner.run_step(project, step, {}, version=version)
     results = runner.check_step(project, step, report.manifest)
-    held = held_versions.hold_version(project.store, report.manifest)
+    held = share_versions.hold_version(project.store, report.manifest)
     _show_in_dagster(project, step, replace(report, held=held), results)
     console = terminal.make_console()
     console.print(render_used_version(project, step, report.version))
@@ -156,3 +164,88 @@ def _run_gc(args: argparse.Namespace) -> int:
     found = gc.collect_garbage(project, keep=args.keep, dry_run=args.dry_run)
     terminal.make_console().print(render_collected(found, dry_run=args.dry_run))
     return ExitStatus.SUCCESS
+
+
+# ── `rowmill work`, and `plan --stages`: a build whose parts are made by an array of jobs ──
+
+
+def add_work_command(commands: "Commands") -> None:
+    """Add `work`."""
+    work = add_command(
+        commands,
+        "work",
+        _run_work,
+        "make one share of the parts of stages, for jobs of Slurm or a batch service; `build` then finds them",
+        takes_overrides=True,
+    )
+    work.add_argument(
+        "--share", required=True, metavar="I/N", help="make the parts that fall to share I of N, counted from 1"
+    )
+    work.add_argument(
+        "--only", action="append", metavar="STAGE", default=[], help="make parts of only this stage; repeatable"
+    )
+    add_workers_option(work)
+
+
+def _run_work(args: argparse.Namespace) -> int:
+    from rowmill.executors import parse_share
+
+    share = parse_share(args.share)
+    from rowmill.build.share import ShareOutcome, list_divided_steps, make_share
+    from rowmill.core import console as terminal
+    from rowmill.reports.progress import BuildProgress
+
+    project, aside = open_project(args), terminal.make_console(sys.stderr)
+    with BuildProgress(project, list_divided_steps(project, args.only), aside, aside) as progress:
+        reports = make_share(project, share, only=args.only, progress=progress)
+    for report in reports:
+        print(f"{'/'.join(report.step.key[1:])}: {_describe_report(report)}")
+    is_waiting = any(report.outcome is ShareOutcome.WAITING for report in reports)
+    return ExitStatus.INPUTS_MISSING if is_waiting else ExitStatus.SUCCESS
+
+
+def _describe_report(report: "ShareReport") -> str:
+    from rowmill.build.share import ShareOutcome
+    from rowmill.core.arrays import format_count
+
+    match report.outcome:
+        case ShareOutcome.BUILT:
+            return "built, nothing to make"
+        case ShareOutcome.FINISHED:
+            return "all parts are finished; rowmill build makes the output of them"
+        case ShareOutcome.MADE:
+            missing = format_count(report.missing, "part")
+            return f"{format_count(report.made, 'part')} made; {missing} of other shares not finished"
+        case ShareOutcome.WAITING:
+            return f"waits for {'/'.join((report.waits_for or ())[1:])}; build that, then run this again"
+
+
+def print_jobs(args: argparse.Namespace) -> int:
+    """Print the jobs of a build in shares, each to be submitted to start after the one before it."""
+    from rowmill.build.share import list_jobs
+
+    jobs = list_jobs(open_project(args))
+    lines = [(_KINDS[job.command], _write_command(args, job)) for job in jobs]
+    if args.json:
+        listed: list[dict[str, Any]] = [
+            {"kind": kind, "stages": list(job.stages), "command": command}
+            for job, (kind, command) in zip(jobs, lines, strict=True)
+        ]
+        print(json.dumps({"jobs": listed}, indent=2))
+    else:
+        for kind, command in lines:
+            print(f"{kind:<6} {command}")
+    return ExitStatus.SUCCESS
+
+
+_KINDS = {"work": "array", "build": "one"}
+"""How a batch service runs a job: as an array of N, or once."""
+
+
+def _write_command(args: argparse.Namespace, job: "Job") -> str:
+    only = [word for name in job.stages for word in ("--only", name)]
+    root = ["--root", args.root] if args.root else []
+    no_code = ["--no-code"] if args.no_code else []
+    overrides = [word for name, value in args.overrides.items() for word in (f"--{name}", value)]
+    share = ["--share", "I/N"] if job.command == "work" else []
+    return shlex.join(["rowmill", job.command, args.recipe, *root, *no_code, *overrides, *only, *share])

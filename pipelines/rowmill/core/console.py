@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rowmill.core.number_text import NO_NUMBER
+from rowmill.core.arrays import NO_NUMBER
 
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """Characters that move a terminal's cursor, ring its bell or reverse its text."""

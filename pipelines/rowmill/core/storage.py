@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 
 from rowmill.core import arrow_files, conditional_put, remote, remote_index
 from rowmill.core.errors import DISK_FULL_ERRNOS, BusyError, ConfigError, DamagedFileError, PipelineError
+from rowmill.core.json import parse_sealed, seal_object
 from rowmill.core.public_urls import public_url
 from rowmill.core.remote_index import ObjectFacts, RemoteIndex
-from rowmill.core.sealed_json import parse_sealed, seal_object
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, TRAINING_SPLITS
 
 if TYPE_CHECKING:

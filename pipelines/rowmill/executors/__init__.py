@@ -5,18 +5,16 @@
 | `local` | a pool of processes on this machine |
 | `ray` | tasks on the nodes of a Ray cluster |
 
-Only this package knows which one a build uses. `rowmill work` makes a share of the parts instead (`array.py`).
+Only this package knows which one a build uses. `rowmill work` makes a share of the parts instead (`base.py`).
 """
 
 from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from rowmill.executors.array import OtherSharesMissingError, Share, parse_share
-from rowmill.executors.base import Executor
-from rowmill.executors.local import LocalExecutor, LocalPool
+from rowmill.executors.base import Executor, OtherSharesMissingError, Share, parse_share
+from rowmill.executors.local import LocalExecutor, LocalPool, open_in_workers
 from rowmill.executors.ray_cluster import RayExecutor
-from rowmill.executors.worker_processes import open_in_workers
 
 __all__ = [
     "AnyExecutor",

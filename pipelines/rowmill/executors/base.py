@@ -1,8 +1,35 @@
-"""The interface of executors."""
+"""What executors have in common: the protocol, values that tasks share, versions on hosts, and shares of a job array.
 
-from collections.abc import Callable, Iterable, Iterator
+Values that all tasks of a map need: written once, mapped into the memory of every worker.
+
+calling process ── pickle without arrays, a file for each array ──► folder ◄── map ── worker 1, worker 2 …
+
+Shares of the parts, for jobs that a batch service starts as an array.
+
+    --share 1/3   parts whose fingerprint modulo 3 is 0
+    --share 2/3   parts whose fingerprint modulo 3 is 1
+    --share 3/3   parts whose fingerprint modulo 3 is 2
+
+Shares know nothing of each other: they meet in the store, where parts are named by their fingerprints. A fingerprint
+depends on a part's own input alone, so appended data moves no part to another share.
+"""
+
+import hashlib
+import mmap
+import os
+import pickle
+import re
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Protocol, TypeVar
+
+from rowmill.core.errors import ConfigError
 
 ResultT = TypeVar("ResultT")
 
@@ -49,3 +76,126 @@ class Executor(Protocol):
     def close(self) -> None:
         """Stop what the executor started."""
         ...
+
+
+# ── Values that all tasks of a map need: written once, mapped into the memory of every worker ──
+
+
+def call_with(function: Callable[..., ResultT], shared: object, task: object) -> ResultT:
+    """Call a function of a task with a value that this process holds."""
+    return function(task, shared)
+
+
+def call_with_file(function: Callable[..., ResultT], folder: str, task: object) -> ResultT:
+    """Call a function of a task with the value that `write_shared` put into a folder."""
+    return function(task, _read_shared(folder))
+
+
+@contextmanager
+def write_shared(value: object) -> Generator[str]:
+    """Write a value to a folder, arrays apart, so that workers map them and share their pages."""
+    with tempfile.TemporaryDirectory(prefix="rowmill-shared-") as folder:
+        buffers: list[pickle.PickleBuffer] = []
+        content = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        Path(folder, "value").write_bytes(content)
+        for number, buffer in enumerate(buffers):
+            Path(folder, str(number)).write_bytes(buffer.raw())
+        yield folder
+
+
+@lru_cache(maxsize=1)
+def _read_shared(folder: str) -> object:
+    count = len(os.listdir(folder)) - 1
+    buffers = [_map_file(Path(folder, str(number))) for number in range(count)]
+    return pickle.loads(Path(folder, "value").read_bytes(), buffers=buffers)  # noqa: S301  (written by our own parent)
+
+
+def _map_file(path: Path) -> "mmap.mmap | bytes":
+    with path.open("rb") as file:
+        # An empty file cannot be mapped.
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+
+
+# ── The versions that decide the bytes of an output, which all hosts of a build must have alike ──
+
+
+_PACKAGES = (
+    "fastokens", "gigatoken", "jinja2", "minijinja", "numpy", "orjson", "polars", "pyarrow", "tokenizers",
+    "transformers", "zstandard",
+)  # fmt: skip
+
+
+@cache
+def describe_versions() -> dict[str, str]:
+    """Return the version of each package that decides bytes, and of our own code its digest."""
+    return {"the code of rowmill": _digest_code(), **{name: _find_version(name) for name in _PACKAGES}}
+
+
+def describe_difference(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """Return what one host has instead of what another has; empty if they agree."""
+    return ", ".join(
+        f"{name} {found.get(name, 'absent')} instead of {one}" for name, one in wanted.items() if found.get(name) != one
+    )
+
+
+def _find_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _digest_code() -> str:
+    """Digest the engine's modules and templates: an installed version says nothing of a working copy."""
+    root, hasher = Path(__file__).parents[1], hashlib.blake2b(digest_size=6)
+    for path in sorted((*root.rglob("*.py"), *root.rglob("*.jinja"))):
+        hasher.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return hasher.hexdigest()
+
+
+# ── Shares of the parts, for jobs that a batch service starts as an array ──
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of `total` shares of the parts; `number` counts from 1."""
+
+    number: int
+    total: int
+
+    def __str__(self) -> str:
+        """Return the share as the command line takes it."""
+        return f"{self.number}/{self.total}"
+
+    def has(self, fingerprint: str) -> bool:
+        """Return whether the share makes the part of a fingerprint, which is hexadecimal."""
+        return int(fingerprint, 16) % self.total == self.number - 1
+
+
+class OtherSharesMissingError(Exception):
+    """Ends the run of a stage whose next pass needs parts of other shares: `made` were made now, `missing` are left."""
+
+    def __init__(self, made: int, missing: int) -> None:
+        """Note how many parts were made, and how many belong to other shares and are not finished."""
+        super().__init__(f"{made} parts made, {missing} of other shares are missing")
+        self.made = made
+        self.missing = missing
+
+
+def parse_share(text: str) -> Share:
+    """Parse `I/N`.
+
+    Raises
+    ------
+    ConfigError
+        If it has another form, or I is not one of 1 to N.
+
+    """
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    share = Share(int(found[1]), int(found[2])) if found else None
+    if share is None or not 1 <= share.number <= share.total:
+        raise ConfigError(
+            f"--share {text}: not one of N shares; allowed is I/N with I from 1 to N, such as 1/8; number the jobs of "
+            "an array from 1, or add 1 to an index that begins at 0"
+        )
+    return share

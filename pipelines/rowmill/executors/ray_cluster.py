@@ -1,4 +1,6 @@
-"""Tasks on the nodes of a Ray cluster that the user runs.
+"""A Ray cluster as an executor: the connection, its nodes, its workers and their results.
+
+Tasks on the nodes of a Ray cluster that the user runs.
 
     calling process ── task, shared value by reference ──► node A   task 1
          ▲                                                 node B   task 2 …
@@ -10,21 +12,367 @@ shares, so any node may die: Ray runs its tasks again elsewhere, and a task that
 the calling process dies, the next build continues from finished parts.
 """
 
+import atexit
 import os
+import pickle
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from rowmill.core import remote_index
 from rowmill.core.config import Config
-from rowmill.executors.ray_connection import RayConnection, import_ray
-from rowmill.executors.ray_nodes import CAPACITY_AGE_S, RayNodes
-from rowmill.executors.ray_results import RETRIES, take_result
-from rowmill.executors.ray_worker import TaskCall, TransientTaskError, run_call
-from rowmill.executors.versions import describe_versions
+from rowmill.core.errors import ConfigError, IntegrityError, MissingPackageError, UnreachableError, is_transient
+from rowmill.core.time_limit import call_with_time_limit
+from rowmill.executors import worker_setup
+from rowmill.executors.base import describe_difference, describe_versions
+
+_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S = 5.0, 40.0
+_LOOKS, _LOOK_PAUSE_S = 10, 1.0
+
+_HEADS: dict[str, str] = {}
+"""The head's own address of each cluster that this process has joined, by the address that a recipe gave."""
+
+
+class RayConnection:
+    """A process's connection to the cluster at an address."""
+
+    def __init__(self, address: str) -> None:
+        """Note the address; the first use connects."""
+        self._address = address
+        self._is_own = False
+        self._is_lost = False
+
+    def open(self) -> Any:
+        """Return Ray, connected; a connection that the process has already is used if it is to the same cluster.
+
+        Raises
+        ------
+        ConfigError
+            If no cluster answers, or the process is connected to another one: Ray connects a process to one at a time.
+
+        """
+        ray = import_ray()
+        if ray.is_initialized():
+            _require_same_cluster(self._address, str(ray.get_runtime_context().gcs_address))
+        else:
+            try:
+                _require_listener(self._address)
+                ray.init(self._address, log_to_driver=False, configure_logging=False)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise ConfigError(
+                    f"execution.executor.address: no Ray cluster answers at {self._address!r} "
+                    f"({shorten_error(error)}); give the host:port of a running head node, ray://host:port, or auto on "
+                    "a machine of the cluster; start the cluster (`ray start --head`), or correct the address"
+                ) from error
+            self._is_own = True
+            _HEADS[self._address] = str(ray.get_runtime_context().gcs_address)
+            atexit.register(self.close)
+        return ray
+
+    def close(self) -> None:
+        """Leave the cluster, if this object has joined it."""
+        if self._is_own:
+            import_ray().shutdown()
+        self._is_own = self._is_lost = False
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes that are alive and have cores.
+
+        Raises
+        ------
+        UnreachableError
+            If the cluster does not answer. It is raised before Ray ends the process, a minute after its head has gone.
+
+        """
+        ray = self.open()
+        try:
+            # A lost cluster is not waited for again.
+            limit_s = 0.0 if self._is_lost else _ANSWER_TIMEOUT_S
+            nodes: list[dict[str, Any]] = call_with_time_limit(ray.nodes, limit_s)
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            self._is_lost = True
+            raise UnreachableError(
+                f"execution.executor.address: the Ray cluster at {self._address!r} does not answer any more "
+                f"({shorten_error(error)}); its head must run to the end of a build; finished parts are kept; start "
+                "the cluster again, or set execution.executor to {kind: local}, and build again"
+            ) from error
+        return [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+
+    def list_settled_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes once two looks show the same ones: some may be joining or leaving."""
+        found = self.list_nodes()
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_PAUSE_S)
+            before, found = found, self.list_nodes()
+            if {node["NodeID"] for node in before} == {node["NodeID"] for node in found}:
+                break
+        return found
+
+
+def shorten_error(error: Exception) -> str:
+    """Return the last line of an error, which names the cause in errors of Ray."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:200]
+
+
+def _require_listener(address: str) -> None:
+    """Check that something listens at an address, which Ray itself tries for a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+
+
+def _require_same_cluster(address: str, head: str) -> None:
+    """Refuse an address of another cluster than the one whose head is at `head`; `auto` takes the one that is there."""
+    if address == "auto" or _HEADS.get(address) == head or _locate_head(address) == _locate_head(head):
+        return
+    raise ConfigError(
+        f"execution.executor.address: {address!r}, but this process is connected to the Ray cluster at {head} already; "
+        "a process uses one cluster at a time; set the address to auto to use that one, or build in another process, "
+        "or after ray.shutdown()"
+    )
+
+
+def _locate_head(address: str) -> tuple[str, str]:
+    """Return host and port, the host as a number, and as nothing for each address of this machine."""
+    host, _, port = address.rpartition(":")
+    try:
+        number = socket.gethostbyname(host.strip("[]"))
+    except OSError:
+        return host, port
+    try:
+        with socket.socket() as local:
+            local.bind((number, 0))
+    except OSError:
+        # Only addresses of this machine can be bound.
+        return number, port
+    return "", port
+
+
+def import_ray() -> Any:
+    """Return Ray with what of it is used here; raise MissingPackageError if it is not installed."""
+    try:
+        ray: Any = import_module("ray")
+        import_module("ray.util.scheduling_strategies")
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "execution.executor: the package ray is not installed; kind: ray needs it on this machine and on all "
+            "nodes; run pip install 'rowmill[ray]'"
+        ) from error
+    return ray
+
+
+# ── What runs in a task on another host: one call, and what becomes of its errors ──
+
+
+class TransientTaskError(Exception):
+    """An error of the outside world that may pass; `error` is the original."""
+
+    def __init__(self, error: Exception) -> None:
+        """Keep the original as the only argument, so that pickling keeps it."""
+        super().__init__(error)
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTask:
+    """An error that another attempt would meet again, as a result, so that the caller gets the original."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """A call of a function; `versions`, where given, are those that its host must have."""
+
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+    folder: str
+    versions: tuple[tuple[str, str], ...] | None = None
+
+    def pickle(self) -> bytes:
+        """Return the call for `run_call`."""
+        return pickle.dumps(self)
+
+
+def run_call(content: bytes, shared: object) -> object:
+    """Return the result of a pickled call, with the shared value as its last argument unless that is None.
+
+    Raises
+    ------
+    TransientTaskError
+        If another attempt may succeed. Other errors are returned as `FailedTask`.
+
+    """
+    # Threads are limited before the libraries are imported that the function needs, so it comes pickled.
+    _limit_threads()
+    call: TaskCall = pickle.loads(content)  # noqa: S301  (from our own calling process)
+    if os.path.isdir(call.folder):
+        # Relative paths start where the calling process is.
+        os.chdir(call.folder)
+    try:
+        _require_versions(call.versions)
+        return call.function(*call.arguments) if shared is None else call.function(*call.arguments, shared)
+    except Exception as error:
+        if is_transient(error):
+            raise TransientTaskError(error) from error
+        return FailedTask(error)
+
+
+@cache
+def _limit_threads() -> None:
+    worker_setup.limit_to_one_thread()
+
+
+def _require_versions(wanted: tuple[tuple[str, str], ...] | None) -> None:
+    if wanted is not None and (different := describe_difference(dict(wanted), describe_versions())):
+        raise ConfigError(
+            f"execution.executor: the host {os.uname().nodename} has {different}; the same versions give the same "
+            "bytes; install those of the calling process there, and build again"
+        )
+
+
+# ── What becomes of a task's result: the value, the original error, or what to do about a lost task ──
+
+
+RETRIES = 5
+"""How often a task is tried again after its node died, or an error that may pass."""
+
+
+def take_result(reference: Any, timeout_s: float | None = None) -> Any:
+    """Wait for a task, and return its result.
+
+    Raises
+    ------
+    IntegrityError
+        If the task was lost too often. An error of the task itself is raised as it was.
+
+    """
+    ray = import_ray()
+    try:
+        result = ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.RayTaskError as failed:
+        if isinstance(failed.cause, TransientTaskError):
+            raise failed.cause.error from None
+        raise
+    except ray.exceptions.GetTimeoutError:
+        raise
+    except ray.exceptions.RayError as error:
+        raise IntegrityError(
+            f"a task was lost {RETRIES + 1} times ({shorten_error(error)}); a node must stay up and have the memory "
+            "that its tasks need; finished parts are kept; check the nodes, set execution.executor.memory_per_task if "
+            "memory was short, and build again"
+        ) from error
+    if isinstance(result, FailedTask):
+        raise result.error
+    return result
+
+
+# ── The nodes of a Ray cluster: how many tasks they run, whether one is large enough, and a call on each ──
+
 
 ResultT = TypeVar("ResultT")
+
+CAPACITY_AGE_S = 2.0
+"""How long a count of the cluster's cores is good for: nodes join and leave."""
+_HOST_TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class RayNodes:
+    """The nodes of a cluster, for tasks that reserve so many cores and, unless None, bytes of memory."""
+
+    connection: RayConnection
+    cpus_per_task: float
+    memory_per_task: int | None
+    _capacity: int = field(default=1, init=False)
+    _capacity_at: float = field(default=-CAPACITY_AGE_S, init=False)
+
+    def count_tasks(self) -> int:
+        """Return how many tasks the cluster runs at once now, at least 1."""
+        if time.monotonic() - self._capacity_at > CAPACITY_AGE_S:
+            cores = [node["Resources"]["CPU"] for node in self.connection.list_nodes()]
+            self._capacity = max(1, sum(int(core // self.cpus_per_task) for core in cores))
+            self._capacity_at = time.monotonic()
+        return self._capacity
+
+    def require_large_enough(self) -> None:
+        """Check that some node takes a task; a cluster that has none yet may start one that does.
+
+        Raises
+        ------
+        ConfigError
+            With the largest node.
+
+        """
+        wanted = {"CPU": self.cpus_per_task, "memory": self.memory_per_task or 0}
+        found = [node["Resources"] for node in self.connection.list_nodes()]
+        if found and not any(all(one.get(name, 0) >= value for name, value in wanted.items()) for one in found):
+            best = max(found, key=lambda one: (one.get("memory", 0), one["CPU"]))
+            raise ConfigError(
+                f"execution.executor: a task reserves {wanted['CPU']:g} cores and {wanted['memory']:,} bytes; the "
+                f"largest of {len(found)} nodes has {best['CPU']:g} cores and {int(best.get('memory', 0)):,} bytes; "
+                "lower cpus_per_task or memory_per_task, or add a larger node"
+            )
+
+    def run_on_each(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
+        """Run a function on each node that takes tasks, beside those that run there.
+
+        A node that joins the cluster meanwhile is asked too; one that leaves is left out, as no task reaches it.
+
+        Raises
+        ------
+        ConfigError
+            If a node cannot run it twice.
+
+        """
+        ray = self.connection.open()
+        call, found, failed = TaskCall(function, (), os.getcwd()).pickle(), dict[str, ResultT](), set[str]()
+        waiting = self.connection.list_nodes()
+        while waiting:
+            errors = dict[str, Exception]()
+            for node, task in [(node, self._ask(call, node)) for node in waiting]:
+                try:
+                    found[_name_node(node)] = take_result(task, _HOST_TIMEOUT_S)
+                except (ray.exceptions.RayError, IntegrityError) as error:
+                    errors[node["NodeID"]] = error
+            # A node that was joining or leaving may have failed. One that stays is asked again.
+            nodes = self.connection.list_settled_nodes() if errors else self.connection.list_nodes()
+            for node in nodes:
+                if node["NodeID"] in failed & errors.keys():
+                    raise _refuse_node(node, errors[node["NodeID"]])
+            failed |= errors.keys()
+            waiting = [node for node in nodes if _name_node(node) not in found]
+        return found
+
+    def _ask(self, call: bytes, node: dict[str, Any]) -> Any:
+        """Give a node a task beside those that run there."""
+        ray = self.connection.open()
+        where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        return ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where).remote(call, None)
+
+
+def _name_node(node: dict[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
+
+
+def _refuse_node(node: dict[str, Any], error: Exception) -> ConfigError:
+    refusal = ConfigError(
+        f"execution.executor: node {_name_node(node)} cannot run a task ({shorten_error(error)}); every node needs "
+        "this version of rowmill, with its extra `build`; install it there, or remove the node"
+    )
+    refusal.__cause__ = error
+    return refusal
+
+
+# ── Tasks on the nodes of a Ray cluster that the user runs ──
+
 
 _LEAST_WINDOW = 16
 """Tasks in flight at least, so that a cluster without nodes has a reason to start some."""

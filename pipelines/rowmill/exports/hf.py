@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
+from rowmill.core.arrays import make_list_array
 from rowmill.core.errors import ConfigError
-from rowmill.core.list_columns import make_list_array
 from rowmill.exports import dataset_dict, native
 from rowmill.exports.base import (
     ExportContext,

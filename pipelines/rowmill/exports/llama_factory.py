@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from rowmill.core.arrays import Ints, Tokens, compute_offsets, expand_ranges
+from rowmill.core.arrays import Ints, Tokens, compute_offsets, expand_ranges, make_list_array
 from rowmill.core.errors import ConfigError
-from rowmill.core.list_columns import make_list_array
 from rowmill.exports import dataset_dict
 from rowmill.exports.base import (
     ExportContext,

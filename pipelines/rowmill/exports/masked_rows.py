@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.list_columns import make_list_array
+from rowmill.core.arrays import make_list_array
 from rowmill.exports.base import ExportContext, ExportJob, FileCounts, Sharded, WrittenFile, write_parquet
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention

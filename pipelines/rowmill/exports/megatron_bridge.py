@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from rowmill.core.arrays import Ints, compute_offsets
+from rowmill.core.arrays import Ints, compute_offsets, make_list_array
 from rowmill.core.errors import ConfigError
-from rowmill.core.list_columns import make_list_array
 from rowmill.exports.base import (
     ExportContext,
     ExportIndex,

@@ -7,8 +7,7 @@ KL of KTO      row 0, row 1, row 2 │ row 3, row 4, row 5 │ …        0 gets
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
-from rowmill.core.list_columns import make_list_array
+from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, make_list_array
 from rowmill.exports.base import CHUNK_TOKENS, ExportIndex, ExportJob, Sharded
 from rowmill.shards.sequences import SequenceBatch
 

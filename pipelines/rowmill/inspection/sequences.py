@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.build.steps import Project
+from rowmill.core.arrays import format_count
 from rowmill.core.errors import ConfigError, IntegrityError, suggest_name
-from rowmill.core.number_text import format_count
 from rowmill.inspection.trace import (
     Lineage,
     RowOrigin,

@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.build.steps import Project
-from rowmill.core.arrays import find_distinct
+from rowmill.core.arrays import find_distinct, format_count
 from rowmill.core.errors import ConfigError, IntegrityError, SourceError, suggest_name
-from rowmill.core.number_text import format_count
 from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
 from rowmill.schema.facts import read_facts

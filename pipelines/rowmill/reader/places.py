@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rowmill.core.arrays import Ints, Tokens, compute_offsets, find_distinct
-from rowmill.core.arrow_numbers import view_numbers
+from rowmill.core.arrays import Ints, Tokens, compute_offsets, find_distinct, view_numbers
 from rowmill.reader.published import PublishedBuild
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.shard_checks import ExpectedShard, ShardFooter, check_shard, read_row_group

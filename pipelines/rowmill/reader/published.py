@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from rowmill.core.arrays import Ints
-from rowmill.core.arrow_numbers import view_numbers
+from rowmill.core.arrays import Ints, view_numbers
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_json

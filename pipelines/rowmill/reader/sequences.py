@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, Tokens, Weights, sum_by_span
-from rowmill.core.arrow_numbers import fill_null_numbers, view_numbers
+from rowmill.core.arrays import Ints, Tokens, Weights, fill_null_numbers, sum_by_span, view_numbers
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import PADDING_COLUMN

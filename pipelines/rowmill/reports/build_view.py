@@ -13,7 +13,7 @@ from functools import cached_property
 from rowmill import stats
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult, load_check_results
-from rowmill.core.number_text import NO_NUMBER, format_count, format_percent
+from rowmill.core.arrays import NO_NUMBER, format_count, format_percent
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     EXPORTS,

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, format_size, join_facts
 from rowmill.core.console import (
     BAD,
     DIM,
@@ -19,7 +20,6 @@ from rowmill.core.console import (
     join_side_by_side,
     make_grid,
 )
-from rowmill.core.number_text import NO_NUMBER, format_count, format_percent, format_seconds, format_size, join_facts
 from rowmill.schema.facts import read_facts
 from rowmill.stages import catalog
 from rowmill.tabular.assembly import FLUSHES

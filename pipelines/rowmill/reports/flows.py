@@ -15,8 +15,8 @@ from html import escape
 from itertools import groupby, pairwise
 from typing import Literal
 
+from rowmill.core.arrays import format_percent
 from rowmill.core.console import escape_control_characters
-from rowmill.core.number_text import format_percent
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     PACKED_SHARDS,

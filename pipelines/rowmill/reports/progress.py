@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from rowmill.core import number_text
+from rowmill.core import arrays
 from rowmill.core.console import DIM, escape_control_characters
 from rowmill.reports import console
 
@@ -46,9 +46,9 @@ class BuildProgress:
 
     def __enter__(self) -> Self:
         """Print the title and start the live lines."""
-        datasets = number_text.format_count(len(self._project.recipe.datasets), "dataset")
-        count = number_text.format_count(len(self._steps), "step")
-        self._print(console.render_title(self._project, number_text.join_facts([datasets, count])))
+        datasets = arrays.format_count(len(self._project.recipe.datasets), "dataset")
+        count = arrays.format_count(len(self._steps), "step")
+        self._print(console.render_title(self._project, arrays.join_facts([datasets, count])))
         if self._lines is not None:
             self._lines.live.start()
         return self
@@ -210,7 +210,7 @@ class RateMeter:
             return _format_rates(rows, tokens, seconds)
         left_s = since_s / (rows - first_rows) * (total_rows - rows)
         rates = _format_rates(rows - first_rows, tokens - first_tokens, since_s)
-        return f"{rates}, {number_text.format_seconds(left_s)} left"
+        return f"{rates}, {arrays.format_seconds(left_s)} left"
 
 
 def _format_rates(rows: int, tokens: int, seconds: float) -> str:

@@ -24,9 +24,9 @@ from rowmill.build import runner
 from rowmill.build.steps import Project
 from rowmill.checks import expectations_page
 from rowmill.core import html
+from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, join_facts
 from rowmill.core.console import escape_control_characters
 from rowmill.core.html import clip_text
-from rowmill.core.number_text import NO_NUMBER, format_count, format_percent, format_seconds, join_facts
 from rowmill.core.stage_names import (
     GPU_PARTITIONS,
     RAW_DATASET,

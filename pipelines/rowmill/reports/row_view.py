@@ -11,6 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from rowmill.checks.mask_judge import MaskDefect, MaskDefectKind
+from rowmill.core.arrays import format_count, format_percent, join_facts
 from rowmill.core.console import (
     BAD,
     DIM,
@@ -24,7 +25,6 @@ from rowmill.core.console import (
     make_grid,
 )
 from rowmill.core.json import Json, from_json, to_json
-from rowmill.core.number_text import format_count, format_percent, join_facts
 from rowmill.inspection.chat_templates import ShapeProof, TemplateProof, TemplateReport, get_remedy
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TokenClass
 from rowmill.inspection.sequences import SequenceTrace, TokenTrace

@@ -7,11 +7,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from rowmill import stats
-from rowmill.build.held_versions import HeldVersion, find_held_version
+from rowmill.build.share_versions import HeldVersion, find_held_version
 from rowmill.build.steps import Project, Step, find_downstream_steps
 from rowmill.checks.judge import CheckResult, run_checks
+from rowmill.core.arrays import format_count, format_percent, join_facts
 from rowmill.core.console import DIM, GOOD, HEAD, LOOK, label_value, make_grid, render_text
-from rowmill.core.number_text import format_count, format_percent, join_facts
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     GPU_PARTITIONS,

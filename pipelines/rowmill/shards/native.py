@@ -23,9 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Integers, Ints, Tokens, Weights
-from rowmill.core.list_columns import make_list_array
-from rowmill.core.runs import Runs
+from rowmill.core.arrays import Bools, Integers, Ints, Runs, Tokens, Weights, make_list_array
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File

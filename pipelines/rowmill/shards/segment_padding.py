@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Integers, Ints, compute_offsets, expand_ranges, sum_by_span
-from rowmill.core.list_columns import make_list_array
+from rowmill.core.arrays import Integers, Ints, compute_offsets, expand_ranges, make_list_array, sum_by_span
 from rowmill.core.storage import Store
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.manifest import File

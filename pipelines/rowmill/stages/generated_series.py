@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from rowmill.core.arrays import format_count
 from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.errors import GenerationError
-from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.recipe.dataset import Dataset

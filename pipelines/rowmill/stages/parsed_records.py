@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rowmill import sources
+from rowmill.core.arrays import format_count
 from rowmill.core.errors import ConfigError
-from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.recipe.dataset import Dataset

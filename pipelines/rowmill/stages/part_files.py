@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rowmill import sources
+from rowmill.core.arrays import format_count
 from rowmill.core.arrow_files import encode_table
-from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema import manifest

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rowmill import sources
-from rowmill.core.number_text import format_count
+from rowmill.core.arrays import format_count
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.recipe.recipe import Recipe

@@ -9,8 +9,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, count_true, find_distinct
-from rowmill.core.list_columns import make_list_array
+from rowmill.core.arrays import (
+    Bools,
+    Ints,
+    Tokens,
+    Weights,
+    compute_offsets,
+    count_true,
+    find_distinct,
+    make_list_array,
+)
 from rowmill.schema.examples import make_example_schema
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, EncodedBatch, Example
 

@@ -25,10 +25,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill import sources
-from rowmill.core.arrays import Ints, are_among
+from rowmill.core.arrays import Ints, are_among, format_count
 from rowmill.core.concurrent_reads import map_reads, read_tables
 from rowmill.core.errors import ConfigError
-from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats import Records, splits

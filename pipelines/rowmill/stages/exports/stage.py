@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import format_count, format_size
 from rowmill.core.errors import ConfigError
-from rowmill.core.number_text import format_count, format_size
 from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
 from rowmill.exports import export_manifest

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from rowmill.core.number_text import format_count
+from rowmill.core.arrays import format_count
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store
 from rowmill.packing.rank_assignment import RankLayout

@@ -19,9 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, sum_by_span
-from rowmill.core.list_columns import make_list_array
-from rowmill.core.runs import Runs
+from rowmill.core.arrays import Bools, Ints, Runs, Tokens, Weights, compute_offsets, make_list_array, sum_by_span
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
 from rowmill.packing.layout import SequencePlan, position_ids

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.number_text import format_percent
+from rowmill.core.arrays import format_percent
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import Store, digest_json
 from rowmill.schema.facts import PackedShardsFacts

@@ -20,8 +20,8 @@ from rowmill.conversation.options import (
     resolve_template,
 )
 from rowmill.conversation.template_registry import is_template_text
+from rowmill.core.arrays import format_count, format_percent
 from rowmill.core.errors import ConfigError
-from rowmill.core.number_text import format_count, format_percent
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers

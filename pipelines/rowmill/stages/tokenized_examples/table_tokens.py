@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, compute_offsets, find_distinct
-from rowmill.core.list_columns import make_list_array
+from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_array
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import Records
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS

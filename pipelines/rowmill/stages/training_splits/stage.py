@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 import polars as pl
 
+from rowmill.core.arrays import format_count
 from rowmill.core.errors import IntegrityError
-from rowmill.core.number_text import format_count
 from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import digest_json
 from rowmill.packing import rank_assignment

@@ -8,8 +8,7 @@ import polars as pl
 import pyarrow.compute as pc
 
 from rowmill import stats
-from rowmill.core.arrays import Integers
-from rowmill.core.number_text import format_percent
+from rowmill.core.arrays import Integers, format_percent
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.packing.layout import measure_padded_room, round_up
 from rowmill.packing.plan import count_sequences

@@ -21,8 +21,8 @@ from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.sources.parts import part_bytes
 from rowmill.stages.tokenized_examples.text_parts import BATCH_CHARS, cut_batches
 from rowmill.tokenization import engines
+from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_and_compare
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare
 from rowmill.tokenization.reference_sample import ReferenceSample, divide_minimum
 from rowmill.tokenization.tokenizer import open_tokenizer
 

@@ -20,7 +20,7 @@ from rowmill.formats import Chat
 from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
-from rowmill.tokenization.alignment import find_degenerate_texts
+from rowmill.tokenization.encoded_batch import find_degenerate_texts
 from rowmill.tokenization.encoded_texts import EncodedTexts
 from tests.support.recipes import CHATML, Workspace, chat, text_of
 from tests.support.tiers import mark_all_but

@@ -26,9 +26,8 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
 )
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import Example
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_encoding import TokenizationCounts, make_examples
 from tests.support import recipes
 from tests.support.tiers import draw, mark_all_but
 

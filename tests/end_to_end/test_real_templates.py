@@ -28,10 +28,9 @@ from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import Example
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.encoded_texts import compute_byte_positions
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_encoding import TokenizationCounts, make_examples
 from rowmill.tokenization.tokenizer import open_tokenizer
 from tests.support.tiers import mark_all_but
 

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.stages.tokenized_examples import text_parts
-from rowmill.tokenization.concatenation import TokenColumn, concat_token_columns, make_constant_column
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import make_columns
-from rowmill.tokenization.token_truncation import cut_pair, split_into_windows, truncate_tokens
+from rowmill.tokenization.token_truncation import (
+    TokenColumn,
+    concat_token_columns,
+    cut_pair,
+    make_constant_column,
+    split_into_windows,
+    truncate_tokens,
+)
 from rowmill.tokenization.tokenizer import open_tokenizer
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, text_of
 

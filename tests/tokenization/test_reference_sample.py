@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.tokenization import engines, reference_sample, tokenizer
+from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_and_compare
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare
 from rowmill.tokenization.reference_sample import (
     MAX_WHOLE_CHARS,
     MIN_DATASET_CHARS,

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.tokenization import alignment, tokenizer, tokenizer_card
-from rowmill.tokenization.alignment import FlatSpans, find_trained_tokens, locate_in_batch
+from rowmill.tokenization import encoded_batch, tokenizer, tokenizer_card
 from rowmill.tokenization.control_tokens import ControlStrings, restore_control_strings
+from rowmill.tokenization.encoded_batch import FlatSpans, find_trained_tokens, locate_in_batch
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import Stretch
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
@@ -197,7 +197,7 @@ def test_text_that_the_normalizer_changes_takes_the_reference_path(real_data: Pa
     encoded = encoder.encode(["plain", "e\u0301 decomposed", "plain again"])
 
     assert encoded.reference_texts == 1
-    assert not alignment.find_degenerate_texts(encoded).any()
+    assert not encoded_batch.find_degenerate_texts(encoded).any()
 
 
 @pytest.mark.slow

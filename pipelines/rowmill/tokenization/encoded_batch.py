@@ -1,4 +1,6 @@
-"""Batches of encoded texts as arrays: which tokens train, and the kind of each token.
+"""Masked texts into examples: which tokens train, and the spans they belong to.
+
+Batches of encoded texts as arrays: which tokens train, and the kind of each token.
 
 pieces   ···[  u  ]···[ a ]··      bytes of own text, per text of the batch
 spans    t  u      t   a    t      tokens: `template` from 0, then one span per piece and per gap after it
@@ -12,19 +14,130 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, count_true
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, count_true, expand_ranges
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
-from rowmill.tokenization.alignment import (
-    BatchPositions,
-    FlatSpans,
-    compute_token_weights,
-    find_degenerate_texts,
-    find_token_at,
-    find_trained_tokens,
-    locate_in_batch,
-)
+from rowmill.tokenization.control_tokens import ControlStrings, contains_added_token
 from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.reference_sample import ReferenceSample, Stretch
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSpans:
+    """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
+
+    `before` int64 is where the nearest foreign text, of another message or untrained, ends before each range, 0 without
+    one; `behind` is where the next one begins, the text's length or more without one. `weights` float32 are the ranges'
+    loss weights (None: all are 1).
+    """
+
+    texts: Ints
+    starts: Ints
+    ends: Ints
+    before: Ints
+    behind: Ints
+    weights: Weights | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPositions:
+    """The bytes of each token in the concatenation of all texts of a batch, with gaps between the texts.
+
+    Text i begins at `bases[i]`, int64[N]; `starts` and `ends` int64[T] are the tokens' bytes.
+    """
+
+    bases: Ints
+    starts: Ints
+    ends: Ints
+
+
+def locate_in_batch(encoded: EncodedTexts) -> BatchPositions:
+    """Return where the tokens of a batch are in the concatenation of its texts."""
+    counts = np.diff(encoded.offsets)
+    last = np.zeros(len(counts), np.int64)
+    nonempty = counts > 0
+    last[nonempty] = np.maximum.reduceat(encoded.ends, encoded.offsets[:-1][nonempty]) if nonempty.any() else 0
+    # The gap separates a token at the end of one text from a token at the start of the next.
+    bases = compute_offsets(last + 2)[:-1]
+    per_token = np.repeat(bases, counts)
+    return BatchPositions(bases, encoded.starts + per_token, encoded.ends + per_token)
+
+
+def find_trained_tokens(encoded: EncodedTexts, positions: BatchPositions, spans: FlatSpans) -> tuple[Bools, int]:
+    """Return which tokens train, bool[T], and how many of them cross an edge of a span.
+
+    A token trains if one of its bytes is in a trained span and none belongs to foreign text, as in `transformers` and
+    TRL, at both edges. The first token of a text never trains, because no token precedes it.
+    """
+    if not len(encoded.ids):
+        return np.zeros(0, bool), 0
+    first, last, boundary_tokens = _find_token_ranges(positions, spans)
+    edges = np.zeros(len(encoded.ids) + 1, np.int64)
+    np.add.at(edges, first, 1)
+    np.add.at(edges, last, -1)
+    mask = np.cumsum(edges[:-1]) > 0
+    nonempty = np.diff(encoded.offsets) > 0
+    mask[encoded.offsets[:-1][nonempty]] = False
+    return mask, boundary_tokens
+
+
+def compute_token_weights(positions: BatchPositions, spans: FlatSpans, mask: Bools) -> Weights:
+    """Return the loss weight of every token, float32[T]: the weight of its span if it trains, else 0.
+
+    `mask` is the result of `find_trained_tokens` for the same spans. A token in two spans gets the later span's weight.
+    """
+    weights = np.zeros(len(mask), np.float32)
+    if spans.weights is None or not len(mask):
+        return mask.astype(np.float32)
+    first, last, _ = _find_token_ranges(positions, spans)
+    sizes = last - first
+    index = expand_ranges(first, sizes)
+    weights[index] = np.repeat(spans.weights, sizes)
+    weights[~mask] = 0
+    return weights
+
+
+def _find_token_ranges(positions: BatchPositions, spans: FlatSpans) -> tuple[Ints, Ints, int]:
+    """Return the first token of every span, the token after its last one, and how many tokens cross an edge."""
+    starts, ends = positions.starts, positions.ends
+    offset = positions.bases[spans.texts]
+    left, right = spans.starts + offset, spans.ends + offset
+    # The first token that ends after the span's start, and the first that begins at or after its end.
+    first = np.searchsorted(ends, left, "right")
+    last = np.searchsorted(starts, right, "left")
+    kept = (first < last) & (left < right)
+    begins, stops = starts[np.minimum(first, len(starts) - 1)], ends[np.maximum(last - 1, 0)]
+    # A token across an edge is left out if it reaches the neighboring foreign text.
+    shares_left = kept & (begins < left) & (begins < spans.before + offset)
+    first = first + shares_left
+    shares_right = kept & (stops > right) & (stops > spans.behind + offset) & (last > first)
+    last = last - shares_right
+    kept &= first < last
+    whole_left, whole_right = np.searchsorted(starts, left, "left"), np.searchsorted(ends, right, "right")
+    boundary_tokens = int((last - first - np.maximum(whole_right - whole_left, 0))[kept].sum())
+    return np.where(kept, first, 0), np.where(kept, last, 0), boundary_tokens
+
+
+def find_token_at(encoded: EncodedTexts, positions: BatchPositions, texts: Ints, places: Ints) -> Ints:
+    """Return the first token (numbered over the batch) that begins at or after byte `places[i]` of text `texts[i]`."""
+    found = np.searchsorted(positions.starts, places + positions.bases[texts], "left")
+    return np.minimum(found, encoded.offsets[texts + 1])
+
+
+def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
+    """Return which texts have tokens with empty or decreasing offsets, bool[N]: their spans are not reliable."""
+    bad = encoded.ends <= encoded.starts
+    same_text = np.ones(len(bad), bool)
+    same_text[encoded.offsets[:-1][np.diff(encoded.offsets) > 0]] = False
+    # Byte fallback gives several tokens the same character, so equal starts are valid.
+    bad[1:] |= same_text[1:] & (encoded.starts[1:] < encoded.starts[:-1])
+    return count_true(bad, encoded.offsets) > 0
+
+
+# ── Batches of encoded texts as arrays: which tokens train, and the kind of each token ──
+
 
 TEMPLATE_KIND = SPAN_KINDS.index("template")
 
@@ -296,3 +409,137 @@ class Example:
         mask = self.mask[kept].copy()
         mask[:1] = False
         return mask, None if self.weights is None else np.where(mask, self.weights[kept], np.float32(0))
+
+
+# ── Encode masked texts into examples, and keep the counts of a part ──
+
+
+# ── Encoding a batch ───────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class TokenizationCounts:
+    """Counts of one part; their sums over all parts are facts of the stage."""
+
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    """Rows' text that the template did not print, by kind."""
+    control_strings: dict[str, int] = field(default_factory=dict[str, int])
+    """Occurrences of control tokens in rows' text, by role and string: `user <|im_end|>`."""
+    controlled_rows: int = 0
+    rows_losing_reasoning: int = 0
+    """Rows of which an answer trains without its reasoning, because the template prints none."""
+    template: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The template's observed behavior, for the report."""
+    reference_path_texts: int = 0
+    """Texts that took the reference path."""
+    altered: int = 0
+    """Texts whose ids decode to different text, because the tokenizer normalizes."""
+    fast_path_mismatches: int = 0
+    """Batches in which the fast path's ids or masks differed from the reference's."""
+    engine_differs: bool = False
+    """Whether ids in the sample differed: the whole part is then made again on the reference path."""
+    sample: ReferenceSample = field(default_factory=ReferenceSample)
+    """The stretches of the part's texts that were compared with the reference."""
+    boundary_tokens: int = 0
+    """Tokens that cross an edge of a span."""
+    prompts_compared: int = 0
+    """Rows whose generation prompt was encoded alone and compared with the row's ids."""
+    prompts_that_differ: list[str] = field(default_factory=list[str])
+    """Row ids of those rows whose token ids do not begin with the prompt's."""
+    dropped_tokens: int = 0
+    """Tokens of rows that were encoded and then rejected, as too long or without a target."""
+    dropped_trained: int = 0
+    """How many of `dropped_tokens` would have trained."""
+    of_kind: dict[str, int] = field(default_factory=dict[str, int])
+    """What only rows of one kind are counted by, by name."""
+
+    def add_of_kind(self, name: str, count: int) -> None:
+        """Add to a count that only rows of one kind have."""
+        self.of_kind[name] = self.of_kind.get(name, 0) + count
+
+    def add_control_strings(self, control: ControlStrings, one: Conversation) -> None:
+        """Count control tokens in a row's text, by role and string."""
+        self.controlled_rows += 1
+        for name, count in control.count_occurrences(one.messages, one.tools, one.kwargs).items():
+            self.control_strings[name] = self.control_strings.get(name, 0) + count
+
+    def add_dropped(self, dropped: dict[str, int]) -> None:
+        """Count the row's text that the template did not print."""
+        for kind, count in dropped.items():
+            self.dropped[kind] = self.dropped.get(kind, 0) + count
+
+
+def encode_and_compare(encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts) -> EncodedTexts:
+    """Encode a batch and compare a sample with the reference; on any difference encode it all on the reference path."""
+    encoded = encoder.encode(texts)
+    counts.reference_path_texts += encoded.reference_texts
+    counts.altered += encoded.altered
+    if _matches_sample(encoder, texts, encoded, counts, continuation=False):
+        return encoded
+    return encoder.without_fast_path().encode(texts)
+
+
+def encode_continuations_and_compare(
+    encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts
+) -> EncodedTexts:
+    """Encode continuation texts as `encode_and_compare` does; of them only a difference is counted."""
+    encoded = encoder.encode_continuation(texts)
+    if _matches_sample(encoder, texts, encoded, counts, continuation=True):
+        return encoded
+    return encoder.without_fast_path().encode_continuation(texts)
+
+
+def _matches_sample(
+    encoder: Encoder, texts: Sequence[str], encoded: EncodedTexts, counts: TokenizationCounts, *, continuation: bool
+) -> bool:
+    if encoded.reference_texts == len(texts):
+        return True
+    total = sum(map(len, texts))
+    if counts.sample.characters + total <= counts.sample.minimum:
+        counts.sample.characters += total
+        stretches = [Stretch(i, 0, len(text)) for i, text in enumerate(texts)]
+    else:
+        stretches = counts.sample.choose(texts, encoder.find_control_strings(texts, encoded))
+    if encoder.matches_reference(texts, encoded, stretches, continuation=continuation):
+        return True
+    counts.fast_path_mismatches += 1
+    counts.engine_differs = True
+    return False
+
+
+def make_examples(
+    masked: Sequence[MaskedConversation],
+    ordinary: Sequence[list[tuple[int, int]]],
+    encoder: Encoder,
+    counts: TokenizationCounts,
+    *,
+    split: bool = False,
+) -> "list[Example | Rejected]":
+    """Encode masked texts in one batch and find the tokens of their spans.
+
+    `ordinary[i]` are the ranges of text i that must not become control tokens. With `split` a text is cut where
+    training begins, and the pieces are encoded separately, so that a prompt has the same ids as alone.
+    """
+    texts = [one.text for one in masked]
+    if split or any(ordinary):
+        cuts = [_find_trained_starts(one) if split else [] for one in masked]
+        encoded = encoder.encode_pieces(
+            texts, ordinary, cuts,
+            encode=lambda pieces: encode_and_compare(encoder, pieces, counts),
+            encode_continuation=lambda pieces: encode_continuations_and_compare(encoder, pieces, counts),
+        )  # fmt: skip
+    else:
+        encoded = encode_and_compare(encoder, texts, counts)
+    batch = make_masked_batch(masked, encoded)
+    counts.boundary_tokens += batch.boundary_tokens
+    made = list_examples(batch)
+    for i, ranges in enumerate(ordinary):
+        if ranges and contains_added_token(encoder.card, encoded.get_text(i), texts[i], ranges):
+            made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
+    return made
+
+
+def _find_trained_starts(one: MaskedConversation) -> list[int]:
+    """Return the positions, other than 0, at which training begins after untrained text."""
+    ends = {span.end for span in one.trained}
+    return [span.start for span in one.trained if span.start and span.start not in ends]

@@ -1,11 +1,23 @@
-"""Cut the tokens of one example, or prepend a BOS: ids and what belongs to them, counting removed tokens."""
+"""Ids of one example cut, prepended to or joined, with all that belongs to them.
 
-from dataclasses import replace
+Build the examples of pairs and documents by concatenating token columns, each encoded for a whole batch.
+
+bos      1       1
+input    5 6     -         row 0: 1 5 6 7 2
+output   7       8 9       row 1: 1 8 9 2
+eos      2       2
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
+from rowmill.tokenization.encoded_texts import EncodedTexts
 
 
 def split_into_windows(example: Example, limit: int) -> list[Example]:
@@ -70,3 +82,87 @@ def truncate_tokens(example: Example, limit: int, side: Literal["left", "right"]
     else:
         keep[limit:] = False
     return example.keep(keep)
+
+
+# ── Build the examples of pairs and documents by concatenating token columns, each encoded for a whole b ──
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumn:
+    """One part of every example of a batch: ids with offsets int64[N + 1], a span kind, and whether it trains."""
+
+    ids: Tokens
+    offsets: Ints
+    kind: int
+    trains: bool
+
+
+def split_at_byte(
+    encoded: EncodedTexts, edges: Ints, *, boundary_tokens_first: bool
+) -> tuple[EncodedTexts, EncodedTexts]:
+    """Part each encoded text at a byte; a token across the edge goes to the first part, or to the second."""
+    at = np.repeat(edges, np.diff(encoded.offsets))
+    is_first = encoded.starts < at if boundary_tokens_first else encoded.ends <= at
+    return _select_tokens(encoded, is_first), _select_tokens(encoded, ~is_first)
+
+
+def count_boundary_tokens(encoded: EncodedTexts, edges: Ints) -> int:
+    """Count the tokens that cross the byte at which their text is split."""
+    at = np.repeat(edges, np.diff(encoded.offsets))
+    return int(((encoded.starts < at) & (at < encoded.ends)).sum())
+
+
+def _select_tokens(encoded: EncodedTexts, keep: Bools) -> EncodedTexts:
+    offsets = compute_offsets(keep)[encoded.offsets]
+    return EncodedTexts(encoded.ids[keep], offsets, encoded.starts[keep], encoded.ends[keep], 0)
+
+
+def make_constant_column(token_id: int, count: int, *, kind: int, trains: bool) -> TokenColumn:
+    """Return a column with the same single token for each of `count` examples."""
+    return TokenColumn(np.full(count, token_id, np.int32), np.arange(count + 1), kind, trains)
+
+
+def omit_existing_token(edge: TokenColumn, encoded: EncodedTexts, at: Literal[0, -1]) -> TokenColumn:
+    """Remove a constant column's token from the examples whose text already begins (0) or ends (−1) with it."""
+    lengths = np.diff(encoded.offsets)
+    places = encoded.offsets[:-1] if at == 0 else encoded.offsets[1:] - 1
+    there = np.zeros(len(lengths), bool)
+    there[lengths > 0] = encoded.ids[places[lengths > 0]] == edge.ids[:1]
+    if not there.any():
+        return edge
+    offsets = compute_offsets(~there)
+    return replace(edge, ids=edge.ids[: int(offsets[-1])], offsets=offsets)
+
+
+def concat_token_columns(streams: Sequence[TokenColumn]) -> list[Example]:
+    """Concatenate the columns of every example, in order."""
+    count = len(streams[0].offsets) - 1
+    lengths = np.stack([np.diff(s.offsets) for s in streams], axis=1)
+    ends = np.cumsum(lengths.ravel())
+    begins = (ends - lengths.ravel()).reshape(count, len(streams))
+    total = int(ends[-1]) if count else 0
+    ids, mask = np.empty(total, np.int32), np.empty(total, bool)
+    for column, stream in enumerate(streams):
+        index = np.repeat(begins[:, column] - stream.offsets[:-1], lengths[:, column]) + np.arange(len(stream.ids))
+        ids[index] = stream.ids
+        mask[index] = stream.trains
+    kinds = np.array([s.kind for s in streams], np.int8)
+    row_ends = ends.reshape(count, len(streams))[:, -1] if count else ends
+    return [_make_joined_example(ids, mask, begins[i], int(row_ends[i]), lengths[i] > 0, kinds) for i in range(count)]
+
+
+def _make_joined_example(
+    ids: Tokens, mask: Bools, begins: Ints, end: int, nonempty: Bools, kinds: NDArray[np.int8]
+) -> Example:
+    first = int(begins[0])
+    own = mask[first:end]
+    own[:1] = False
+    return Example(
+        ids=ids[first:end],
+        mask=own,
+        span_starts=begins[nonempty] - first,
+        span_messages=np.full(int(nonempty.sum()), -1, np.int64),
+        span_kinds=kinds[nonempty],
+        original_tokens=end - first,
+        original_trained=int(own.sum()),
+    )

@@ -39,9 +39,8 @@ from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOut
 from rowmill.stages.tokenized_examples.judged_rows import RowJudge, is_judged
 from rowmill.stages.tokenized_examples.shared_templates import open_renderer
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
-from rowmill.tokenization.encoded_batch import Example
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, encode_and_compare, make_examples
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare, make_examples
 from rowmill.tokenization.token_truncation import prepend_bos, truncate_tokens
 
 

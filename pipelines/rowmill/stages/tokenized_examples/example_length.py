@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.rows import Rejected, RowKind
-from rowmill.tokenization.encoded_batch import Example
-from rowmill.tokenization.example_encoding import TokenizationCounts
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts
 
 RowOutcome = list[Example] | Rejected
 """The outcome of one row: its examples in order, or its reject."""

@@ -32,13 +32,19 @@ from rowmill.core.arrays import Ints
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from rowmill.stages.tokenized_examples.judged_rows import RowJudge, choose_by_hash
-from rowmill.tokenization.alignment import FlatSpans
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import NO_TEXT_BEHIND, EncodedBatch, FlatContentSpans, make_batch
+from rowmill.tokenization.encoded_batch import (
+    NO_TEXT_BEHIND,
+    EncodedBatch,
+    FlatContentSpans,
+    FlatSpans,
+    TokenizationCounts,
+    encode_and_compare,
+    make_batch,
+)
 from rowmill.tokenization.encoded_texts import count_utf8_bytes
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import ExampleColumns, make_batch_columns
-from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare
 
 JUDGED_ROWS = 3
 """Chosen rows of each sequence of roles that are judged in a batch, whatever else its worker saw. Their masks are one

@@ -40,23 +40,26 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
     measure_prompt,
 )
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome, reject_for_length
-from rowmill.tokenization.concatenation import (
-    TokenColumn,
-    concat_token_columns,
-    count_boundary_tokens,
-    make_constant_column,
-    omit_existing_token,
-    split_at_byte,
-)
-from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
-from rowmill.tokenization.encoded_texts import EncodedTexts
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_encoding import (
+from rowmill.tokenization.encoded_batch import (
+    TEMPLATE_KIND,
+    Example,
     TokenizationCounts,
     encode_and_compare,
     encode_continuations_and_compare,
 )
-from rowmill.tokenization.token_truncation import cut_pair, split_into_windows, truncate_tokens
+from rowmill.tokenization.encoded_texts import EncodedTexts
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.token_truncation import (
+    TokenColumn,
+    concat_token_columns,
+    count_boundary_tokens,
+    cut_pair,
+    make_constant_column,
+    omit_existing_token,
+    split_at_byte,
+    split_into_windows,
+    truncate_tokens,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,12 @@ from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
-from rowmill.tokenization import example_columns, example_encoding
+from rowmill.tokenization import encoded_batch, example_columns
+from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.reference_sample import ReferenceSample
-from rowmill.tokenization.roundtrip import RoundTripDecoder
-from rowmill.tokenization.token_bytes import read_token_bytes
+from rowmill.tokenization.token_positions import read_token_bytes
+from rowmill.tokenization.tokenizer import RoundTripDecoder
 
 PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
 
@@ -196,7 +196,7 @@ def _encode_continuations(
 ) -> tuple[NDArray[np.int32], Ints]:
     """Encode continuation text: without the tokenizer's leading space."""
     if encoder.card.fast:
-        encoded = example_encoding.encode_continuations_and_compare(encoder, texts, counts)
+        encoded = encoded_batch.encode_continuations_and_compare(encoder, texts, counts)
         counts.reference_path_texts += encoded.reference_texts
         return encoded.ids, encoded.offsets
     counts.reference_path_texts += len(texts)

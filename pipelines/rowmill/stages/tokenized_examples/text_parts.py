@@ -58,10 +58,9 @@ from rowmill.stages.tokenized_examples.plain_examples import (
 from rowmill.stages.tokenized_examples.prompt_parity import PromptComparison
 from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tokenization import example_columns
-from rowmill.tokenization.encoded_batch import Example
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import ExampleColumns, concat_columns, make_columns, sort_by_row
-from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.reference_sample import ReferenceSample
 
 BATCH_CHARS = 1 << 20

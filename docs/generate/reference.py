@@ -30,9 +30,9 @@ from rowmill.core.config import Config
 from rowmill.core.option_docs import describe_field
 from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
+from rowmill.formats.filters import Benchmark, Decontaminate, NearDuplicates
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.formats.records import FileGroups
-from rowmill.formats.removal_filters import Benchmark, Decontaminate, NearDuplicates
 from rowmill.formats.splits import Boundaries
 from rowmill.packing.mixture_options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions

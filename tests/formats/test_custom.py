@@ -326,8 +326,8 @@ def test_tokens_may_be_arrays(project: Workspace) -> None:
         def build(self, record: Mapping[str, Json], ctx: Any) -> dict[str, Any]:
             return {"ids": np.array([3, 4], np.int64), "loss_mask": np.array([False, True])}
 
-    from rowmill.formats.built_examples import BuiltExample as Made
-    from rowmill.formats.built_examples import check_built_example
+    from rowmill.formats.custom import BuiltExample as Made
+    from rowmill.formats.custom import check_built_example
 
     made = check_built_example(Arrays().build({}, None), vocab_size=10)
 

@@ -12,10 +12,10 @@ from rowmill.formats.auto import Auto
 from rowmill.formats.chat import Chat
 from rowmill.formats.custom import RowFormat, list_registered_formats, register_format
 from rowmill.formats.kind import DatasetKind
+from rowmill.formats.messages import is_mapping, rename_aliases
 from rowmill.formats.preference import Preference
 from rowmill.formats.prompts import Prompts
 from rowmill.formats.python import Python
-from rowmill.formats.record_values import is_mapping, rename_aliases
 from rowmill.formats.records import Records
 from rowmill.formats.supervised import Supervised
 from rowmill.formats.text import Text

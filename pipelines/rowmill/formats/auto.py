@@ -13,7 +13,7 @@ from rowmill.formats.columns import ConversationColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import detect_messages
 from rowmill.formats.kind import TokenOptions
-from rowmill.formats.record_values import apply_eos_alias
+from rowmill.formats.messages import apply_eos_alias
 from rowmill.formats.text import make_document_reader
 
 

@@ -11,11 +11,10 @@ from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json
 from rowmill.formats.filters import Filters
-from rowmill.formats.media_placeholders import MEDIA_COLUMNS, reject_placeholders
+from rowmill.formats.messages import MEDIA_COLUMNS, get_at_path, is_list, is_mapping, reject_placeholders
 from rowmill.formats.preference_columns import find_unread_columns
 from rowmill.formats.prompt_columns import PROMPT_COLUMNS, list_prompt_columns
 from rowmill.formats.reasoning import Reasoning
-from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.tool_calls import Tools
 from rowmill.formats.unread_text import holds_text, measure_unread_text
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind

@@ -15,10 +15,9 @@ from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import LIST_COLUMNS, detect_messages
+from rowmill.formats.messages import is_list, is_mapping, split_transcript
 from rowmill.formats.prompt_columns import SYSTEM_COLUMNS
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.formats.record_values import is_list, is_mapping
-from rowmill.formats.transcripts import split_transcript
 
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "type")
 CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "parts")

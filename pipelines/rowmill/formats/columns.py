@@ -7,8 +7,8 @@ from pydantic import Field, field_validator, model_validator
 
 from rowmill.core.json import Json
 from rowmill.formats.kind import PAIR_SIDES, DatasetKind, DatasetOptions, TokenOptions, refuse_mask_names
+from rowmill.formats.messages import rename_aliases
 from rowmill.formats.prompt_columns import CONTEXT_COLUMNS
-from rowmill.formats.record_values import rename_aliases
 from rowmill.schema.rows import RowKind
 
 MAPPED_ROLES = {

@@ -1,9 +1,18 @@
-"""Reads conversations: detects a record's shape, then reads each message into its canonical form.
+"""Records of chats read as rows, and columns of plain chats.
+
+Recognizes plain messages and plain chats: known roles and text, with nothing to read, move or reject.
+
+{"role": "user", "content": "Hi"}                   plain
+{"from": "human", "value": "Hi"}                    plain under another name
+{"role": "assistant", "content": "<think>…"}        not plain: its reasoning must be found
+{"role": "user", "content": "Hi", "name": "Ann"}    not plain: a third key
+
+Reads conversations: detects a record's shape, then reads each message into its canonical form.
 
     record ──detect──► messages as written ──roles, content, calls, reasoning, flags──► canonical messages
            └─tools──► tools ─────────────────────────────────────────────────────────► Row | Rejected
 
-Most messages are plain, and taken as they are (`plain_chats.py`). Only the others are read key by key.
+Most messages are plain, and taken as they are (`conversation_rows.py`). Only the others are read key by key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +23,16 @@ from rowmill.core.json import Json, to_json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, MessageColumns
 from rowmill.formats.detection import DetectedMessages
-from rowmill.formats.messages import has_typed_parts, read_flags, read_kwargs, read_parts, split_tool_results
-from rowmill.formats.plain_chats import PlainMessages
+from rowmill.formats.messages import (
+    get_at_path,
+    has_typed_parts,
+    is_list,
+    is_mapping,
+    read_flags,
+    read_kwargs,
+    read_parts,
+    split_tool_results,
+)
 from rowmill.formats.prompt_columns import PROMPT_COLUMNS, list_prompt_columns
 from rowmill.formats.reasoning import (
     DETAILS_KEY,
@@ -27,9 +44,55 @@ from rowmill.formats.reasoning import (
     move_reasoning_keys,
     remove_keys,
 )
-from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.tool_calls import OfferedTools, ToolCalls, link_calls, read_calls, read_tools
 from rowmill.schema.rows import Message, ParseReport, PlainChat, Rejected, Row, make_plain_report
+
+_KEYS = 2
+"""Keys of a plain message: its role and its content."""
+
+
+class PlainMessages:
+    """Recognizes the plain messages of one dataset.
+
+    `roles` are the template's roles by those of the source; `speakers` are the model's, whose messages must have text
+    and no tag of reasoning.
+    """
+
+    def __init__(self, roles: Mapping[str, str], speakers: frozenset[str], tags: ThinkTagReader) -> None:
+        """Store the arguments."""
+        self._roles = roles
+        self._speakers = speakers
+        self._hints = tags.hints
+
+    def take(self, found: DetectedMessages, start: int, out: list[Message], *, is_reasoning_open: bool = False) -> int:
+        """Append the plain messages from `start` on, up to the first other one; return that one's place.
+
+        While reasoning waits for the model's next message, that message is not plain.
+        """
+        roles, speakers, hints = self._roles, self._speakers, self._hints
+        _, messages, role_key, content_key, *_ = found
+        renames = role_key != "role" or content_key != "content"
+        for place in range(start, len(messages)):
+            message = messages[place]
+            if type(message) is not dict or len(message) != _KEYS:
+                return place
+            source, content = message.get(role_key), message.get(content_key)
+            role = roles.get(source) if type(source) is str else None
+            if role is None or type(content) is not str:
+                return place
+            if role in speakers:
+                if is_reasoning_open or not content or content.isspace():
+                    return place
+                # As `ThinkTagReader.may_contain_tag` says, without a call.
+                for hint in hints:
+                    if hint in content:
+                        return place
+            out.append({"role": role, "content": content} if renames or role != source else message)
+        return len(messages)
+
+
+# ── Reads conversations: detects a record's shape, then reads each message into its canonical form ──
+
 
 ShapeDetector = Callable[[Mapping[str, Json]], DetectedMessages | Rejected]
 """Finds a record's messages as in the source."""

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, from_json
 from rowmill.formats.columns import ConversationColumns
+from rowmill.formats.messages import is_list, is_mapping, split_transcript
 from rowmill.formats.prompt_columns import (
     SYSTEM_COLUMNS,
     begins_with_system,
@@ -33,8 +34,6 @@ from rowmill.formats.prompt_columns import (
     pair_history,
     read_history,
 )
-from rowmill.formats.record_values import is_list, is_mapping
-from rowmill.formats.transcripts import split_transcript
 from rowmill.schema.rows import Rejected
 
 LIST_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog", "turns", "chat", "contents")

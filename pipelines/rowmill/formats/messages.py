@@ -1,12 +1,221 @@
-"""Reads parts of one message: content as text or typed parts, flags, and a row's template kwargs."""
+r"""Messages in the forms that datasets have: lists, transcripts, parts with media.
 
-from collections.abc import Iterable, Mapping
+Placeholders: text such as `<image>` that refers to media in a separate column of the record.
+
+    {"messages": [{"role": "user", "content": "<image>\nWhat is it?"}, …], "images": ["cat.jpg"]}   →   rejected
+
+Without such a column, the placeholder is ordinary text and is kept.
+
+Parts a conversation that is one text into its messages.
+
+    "\n\nHuman: Hi\n\nAssistant: Hello"                                  HH
+    "USER: Hi\n\n\nASSISTANT: Hello <|endoftext|>\n\n\nFUNCTION RESPONSE: {…}"    Glaive
+    "### Human: Hi### Assistant: Hello"                                  Guanaco
+
+A text is a transcript if it begins with the name of a speaker and a model's turn follows. Its first name says how all
+of them are written: in capitals or not, behind `###` or at the beginning of a line, and whether a blank line comes
+before. A name that is written otherwise is text of the turn in which it stands.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeGuard
 
 from rowmill.core.config import describe_type
-from rowmill.core.json import Json, from_json
-from rowmill.formats.record_values import is_list, is_mapping
-from rowmill.schema.rows import Message, Rejected
+from rowmill.core.json import Json, from_json, from_json_without_repeats
+from rowmill.schema.rows import Message, Rejected, Row
+
+
+def is_mapping(value: Json) -> TypeGuard[dict[str, Any]]:
+    """Return whether a decoded JSON value is a mapping."""
+    return type(value) is dict
+
+
+def is_list(value: Json) -> TypeGuard[list[Any]]:
+    """Return whether a decoded JSON value is a list."""
+    return type(value) is list
+
+
+def rename_aliases(values: Json, aliases: Mapping[str, str]) -> Json:
+    """Rename aliased keys of a mapping; an alias together with its key is an error."""
+    if not is_mapping(values) or aliases.keys().isdisjoint(values):
+        return values
+    out = dict(values)
+    for alias, name in aliases.items():
+        if alias not in out:
+            continue
+        if name in out:
+            raise ValueError(
+                f"{alias} is another name of {name}, and both are set; only one is allowed; delete {alias}"
+            )
+        out[name] = out.pop(alias)
+    return out
+
+
+def apply_eos_alias(values: Json) -> Json:
+    """Read the alias `enforce_eos: true` as `add_eos: auto`, false as false."""
+    out = rename_aliases(values, {"enforce_eos": "add_eos"})
+    return {**out, "add_eos": "auto"} if out is not values and out["add_eos"] is True else out
+
+
+def get_at_path(record: Mapping[str, Json], path: str) -> Json:
+    """Look up `a.b` in a record: as one key if it exists, else step by step; None if a step is missing.
+
+    A step that is a number is the place of an item in a list: `answers.text.0`.
+    """
+    value = record.get(path)
+    if value is not None or "." not in path:
+        return value
+    here: Json = record
+    for step in path.split("."):
+        if is_list(here) and step.isdecimal():
+            here = here[int(step)] if int(step) < len(here) else None
+        elif is_mapping(here):
+            here = here.get(step)
+        else:
+            return None
+    return here
+
+
+# ── Placeholders: text such as `<image>` that refers to media in a separate column of the record ──
+
+
+PLACEHOLDERS = {
+    "images": "<image>",
+    "image": "<image>",
+    "videos": "<video>",
+    "video": "<video>",
+    "audios": "<audio>",
+    "audio": "<audio>",
+}
+"""Placeholder in text, by media column."""
+MEDIA_COLUMNS = frozenset(PLACEHOLDERS)
+
+
+def reject_placeholders(row: Row, record: Mapping[str, Json]) -> Rejected | None:
+    """Reject a row whose text holds the placeholder of a media column that is not empty."""
+    if MEDIA_COLUMNS.isdisjoint(record):
+        return None
+    texts = _list_row_texts(row)
+    for column, placeholder in PLACEHOLDERS.items():
+        if _has_media(record.get(column)) and any(placeholder in text for text in texts):
+            return Rejected("multimodal_content", f"the text holds {placeholder}, and the column {column} is not empty")
+    return None
+
+
+def _has_media(value: Json) -> bool:
+    """Return whether a column holds media; a list of nulls, blank texts and empty mappings does not."""
+    if is_list(value):
+        return any(_has_media(one) for one in value)
+    return bool(value.strip() if isinstance(value, str) else value)
+
+
+def _list_row_texts(row: Row) -> Sequence[str]:
+    texts = [text for text in (row.text, row.output) if text is not None]
+    for message in row.messages:
+        texts += [message["content"], message.get("reasoning_content", "")]
+    return texts
+
+
+# ── Parts a conversation that is one text into its messages ──
+
+
+SPEAKERS = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "instruction": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "chatbot": "assistant",
+    "response": "assistant",
+    "tool": "tool",
+    "function response": "tool",
+    "observation": "tool",
+}
+"""Roles by the names of speakers, in small letters."""
+
+_FIRST = re.compile(
+    rf"\s*(?P<sign>#{{2,4}} ?)?(?P<name>{'|'.join(sorted(SPEAKERS, key=len, reverse=True))}):", re.IGNORECASE
+)
+_ENDINGS = ("<|endoftext|>", "<|im_end|>", "</s>", "<|end|>")
+"""Texts of control tokens at the end of a turn, which the chat template writes itself."""
+
+_CALL = re.compile(
+    r"""<functioncall>\s*\{\s*"name":\s*"(?P<name>[^"]+)"\s*(?:,\s*"arguments":\s*(?:'(?P<quoted>.*)'|(?P<plain>\{.*\}))\s*)?\}""",
+    re.DOTALL,
+)
+
+
+def split_transcript(text: str) -> list[Json] | None:
+    """Return the messages of a transcript, or None if the text is not one."""
+    first = _FIRST.match(text)
+    if first is None:
+        return None
+    name = first["name"]
+    if name.islower():
+        return None
+    written = "upper" if name.isupper() else "title"
+    # Names behind a sign need no line of their own; where the second is behind a blank line, all are.
+    if first["sign"]:
+        between = rf"\s*{re.escape(first['sign'].strip())} ?"
+    else:
+        loose = _compile_names(written, r"\n[ \t]*").search(text, first.end())
+        is_apart = loose is not None and text[: loose.start() + 1].endswith("\n\n")
+        between = r"\n[ \t]*\n[ \t]*" if is_apart else r"\n[ \t]*"
+    pieces = _compile_names(written, between).split(text[first.end() :])
+    speakers = [name, *pieces[1::2]]
+    messages: list[Json] = [
+        _make_message(SPEAKERS[speaker.lower()], said) for speaker, said in zip(speakers, pieces[::2], strict=True)
+    ]
+    has_answer = any(message["role"] == "assistant" for message in messages)
+    return messages if has_answer and len(messages) > 1 else None
+
+
+def split_open_transcript(text: str) -> list[Json] | None:
+    """Return the messages of a transcript that ends with the model's name, as prompts do; None for any other text."""
+    messages = split_transcript(text)
+    if messages is None or messages[-1] != {"role": "assistant", "content": ""}:
+        return None
+    return messages[:-1]
+
+
+def strip_speaker(text: str, role: str) -> str:
+    """Remove the name of a speaker from the beginning of a text of one turn, as `SYSTEM:`."""
+    first = _FIRST.match(text)
+    return text[first.end() :].strip() if first is not None and SPEAKERS[first["name"].lower()] == role else text
+
+
+@cache
+def _compile_names(written: str, between: str) -> re.Pattern[str]:
+    names = [name.upper() if written == "upper" else name.capitalize() for name in SPEAKERS]
+    if written == "title":
+        names += [name.title() for name in SPEAKERS if " " in name]
+    return re.compile(rf"{between}({'|'.join(sorted(names, key=len, reverse=True))}):")
+
+
+def _make_message(role: str, said: str) -> dict[str, Json]:
+    text = said.strip()
+    for ending in _ENDINGS:
+        text = text.removesuffix(ending).rstrip()
+    call = _CALL.fullmatch(text) if role == "assistant" and text.startswith("<functioncall>") else None
+    if call is None:
+        return {"role": role, "content": text}
+    given = call["quoted"] or call["plain"]
+    try:
+        arguments = from_json_without_repeats(given) if given else {}
+    except ValueError:
+        return {"role": role, "content": text}
+    if not is_mapping(arguments):
+        return {"role": role, "content": text}
+    return {"role": role, "content": "", "tool_calls": [{"name": call["name"], "arguments": arguments}]}
+
+
+# ── Reads parts of one message: content as text or typed parts, flags, and a row's template kwargs ──
+
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 REASONING_PARTS = frozenset({"reasoning", "thinking"})

@@ -21,11 +21,10 @@ from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import DetectedMessages
 from rowmill.formats.kind import DatasetOptions, RowReader, TokenOptions, refuse_overlong_policy
-from rowmill.formats.messages import remove_flags
+from rowmill.formats.messages import get_at_path, is_mapping, remove_flags
 from rowmill.formats.preference_shapes import FoundSides, find_sides
 from rowmill.formats.prompt_columns import CONTEXT_COLUMNS
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.formats.record_values import get_at_path, is_mapping
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Rejected, Row, RowKind, make_plain_report
 

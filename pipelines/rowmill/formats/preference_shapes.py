@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.detection import DetectedMessages
+from rowmill.formats.messages import is_list, is_mapping, split_open_transcript, split_transcript
 from rowmill.formats.prompt_columns import (
     begins_with_system,
     find_first_column,
@@ -27,8 +28,6 @@ from rowmill.formats.prompt_columns import (
     join_context,
     read_history,
 )
-from rowmill.formats.record_values import is_list, is_mapping
-from rowmill.formats.transcripts import split_open_transcript, split_transcript
 from rowmill.schema.rows import Rejected
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
-from rowmill.formats.record_values import is_list, is_mapping
-from rowmill.formats.transcripts import strip_speaker
+from rowmill.formats.messages import is_list, is_mapping, strip_speaker
 from rowmill.schema.rows import Rejected
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message", "systemInstruction", "system_instruction")

@@ -19,11 +19,9 @@ from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import DetectedMessages, add_system
 from rowmill.formats.kind import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
-from rowmill.formats.messages import remove_flags
+from rowmill.formats.messages import get_at_path, is_list, is_mapping, remove_flags, split_open_transcript
 from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, join_context
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.formats.record_values import get_at_path, is_list, is_mapping
-from rowmill.formats.transcripts import split_open_transcript
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Rejected, Row, RowKind
 

@@ -8,11 +8,11 @@ from pydantic import BeforeValidator, field_validator, model_validator
 from rowmill.core.config import Config
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
+from rowmill.formats.filters import REMOVAL_FILTERS
 from rowmill.formats.kind import DatasetKind, DatasetOptions
+from rowmill.formats.messages import is_list, is_mapping
 from rowmill.formats.preference_columns import PREFERENCE_COLUMNS
 from rowmill.formats.recognition import Recognition, Sample
-from rowmill.formats.record_values import is_list, is_mapping
-from rowmill.formats.removal_filters import REMOVAL_FILTERS
 from rowmill.formats.splits import Splits
 from rowmill.formats.supervised import PAIR_COLUMNS
 from rowmill.schema.rows import RowKind

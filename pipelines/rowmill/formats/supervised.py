@@ -19,9 +19,9 @@ from rowmill.formats.kind import (
     refuse_mask_names,
     refuse_overlong_policy,
 )
+from rowmill.formats.messages import apply_eos_alias, get_at_path, rename_aliases
 from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, JoinedPrompt, join_context
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.formats.record_values import apply_eos_alias, get_at_path, rename_aliases
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
 PAIR_COLUMNS = (

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json, from_json, from_json_without_repeats
-from rowmill.formats.record_values import is_list, is_mapping
+from rowmill.formats.messages import is_list, is_mapping
 from rowmill.schema.rows import Message, Rejected
 
 ARGUMENT_KEYS = ("arguments", "parameters", "input")

@@ -30,8 +30,8 @@ from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.formats.record_values import get_at_path, is_mapping
-from rowmill.formats.removal_filters import Benchmark, Decontaminate
+from rowmill.formats.filters import Benchmark, Decontaminate
+from rowmill.formats.messages import get_at_path, is_mapping
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.formats.removal_filters import NearDuplicates
+from rowmill.formats.filters import NearDuplicates
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.minhash import BANDS, compute_signatures, hash_bands

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rowmill.core.storage import File
-from rowmill.formats.removal_filters import identify_removal_filters
+from rowmill.formats.filters import identify_removal_filters
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext, StageOutput, compute_share

@@ -20,7 +20,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats.columns import KNOWN_ROLES
-from rowmill.formats.removal_filters import REMOVAL_FILTERS
+from rowmill.formats.filters import REMOVAL_FILTERS
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts

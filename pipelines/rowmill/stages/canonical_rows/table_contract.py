@@ -31,7 +31,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats import Records, splits
-from rowmill.formats.removal_filters import REMOVAL_FILTERS
+from rowmill.formats.filters import REMOVAL_FILTERS
 from rowmill.formats.splits import Splitter
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest

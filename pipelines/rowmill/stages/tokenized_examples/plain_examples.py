@@ -26,8 +26,7 @@ from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column
-from rowmill.formats.built_examples import BuiltExample, check_built_example
-from rowmill.formats.custom import BuildContext
+from rowmill.formats.custom import BuildContext, BuiltExample, check_built_example
 from rowmill.formats.kind import TokenBuilder
 from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import SPAN_KINDS

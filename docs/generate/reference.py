@@ -42,7 +42,7 @@ from rowmill.recipe.execution import Execution
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import ledger, reject_reasons
 from rowmill.schema.rows import RowKind
-from rowmill.sources.compression import CODECS
+from rowmill.sources.encodings import CODECS
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
 from rowmill.sources.limits import Limits, RecordLimits
 from rowmill.stats import column_docs

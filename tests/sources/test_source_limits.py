@@ -23,7 +23,7 @@ from rowmill.sources import (
     HuggingFaceSource,
     RawRecord,
     StoreStager,
-    compression,
+    encodings,
     json_array,
     limits,
     read_records,
@@ -218,7 +218,7 @@ def compress_blanks(codec: str, size: int) -> bytes:
 def small_files_may_expand(monkeypatch: pytest.MonkeyPatch) -> int:
     """Lower the size below which a file may expand as it likes, so that what is refused is small; return it."""
     free_bytes = 16 << 20
-    for module in (compression, limits):
+    for module in (encodings, limits):
         monkeypatch.setattr(module, "EXPANSION_FREE_BYTES", free_bytes)
     return free_bytes
 

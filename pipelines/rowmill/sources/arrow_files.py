@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rowmill.core.errors import SourceError
 from rowmill.sources.arrow_rows import encode_batch
-from rowmill.sources.compression import open_seekable
+from rowmill.sources.encodings import open_seekable
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import require_columns
 from rowmill.sources.parquet import require_distinct_names

@@ -1,7 +1,7 @@
 """The formats of source files, one line each, and finding one by a file's name."""
 
 from rowmill.sources import arrow_files, delimited, json_array, json_lines, json_stream, parquet, plain_text, urls
-from rowmill.sources.compression import CODECS
+from rowmill.sources.encodings import CODECS
 from rowmill.sources.file_format import FileFormat
 from rowmill.sources.parts import FileScan
 

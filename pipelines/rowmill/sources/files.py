@@ -20,9 +20,8 @@ from rowmill.core.json import Json
 from rowmill.core.public_urls import public_url
 from rowmill.core.storage import Store
 from rowmill.sources import urls
-from rowmill.sources.compression import CODECS, open_content
 from rowmill.sources.dialect import QUOTE, DialectOptions
-from rowmill.sources.encodings import check_encoding, find_encoding, open_utf8
+from rowmill.sources.encodings import CODECS, check_encoding, find_encoding, open_content, open_utf8
 from rowmill.sources.file_format import FileFormat, FileOptions
 from rowmill.sources.file_formats import (
     FORMATS_BY_SUFFIX,

@@ -1,4 +1,6 @@
-"""A `.json` file: a list of records, one value, or JSON Lines under that suffix.
+"""JSON files whose records are elements of a list, read in blocks.
+
+A `.json` file: a list of records, one value, or JSON Lines under that suffix.
 
 A list of 2 GB must fit through a worker of 1.5 GB, so the file is never held in memory. Only its strings, brackets and
 commas are followed, block by block in NumPy: about three times as fast as regular expressions.
@@ -9,7 +11,7 @@ commas are followed, block by block in NumPy: about three times as fast as regul
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import BinaryIO, Literal, TypeAlias, cast
@@ -20,10 +22,41 @@ import orjson
 
 from rowmill.core.errors import SourceError
 from rowmill.sources import json_lines
-from rowmill.sources.block_stream import BlockStream
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, make_too_long_line
 from rowmill.sources.parts import BOM, FileScan, PartContent, cut_rows
+
+
+class BlockStream(io.RawIOBase):
+    """A stream of blocks, which are made as they are read; `on_close` is called when it is closed."""
+
+    def __init__(self, blocks: Iterator[bytes], on_close: Callable[[], None] | None = None) -> None:
+        self._blocks = blocks
+        self._on_close = on_close
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
+        """Fill `buffer` from the next block; return how many bytes, 0 at the end."""
+        while not self._ready and (block := next(self._blocks, None)) is not None:
+            self._ready = memoryview(block)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        """Close the stream."""
+        if not self.closed and self._on_close is not None:
+            self._on_close()
+        super().close()
+
+
+# ── A `.json` file: a list of records, one value, or JSON Lines under that suffix ──
+
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Positions: TypeAlias = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.sources.arrow_rows import encode_batch
-from rowmill.sources.compression import open_seekable
+from rowmill.sources.encodings import open_seekable
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, require_columns, require_expansion
 from rowmill.sources.parts import FileScan, PartContent, cut_rows

@@ -26,16 +26,7 @@ from rowmill.build.steps import Project
 from rowmill.core import permutation
 from rowmill.core.storage import Store
 from rowmill.recipe.recipe import parse_recipe
-from rowmill.tabular.assembly import (
-    AssembledExamples,
-    BudgetSampler,
-    ExampleLimits,
-    RecordLengths,
-    grouped,
-    resampling,
-    sequential,
-    tabular,
-)
+from rowmill.tabular.assembly import AssembledExamples, BudgetSampler, ExampleLimits, RecordLengths, modes
 
 LENGTHS = 1_000_000
 RUNS = 3
@@ -69,14 +60,10 @@ def assembly() -> None:
     for cap in (1, 10, None):
         room, wide = ExampleLimits(4096, 40, cap), ExampleLimits(1 << 20, 40, cap)
         ways: dict[str, Callable[[], AssembledExamples]] = {
-            "tabular": lambda room=room: tabular.assemble_records(
-                of, resampling.resample_records(of, None, shuffled), room
-            ),
-            "grouped": lambda wide=wide: grouped.assemble_groups(
-                of, resampling.resample_groups(of, None, shuffled), wide
-            ),
-            "sequential": lambda room=room: sequential.assemble_series(
-                of, resampling.resample_series(of, None, shuffled), room, draw(room)
+            "tabular": lambda room=room: modes.assemble_records(of, modes.resample_records(of, None, shuffled), room),
+            "grouped": lambda wide=wide: modes.assemble_groups(of, modes.resample_groups(of, None, shuffled), wide),
+            "sequential": lambda room=room: modes.assemble_series(
+                of, modes.resample_series(of, None, shuffled), room, draw(room)
             ),
         }
         for mode, way in ways.items():

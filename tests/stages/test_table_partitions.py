@@ -14,11 +14,11 @@ from rowmill.executors import LocalPool, Share, local
 from rowmill.inspection import dry_run
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import generated_series
-from rowmill.stages import table_partitions as row_partitions
+from rowmill.stages import row_index as row_partitions
 from rowmill.stages.base import StageContext
-from rowmill.tabular import table_partitions
-from rowmill.tabular.generation.outcome import Prefill
-from rowmill.tabular.table_partitions import assign_partitions
+from rowmill.tabular import row_index
+from rowmill.tabular.generation.rounds import Prefill
+from rowmill.tabular.row_index import assign_partitions
 from tests.support.recipes import Built, Workspace, sentence
 from tests.support.tables import grouped, records
 
@@ -63,7 +63,7 @@ def write_recipe(
 @pytest.fixture(autouse=True)
 def small_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a partition have at most 256 rows, and a block of keys two files."""
-    monkeypatch.setattr(table_partitions, "PARTITION_ROWS", 256)
+    monkeypatch.setattr(row_index, "PARTITION_ROWS", 256)
     monkeypatch.setattr(row_partitions, "BLOCK_ROWS", 2 * ROWS_OF_A_FILE)
 
 
@@ -72,7 +72,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
     """Build a table of shops, before and after a file was appended, in one store."""
     folder = tmp_path_factory.mktemp("shops")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_partitions, "PARTITION_ROWS", 256)
+        patch.setattr(row_index, "PARTITION_ROWS", 256)
         patch.setattr(row_partitions, "BLOCK_ROWS", 2 * ROWS_OF_A_FILE)
         return build(folder, list_files(), GROUPS), build(folder, [*list_files(), APPENDED], GROUPS)
 
@@ -168,7 +168,7 @@ def test_table_of_one_partition_has_the_same_examples_in_partitions_of_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a task plans of files is what the calling process plans in memory."""
-    monkeypatch.setattr(table_partitions, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
+    monkeypatch.setattr(row_index, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
     form = {"data": {"max_sequences_per_example": 7}}
     whole = build(tmp_path / "whole", list_files(), form)
     monkeypatch.setattr(row_partitions.PartitionBorders, "is_whole", property(lambda _: False))
@@ -201,7 +201,7 @@ def test_series_have_the_examples_that_they_have_in_one_partition(
     """What a series draws depends on its key alone, so that partitions decide only the order of examples."""
     built = build(tmp_path / "partitions", list_files(), SERIES, seq_len=1024)
     appended = build(tmp_path / "partitions", [*list_files(), APPENDED], SERIES, seq_len=1024)
-    monkeypatch.setattr(table_partitions, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
+    monkeypatch.setattr(row_index, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
     whole = build(tmp_path / "whole", list_files(), SERIES, seq_len=1024)
 
     # The last example of a pass says so, and there is one in each partition.

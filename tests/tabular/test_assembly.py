@@ -18,10 +18,7 @@ from rowmill.tabular.assembly import (
     ExampleLimits,
     RecordLengths,
     RecordPass,
-    grouped,
-    resampling,
-    sequential,
-    tabular,
+    modes,
 )
 
 PAGE = (85, 80, 79, 80)
@@ -74,7 +71,7 @@ def drawn(budget: int) -> BudgetSampler:
 def test_tabular_page_of_four_records_gives_the_sizes_of_the_specification(limit: int, sizes: list[int]) -> None:
     of, room = alone(PAGE), ExampleLimits(limit, 36, 3)
 
-    made = tabular.assemble_records(of, resampling.resample_records(of, None, AS_GIVEN), room)
+    made = modes.assemble_records(of, modes.resample_records(of, None, AS_GIVEN), room)
 
     assert lengths_of(made, of, room) == sizes
 
@@ -87,7 +84,7 @@ def test_grouped_page_of_two_groups_gives_the_sizes_of_the_specification(
 ) -> None:
     of, room = records((85, 80, 74), (80, 80, 85)), ExampleLimits(limit, 36, cap)
 
-    made = grouped.assemble_groups(of, resampling.resample_groups(of, None, AS_GIVEN), room)
+    made = modes.assemble_groups(of, modes.resample_groups(of, None, AS_GIVEN), room)
 
     assert lengths_of(made, of, room) == sizes
 
@@ -101,7 +98,7 @@ def test_sequential_page_of_two_series_gives_the_sizes_of_the_specification(
 ) -> None:
     of, room = records(A, B), ExampleLimits(limit, 35, cap)
 
-    made = sequential.assemble_series(of, resampling.resample_series(of, None, AS_GIVEN), room, None)
+    made = modes.assemble_series(of, modes.resample_series(of, None, AS_GIVEN), room, None)
 
     assert lengths_of(made, of, room) == sizes
     assert ended(made)[-1] == "end"
@@ -120,8 +117,8 @@ def test_budget_of_a_thousand_flushes_as_specified(
 ) -> None:
     of, room = records(tokens), ExampleLimits(1000 + 10 + DELIMITERS_PER_UNIT, 10, None)
 
-    made = sequential.assemble_series(
-        of, resampling.resample_series(of, None, AS_GIVEN), room, None if draw is None else drawn(draw)
+    made = modes.assemble_series(
+        of, modes.resample_series(of, None, AS_GIVEN), room, None if draw is None else drawn(draw)
     )
 
     assert [[int(of.tokens[i]) for i in one] for one in examples_of(made)] == wanted
@@ -131,7 +128,7 @@ def test_budget_of_a_thousand_flushes_as_specified(
 def test_record_above_its_draw_raises_the_budget_to_its_own_size() -> None:
     of, room = records((900, 50)), ExampleLimits(1012, 10, None)
 
-    made = sequential.assemble_series(of, resampling.resample_series(of, None, AS_GIVEN), room, drawn(700))
+    made = modes.assemble_series(of, modes.resample_series(of, None, AS_GIVEN), room, drawn(700))
 
     assert made.budgets.tolist() == [900, 700]
 
@@ -146,7 +143,7 @@ def test_minimum_budget_is_seven_tenths_rounded_up() -> None:
 def test_sequential_flush_names_the_first_reason_in_order() -> None:
     of, room = records((5, 5, 5), (5,), (5, 5)), ExampleLimits(12 + 10, 10, 2)
 
-    made = sequential.assemble_series(of, resampling.resample_series(of, 12, AS_GIVEN), room, None)
+    made = modes.assemble_series(of, modes.resample_series(of, 12, AS_GIVEN), room, None)
 
     assert ended(made) == [
         "max_records", "group_change", "group_change", "restart", "max_records", "group_change", "group_change", "end",
@@ -156,7 +153,7 @@ def test_sequential_flush_names_the_first_reason_in_order() -> None:
 def test_tabular_pass_boundary_always_flushes() -> None:
     of, room = alone((5, 5, 5)), ExampleLimits(1000, 10, None)
 
-    made = tabular.assemble_records(of, resampling.resample_records(of, 7, SHUFFLED), room)
+    made = modes.assemble_records(of, modes.resample_records(of, 7, SHUFFLED), room)
 
     assert [len(one) for one in examples_of(made)] == [3, 3, 1]
     assert ended(made) == ["restart", "restart", "end"]
@@ -171,7 +168,7 @@ def shown(passes: list[RecordPass]) -> list[int]:
 
 
 def test_tabular_resampling_of_ten_to_twenty_five_shows_twenty_five() -> None:
-    passes = resampling.resample_records(alone([7] * 10), 25, SHUFFLED)
+    passes = modes.resample_records(alone([7] * 10), 25, SHUFFLED)
 
     assert len(shown(passes)) == 25
     assert [sorted(one.records.tolist()) for one in passes[:2]] == [list(range(10))] * 2
@@ -182,7 +179,7 @@ def test_tabular_resampling_of_ten_to_twenty_five_shows_twenty_five() -> None:
 def test_grouped_resampling_adds_whole_groups_until_six(seed: int) -> None:
     of = records(*([1] * size for size in (1, 2, 3, 4, 5)))
 
-    [only] = resampling.resample_groups(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)))
+    [only] = modes.resample_groups(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)))
 
     count = len(only.records)
     assert 6 <= count <= 10
@@ -194,7 +191,7 @@ def test_grouped_resampling_adds_whole_groups_until_six(seed: int) -> None:
 def test_sequential_partial_pass_cuts_its_last_series_to_a_prefix(wanted: int) -> None:
     of = records(*([1] * size for size in (1, 2, 3, 4, 5)))
 
-    [only] = resampling.resample_series(of, wanted, SHUFFLED)
+    [only] = modes.resample_series(of, wanted, SHUFFLED)
 
     assert len(only.records) == wanted
     assert all(first in of.groups.tolist() for first in only.firsts.tolist())
@@ -203,7 +200,7 @@ def test_sequential_partial_pass_cuts_its_last_series_to_a_prefix(wanted: int) -
 def test_sequential_whole_first_pass_is_in_key_order_and_later_ones_permute_groups() -> None:
     of = records(*([1] * 3 for _ in range(30)))
 
-    first, second = resampling.resample_series(of, 180, SHUFFLED)
+    first, second = modes.resample_series(of, 180, SHUFFLED)
 
     assert first.records.tolist() == list(range(90))
     assert second.firsts.tolist() != first.firsts.tolist()
@@ -225,9 +222,9 @@ def test_tabular_examples_contain_every_record_of_a_pass_once_within_limits(
     lengths: list[int], cap: int | None, room: int, wanted: int | None
 ) -> None:
     of, limits = alone(lengths), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
-    passes = resampling.resample_records(of, wanted, SHUFFLED)
+    passes = modes.resample_records(of, wanted, SHUFFLED)
 
-    made = tabular.assemble_records(of, passes, limits)
+    made = modes.assemble_records(of, passes, limits)
 
     assert made.records.tolist() == shown(passes)
     _keeps_limits(made, of, limits, np.diff(made.record_offsets))
@@ -239,9 +236,9 @@ def test_grouped_examples_never_cut_a_group(
     groups: list[list[int]], cap: int | None, room: int, wanted: int | None
 ) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
-    passes = resampling.resample_groups(of, wanted, SHUFFLED)
+    passes = modes.resample_groups(of, wanted, SHUFFLED)
 
-    made = grouped.assemble_groups(of, passes, limits)
+    made = modes.assemble_groups(of, passes, limits)
 
     units = [made.records[a:b].tolist() for a, b in zip(made.units, made.units[1:], strict=False)]
     whole = [list(range(a, b)) for a, b in zip(of.groups, of.groups[1:], strict=False)]
@@ -254,7 +251,7 @@ def test_grouped_examples_never_cut_a_group(
 def test_oversized_groups_are_split_between_records_and_lose_none(groups: list[list[int]], room: int) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, None)
 
-    firsts, lasts = grouped.split_large_runs(of, of.groups[:-1], of.groups[1:], limits)
+    firsts, lasts = modes.split_large_runs(of, of.groups[:-1], of.groups[1:], limits)
 
     pieces = [list(range(a, b)) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
     assert [one for piece in pieces for one in piece] == list(range(len(of.tokens)))
@@ -269,9 +266,9 @@ def test_sequential_examples_contain_one_group_in_order_within_their_budgets(
 ) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
     draws = drawing(limits, seed)
-    passes = resampling.resample_series(of, wanted, SHUFFLED)
+    passes = modes.resample_series(of, wanted, SHUFFLED)
 
-    made = sequential.assemble_series(of, passes, limits, draws)
+    made = modes.assemble_series(of, passes, limits, draws)
 
     assert made.records.tolist() == shown(passes)
     _keeps_limits(made, of, limits, np.diff(made.record_offsets))
@@ -303,8 +300,8 @@ def test_plan_without_records_is_empty(cap: int | None) -> None:
     nothing: Ints = np.empty(0, np.int64)
 
     for made in (
-        tabular.assemble_records(of, resampling.resample_records(of, None, AS_GIVEN), room),
-        grouped.assemble_groups(of, resampling.resample_groups(of, 5, AS_GIVEN), room),
-        sequential.assemble_series(of, resampling.resample_series(of, 5, AS_GIVEN), room, None),
+        modes.assemble_records(of, modes.resample_records(of, None, AS_GIVEN), room),
+        modes.assemble_groups(of, modes.resample_groups(of, 5, AS_GIVEN), room),
+        modes.assemble_series(of, modes.resample_series(of, 5, AS_GIVEN), room, None),
     ):
         assert made.lengths(nothing, room).tolist() == []

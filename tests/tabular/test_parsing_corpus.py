@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 import pytest
 
 from rowmill.tabular.parsing import ParsedText, PlacementColumns, Validation, parse_generated_text
-from rowmill.tabular.parsing.spans import merge_span_counts
+from rowmill.tabular.parsing.scanner import merge_span_counts
 from rowmill.tabular.time_order import ISO8601
 from tests.support.generated_text import BOS, EOS, SCHEMA, Corpus, make
 

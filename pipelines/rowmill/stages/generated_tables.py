@@ -23,8 +23,8 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.stages.base import StageContext, compute_share, format_rejected
 from rowmill.stages.table_partitions import get_table_options, load_observed_table
 from rowmill.tabular import table_comparison
-from rowmill.tabular.cell_frames import hash_cells, read_cells
 from rowmill.tabular.schema import RecordSchema
+from rowmill.tabular.table_comparison import hash_cells, read_cells
 
 MAX_SAMPLED_ROWS = 200_000
 MAX_NAMED_COPIES = 10

@@ -28,7 +28,7 @@ from rowmill.packing.groups import cut_groups
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
 from rowmill.stages.part_files import write_table
-from rowmill.tabular import row_index, table_partitions
+from rowmill.tabular import row_index
 from rowmill.tabular.row_index import KEY_COLUMNS, RowIndex
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.table_contract import TableContract, TableEvidence
@@ -135,13 +135,13 @@ class PartitionBorders:
 def choose_borders(context: StageContext, rows: Sequence[File]) -> PartitionBorders:
     """Choose the partitions of a table by the sizes and digests of its parts."""
     whole = PartitionBorders(0, ((0, len(rows)),))
-    counts, limit = [file.rows for file in rows], table_partitions.PARTITION_ROWS
+    counts, limit = [file.rows for file in rows], row_index.PARTITION_ROWS
     form = get_table_options(context)
     # Records of a single series are planned together.
     if sum(counts) <= limit or (form.mode == "sequential" and not form.is_grouped):
         return whole
     if form.mode != "tabular":
-        return PartitionBorders(table_partitions.choose_hash_bits(sum(counts)), whole.runs)
+        return PartitionBorders(row_index.choose_hash_bits(sum(counts)), whole.runs)
     return PartitionBorders(0, tuple(cut_groups(counts, [file.digest for file in rows], limit)))
 
 
@@ -263,7 +263,7 @@ def split_block_keys(task: KeyBlockTask) -> Part:
     store = Store(task.root)
     tables = map_reads(store, lambda one: _read_part_keys(store, *one), enumerate(task.parts))
     lines = pa.concat_tables(tables)
-    of_partition = table_partitions.assign_partitions(lines.column("group_key"), task.bits)
+    of_partition = row_index.assign_partitions(lines.column("group_key"), task.bits)
     order = np.argsort(of_partition, kind="stable")
     borders = np.searchsorted(of_partition[order], np.arange((1 << task.bits) + 1))
     at = part_folder(task.folder, task.fingerprint)
@@ -353,7 +353,7 @@ def hold_partitions(
             rows = PartitionRows(_build_index(tables[first:end], options), join_lengths(lengths[first:end]))
             yield HeldPartition(None, rows, files[first:end])
         return
-    of_partition = [table_partitions.assign_partitions(table.column("group_key"), borders.bits) for table in tables]
+    of_partition = [row_index.assign_partitions(table.column("group_key"), borders.bits) for table in tables]
     for number in range(1 << borders.bits):
         own = [np.flatnonzero(one == number) for one in of_partition]
         if any(map(len, own)):

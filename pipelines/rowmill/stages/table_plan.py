@@ -35,10 +35,7 @@ from rowmill.tabular.assembly import (
     ExampleLimits,
     RecordLengths,
     RecordPass,
-    grouped,
-    resampling,
-    sequential,
-    tabular,
+    modes,
 )
 from rowmill.tabular.row_index import SPLITS, RowIndex
 from rowmill.tabular.schema import Mode
@@ -536,25 +533,23 @@ def _assemble_split(
     request: TablePlanRequest,
     records: RecordLengths,
     wanted: int | None,
-    permute: resampling.Permute,
+    permute: modes.Permute,
     draw: BudgetSampler | None,
 ) -> AssembledExamples:
     limits = request.limits
     match request.form.mode:
         case "tabular":
-            return tabular.assemble_records(records, resampling.resample_records(records, wanted, permute), limits)
+            return modes.assemble_records(records, modes.resample_records(records, wanted, permute), limits)
         case "grouped":
-            passes = resampling.resample_groups(records, wanted, permute)
+            passes = modes.resample_groups(records, wanted, permute)
             if request.form.assembly.on_overflow == "split":
                 passes = [
-                    RecordPass(one.number, *grouped.split_large_runs(records, one.firsts, one.lasts, limits))
+                    RecordPass(one.number, *modes.split_large_runs(records, one.firsts, one.lasts, limits))
                     for one in passes
                 ]
-            return grouped.assemble_groups(records, passes, limits)
+            return modes.assemble_groups(records, passes, limits)
         case "sequential":
-            return sequential.assemble_series(
-                records, resampling.resample_series(records, wanted, permute), limits, draw
-            )
+            return modes.assemble_series(records, modes.resample_series(records, wanted, permute), limits, draw)
 
 
 def _permute_pass(request: TablePlanRequest, split: str, number: int, count: int) -> Ints:

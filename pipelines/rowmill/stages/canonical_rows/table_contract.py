@@ -54,15 +54,14 @@ from rowmill.tabular.ambiguous_times import (
     find_repeated_times,
     has_times_of_day,
 )
-from rowmill.tabular.row_index import NO_KEY, RowIndex, count_group_sizes
+from rowmill.tabular.row_index import NO_KEY, PARTITION_ROWS, RowIndex, count_group_sizes
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import read_json
 from rowmill.tabular.table_contract import ColumnDrift, ColumnMismatch, TableContract, TableEvidence
 from rowmill.tabular.table_contract.document import format_contract_yaml
 from rowmill.tabular.table_contract.drift import describe_column_contract
-from rowmill.tabular.table_contract.evidence import ShapeTally
+from rowmill.tabular.table_contract.inference import ShapeTally
 from rowmill.tabular.table_contract.value_shapes import is_non_finite_shape
-from rowmill.tabular.table_partitions import PARTITION_ROWS
 from rowmill.tabular.time_order import ELAPSED
 
 

@@ -56,7 +56,7 @@ from rowmill.tabular.ambiguous_times import mark_zones
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import make_exact_decoder
 from rowmill.tabular.table_contract import TableContract, TableEvidence
-from rowmill.tabular.table_contract import evidence as table_evidence
+from rowmill.tabular.table_contract import inference as table_evidence
 from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_strings
 from rowmill.tabular.time_order import ISO8601, SortKey
 

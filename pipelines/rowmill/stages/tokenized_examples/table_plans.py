@@ -56,22 +56,22 @@ from rowmill.stages.table_plan import (
     require_fitting_units,
     require_single_use,
 )
-from rowmill.stages.tokenized_examples import table_tasks
+from rowmill.stages.tokenized_examples import table_tokens
 from rowmill.stages.tokenized_examples.overflow_names import make_overflow_naming
-from rowmill.stages.tokenized_examples.record_copies import RecordSource
-from rowmill.stages.tokenized_examples.table_slices import ExampleSlice, save_slice
-from rowmill.stages.tokenized_examples.table_tasks import cut_slices
 from rowmill.stages.tokenized_examples.table_tokens import (
     VERSION,
     BuildExamplesTask,
     EncodedPart,
+    ExampleSlice,
     PrefillOptions,
+    RecordSource,
+    cut_slices,
+    save_slice,
     write_prefill,
 )
 from rowmill.tabular.prompt import PromptFrame
-from rowmill.tabular.row_index import SPLITS, RowIndex
+from rowmill.tabular.row_index import SPLITS, RowIndex, share_sample
 from rowmill.tabular.schema import RecordSchema
-from rowmill.tabular.table_partitions import share_sample
 
 ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
 """States of rows, indexed by plans and ledger tasks; from `FIRST_REASON` on, reject reasons."""
@@ -477,7 +477,7 @@ def _identify_plan(task: PartitionPlanTask, share: int | None) -> PartitionPlanT
     request = replace(task.request, wanted=share)
     form = request.form.model_dump(mode="json", exclude={"generation"})
     fingerprint = digest_json(
-        "table plan", VERSION, table_tasks.PART_TOKENS, task.partition.content, task.prefill.frame.to_json(),
+        "table plan", VERSION, table_tokens.PART_TOKENS, task.partition.content, task.prefill.frame.to_json(),
         request.dataset, request.seed, form, asdict(request.limits), share,
     )  # fmt: skip
     return replace(task, request=request, fingerprint=fingerprint)

@@ -1,4 +1,6 @@
-"""Tokens of a table's records, and prefixes of its series.
+"""Tokens of a table's records: tasks, slices, copies, and prefixes of series.
+
+Tokens of a table's records, and prefixes of its series.
 
 A worker's tasks for examples of records: texts to ids, and a slice of the plan to token columns.
 
@@ -10,9 +12,10 @@ Each record is encoded separately and once per dataset: passes and examples only
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_array
-from rowmill.core.storage import File, Store, digest_json
+from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.formats import Records
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import Part
@@ -31,11 +34,9 @@ from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import part_folder, save_kept_part
 from rowmill.stages.part_files import write_table
-from rowmill.stages.table_partitions import read_row_column
-from rowmill.stages.table_plan import PartitionPlan
+from rowmill.stages.table_partitions import RowPart, read_row_column
+from rowmill.stages.table_plan import PartitionPlan, SplitTablePlan
 from rowmill.stages.tokenized_examples import text_parts
-from rowmill.stages.tokenized_examples.record_copies import RecordSource, require_copies
-from rowmill.stages.tokenized_examples.table_slices import ExampleSlice, load_slice
 from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tabular.assembly import DELIMITERS_PER_UNIT, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
@@ -48,6 +49,87 @@ from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.token_positions import read_token_bytes
 from rowmill.tokenization.tokenizer import RoundTripDecoder
+
+_ROW_COLUMNS = ("row_id", "domain", "group_key")
+"""The columns of rows that examples have, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSource:
+    """A part of rows, and the ids of its records."""
+
+    rows: File
+    tokens: File
+
+    @property
+    def copy_name(self) -> str:
+        """Name of the copy that a host makes of it, for taking records in any order."""
+        return f"{self.rows.digest}-{self.tokens.digest}.arrow"
+
+    def copy(self, root: str, target: str) -> None:
+        """Write ids and rows side by side as a scratch file."""
+        store = Store(root)
+        rows, ids = store.table(self.rows, _ROW_COLUMNS), store.table(self.tokens, ("input_ids",))
+        gather.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
+
+
+def require_copies(sources: Sequence[RecordSource], root: str, scratch: HostScratch) -> list[str]:
+    """Return the paths of this host's copies, after making those that it lacks."""
+    scratch.require({source.copy_name: partial(source.copy, root) for source in sources})
+    return [scratch.locate(source.copy_name) for source in sources]
+
+
+# ── Slices of a partition's plan: each a run of examples of one split with their records, which one task ──
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExampleSlice:
+    """A run of examples of one split.
+
+    `parts` are the numbers of the parts of rows that it has records of, `rows[r]` is the row of record r, counted over
+    all rows of these parts. Unit u has records `[units[u], units[u + 1])`, example e units
+    `[examples[e], examples[e + 1])`; `numbers[e]` numbers the examples that begin with the same row.
+    """
+
+    fingerprint: str
+    split: str
+    tokens: int
+    parts: Ints
+    rows: Ints
+    units: Ints
+    examples: Ints
+    numbers: Ints
+    starts: Ints
+    passes: Ints
+    budgets: Ints
+    flushes: NDArray[np.int8]
+
+    @property
+    def records(self) -> int:
+        """How many records its examples show."""
+        return len(self.rows)
+
+
+_SCALARS = ("fingerprint", "split", "tokens")
+_ARRAYS = tuple(field.name for field in fields(ExampleSlice) if field.name not in _SCALARS)
+
+
+def save_slice(store: Store, path: str, piece: ExampleSlice) -> File:
+    """Write a slice as a table of one line."""
+    columns = {name: pa.array([getattr(piece, name)]) for name in (*_SCALARS, *_ARRAYS)}
+    return write_table(store, path, pa.table(columns))
+
+
+def load_slice(store: Store, file: File) -> ExampleSlice:
+    """Read what `save_slice` wrote."""
+    table = store.table(file)
+    scalars = {name: table.column(name)[0].as_py() for name in _SCALARS}
+    arrays = {name: table.column(name).combine_chunks().flatten().to_numpy() for name in _ARRAYS}
+    return ExampleSlice(**scalars, **arrays)
+
+
+# ── Tokens of a table's records, and prefixes of its series ──
+
 
 PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
 
@@ -546,3 +628,88 @@ def _read_record_time(text: str, column: str | None) -> str | None:
     record: dict[str, Any] = read_json(text)
     value = record.get(column)
     return None if value is None else orjson.dumps(value, default=str).decode()
+
+
+# ── Slices of a partition's plan: runs of examples with their records, each with its fingerprint ──
+
+
+PART_TOKENS = 1 << 20
+"""Tokens of a part of examples; a worker needs about 20 MB to lay it out."""
+
+
+def cut_slices(
+    plan: PartitionPlan, index: RowIndex, parts: Sequence[RowPart], frame: PromptFrame
+) -> Iterator[ExampleSlice]:
+    """Yield the plan of each split in slices; `parts` are those that the index counts."""
+    part_rows = np.array([part.rows.rows for part in parts], np.int64)
+    fingerprints = [part.fingerprint for part in parts]
+    for split in plan.splits:
+        numbers = _number_examples(split)
+        for first, last in _cut_parts(split.lengths):
+            yield _cut_slice(plan, split, numbers, index, part_rows, fingerprints, frame, first, last)
+
+
+def _number_examples(one: SplitTablePlan) -> Ints:
+    """Return the numbers of the examples of a split that begin with the same row, in plan order."""
+    firsts = one.rows[one.assembled.records[one.assembled.record_offsets[:-1]]]
+    order = np.argsort(firsts, kind="stable")
+    ordered = firsts[order]
+    begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+    numbers = np.empty(len(firsts), np.int64)
+    numbers[order] = np.arange(len(firsts)) - np.repeat(begins, np.diff(np.append(begins, len(firsts))))
+    return numbers
+
+
+def _cut_parts(lengths: Ints) -> list[tuple[int, int]]:
+    """Divide examples into runs of about `PART_TOKENS`; later examples do not affect earlier boundaries."""
+    part = np.cumsum(lengths) // PART_TOKENS
+    borders = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(lengths)]
+    return [(first, last) for first, last in pairwise(borders) if first < last]
+
+
+def _cut_slice(
+    plan: PartitionPlan,
+    one: SplitTablePlan,
+    numbers: Ints,
+    index: RowIndex,
+    part_rows: Ints,
+    fingerprints: Sequence[str],
+    frame: PromptFrame,
+    first: int,
+    last: int,
+) -> ExampleSlice:
+    made = one.assembled
+    units = made.examples[first : last + 1]
+    records = made.units[units[0] : units[-1] + 1]
+    rows = one.rows[made.records[records[0] : records[-1]]]
+    starts = made.record_offsets[first:last]
+    if plan.mode == "sequential":
+        own = made.records[starts]
+        starts = own - one.records.groups[np.searchsorted(one.records.groups, own, "right") - 1]
+    arrays: dict[str, NDArray[Any]] = {
+        "units": records - records[0],
+        "examples": units - units[0],
+        "numbers": numbers[first:last],
+        "starts": starts,
+        "passes": made.passes[first:last],
+        "budgets": made.budgets[first:last],
+        "flushes": made.flushes[first:last],
+    }
+    which, places = index.locate_rows(rows)
+    used, local = np.unique(which, return_inverse=True)
+    # Rows are identified by the fingerprints of their parts and their places in these.
+    identity = [
+        [fingerprints[i] for i in used.tolist()],
+        digest_bytes(local.astype(np.int64).tobytes()),
+        digest_bytes(places.tobytes()),
+    ]
+    digests = {name: digest_bytes(values.tobytes()) for name, values in arrays.items()}
+    fingerprint = digest_json("examples", VERSION, frame.to_json(), one.split, plan.mode, identity, digests)
+    return ExampleSlice(
+        fingerprint=fingerprint,
+        split=one.split,
+        tokens=int(one.lengths[first:last].sum()),
+        parts=used,
+        rows=places + compute_offsets(part_rows[used])[local],
+        **arrays,
+    )

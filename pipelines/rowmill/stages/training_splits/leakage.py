@@ -49,7 +49,7 @@ from rowmill.shards import native
 from rowmill.shards.segment_padding import read_unpadded
 from rowmill.stages.base import StageContext, compute_share, scan_rows
 from rowmill.stages.table_partitions import load_observed_table
-from rowmill.tabular.cell_frames import hash_cells, read_cells
+from rowmill.tabular.table_comparison import hash_cells, read_cells
 
 NGRAM_LENGTH = 13
 """Token ids in an n-gram."""

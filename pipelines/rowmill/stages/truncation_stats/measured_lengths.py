@@ -51,7 +51,7 @@ from rowmill.stages.table_partitions import (
 from rowmill.stages.table_plan import ReplannedTable, TablePlanRequest, count_sampled_rows, replan_partition
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 from rowmill.tabular.assembly import ExampleLimits
-from rowmill.tabular.table_partitions import share_sample
+from rowmill.tabular.row_index import share_sample
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",

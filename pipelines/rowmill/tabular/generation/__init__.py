@@ -3,16 +3,22 @@
 | module | contents |
 |---|---|
 | `options.py` | the `generation` block |
-| `outcome.py` | the inputs and results of generation |
-| `sampling.py` | one request: temperature, seeds, errors |
+| `rounds.py` | the inputs and results of generation |
+| `rounds.py` | one request: temperature, seeds, errors |
 | `series.py` | time series in a sliding window |
 | `rounds.py` | the state of one series |
-| `batches.py` | tabular and grouped records |
+| `rounds.py` | tabular and grouped records |
 """
 
-from rowmill.tabular.generation.batches import generate_records
 from rowmill.tabular.generation.options import Generation
-from rowmill.tabular.generation.outcome import GenerationResult, Prefill, RejectedObject, SeriesOutcome, TrainedModel
+from rowmill.tabular.generation.rounds import (
+    GenerationResult,
+    Prefill,
+    RejectedObject,
+    SeriesOutcome,
+    TrainedModel,
+    generate_records,
+)
 from rowmill.tabular.generation.series import generate_series
 
 __all__ = [

@@ -1,31 +1,288 @@
-"""State of one series during generation: its window, its bound, and the effect of each round of samples.
+"""Rounds of sampling: batches of prompts, their outcomes, and when to end.
+
+State of one series during generation: its window, its bound, and the effect of each round of samples.
 
 generation prompt │ r4 │ r5 │ r6 │  ──model──►  r7 r8 bad …
                    └─ context_records           └──┴─ accepted: they follow r6
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from math import ceil
 from typing import Literal
 
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, GenerationError
+from rowmill.core.permutation import hash_labels
 from rowmill.schema.rows import Rejected
-from rowmill.tabular.backends import Completion, PromptText
+from rowmill.tabular.backends import Completer, Completion, PromptText
 from rowmill.tabular.generation.options import Generation
-from rowmill.tabular.generation.outcome import (
-    GenerationTally,
-    Prefill,
-    SeriesStatus,
-    TrainedModel,
-    is_bad_round,
-    is_ended_by_model,
-)
-from rowmill.tabular.generation.sampling import describe_error
-from rowmill.tabular.parsing import ParsedText, Parser
-from rowmill.tabular.schema import Record, RecordSchema, Value
-from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json, serialise_record
+from rowmill.tabular.parsing import ParsedText, Parser, PlacementColumns, merge_span_counts
+from rowmill.tabular.schema import Mode, Record, RecordSchema, Value
+from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json, serialise_record
 from rowmill.tabular.time_order import DAY, Position
+
+SEEDS = 2**31
+"""Exclusive upper bound of seeds: some servers accept none larger."""
+_MAX_TEMPERATURE = 2.0
+"""Maximum temperature of retries: the highest that servers accept."""
+_TEMPERATURE_STEP = 0.1
+
+Answer = Sequence[Completion] | Exception
+
+
+def sample_completions(
+    completer: Completer,
+    prompts: Sequence[PromptText],
+    *,
+    n: int,
+    max_tokens: int,
+    seeds: Sequence[int],
+    stop: str,
+    bad_rounds: int,
+    options: Generation,
+) -> Sequence[Answer]:
+    """Return `n` completions per prompt, or the error instead; nothing is raised.
+
+    Each bad round raises the temperature by 0.1.
+    """
+    warmer = min(_MAX_TEMPERATURE, options.temperature + _TEMPERATURE_STEP * bad_rounds)
+    try:
+        answers = completer.complete(
+            prompts,
+            n=n,
+            max_tokens=max_tokens,
+            temperature=round(max(options.temperature, warmer), 6),
+            top_p=options.top_p,
+            repetition_penalty=options.repetition_penalty,
+            stop=[stop],
+            seeds=seeds,
+        )
+        return [_check_completion_count(answer, n) for answer in _require_answer_count(answers, len(prompts))]
+    except Exception as error:  # noqa: BLE001  (whatever a backend does is one bad round, and not the end of the run)
+        return [error] * len(prompts)
+
+
+def describe_error(error: Exception) -> str:
+    """Format an error for a report."""
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+def _require_answer_count(answers: Sequence[Answer], prompts: int) -> Sequence[Answer]:
+    if len(answers) != prompts:
+        raise GenerationError(f"generation.backend: {len(answers)} answers to {prompts} prompts; return one per prompt")
+    return answers
+
+
+def _check_completion_count(answer: Answer, n: int) -> Answer:
+    if isinstance(answer, Exception) or len(answer) == n:
+        return answer
+    return GenerationError(f"generation.backend: {len(answer)} completions of a prompt; {n} were requested")
+
+
+# ── The inputs and results of generation ──
+
+
+SeriesStatus = Literal["completed", "capped", "failed"]
+_LENGTH_MARGIN = 1.2
+"""Maximum tokens of a completion, as a multiple of the longest training example."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """What generation needs to know of a model's training data.
+
+    `prompt` is the generation prompt, BOS included; `encode` returns a record's tokens as in training;
+    `longest_example` is in tokens, `longest_group` in records.
+    """
+
+    mode: Mode
+    schema: RecordSchema
+    place: PlacementColumns
+    prompt: PromptText
+    bos: str
+    eos: str
+    special_tokens: tuple[str, ...]
+    wire: Wire
+    max_seq_length: int
+    longest_example: int
+    longest_group: int
+    encode: Callable[[str], Sequence[int]]
+
+    def parser(self, options: Generation) -> Parser:
+        """Return the parser of this model's output."""
+        return Parser(
+            self.schema, self.mode, bos=self.bos, eos=self.eos, place=self.place, validation=options.validation,
+            wire=self.wire,
+        )  # fmt: skip
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the generation prompt."""
+        return len(self.encode(self.prompt.text) if self.prompt.ids is None else self.prompt.ids)
+
+    def max_tokens(self, available: int) -> int:
+        """Return the maximum tokens of a completion, given how many fit into the context."""
+        return max(1, min(available, ceil(_LENGTH_MARGIN * self.longest_example)))
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Beginning and end of a training group: its typed key, the text of its first records, its times, its length.
+
+    A private series has a `name` instead of a key, because the model writes the key; so has a file that is one series.
+    """
+
+    key: Mapping[str, Value]
+    texts: tuple[str, ...]
+    start: Value = None
+    stop: Value = None
+    length: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedObject:
+    """A rejected object of generated text, and its source."""
+
+    reason: str
+    column: str
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesOutcome:
+    """Outcome of one series; `error` is the backend's last failure, empty if it never failed."""
+
+    source: str
+    status: SeriesStatus
+    rounds: int
+    records: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """Result of generation.
+
+    `status`: whether no, some or all series failed; for records, whether as many were generated as requested. `counts`
+    are items by class, as in `SpanCounts`, over all chosen completions.
+    """
+
+    status: Literal["complete", "partial", "failed"]
+    records: Sequence[Record]
+    rejected: Sequence[RejectedObject]
+    counts: Mapping[str, int]
+    series: Sequence[SeriesOutcome] = ()
+    error: str = ""
+
+
+@dataclass(slots=True)
+class GenerationTally:
+    """Items by class, and the rejected objects with their texts."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    rejected: list[RejectedObject] = field(default_factory=list[RejectedObject])
+
+    def reject(self, reason: str, text: str, source: str, column: str = "") -> None:
+        """Count a rejected object and keep it."""
+        self.counts[f"invalid:{reason}"] += 1
+        self.rejected.append(RejectedObject(reason, column, text, source))
+
+    def count_rejected_spans(self, parsed: ParsedText, text: str, source: str) -> None:
+        """Count a text's spans other than records; the caller counts the records that it accepts."""
+        for span in parsed.spans:
+            if span.kind == "invalid":
+                self.reject(span.reason, text[span.start : span.end], source, span.column)
+            elif span.kind in {"prose", "truncated"}:
+                self.counts[span.kind] += 1
+
+
+def is_bad_round(parsed: ParsedText, *, accepted: int, threshold: float) -> bool:
+    """Tell whether a round or batch counts against `patience`."""
+    objects = parsed.report.valid + parsed.report.invalid
+    return not accepted or parsed.report.invalid >= threshold * objects
+
+
+def is_ended_by_model(completion: Completion) -> bool:
+    """Tell whether the model ended the text with EOS, which the server removed."""
+    return completion.finish_reason == "stop"
+
+
+# ── Generation of tabular and grouped records: the generation prompt is sampled until there are enough ──
+
+
+_PROMPTS_PER_BATCH = 100
+"""Maximum prompts per batch."""
+
+
+def generate_records(
+    completer: Completer,
+    *,
+    model: TrainedModel,
+    options: Generation,
+    num_records: int = 1000,
+    seed: int = 0,
+) -> GenerationResult:
+    """Generate `num_records` records, in groups where training was grouped, or stop when `patience` runs out.
+
+    Groups stay whole, so there may be a few records more. Of `patience` consecutive batches at least one adds a record,
+    or generation ends: there are at most `patience` × (`num_records` + 1) batches.
+
+    Raises
+    ------
+    ConfigError
+        If the model was trained on series.
+
+    """
+    if model.mode == "sequential":
+        raise ConfigError(
+            "generation: the model was trained on time series, not on single records; use generate_series"
+        )
+    parser = model.parser(options)
+    tally = GenerationTally()
+    records: list[Record] = []
+    batches = bad_batches = 0
+    error = ""
+    while len(records) < num_records and bad_batches < options.patience:
+        prompts = min(_PROMPTS_PER_BATCH, num_records - len(records))
+        answers = sample_completions(
+            completer,
+            [model.prompt] * prompts,
+            n=1,
+            max_tokens=model.max_tokens(model.max_seq_length - model.prompt_length),
+            seeds=[hash_labels(seed, "generate", batches, number) % SEEDS for number in range(prompts)],
+            stop=model.eos,
+            bad_rounds=bad_batches,
+            options=options,
+        )
+        parsed = [
+            _parse_completion(parser, answer[0], tally) for answer in answers if not isinstance(answer, Exception)
+        ]
+        error = next((describe_error(answer) for answer in answers if isinstance(answer, Exception)), error)
+        found = [record for one in parsed for record in one.records]
+        report = merge_span_counts(one.report for one in parsed)
+        objects = report.valid + report.invalid
+        is_bad = not found or report.invalid >= options.invalid_fraction_threshold * objects
+        batches, bad_batches = batches + 1, bad_batches + 1 if is_bad else 0
+        records += found
+    if model.mode == "tabular" and len(records) > num_records:
+        tally.counts["invalid:past_bound"] += len(records) - num_records
+        del records[num_records:]
+    tally.counts["record"] = len(records)
+    status = "complete" if len(records) >= num_records else "partial" if records else "failed"
+    return GenerationResult(status, records, tally.rejected, dict(sorted(tally.counts.items())), error=error)
+
+
+def _parse_completion(parser: Parser, completion: Completion, tally: GenerationTally) -> ParsedText:
+    parsed = parser(completion.text, open_at_start=True, closed_at_end=is_ended_by_model(completion))
+    tally.count_rejected_spans(parsed, completion.text, "")
+    return parsed
+
+
+# ── State of one series during generation: its window, its bound, and the effect of each round of sample ──
 
 
 @dataclass(frozen=True, slots=True)

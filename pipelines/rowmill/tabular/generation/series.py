@@ -13,9 +13,18 @@ from typing import Literal
 from rowmill.core.permutation import hash_labels
 from rowmill.tabular.backends import Completer
 from rowmill.tabular.generation.options import Generation
-from rowmill.tabular.generation.outcome import GenerationResult, Prefill, RejectedObject, SeriesOutcome, TrainedModel
-from rowmill.tabular.generation.rounds import SeriesContext, SeriesState, start_series
-from rowmill.tabular.generation.sampling import SEEDS, sample_completions
+from rowmill.tabular.generation.rounds import (
+    SEEDS,
+    GenerationResult,
+    Prefill,
+    RejectedObject,
+    SeriesContext,
+    SeriesOutcome,
+    SeriesState,
+    TrainedModel,
+    sample_completions,
+    start_series,
+)
 from rowmill.tabular.schema import Record, Value
 from rowmill.tabular.serialization import Serialiser
 

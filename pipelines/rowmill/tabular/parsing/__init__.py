@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from rowmill.core.errors import ConfigError
 from rowmill.tabular.parsing.rules import DelimitedSpans, PlacementColumns, Validation, validate_group, validate_series
-from rowmill.tabular.parsing.scanner import ObjectScanner
-from rowmill.tabular.parsing.spans import (
+from rowmill.tabular.parsing.scanner import (
     REASONS,
+    ObjectScanner,
     ParsedText,
     SpanCounts,
     SpanKind,

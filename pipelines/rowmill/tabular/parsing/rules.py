@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact
 
 from rowmill.core.config import Config
-from rowmill.tabular.parsing.spans import TextSpan
+from rowmill.tabular.parsing.scanner import TextSpan
 from rowmill.tabular.schema import Record, Value
 from rowmill.tabular.time_order import Position, SortKey
 

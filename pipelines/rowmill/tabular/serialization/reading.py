@@ -10,9 +10,9 @@ from decimal import Decimal, InvalidOperation
 from typing import NamedTuple, TypeGuard
 
 from rowmill.core.json import Json
-from rowmill.tabular.iso8601 import CANONICAL, canonical_datetime, canonical_duration
 from rowmill.tabular.schema import MAX_DIGITS, Column, Record, RecordSchema, Value
 from rowmill.tabular.serialization.writing import Wire
+from rowmill.tabular.time_order import CANONICAL, canonical_datetime, canonical_duration
 
 _ABSENT = object()
 

@@ -11,8 +11,8 @@ from json.encoder import encode_basestring
 from typing import Any, Literal
 
 from rowmill.schema.rows import Rejected
-from rowmill.tabular.iso8601 import CANONICAL, canonical_duration
 from rowmill.tabular.schema import MAX_DEPTH, MAX_DIGITS, Column, RecordSchema, Value
+from rowmill.tabular.time_order import CANONICAL, canonical_duration
 
 Wire = Literal["lossless", "reference"]
 

@@ -21,8 +21,15 @@ from rowmill.tabular.table_contract.cells import make_cell_writer, read_position
 from rowmill.tabular.table_contract.contract import ColumnContract, TableContract
 from rowmill.tabular.table_contract.declared_types import name_declared_kind
 from rowmill.tabular.table_contract.drift import ColumnDrift, ColumnMismatch, find_contract_changes, find_missing_or_new
-from rowmill.tabular.table_contract.evidence import ColumnEvidence, TableEvidence, merge_evidence, observe_records
-from rowmill.tabular.table_contract.inference import build_record_schema, infer_contract, infer_sort_key
+from rowmill.tabular.table_contract.inference import (
+    ColumnEvidence,
+    TableEvidence,
+    build_record_schema,
+    infer_contract,
+    infer_sort_key,
+    merge_evidence,
+    observe_records,
+)
 
 __all__ = [
     "ColumnContract",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints
 from rowmill.tabular.table_contract.cells import NULL, make_cell_writer
 from rowmill.tabular.table_contract.contract import ColumnContract
-from rowmill.tabular.table_contract.evidence import (
+from rowmill.tabular.table_contract.inference import (
     MAX_EXAMPLE_CHARS,
     MAX_EXAMPLES,
     ColumnEvidence,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rowmill.tabular.table_contract.contract import ColumnContract, TableContract
 from rowmill.tabular.table_contract.drift import reads_shape
-from rowmill.tabular.table_contract.evidence import CellLocation, ColumnEvidence, ShapeTally, TableEvidence
+from rowmill.tabular.table_contract.inference import CellLocation, ColumnEvidence, ShapeTally, TableEvidence
 from rowmill.tabular.table_contract.value_shapes import formats_of, is_absent_shape, is_ambiguous_shape
 from rowmill.tabular.time_order import CANDIDATES
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rowmill.tabular.table_contract.contract import TIMES, ColumnContract, TableContract
-from rowmill.tabular.table_contract.evidence import CellLocation, ColumnEvidence, TableEvidence
+from rowmill.tabular.table_contract.inference import CellLocation, ColumnEvidence, TableEvidence
 from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, formats_of
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import find_distinct
-from rowmill.packing.groups import choose_group_tokens
-from rowmill.packing.plan import plan_best_fit
+from rowmill.packing.pack_plan import choose_group_tokens, plan_best_fit
 
 DISTRIBUTIONS = {
     "chat": (4096, ((1.0, 250, 1.0),)),

@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rowmill.packing.plan import bound_sequence_count, plan_best_fit
+from rowmill.packing.pack_plan import bound_sequence_count, plan_best_fit
 
 LIMIT, RUNS = 4096, 5
 

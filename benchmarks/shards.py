@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from benchmarks import measure
 from rowmill.core.storage import Store
 from rowmill.packing.layout import make_labels, position_ids
-from rowmill.packing.plan import plan_greedy
+from rowmill.packing.pack_plan import plan_greedy
 from rowmill.schema import manifest
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.shards import native

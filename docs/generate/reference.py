@@ -34,7 +34,7 @@ from rowmill.formats.filters import Benchmark, Decontaminate, NearDuplicates
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.formats.records import FileGroups
 from rowmill.formats.splits import Boundaries
-from rowmill.packing.mixture_options import BlockShuffle, Mixture
+from rowmill.packing.options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import defaults, recipe
 from rowmill.recipe.dataset import Dataset

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         UnreachableError,
     )
     from rowmill.core.json import Json
-    from rowmill.exports.export_manifest import Exported, open_export
+    from rowmill.exports.base import Exported, open_export
     from rowmill.exports.tinker import read_datums
     from rowmill.formats.custom import BuildContext, RowFormat, register_format
     from rowmill.inspection.generated_output import ParsedFiles, parse_files
@@ -113,7 +113,7 @@ _MODULES = {
         "MissingPackageError PipelineError SchemaError SourceError UnreachableError"
     ),
     "rowmill.core.json": "Json",
-    "rowmill.exports.export_manifest": "Exported open_export",
+    "rowmill.exports.base": "Exported open_export",
     "rowmill.exports.tinker": "read_datums",
     "rowmill.formats.custom": "BuildContext RowFormat register_format",
     "rowmill.inspection.generated_output": "ParsedFiles parse_files",

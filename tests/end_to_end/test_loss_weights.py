@@ -19,7 +19,7 @@ from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
 from rowmill.inspection import inspect, sequences
 from rowmill.reader import Reader
-from rowmill.reader.batch_layout import LayoutName
+from rowmill.reader.layouts import LayoutName
 from rowmill.reports import row_view, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.examples import WEIGHT_COLUMN

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.packing.groups import choose_group_tokens, cut_groups, find_stretch
 from rowmill.packing.layout import SequencePlan
-from rowmill.packing.plan import plan_concat, plan_stream
+from rowmill.packing.pack_plan import choose_group_tokens, cut_groups, find_stretch, plan_concat, plan_stream
 
 
 def digest(number: int) -> str:

@@ -22,7 +22,7 @@ from rowmill.packing.mixture import (
     measure_share_error,
     schedule_sequences,
 )
-from rowmill.packing.mixture_options import Mixture
+from rowmill.packing.options import Mixture
 
 ABC = {"a": 0.5, "b": 0.3, "c": 0.2}
 FIVE = {"a": 5, "b": 5, "c": 5}

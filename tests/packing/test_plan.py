@@ -20,19 +20,23 @@ from rowmill.packing.layout import (
     position_ids,
 )
 from rowmill.packing.options import Packing, SliceStrategy
-from rowmill.packing.plan import (
+from rowmill.packing.pack_plan import (
+    ExampleSlices,
     _count_greedy,
     bound_sequence_count,
     count_best_fit,
     count_left_out_tokens,
+    count_piece_targets,
     count_sequences,
+    keep_examples_whole,
+    keep_pieces,
     plan_best_fit,
     plan_concat,
     plan_greedy,
     plan_single,
     plan_slices,
+    slice_too_long,
 )
-from rowmill.packing.slicing import ExampleSlices, count_piece_targets, keep_examples_whole, keep_pieces, slice_too_long
 from rowmill.schema.rows import RowKind
 
 TEN = [6, 5, 5, 4, 4, 3, 3, 2, 2, 2]

@@ -23,7 +23,7 @@ from rowmill.core import remote
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.core.storage import Store
 from rowmill.inspection import trace
-from rowmill.reader import Batch, Reader, shard_checks
+from rowmill.reader import Batch, Reader, stored_rows
 from rowmill.schema import manifest
 from tests.support.object_server import serving_s3fs
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, sentence
@@ -400,7 +400,7 @@ def test_footer_longer_than_what_is_read_at_first_is_read_too(
     indexed: Workspace, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     fsspec.filesystem("memory").put(str(indexed.store / "mini"), f"/long-{length}/mini", recursive=True)
-    monkeypatch.setattr(shard_checks, "FIRST_END_BYTES", length)
+    monkeypatch.setattr(stored_rows, "FIRST_END_BYTES", length)
     far = Reader(f"memory://long-{length}", "mini", rank=0, world_size=1, as_torch=False)
 
     assert in_bytes(iter(far)) == in_bytes(iter(open_reader(indexed)))

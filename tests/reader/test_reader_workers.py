@@ -24,8 +24,7 @@ from hypothesis import strategies as st
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
 from rowmill.reader import Batch, Reader
-from rowmill.reader.shard_checks import ExpectedShard, Shard
-from rowmill.reader.stored_rows import StoredRows
+from rowmill.reader.stored_rows import ExpectedShard, Shard, StoredRows
 from tests.reader.test_reader import GROWING, STEPPED, UNSTEPPED, make, open_reader
 from tests.support.tiers import draw, mark_all_but
 

@@ -7,7 +7,7 @@ import pytest
 from rowmill.packing import layout
 from rowmill.packing.layout import SequencePlan
 from rowmill.shards import native
-from rowmill.shards.segment_padding import drop_padding
+from rowmill.shards.native import drop_padding
 
 LENGTHS = [3, 5, 2, 4]
 """Two sequences: segments of 3 and 5 tokens, then of 2 and 4."""

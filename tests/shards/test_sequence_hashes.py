@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.arrays import compute_offsets
 from rowmill.shards import native
-from rowmill.shards.sequence_hashes import SEQUENCE_HASHES, join_hashes, read_hashes, tabulate_hashes
+from rowmill.shards.sequences import SEQUENCE_HASHES, join_hashes, read_hashes, tabulate_hashes
 from tests.support.recipes import Workspace, chat
 
 hashes = st.lists(st.integers(0, native.HASH_MODULUS - 1), min_size=1, max_size=8)

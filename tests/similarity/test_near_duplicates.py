@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from rowmill.core.arrays import LARGEST_INT32, Integers
 from rowmill.similarity import near_duplicates
-from rowmill.similarity.minhash import BANDS, FUNCTIONS, compute_signatures, hash_bands
 from rowmill.similarity.near_duplicates import (
+    BANDS,
+    FUNCTIONS,
     Removed,
     Shingles,
     collect_shingles,
+    compute_signatures,
     compute_similarity,
     drop_equal_groups,
     find_near_duplicates,
+    hash_bands,
 )
 from rowmill.similarity.words import hash_words, make_offsets
 

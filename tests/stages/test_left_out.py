@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rowmill.build import gate, runner, steps
 from rowmill.core.errors import ContextOverflowError, GateError
-from rowmill.packing import plan
+from rowmill.packing import pack_plan
 from rowmill.schema.manifest import list_versions
 from tests.support.recipes import LENIENT, PAIR, TEXT, Built, Workspace, document, pair, sentence
 
@@ -163,8 +163,8 @@ def test_counted_sequences_are_those_of_the_plan() -> None:
 
     lengths = np.random.default_rng(1).integers(1, 100, 2000)
 
-    assert plan.count_best_fit(lengths, 100) == plan.plan_best_fit(lengths, 100, None).sequences
-    assert plan.count_best_fit(lengths[:0], 100) == 0
+    assert pack_plan.count_best_fit(lengths, 100) == pack_plan.plan_best_fit(lengths, 100, None).sequences
+    assert pack_plan.count_best_fit(lengths[:0], 100) == 0
 
 
 # ── Files that are not what was written ────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rowmill.packing.plan import plan_best_fit
+from rowmill.packing.pack_plan import plan_best_fit
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import make_parts
 from rowmill.stages.packed_shards import pack_group, stage

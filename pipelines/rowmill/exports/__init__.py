@@ -17,8 +17,7 @@ from pydantic import Field
 from rowmill.exports.astrai_bin import AstrAIBin
 from rowmill.exports.astrai_h5 import AstrAIH5
 from rowmill.exports.axolotl import Axolotl
-from rowmill.exports.base import DatasetSummary, Export, RecipeSummary
-from rowmill.exports.export_manifest import Exported, open_export
+from rowmill.exports.base import DatasetSummary, Export, Exported, RecipeSummary, open_export
 from rowmill.exports.hf import HuggingFaceExport
 from rowmill.exports.llama_factory import LLaMAFactory
 from rowmill.exports.llm_foundry import LLMFoundry

@@ -21,8 +21,16 @@ import orjson
 
 from rowmill.core.arrays import Weights, compute_offsets
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import ExportContext, ExportIndex, ExportJob, ExportLayout, FileCounts, Sharded, WrittenFile
-from rowmill.exports.export_manifest import open_export
+from rowmill.exports.base import (
+    ExportContext,
+    ExportIndex,
+    ExportJob,
+    ExportLayout,
+    FileCounts,
+    Sharded,
+    WrittenFile,
+    open_export,
+)
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention, ShiftedTargets
 from rowmill.shards.sequences import SequenceBatch

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from rowmill.core.errors import ConfigError, IntegrityError
-from rowmill.exports.export_manifest import open_export
+from rowmill.exports.base import open_export
 
 PAD_MODE = "no_padding"
 _COLUMNS = ("input_ids", "loss_mask")

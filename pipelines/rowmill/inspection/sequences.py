@@ -30,7 +30,7 @@ from rowmill.inspection.trace import (
 from rowmill.schema import manifest
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.rows import parse_row_id
-from rowmill.shards.segment_padding import drop_padding
+from rowmill.shards.native import drop_padding
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import tokenizer_card

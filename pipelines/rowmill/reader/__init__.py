@@ -41,15 +41,13 @@ import numpy as np
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import Store
-from rowmill.reader import batch_layout, places, published
-from rowmill.reader.batch_layout import LayoutName
-from rowmill.reader.layouts import Batch
+from rowmill.reader import layouts, places, published
+from rowmill.reader.layouts import Batch, LayoutName
 from rowmill.reader.places import SequenceSource
-from rowmill.reader.read_ahead import BatchesBetweenPasses, read_ahead
+from rowmill.reader.read_ahead import WHOLE_SHARE, BatchesBetweenPasses, WorkerShare, find_current_worker, read_ahead
 from rowmill.reader.schedule import PlannedBatch, RankSchedule
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.views import BatchFunction, SequenceFunction, View
-from rowmill.reader.workers import WHOLE_SHARE, WorkerShare, find_current_worker
 
 __all__ = ["Batch", "PackedSequence", "Reader", "TrainingStep", "View"]
 
@@ -73,7 +71,7 @@ class Reader:
     `root` is the storage root (a folder or fsspec URL) and `recipe` the recipe's name. `batch_size` counts
     sequences of this rank; a batch never crosses a step, so a step's last batch may be smaller; None is the
     rank's share of a whole step (of a recipe without `batch_size`: one sequence). `layout` and `pad_to` are
-    described in `layouts.py` and `preference_batches.py`. `as_torch` None gives tensors where torch is installed.
+    described in `layouts.py` and `layouts.py`. `as_torch` None gives tensors where torch is installed.
     `tokenizer` is a folder whose tokenizer.json must be the build's. `verify` reads every file once and compares
     digests.
 
@@ -121,7 +119,7 @@ class Reader:
         self._view = View(
             length=len(self._schedule),
             fetch=partial(_fetch_rank_sequences, self._source, rank, world_size),
-            layout=batch_layout.make_layout(layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch),
+            layout=layouts.make_layout(layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch),
             batch_size=batch_size or 1,
         )
         self._next = 0
@@ -137,7 +135,7 @@ class Reader:
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches from where deliveries stopped to the end of the order, which holds all epochs.
 
-        In a `DataLoader` worker: this worker's share of them (`workers.py`).
+        In a `DataLoader` worker: this worker's share of them (`read_ahead.py`).
 
         Raises
         ------
@@ -306,7 +304,7 @@ class Reader:
     def preference_batch(self, indices: Sequence[int] | Ints) -> Batch:
         """Return this rank's sequences of these numbers as a batch of pairs, whatever layout the reader has.
 
-        All chosen sides come first, then all rejected ones (`preference_batches.py`).
+        All chosen sides come first, then all rejected ones (`layouts.py`).
 
         Raises
         ------

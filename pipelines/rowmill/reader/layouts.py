@@ -1,4 +1,6 @@
-"""Lay sequences out as one batch, flat or padded.
+"""Batches of sequences: padded, joined, or pairs of sides.
+
+Lay sequences out as one batch, flat or padded.
 
     sequences          3 tokens in spans of 2 and 1, and 2 tokens in one span
 
@@ -29,17 +31,33 @@ there is none, and `group_id` a list of K texts, None where there is none.
 
 `flat` has the names, shapes and dtypes of transformers' `DataCollatorWithFlattening`, so a model takes it unchanged.
 All arrays are int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
+
+Lay the pairs of sequences out as one batch: all chosen sides, then all rejected ones.
+
+    sequences        chosen a b c · rejected a b d e        another pair: chosen f g · rejected f h
+
+    input_ids        [[a b c P] [f g P P] [a b d e] [f h P P]]      2n rows: pair i is rows i and n + i
+    attention_mask   [[1 1 1 0] [1 1 0 0] [1 1 1 1] [1 1 0 0]]
+    completion_mask  [[0 0 1 0] [0 1 0 0] [0 0 1 1] [0 1 0 0]]      1 where a token is a target
+    margin           [0.5 0]                                        if a pair of the batch has one
+
+These are the names and shapes of TRL's `DataCollatorForPreference`, and the `margin` of its reward trainer. A pair
+without a margin has 0 there, which changes no loss. A filler is a pair of equal sides without a target, so that every
+rank has the same number of batches. Loss weights, if the recipe has them, are laid out as in the padded layout.
 """
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Tokens, Weights
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, join_choices
 from rowmill.reader.sequences import PackedSequence, make_position_ids
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.rollout_fields import ROW_FIELDS
@@ -174,3 +192,109 @@ def _collect_weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:
         (row.labels != IGNORED_LABEL).astype(np.float32) if row.loss_weights is None else row.loss_weights
         for row in rows
     ]
+
+
+# ── Lay the pairs of sequences out as one batch: all chosen sides, then all rejected ones ──
+
+
+def stack_pairs(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> dict[str, Any]:
+    """Stack the n pairs of sequences into 2n rows, chosen sides first.
+
+    Raises
+    ------
+    ConfigError
+        If a sequence does not hold pairs.
+
+    """
+    pairs = [pair for row in rows for pair in _part_pairs(row)]
+    sides = [pair[side] for side in (0, 1) for pair in pairs]
+    padded = stack_padded(sides, pad_id=pad_id, length=length)
+    batch = {name: padded[name] for name in ("input_ids", "attention_mask", WEIGHT_COLUMN) if name in padded}
+    batch["completion_mask"] = (padded["labels"] != IGNORED_LABEL).astype(np.int64)
+    margins = np.array([_get_margin(chosen) for chosen, _ in pairs], np.float32)
+    if not np.isnan(margins).all():
+        batch["margin"] = np.nan_to_num(margins, nan=0.0)
+    return batch
+
+
+def _part_pairs(row: PackedSequence) -> Iterator[tuple[PackedSequence, PackedSequence]]:
+    """Yield the chosen and the rejected side of each pair of a sequence."""
+    if row.sides is None:
+        _raise_not_paired("these sequences have no sides")
+    if (row.sides < 0).all():
+        filler = _take_span(row, 0, 0, int(row.real_lengths[0]))
+        yield filler, filler
+        return
+    if row.sides.tolist() != [1, 0] * (len(row.seq_lengths) // 2):
+        _raise_not_paired("these sequences hold single answers with a label")
+    ends = np.cumsum(row.seq_lengths)
+    edges = zip((ends - row.seq_lengths).tolist(), row.real_lengths.tolist(), strict=True)
+    spans = [_take_span(row, i, first, first + length) for i, (first, length) in enumerate(edges)]
+    yield from zip(spans[::2], spans[1::2], strict=True)
+
+
+def _take_span(row: PackedSequence, number: int, first: int, end: int) -> PackedSequence:
+    here, span = slice(first, end), slice(number, number + 1)
+    return PackedSequence(
+        input_ids=row.input_ids[here],
+        labels=row.labels[here],
+        seq_lengths=np.array([end - first], np.int32),
+        loss_weights=None if row.loss_weights is None else row.loss_weights[here],
+        margins=None if row.margins is None else row.margins[span],
+    )
+
+
+def _get_margin(side: PackedSequence) -> float:
+    return float("nan") if side.margins is None else float(side.margins[0])
+
+
+def _raise_not_paired(what: str) -> NoReturn:
+    raise ConfigError(
+        f"preference batch: {what}; a recipe of kind preference with objective: paired is needed; build such a recipe, "
+        "or choose layout='flat' or 'padded'"
+    )
+
+
+# ── The layout of a reader's batches: its name and its options, NumPy or torch ──
+
+
+LayoutName: TypeAlias = Literal["flat", "padded", "preference"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """How batches are laid out; `pad_to` is the length of a batch's rows, None: that of the longest."""
+
+    name: LayoutName
+    pad_id: int
+    pad_to: int | None
+    as_torch: bool
+
+    def make_batch(self, rows: Sequence[PackedSequence]) -> Batch:
+        """Make a batch of one or more sequences."""
+        match self.name:
+            case "flat":
+                batch = join_flat(rows, pad_id=self.pad_id, length=self.pad_to)
+            case "padded":
+                batch = stack_padded(rows, pad_id=self.pad_id, length=self.pad_to)
+            case "preference":
+                batch = stack_pairs(rows, pad_id=self.pad_id, length=self.pad_to)
+        return _make_tensors(batch) if self.as_torch else batch
+
+
+def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> BatchLayout:
+    """Validate a layout and return it; `as_torch` None: tensors if torch is installed."""
+    known = get_args(LayoutName)
+    if name not in known:
+        raise ConfigError(f"layout: {name!r}; known are {join_choices(known)}; choose one")
+    installed = find_spec("torch") is not None
+    if as_torch and not installed:
+        raise ConfigError(
+            "as_torch: torch is not installed here; it is needed for tensors; install it, or omit as_torch"
+        )
+    return BatchLayout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
+
+
+def _make_tensors(batch: Batch) -> Batch:
+    torch: Any = import_module("torch")
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

@@ -19,8 +19,7 @@ import numpy as np
 from rowmill.core.arrays import Ints, Tokens, compute_offsets, find_distinct, view_numbers
 from rowmill.reader.published import PublishedBuild
 from rowmill.reader.sequences import PackedSequence
-from rowmill.reader.shard_checks import ExpectedShard, ShardFooter, check_shard, read_row_group
-from rowmill.reader.stored_rows import StoredRows
+from rowmill.reader.stored_rows import ExpectedShard, ShardFooter, StoredRows, check_shard, read_row_group
 
 CHECKED_REMOTE_SHARDS = 64
 """Shards that are checked before the first batch on remote storage: 256 take half a second of processor time in

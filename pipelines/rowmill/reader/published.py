@@ -17,7 +17,7 @@ from rowmill.core.arrays import Ints, view_numbers
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_json
-from rowmill.reader.shard_checks import Shard, raise_missing
+from rowmill.reader.stored_rows import Shard, raise_missing
 
 STATE_VERSION = 1
 """The version of a reader's `state_dict()`; increase it when an older one can no longer be read."""

@@ -1,4 +1,6 @@
-"""Read the next batches on a thread while a trainer works on one.
+"""The next batches, on a thread, and the share of a `DataLoader` worker.
+
+Read the next batches on a thread while a trainer works on one.
 
     blocks     0 | 1 2 | 3 4 5 6 | …        the first batch is read alone, so that it comes soon; later blocks are
     waiting        └── at most DEPTH ──┘      larger: sequences in the same row group are then decoded once
@@ -6,12 +8,24 @@
     pass       … 62 63 64 | 0 | 1 2 | …       the first blocks of the next pass are read before this one ends
 
 A thread, not a process: decoding Parquet releases the interpreter's lock, and a batch need not be copied.
+
+Find the share of the batches that a `DataLoader` worker process delivers.
+
+Every worker has a copy of the reader, and each copy would deliver every batch. So worker w of n delivers batches w,
+w + n, w + 2n, … of those that one process would deliver. A `DataLoader` takes from its workers in turn: with
+`batch_size=None` its batches come in the order of one process.
+
+    one process   0 1 2 3 4 5 6
+    worker 0      0   2   4   6
+    worker 1        1   3   5
 """
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -94,3 +108,32 @@ class BatchesBetweenPasses(Generic[PlanT, BatchT]):
         """Return the batches that are held if they are planned in this way, and hold none any more."""
         kept, self._kept = self._kept, None
         return kept[1] if kept is not None and kept[0] == plan and self._process == os.getpid() else None
+
+
+# ── Find the share of the batches that a `DataLoader` worker process delivers ──
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShare:
+    """Every `workers`-th batch, starting with batch `worker`."""
+
+    worker: int
+    workers: int
+
+    def __str__(self) -> str:
+        """Return the share's name in error messages."""
+        return f"worker {self.worker} of {self.workers}"
+
+
+WHOLE_SHARE = WorkerShare(0, 1)
+"""All batches: the share of a process without workers, and of the only worker."""
+
+
+def find_current_worker() -> WorkerShare | None:
+    """Return the share of this process if it is a `DataLoader` worker, else None.
+
+    torch is not imported here: a worker process has imported it before it runs a dataset.
+    """
+    module = sys.modules.get("torch.utils.data")
+    info = None if module is None else module.get_worker_info()
+    return None if info is None else WorkerShare(int(info.id), int(info.num_workers))

@@ -13,9 +13,9 @@ import numpy as np
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.errors import ConfigError
-from rowmill.reader.batch_layout import BatchLayout
+from rowmill.reader.layouts import BatchLayout
+from rowmill.reader.read_ahead import WHOLE_SHARE, find_current_worker
 from rowmill.reader.sequences import PackedSequence
-from rowmill.reader.workers import WHOLE_SHARE, find_current_worker
 
 SequenceFunction: TypeAlias = Callable[[PackedSequence], PackedSequence]
 BatchFunction: TypeAlias = Callable[[Any], Any]

@@ -21,7 +21,7 @@ from rowmill.core.storage import check_name
 from rowmill.exports import AnyExport, RecipeSummary
 from rowmill.formats import KINDS
 from rowmill.formats.kind import OPTION_GROUPS
-from rowmill.packing.mixture_options import Mixture
+from rowmill.packing.options import Mixture
 from rowmill.packing.rank_assignment import Partitions, check_world_size
 from rowmill.recipe.dataset import Dataset, has_generation, summarize_dataset
 from rowmill.recipe.defaults import check_defaults, drop_validation_shares, parse_dataset, resolve_top_level_aliases

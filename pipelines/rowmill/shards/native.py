@@ -1,4 +1,13 @@
-"""Native shards: packed sequences in Parquet, one row each, which HF `datasets` and TRL read without glue code.
+"""The native format of shards: its columns, labels and padding.
+
+Pad tokens after the segments of native shards, for recipes with `packing.segment_multiple_of`.
+
+    multiple of 4     segments  a b c │ d e f g h          segment_lengths   3 5
+                      stored    a b c P d e f g h P P P    segment_padding   1 3     seq_lengths   4 8
+
+The tokens of a segment are its content, which hashes, exports and comparisons see; padding belongs to the shard alone.
+
+Native shards: packed sequences in Parquet, one row each, which HF `datasets` and TRL read without glue code.
 
     input_ids      10   11  2 | 20    2
     labels       -100   11  2 | -100  2       the first token of an attention span is never a target
@@ -23,14 +32,101 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Integers, Ints, Runs, Tokens, Weights, make_list_array
+from rowmill.core.arrays import (
+    Bools,
+    Integers,
+    Ints,
+    Runs,
+    Tokens,
+    Weights,
+    compute_offsets,
+    expand_ranges,
+    make_list_array,
+    sum_by_span,
+)
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File
 from rowmill.schema.rollout_fields import find_token_fields, make_token_columns
 from rowmill.schema.rows import PADDING_COLUMN
 from rowmill.shards import gather
-from rowmill.shards.segment_padding import PaddedSegments, drop_padding
+
+_TOKEN_COLUMNS = ("input_ids", "labels", "position_ids", WEIGHT_COLUMN)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedSegments:
+    """Where the tokens of K segments are once padding follows each of them.
+
+    `offsets` int64[K + 1] cut the padded tokens into segments; `places` int64[T] are the places of the T real tokens.
+    """
+
+    offsets: Ints
+    places: Ints
+
+    @classmethod
+    def of(cls, lengths: Integers, padding: Integers) -> "PaddedSegments":
+        """Lay out segments of some lengths, each with its padding."""
+        offsets = compute_offsets(lengths.astype(np.int64) + padding)
+        return cls(offsets, expand_ranges(offsets[:-1], lengths))
+
+    def insert(self, values: NDArray[Any], fill: float) -> NDArray[Any]:
+        """Return one value per padded token: those of the real tokens, and `fill`."""
+        padded = np.full(int(self.offsets[-1]), fill, values.dtype)
+        padded[self.places] = values
+        return padded
+
+
+def count_padding_tokens(table: pa.Table) -> int:
+    """Return the pad tokens in some rows of a shard."""
+    return int(_flatten(table, PADDING_COLUMN).sum()) if PADDING_COLUMN in table.column_names else 0
+
+
+def list_padding_tokens(table: pa.Table) -> Ints:
+    """Return the pad tokens of each row of a shard that has padding: int64[R]."""
+    table = table.combine_chunks()
+    padding = compute_offsets(_flatten(table, PADDING_COLUMN))
+    return np.diff(padding[_cut(table, PADDING_COLUMN)])
+
+
+def drop_padding(table: pa.Table) -> pa.Table:
+    """Return rows of a shard without padding, in the columns of a shard that has none."""
+    if PADDING_COLUMN not in table.column_names:
+        return table
+    table = table.combine_chunks()
+    padding = _flatten(table, PADDING_COLUMN)
+    lengths = _flatten(table, "segment_lengths")
+    segments = _cut(table, "segment_lengths")
+    padded = PaddedSegments.of(lengths, padding)
+    kept = compute_offsets(lengths)[segments]
+    columns = {name: table.column(name) for name in table.column_names if name != PADDING_COLUMN}
+    for name in (*_TOKEN_COLUMNS, *find_token_fields(table.column_names)):
+        if name in columns:
+            columns[name] = make_list_array(kept, _flatten(table, name)[padded.places])
+    if "seq_lengths" in columns:
+        spans = _cut(table, "seq_lengths")
+        real = _flatten(table, "seq_lengths") - sum_by_span(padding, segments, spans)
+        columns["seq_lengths"] = make_list_array(spans, real)
+    fields = [table.schema.field(name) for name in columns]
+    return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields, table.schema.metadata))
+
+
+def read_unpadded(store: Store, file: File, columns: Sequence[str]) -> pa.Table:
+    """Read columns of a shard, `segment_lengths` among them, without padding."""
+    # A column that the file lacks is not read.
+    return drop_padding(store.table(file, [*columns, PADDING_COLUMN])).combine_chunks()
+
+
+def _flatten(table: pa.Table, name: str) -> NDArray[Any]:
+    return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+
+
+def _cut(table: pa.Table, name: str) -> Ints:
+    return compute_offsets(table.column(name).combine_chunks().value_lengths().to_numpy(zero_copy_only=False))
+
+
+# ── Native shards: packed sequences in Parquet, one row each, which HF `datasets` and TRL read without g ──
+
 
 ROW_GROUP = 1024
 """Maximum rows of a row group of exports in this form."""
@@ -63,7 +159,7 @@ SEQUENCE_SCHEMA = pa.schema(
 )
 """The columns of sequences in training order. `starts`: the first token of each segment in its example. `sequence_id`:
 the sequence's number in its split of its dataset, −1 for a filler. Sequences have no padding, unless segments are
-padded to a multiple (`segment_padding.py`); `tokens` does not count it."""
+padded to a multiple (`native.py`); `tokens` does not count it."""
 
 SHARD_SCHEMA = SEQUENCE_SCHEMA.remove(SEQUENCE_SCHEMA.get_field_index("sequence_id"))
 """The columns of a packed shard. The numbers of its sequences follow from its manifest, and change when earlier shards

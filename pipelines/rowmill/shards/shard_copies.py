@@ -11,7 +11,7 @@ from rowmill.core.storage import Store
 from rowmill.schema.manifest import File
 from rowmill.shards import native
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.shards.segment_padding import drop_padding
+from rowmill.shards.native import drop_padding
 
 
 @dataclass(frozen=True, slots=True)

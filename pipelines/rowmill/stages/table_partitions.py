@@ -24,7 +24,7 @@ from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
 from rowmill.core.concurrent_reads import map_reads, read_tables
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats import Records
-from rowmill.packing.groups import cut_groups
+from rowmill.packing.pack_plan import cut_groups
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
 from rowmill.stages.part_files import write_table

@@ -33,14 +33,16 @@ from rowmill.core.storage import File, Store, digest_json
 from rowmill.formats.filters import NearDuplicates
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
-from rowmill.similarity.minhash import BANDS, compute_signatures, hash_bands
 from rowmill.similarity.near_duplicates import (
+    BANDS,
     Removed,
     Shingles,
     collect_shingles,
+    compute_signatures,
     compute_similarity,
     drop_equal_groups,
     find_near_duplicates,
+    hash_bands,
 )
 from rowmill.similarity.words import hash_words, join_texts, make_offsets
 from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder

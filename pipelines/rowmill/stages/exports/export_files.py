@@ -17,11 +17,21 @@ from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, find_disti
 from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_bytes
-from rowmill.exports import astrai, export_manifest
-from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout, WrittenFile
-from rowmill.exports.export_manifest import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, FileDigests
+from rowmill.exports import astrai, base
+from rowmill.exports.base import (
+    CARD_FILE,
+    DATA_FOLDER,
+    MANIFEST_FILE,
+    Export,
+    ExportContext,
+    ExportIndex,
+    ExportJob,
+    ExportLayout,
+    FileDigests,
+    WrittenFile,
+)
 from rowmill.exports.native import make_segments
-from rowmill.packing.plan import plan_best_fit
+from rowmill.packing.pack_plan import plan_best_fit
 from rowmill.schema import manifest
 from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.manifest import File, Manifest, StageKey
@@ -186,7 +196,7 @@ def build_export_card(
         "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
         "datasets": {name: _build_dataset_card(context, one) for name, one in packed.items()},
         "waivers": sorted({waiver for one in context.inputs.values() for waiver in one.waivers}),
-        "builder": export_manifest.describe_builder(),
+        "builder": base.describe_builder(),
         "counts": dict(counts),
         "left_out": dict(layout.left_out),
         "content_hash": content,
@@ -301,7 +311,7 @@ def _require_segments(opened: ExportShards, segments: Ints) -> SegmentFiles:
 
 
 def _publish_written_files(store: Store, folder: Path, written: Sequence[WrittenFile], at: str) -> list[FileDigests]:
-    files = [export_manifest.digest_written_file(folder, one) for one in written]
+    files = [base.digest_written_file(folder, one) for one in written]
     for one in written:
         _move_file(store, folder / one.path, f"{at}/{one.path}")
     return files
@@ -320,7 +330,7 @@ def write_export_files(
     if context.store.exists(at):
         # Leftovers of a build that was killed.
         context.store.remove(at)
-    export_context = build_export_context(card, text=export_manifest.encode_json(card).decode())
+    export_context = build_export_context(card, text=base.encode_json(card).decode())
     tasks = [
         _ExportTask(export, replace(job, segments=segments[job.segments]), at, export_context) for job in layout.jobs
     ]
@@ -345,8 +355,8 @@ def publish_export_manifest(
         file.written.path: File(f"{at}/{file.written.path}", file.size_bytes, file.digest, file.written.segments)
         for file in files
     }
-    content = export_manifest.encode_json(card)
-    for name, text in ((CARD_FILE, content), (MANIFEST_FILE, export_manifest.encode_manifest(files, content))):
+    content = base.encode_json(card)
+    for name, text in ((CARD_FILE, content), (MANIFEST_FILE, base.encode_manifest(files, content))):
         store.write(f"{at}/{name}", text)
         named[name] = File(f"{at}/{name}", len(text), digest_bytes(text), 0)
     return named

@@ -22,9 +22,8 @@ from rowmill.core.arrays import format_count, format_size
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
-from rowmill.exports import export_manifest
-from rowmill.exports.base import Export
-from rowmill.exports.export_manifest import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, FileDigests
+from rowmill.exports import base
+from rowmill.exports.base import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, Export, FileDigests
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
@@ -80,7 +79,7 @@ def identify_export(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide an export's files and its card; tokens and order come from its inputs."""
     export = next(one for one in recipe.exports if one.name == name)
     return {
-        "versions": [VERSION, export.VERSION, export_manifest.describe_builder()],
+        "versions": [VERSION, export.VERSION, base.describe_builder()],
         "export": export.model_dump(mode="json"),
         "seq_len": recipe.seq_len,
         "vocab_size": recipe.vocab_size,

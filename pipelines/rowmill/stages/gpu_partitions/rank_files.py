@@ -52,8 +52,8 @@ from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
 from rowmill.shards import gather, native
-from rowmill.shards.segment_padding import count_padding_tokens, list_padding_tokens
-from rowmill.shards.sequence_hashes import SequenceHashes, join_hashes, read_hashes, tabulate_hashes
+from rowmill.shards.native import count_padding_tokens, list_padding_tokens
+from rowmill.shards.sequences import SequenceHashes, join_hashes, read_hashes, tabulate_hashes
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages import inputs, part_files
 from rowmill.stages.base import (

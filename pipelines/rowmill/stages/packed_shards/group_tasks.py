@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_bytes, digest_json
-from rowmill.packing.groups import StreamStretch, choose_group_tokens, cut_groups, find_stretch
 from rowmill.packing.layout import round_up
+from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns

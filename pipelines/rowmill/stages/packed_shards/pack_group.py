@@ -22,17 +22,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.storage import Store
-from rowmill.packing.groups import StreamStretch
 from rowmill.packing.layout import SequencePlan
-from rowmill.packing.plan import count_best_fit
+from rowmill.packing.pack_plan import StreamStretch, count_best_fit
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rollout_fields import RolloutFields
 from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.shards import native
-from rowmill.shards.segment_padding import drop_padding
-from rowmill.shards.sequence_hashes import join_hashes
+from rowmill.shards.native import drop_padding
+from rowmill.shards.sequences import join_hashes
 from rowmill.stages import part_files
 from rowmill.stages.packed_shards.shard_files import (
     SIDE_LENGTHS,

@@ -29,8 +29,8 @@ from rowmill.schema.manifest import File
 from rowmill.schema.rollout_fields import RolloutFields
 from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
 from rowmill.shards import native
-from rowmill.shards.segment_padding import count_padding_tokens
-from rowmill.shards.sequence_hashes import SEQUENCE_HASHES, tabulate_hashes
+from rowmill.shards.native import count_padding_tokens
+from rowmill.shards.sequences import SEQUENCE_HASHES, tabulate_hashes
 from rowmill.stages import part_files
 
 SIDE_LENGTHS = "side_lengths"

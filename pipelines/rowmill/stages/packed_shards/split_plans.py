@@ -29,12 +29,11 @@ from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.formats.splits import Splitter
-from rowmill.packing import layout, slicing
-from rowmill.packing import plan as packing
-from rowmill.packing.groups import StreamStretch
+from rowmill.packing import layout, pack_plan
+from rowmill.packing import pack_plan as packing
 from rowmill.packing.layout import SequencePlan
 from rowmill.packing.options import Packing, Strategy
-from rowmill.packing.slicing import ExampleSlices
+from rowmill.packing.pack_plan import ExampleSlices, StreamStretch
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED
@@ -181,8 +180,8 @@ def slice_examples(
     """Return the pieces to pack (numbered within `numbers`), the rejected examples, and the trained tokens lost."""
     own = lengths.tokens[numbers]
     if rules.strategy == "concat":
-        return slicing.keep_examples_whole(own), {}, 0
-    pieces = slicing.slice_too_long(
+        return pack_plan.keep_examples_whole(own), {}, 0
+    pieces = pack_plan.slice_too_long(
         own,
         rules.seq_len,
         rules.packing.slice_strategy_for(rules.row_kind),
@@ -194,7 +193,7 @@ def slice_examples(
     trains = np.ones(len(pieces.examples), np.bool_)
     targets = _count_targets(lengths, numbers, pieces, np.flatnonzero(was_cut))
     trains[was_cut] = targets > 0
-    kept = slicing.keep_pieces(pieces, trains)
+    kept = pack_plan.keep_pieces(pieces, trains)
     untrained = find_distinct(pieces.examples[~trains])
     # With nothing to look for, the search would still sort all pieces.
     untrained = untrained[~are_among(untrained, find_distinct(kept.examples))] if len(untrained) else untrained
@@ -221,7 +220,7 @@ def _count_targets(lengths: ExampleLengths, numbers: Ints, pieces: ExampleSlices
         )
         offsets = np.asarray(masks.offsets, np.int64)
         flags: Bools = masks.flatten().to_numpy(zero_copy_only=False)
-        counts[here] = slicing.count_piece_targets(mine, flags, offsets - offsets[0])
+        counts[here] = pack_plan.count_piece_targets(mine, flags, offsets - offsets[0])
     return counts
 
 

@@ -46,7 +46,7 @@ from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 from rowmill.schema.rows import Rejected
 from rowmill.shards import native
-from rowmill.shards.segment_padding import read_unpadded
+from rowmill.shards.native import read_unpadded
 from rowmill.stages.base import StageContext, compute_share, scan_rows
 from rowmill.stages.table_partitions import load_observed_table
 from rowmill.tabular.table_comparison import hash_cells, read_cells

@@ -29,8 +29,7 @@ from rowmill.core.storage import File, Store, digest_json
 from rowmill.executors import Executor
 from rowmill.formats.splits import SPLITS
 from rowmill.packing.layout import measure_padded_room
-from rowmill.packing.plan import plan_slices
-from rowmill.packing.slicing import keep_examples_whole
+from rowmill.packing.pack_plan import keep_examples_whole, plan_slices
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import TokenizedExamplesFacts, read_facts, require_counted

@@ -11,8 +11,7 @@ from rowmill import stats
 from rowmill.core.arrays import Integers, format_percent
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.packing.layout import measure_padded_room, round_up
-from rowmill.packing.plan import count_sequences
-from rowmill.packing.slicing import slice_too_long
+from rowmill.packing.pack_plan import count_sequences, slice_too_long
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share

@@ -1,4 +1,19 @@
-"""Plan which examples share a sequence, from their lengths.
+"""Plans of packing: which examples share a sequence, in groups, and slices of long ones.
+
+Cut the parts of a dataset into pack groups, which are planned and written independently.
+
+    parts      p0 p1 p2 │ p3 p4 p5 p6 │ p7 p8      a group is a run of whole parts, for all splits
+                     └ its digest ends a group
+
+A group may end after a part once it has half of the target size; whether it does depends on the part's digest, with a
+probability in proportion to the part's tokens. So borders depend on the parts near them only: appended parts change the
+last group, and a changed part changes the groups around it. Rejected: cutting every `target` tokens, where one inserted
+part moves all later borders.
+
+Measured with log-normal lengths, tokens per sequence lost against one plan over 512 Mi tokens, groups of 2,048
+sequences: 0.04 % at 4,096 and at 32,768; groups of 1,024 sequences: 0.05 % at 262,144.
+
+Plan which examples share a sequence, from their lengths.
 
     lengths 4 8 1 4 2 1, limit 10 ─ best fit ─► sequence_offsets 0      4   6
                                                 examples         0 2 3 5 1 4       4+1+4+1, 8+2
@@ -12,18 +27,179 @@ look-ahead windows, which leaves 10 to 25 % of every sequence empty.
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Integers, expand_ranges
+from rowmill.core.arrays import Bools, Integers, expand_ranges
+from rowmill.core.errors import ContextOverflowError
 from rowmill.packing.layout import SequencePlan
-from rowmill.packing.options import Strategy
-from rowmill.packing.slicing import ExampleSlices, require_positive
+from rowmill.packing.options import SliceStrategy, Strategy
+
+GROUP_SEQUENCES: Final = 2048
+"""Sequences of a group by default: fewer would cost more than 0.05 % of fill."""
+
+LEAST_GROUP_TOKENS: Final = 8 << 20
+MOST_GROUP_TOKENS: Final = 256 << 20
+"""Limits of the default: smaller tasks cost more to start than they save, larger ones need more scratch space."""
+
+
+def choose_group_tokens(seq_len: int, chosen: int | None) -> int:
+    """Return the target size of a group in tokens; it depends on the recipe alone."""
+    return chosen or min(max(GROUP_SEQUENCES * seq_len, LEAST_GROUP_TOKENS), MOST_GROUP_TOKENS)
+
+
+def cut_groups(tokens: Sequence[int], digests: Sequence[str], target: int) -> list[tuple[int, int]]:
+    """Cut parts into groups of about `target` tokens; return the first part and the end of each.
+
+    `tokens` and `digests` (at least 16 hexadecimal digits) have one entry per part. A group has at least half of the
+    target, except the last one, and at most twice the target, unless it is a single part.
+    """
+    groups: list[tuple[int, int]] = []
+    first, size = 0, 0
+    for number, (own, digest) in enumerate(zip(tokens, digests, strict=True)):
+        if number > first and size + own > 2 * target:
+            groups.append((first, number))
+            first, size = number, 0
+        size += own
+        # The mean size of a group is the target: half of it, and then half of it on average until a part ends it.
+        if 2 * size >= target and int(digest[:16], 16) * target < own << 65:
+            groups.append((first, number + 1))
+            first, size = number + 1, 0
+    return [*groups, (first, len(tokens))] if first < len(tokens) else groups
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStretch:
+    """The tokens of one split that a group's sequences hold if documents are joined, counted from its first token.
+
+    Its sequences hold `[begin, end)`; tokens before `begin` are in the last sequence of an earlier group, tokens from
+    its own end up to `end` are those of the following parts. `[end, left_until)` are in no sequence: a dropped tail.
+    """
+
+    begin: int
+    end: int
+    left_until: int
+
+
+def find_stretch(before: int, own: int, total: int, limit: int, *, keeps_tail: bool) -> StreamStretch:
+    """Return the stretch of a group with `own` tokens after `before` others, of a stream of `total` tokens.
+
+    Sequences are cut every `limit` tokens from the stream's beginning; each belongs to the group of its first token.
+    """
+    begin = -(-before // limit) * limit
+    end = min(-(-(before + own) // limit) * limit, total)
+    if begin >= before + own:
+        return StreamStretch(own, own, own)
+    planned = end if keeps_tail or end < total else total // limit * limit
+    return StreamStretch(begin - before, planned - before, end - before)
+
+
+# ── Cut, split or drop the examples that are longer than a sequence, from their lengths ──
+
+
+# --- too-long examples ---
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExampleSlices:
+    """Pieces of examples, in example order.
+
+    Piece p is tokens `[starts[p], starts[p] + lengths[p])` of example `examples[p]`; `dropped` are the numbers of
+    examples that were dropped because they are too long.
+    """
+
+    examples: NDArray[np.int64]
+    starts: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    dropped: NDArray[np.int64]
+
+
+def keep_examples_whole(lengths: Integers) -> ExampleSlices:
+    """Return every example as one piece, of any length."""
+    require_positive(lengths)
+    count = len(lengths)
+    return ExampleSlices(
+        examples=np.arange(count, dtype=np.int64),
+        starts=np.zeros(count, dtype=np.int32),
+        lengths=lengths.astype(np.int32),
+        dropped=np.empty(0, dtype=np.int64),
+    )
+
+
+def slice_too_long(
+    lengths: Integers, limit: int, strategy: SliceStrategy, *, name_of: Callable[[int], str], remedies: str
+) -> ExampleSlices:
+    """Cut, split or drop the examples of more than `limit` tokens; the others stay whole.
+
+    Raises
+    ------
+    ContextOverflowError
+        With `error`; names the first example that is too long (`name_of` its number), its length, the limit, and the
+        `remedies`.
+
+    """
+    pieces = keep_examples_whole(lengths)
+    long = np.flatnonzero(lengths > limit)
+    if not long.size:
+        return pieces
+    match strategy:
+        case "error":
+            first = int(long[0])
+            raise ContextOverflowError(
+                f"{name_of(first)} has {int(lengths[first])} tokens "
+                f"({long.size} {'example is' if long.size == 1 else 'examples are'} too long); "
+                f"at most {limit} fit a sequence; {remedies}"
+            )
+        case "drop":
+            return _select_pieces(pieces, lengths <= limit, dropped=long)
+        case "keep_start" | "keep_end":
+            kept = np.minimum(pieces.lengths, np.int32(limit))
+            starts = pieces.lengths - kept if strategy == "keep_end" else pieces.starts
+            return ExampleSlices(pieces.examples, starts, kept, pieces.dropped)
+        case "split":
+            return _split_pieces(pieces, limit)
+
+
+def keep_pieces(slices: ExampleSlices, kept: Bools) -> ExampleSlices:
+    """Return the pieces for which `kept` is true, with `dropped` unchanged."""
+    return _select_pieces(slices, kept, dropped=slices.dropped)
+
+
+def count_piece_targets(slices: ExampleSlices, loss_mask: Bools, offsets: Integers) -> NDArray[np.int64]:
+    """Count the targets of each piece as a separate span, whose first token is not a target.
+
+    `loss_mask`: the masks of all examples, concatenated; example e is `[offsets[e], offsets[e + 1])`. The caller
+    rejects a piece without targets as `no_loss_tokens`.
+    """
+    before = np.concatenate([[0], np.cumsum(loss_mask, dtype=np.int64)])
+    begin = offsets[slices.examples] + slices.starts
+    return before[begin + slices.lengths] - before[begin + 1]
+
+
+def _select_pieces(slices: ExampleSlices, kept: Bools, *, dropped: NDArray[np.int64]) -> ExampleSlices:
+    return ExampleSlices(slices.examples[kept], slices.starts[kept], slices.lengths[kept], dropped)
+
+
+def _split_pieces(pieces: ExampleSlices, limit: int) -> ExampleSlices:
+    counts = -(-pieces.lengths // limit)
+    number = expand_ranges(np.zeros_like(counts), counts)
+    starts = (number * limit).astype(np.int32)
+    lengths = np.minimum(np.repeat(pieces.lengths, counts) - starts, np.int32(limit))
+    return ExampleSlices(np.repeat(pieces.examples, counts), starts, lengths, pieces.dropped)
+
+
+def require_positive(lengths: Integers) -> None:
+    """Raise ValueError if an example is empty, which is a defect of the caller."""
+    if len(lengths) and int(lengths.min()) < 1:
+        raise ValueError(f"example {int(lengths.argmin())} has {int(lengths.min())} tokens; a segment is never empty")
+
+
+# ── Plan which examples share a sequence, from their lengths ──
 
 
 def plan_slices(

@@ -17,8 +17,7 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.core.json import Json
 from rowmill.core.storage import digest_bytes
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 
 TURNS = 20
 """Assistant messages per chat."""

@@ -14,7 +14,7 @@ from dagster_rowmill.factory import only_infrastructure_errors
 from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.resources import RunGatesResource, StorageResource
 from rowmill.build import runner, steps
-from rowmill.build.run_waivers import propose_run_waivers
+from rowmill.build.gate import propose_run_waivers
 from rowmill.build.steps import Project, Step
 from rowmill.checks.gates import Threshold
 from rowmill.checks.judge import CheckResult

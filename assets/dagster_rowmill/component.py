@@ -22,7 +22,7 @@ from rowmill.core import config
 from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
 from rowmill.recipe import recipe
-from rowmill.recipe.execution import Execution
+from rowmill.recipe.recipe import Execution
 
 
 class RecipeScaffolder(dg.Scaffolder[Any]):

@@ -26,10 +26,10 @@ from typing import Any, Final, TypeAlias
 import dagster as dg
 
 from dagster_rowmill.resources import write_waiver_config
-from rowmill.build.run_waivers import propose_run_waiver
+from rowmill.build.gate import propose_run_waiver
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project
-from rowmill.checks import expectations_page
+from rowmill.checks import expectation_suite
 from rowmill.checks.judge import CheckResult
 from rowmill.core import arrays
 from rowmill.core.stage_names import RAW_DATASET
@@ -37,7 +37,7 @@ from rowmill.core.storage import Store
 from rowmill.inspection import diff
 from rowmill.inspection.diff import NumberComparison
 from rowmill.reports import build_view, console, plots, report_page
-from rowmill.schema.column_docs import COLUMN_DOCS
+from rowmill.schema.examples import COLUMN_DOCS
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, get_stage_folder
 from rowmill.stages import catalog
 
@@ -204,7 +204,7 @@ def make_check_page(
         VERSION_KEY: dg.MetadataValue.text(result.version),
         THRESHOLD_KEY: dg.MetadataValue.text(result.threshold_digest),
         "expectations": link_report(
-            store, f"{expectations_page.expectations_page_path(result.key)}#{result.check}", reports_url
+            store, f"{expectation_suite.expectations_page_path(result.key)}#{result.check}", reports_url
         ),
     }
 

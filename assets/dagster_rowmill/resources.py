@@ -7,7 +7,7 @@ import dagster as dg
 import yaml
 from pydantic import Field
 
-from rowmill.build.run_waivers import add_run_waivers
+from rowmill.build.gate import add_run_waivers
 from rowmill.build.steps import Project
 from rowmill.core.storage import Store
 

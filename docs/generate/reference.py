@@ -26,8 +26,7 @@ from rowmill.checks import catalog, gates
 from rowmill.checks.gates import Bound, Expectation, Waiver
 from rowmill.conversation.options import TemplateChoice
 from rowmill.core import console
-from rowmill.core.config import Config
-from rowmill.core.option_docs import describe_field
+from rowmill.core.config import Config, describe_field
 from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
 from rowmill.formats.filters import Benchmark, Decontaminate, NearDuplicates
@@ -36,11 +35,9 @@ from rowmill.formats.records import FileGroups
 from rowmill.formats.splits import Boundaries
 from rowmill.packing.options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
-from rowmill.recipe import defaults, recipe
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.execution import Execution
-from rowmill.recipe.recipe import Recipe
-from rowmill.schema import ledger, reject_reasons
+from rowmill.recipe import recipe
+from rowmill.recipe.recipe import Dataset, Execution, Recipe
+from rowmill.schema import ledger
 from rowmill.schema.rows import RowKind
 from rowmill.sources.encodings import CODECS
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
@@ -391,9 +388,9 @@ def _render_names_section() -> Iterator[str]:
         "enforce_eos (top level)": "defaults.format.add_eos",
         "ignore_token_id (top level)": "defaults.packing.ignore_token_id",
     }
-    lines |= {f"format.{alias}": f"format.{name}" for alias, name in defaults.FORMAT_ALIASES.items()}
+    lines |= {f"format.{alias}": f"format.{name}" for alias, name in recipe.FORMAT_ALIASES.items()}
     lines |= {f"format.kind: {alias}": f"format.kind: {name}" for alias, name in formats.KIND_ALIASES.items()}
-    lines |= {f"format.{alias}": f"truncation.{name}" for alias, name in defaults.FIELD_ALIASES.items()}
+    lines |= {f"format.{alias}": f"truncation.{name}" for alias, name in recipe.FIELD_ALIASES.items()}
     for written, meant in lines.items():
         yield f"| `{written}` | `{meant}` |"
     yield "| an option of a group, written directly under `format` | the same option in its group |"
@@ -406,7 +403,7 @@ def _render_checks_section() -> Iterator[str]:
         "A check compares a number of a stage's output with a bound.",
         "While a check of severity `error` fails, nothing is built from that output.",
         "A [waiver](#waivers) allows a failure up to the waiver's bound.",
-        "The bounds below are defaults; `gates` overrides them.",
+        "The bounds below are recipe; `gates` overrides them.",
         "A check that does not apply to a dataset is *not applicable*: it neither passes nor fails.",
         "",
         "| check | stage | bound | severity | number | applies to | remedy | waivable |",
@@ -513,7 +510,7 @@ def render_reasons_page() -> str:
         "```",
         "",
     ]
-    return "\n".join([*head, *reject_reasons.format_reasons_page()]).rstrip("\n") + "\n"
+    return "\n".join([*head, *ledger.format_reasons_page()]).rstrip("\n") + "\n"
 
 
 def render_schema() -> str:

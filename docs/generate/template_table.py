@@ -35,9 +35,8 @@ from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.inspection.chat_templates import TemplateProof, make_probe_conversations, prove_template
 from rowmill.reports.row_view import describe_defect
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
-from rowmill.schema.rows import MaskedConversation, Rejected, Span
+from rowmill.schema.ledger import REASON_DESCRIPTIONS
+from rowmill.schema.rows import Conversation, MaskedConversation, Rejected, Span
 from rowmill.stages.tokenized_examples.judged_rows import MaskJudge
 
 PAGE = Path("docs/templates.md")

@@ -27,10 +27,9 @@ from rowmill.core.json import from_json
 from rowmill.executors import LocalPool
 from rowmill.inspection.trace import RowTrace, SegmentLocation, trace_source
 from rowmill.schema import manifest
-from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.manifest import Manifest
-from rowmill.schema.rows import MaskedConversation, Rejected
+from rowmill.schema.rows import Conversation, MaskedConversation, Rejected
 from rowmill.stages import inputs, raw_dataset, tokenizer_files
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows

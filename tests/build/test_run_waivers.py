@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.build.run_waivers import add_run_waivers, propose_run_waiver, propose_run_waivers
+from rowmill.build.gate import add_run_waivers, propose_run_waiver, propose_run_waivers
 from rowmill.build.steps import Project, find_step
 from rowmill.checks.gates import RUN_WAIVER_PREFIX
 from rowmill.checks.judge import CheckResult

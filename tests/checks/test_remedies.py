@@ -8,10 +8,10 @@ import pytest
 
 from rowmill.build.steps import plan_steps
 from rowmill.checks.catalog import CHECKS_BY_NAME
-from rowmill.core.option_places import iterate_option_places
+from rowmill.core.config import iterate_option_places
 from rowmill.formats import KINDS
 from rowmill.formats.kind import OPTION_GROUPS
-from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
+from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair
 from tests.support.tables import as_csv, grouped, purchases, records
 

@@ -22,8 +22,7 @@ from rowmill.conversation.template_registry import (
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from tests.end_to_end.test_real_templates import TOKENS, Chat, chats
 from tests.support.recipes import Workspace, text_of
 from tests.support.tiers import mark_all_but

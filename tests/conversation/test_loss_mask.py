@@ -15,8 +15,7 @@ from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from tests.support.tiers import draw
 
 LETTERS = (

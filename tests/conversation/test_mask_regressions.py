@@ -12,8 +12,7 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.json import Json
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT

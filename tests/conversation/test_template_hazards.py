@@ -18,8 +18,7 @@ from rowmill.conversation.template_registry import list_bundled_templates, read_
 from rowmill.core.json import Json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.tokenization.encoded_batch import find_degenerate_texts
 from rowmill.tokenization.encoded_texts import EncodedTexts
 from tests.support.recipes import CHATML, Workspace, chat, text_of

@@ -25,9 +25,8 @@ from rowmill.inspection.chat_templates import (
     prove_template,
 )
 from rowmill.reports.row_view import DEFECT_SENTENCES, describe_defect, render_proof
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
-from rowmill.schema.rows import MaskedConversation
+from rowmill.schema.ledger import REASON_DESCRIPTIONS
+from rowmill.schema.rows import Conversation, MaskedConversation
 from tests.end_to_end.test_real_templates import TEMPLATES
 from tests.support.cli_project import FOREIGN_WARNINGS, CliProject
 from tests.support.tiers import mark_all_but

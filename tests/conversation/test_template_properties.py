@@ -17,8 +17,7 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json, to_json
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.stages.tokenized_examples.conversation_examples import (
     decode_conversations,
     hide_control_strings,

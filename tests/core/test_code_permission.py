@@ -6,8 +6,7 @@ import pytest
 
 from dagster_rowmill.definitions import build_definitions
 from rowmill.cli import main
-from rowmill.core.code_permission import NO_CODE_VARIABLE
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import NO_CODE_VARIABLE, ConfigError
 from rowmill.tabular.backends.callable import CallableBackend
 from tests.support.cli_project import FOREIGN_WARNINGS, CliProject
 

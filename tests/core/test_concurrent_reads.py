@@ -5,8 +5,7 @@ from threading import Barrier, current_thread, main_thread
 
 import pyarrow as pa
 
-from rowmill.core.concurrent_reads import map_reads, read_tables
-from rowmill.core.storage import Store
+from rowmill.core.storage import Store, map_reads, read_tables
 from rowmill.stages.part_files import write_table
 
 

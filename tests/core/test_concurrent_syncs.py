@@ -6,8 +6,7 @@ from threading import Lock
 
 import pytest
 
-from rowmill.core.concurrent_syncs import sync_files
-from rowmill.core.storage import Store
+from rowmill.core.storage import Store, sync_files
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 64, 100])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rowmill.core import conditional_put, remote
+from rowmill.core import remote
 from rowmill.core.errors import ConfigError, UnreachableError
 from rowmill.core.storage import Store
 from tests.support.object_server import ObjectServer, Outage, serving_s3fs
@@ -88,10 +88,10 @@ def test_conditions_are_left_out_where_the_user_says_so(
     store: Store, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.takes_conditions = False
-    monkeypatch.setenv(conditional_put.VARIABLE, "none")
+    monkeypatch.setenv(remote.VARIABLE, "none")
 
     assert store.write_pointer(PATH, {"version": 2}) is None
 
-    monkeypatch.setenv(conditional_put.VARIABLE, "no")
+    monkeypatch.setenv(remote.VARIABLE, "no")
     with pytest.raises(ConfigError, match=r"'no' is invalid; allowed is none; correct or unset it"):
         store.write_pointer(PATH, {"version": 3})

@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from rowmill.core.config import Config
-from rowmill.core.option_docs import DescribedJsonSchema, describe_field
+from rowmill.core.config import Config, DescribedJsonSchema, describe_field
 
 
 class _Parent(Config):

@@ -5,12 +5,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from rowmill.core.config import ANY_NAME, OptionPlace, iterate_option_places
 from rowmill.core.errors import ConfigError
-from rowmill.core.option_places import ANY_NAME, OptionPlace, iterate_option_places
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.recipe import recipe
-from rowmill.recipe.defaults import FIELD_ALIASES, FORMAT_ALIASES
-from rowmill.recipe.recipe import Recipe
+from rowmill.recipe.recipe import FIELD_ALIASES, FORMAT_ALIASES, Recipe
 from tests.support.loops import for_each
 
 PLACES = [

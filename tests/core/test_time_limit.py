@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rowmill.core.time_limit import call_with_time_limit
+from rowmill.core.remote import call_with_time_limit
 
 
 def test_call_that_returns_in_time_is_as_without_limit() -> None:

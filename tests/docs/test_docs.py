@@ -16,10 +16,9 @@ from docs.generate import reference, walkthrough
 from rowmill import exports, formats, sources, stats
 from rowmill.build.steps import Project
 from rowmill.checks import catalog, gates
-from rowmill.core.config import Config
-from rowmill.core.option_docs import describe_field
+from rowmill.core.config import Config, describe_field
 from rowmill.exports import base
-from rowmill.recipe import dataset, recipe
+from rowmill.recipe import recipe
 from rowmill.schema import ledger
 from tests.support.loops import for_each
 
@@ -296,8 +295,8 @@ def test_yaml_of_a_page_is_a_recipe_or_a_part_of_one(page: Path, monkeypatch: py
     for text in blocks(page, "yaml"):
         given = yaml.safe_load(text)
         if not {"datasets", "configs"} & given.keys():
-            # A part of a recipe, or of a dataset, is inserted into the smallest one.
-            own = {name: value for name, value in given.items() if name in dataset.Dataset.model_fields}
+            # A part of a recipe, or of a recipe, is inserted into the smallest one.
+            own = {name: value for name, value in given.items() if name in recipe.Dataset.model_fields}
             top = {name: value for name, value in given.items() if name not in own}
             given = {**SMALLEST, **top, "datasets": {"chats": {**SMALLEST["datasets"]["chats"], **own}}}
 

@@ -9,10 +9,8 @@ import pytest
 from docs.generate import template_table
 from docs.generate.template_table import PAGE, list_template_names, load_chats, render_template_page, study_template
 from rowmill.conversation.loss_mask import Masker
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.ledger import REJECT_REASONS
-from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.schema.ledger import REASON_DESCRIPTIONS, REJECT_REASONS
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from tests.support.tiers import mark_all_but
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from rowmill.build import runner, share, share_versions
 from rowmill.build.steps import Project, Step, open_project, plan_steps
-from rowmill.core import conditional_put, remote
+from rowmill.core import remote
 from rowmill.core.errors import BusyError, ConfigError, UnreachableError
 from rowmill.core.storage import Store
 from rowmill.executors import Share
@@ -132,7 +132,7 @@ def test_server_without_conditions_is_refused_before_anything_is_current(
         build(project, server)
     assert not any(path.endswith("pointer.json") for path in server.objects)
 
-    monkeypatch.setenv(conditional_put.VARIABLE, "none")
+    monkeypatch.setenv(remote.VARIABLE, "none")
     assert build(project, server)[1] == versions
 
 

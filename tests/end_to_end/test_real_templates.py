@@ -25,8 +25,7 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import iterate_text_runs
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.encoded_texts import compute_byte_positions

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rowmill.core.errors import ConfigError
 from rowmill.reader import Reader
 from rowmill.reader.layouts import join_flat, stack_padded
-from rowmill.schema.rollout_fields import BATCH_NAMES
+from rowmill.schema.examples import BATCH_NAMES
 from rowmill.shards import native
 from tests.reader.test_index_layout import run_reader_alone
 from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat

@@ -18,7 +18,7 @@ from rowmill.build import prepare, runner
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.executors import local
 from rowmill.exports import Exported, open_export, read_datums
-from rowmill.recipe.execution import Execution
+from rowmill.recipe.recipe import Execution
 from rowmill.stages.exports.stage import locate_export
 from tests.support import export_readers as readers
 from tests.support.export_readers import Segment

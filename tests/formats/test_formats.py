@@ -8,8 +8,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from rowmill import formats
 from rowmill.conversation.options import Loss, Template
+from rowmill.core.config import describe_field
 from rowmill.core.json import Json, to_json
-from rowmill.core.option_docs import describe_field
 from rowmill.formats import Auto, Chat, Format, Python, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row
 from rowmill.formats.tool_calls import Tools

@@ -7,8 +7,8 @@ import pytest
 
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError
-from rowmill.recipe import overrides, recipe
-from rowmill.recipe.dataset import Dataset
+from rowmill.recipe import recipe
+from rowmill.recipe.recipe import Dataset
 from tests.support.recipes import Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
@@ -124,7 +124,7 @@ def test_missing_column_error_lists_the_columns(tmp_path: Path) -> None:
 
 
 def overridden(datasets: dict[str, Any], **options: str) -> Any:
-    return overrides.apply_overrides({"datasets": datasets}, options)["datasets"]
+    return recipe.apply_overrides({"datasets": datasets}, options)["datasets"]
 
 
 def test_option_on_the_command_line_is_the_only_records_dataset_s() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.formats.filters import hash_row_content
 from rowmill.recipe import recipe
-from rowmill.schema.rollout_fields import RolloutFields, find_token_fields, join_fields
+from rowmill.schema.examples import RolloutFields, find_token_fields, join_fields
 from rowmill.schema.rows import Rejected, Row
 from rowmill.shards.native import SEQUENCE_SCHEMA, make_sequence_schema
 

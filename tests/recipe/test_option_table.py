@@ -6,7 +6,7 @@ import pytest
 
 from rowmill.core.errors import ConfigError
 from rowmill.recipe import recipe
-from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Dataset
 
 SOURCE = {"train_urls": ["a.jsonl"]}
 CHAT, PAIR, TEXT = "chat", "supervised", "text"

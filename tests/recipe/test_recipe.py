@@ -9,8 +9,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.formats import Chat, Text
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.recipe import recipe
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.recipe import Recipe
+from rowmill.recipe.recipe import Dataset, Recipe
 
 SOURCE = {"train_urls": ["a.jsonl"]}
 

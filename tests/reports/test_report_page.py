@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rowmill import stats
 from rowmill.build import runner, steps
-from rowmill.checks import expectations_page
+from rowmill.checks import expectation_suite
 from rowmill.core import html
 from rowmill.core.errors import GateError
 from rowmill.inspection.sequences import SequenceTokens
@@ -328,7 +328,7 @@ def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
     _, shown = stats.query_views(
         project.store, "SELECT check_name FROM check_results WHERE stage = 'canonical_rows' ORDER BY 1"
     )
-    docs = project.store.read(expectations_page.expectations_page_path(step.key)).decode()
+    docs = project.store.read(expectation_suite.expectations_page_path(step.key)).decode()
     assert alone.check == "rejects"
     assert [check for (check,) in shown] == sorted(one.check for one in step.thresholds)
     assert f"{len(step.shown_thresholds)} of {len(step.shown_thresholds)} judged" in docs

@@ -2,9 +2,7 @@
 
 import pyarrow as pa
 
-from rowmill.schema.column_docs import COLUMN_DOCS
-from rowmill.schema.examples import EXAMPLE_SCHEMA, WEIGHT_COLUMN
-from rowmill.schema.rollout_fields import ROW_FIELDS
+from rowmill.schema.examples import COLUMN_DOCS, EXAMPLE_SCHEMA, ROW_FIELDS, WEIGHT_COLUMN
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, ROW_SCHEMA, SEGMENT_COLUMNS
 from rowmill.shards.native import SEQUENCE_SCHEMA
 from rowmill.stages.generated_texts import PARSED

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rowmill.formats.kind import OPTION_GROUPS
-from rowmill.schema import ledger, reject_reasons
+from rowmill.schema import ledger
 from tests.support.recipes import (
     CHAT,
     CHATML,
@@ -275,7 +275,7 @@ def test_every_reason_is_reached_by_one_of_these_rows() -> None:
     reached |= {reason for reasons in ELSEWHERE.values() for reason in reasons.split()}
 
     of_records = {
-        reason for reason, words in reject_reasons.REASON_DESCRIPTIONS.items() if words.of in {"records", "generated"}
+        reason for reason, words in ledger.REASON_DESCRIPTIONS.items() if words.of in {"records", "generated"}
     }
     assert reached == set(ledger.REJECT_REASONS) - of_records
 
@@ -295,15 +295,15 @@ def test_no_reason_outside_the_list_is_used() -> None:
     found = list(literal_reasons())
 
     assert len(found) > 80
-    assert [one for one in found if one[1] not in reject_reasons.REASON_DESCRIPTIONS] == []
+    assert [one for one in found if one[1] not in ledger.REASON_DESCRIPTIONS] == []
 
 
 def test_every_reason_has_its_words_and_the_page_shows_them() -> None:
     page = (ROOT / "docs/reasons.md").read_text(encoding="utf-8")
 
-    assert set(ledger.REJECT_REASONS) <= set(reject_reasons.REASON_DESCRIPTIONS)
+    assert set(ledger.REJECT_REASONS) <= set(ledger.REASON_DESCRIPTIONS)
     for reason in ledger.REJECT_REASONS:
-        words = reject_reasons.REASON_DESCRIPTIONS[reason]
+        words = ledger.REASON_DESCRIPTIONS[reason]
         assert f"| `{reason}` | {words.what} | {words.remedy} |" in page
         assert len(words.remedy) > 10
         assert all(one == one.strip() and not one.endswith((" and", " or")) for one in (words.what, words.remedy))
@@ -322,7 +322,7 @@ def test_options_that_the_words_name_exist() -> None:
 
     kinds = get_args(get_args(Format)[0])
     formats = {field.alias or name for kind in kinds for name, field in kind.model_fields.items()}
-    for reason, words in reject_reasons.REASON_DESCRIPTIONS.items():
+    for reason, words in ledger.REASON_DESCRIPTIONS.items():
         for option in options_named(words.what + words.remedy):
             group, name = option.split(".")[:2]
             known = formats if group == "format" else set(OPTION_GROUPS[group].model_fields)

@@ -14,8 +14,7 @@ from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import read_named_template
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation
+from rowmill.schema.rows import Conversation, MaskedConversation
 from tests.support.recipes import CHAT, Built, Workspace
 from tests.support.tiers import mark_all_but
 

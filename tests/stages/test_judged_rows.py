@@ -14,8 +14,7 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.inspection.chat_templates import make_probe_conversations
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Span
+from rowmill.schema.rows import Conversation, MaskedConversation, Span
 from rowmill.stages.tokenized_examples import judged_rows
 from rowmill.stages.tokenized_examples.judged_rows import MaskJudge, RowJudge, choose_by_hash, is_judged
 from tests.support.recipes import CHAT, Workspace, chat

@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.defaults import parse_dataset
+from rowmill.recipe.recipe import Dataset, parse_dataset
 from tests.support.recipes import CHAT, TEXT, Workspace
 from tests.support.tiers import mark_all_but
 from tests.support.tiny_project import FOREIGN_WARNINGS

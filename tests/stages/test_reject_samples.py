@@ -11,7 +11,7 @@ from dagster_rowmill import metadata
 from rowmill.build import runner
 from rowmill.build.gate import open_inputs
 from rowmill.build.steps import plan_steps
-from rowmill.checks.expectations_page import render_expectations_page
+from rowmill.checks.expectation_suite import render_expectations_page
 from rowmill.checks.judge import CheckResult
 from rowmill.core.console import render_text
 from rowmill.core.errors import GateError

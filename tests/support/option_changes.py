@@ -15,9 +15,7 @@ from rowmill.build import runner
 from rowmill.core.config import Config
 from rowmill.core.errors import PipelineError
 from rowmill.recipe import recipe
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.execution import Execution
-from rowmill.recipe.recipe import Recipe
+from rowmill.recipe.recipe import Dataset, Execution, Recipe
 from tests.support.recipes import Workspace
 
 OptionPath = tuple[str | int, ...]

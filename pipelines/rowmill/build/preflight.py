@@ -37,8 +37,7 @@ from rowmill.formats import KINDS
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
 from rowmill.formats.recognition import Sample, find_wrapped_records, recognise_format, write_options
 from rowmill.formats.unread_columns import UnreadColumn, detect_unread_columns
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.recipe import Recipe
+from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS
 from rowmill.stages import catalog, inputs, raw_dataset, tokenizer_files

@@ -29,7 +29,6 @@ from typing import Self, TypeVar
 from rowmill import stats
 from rowmill.build import share_versions
 from rowmill.build.gate import open_inputs, require_one_history, require_open_ancestry
-from rowmill.build.hosts import require_equal_hosts
 from rowmill.build.prepare import (
     find_outside_change,
     find_reusable_output,
@@ -38,11 +37,12 @@ from rowmill.build.prepare import (
     make_stage_context,
     open_shared_executor,
     prepare_step,
+    require_equal_hosts,
     require_ready,
 )
 from rowmill.build.share_versions import HeldVersion, find_held_version
 from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
-from rowmill.checks import expectations_page, judge
+from rowmill.checks import expectation_suite, judge
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError
@@ -412,7 +412,7 @@ def check_step(
         known = results if only is None else judge.load_check_results(project.store, output, step.thresholds)
         stats.write_check_results(project.store, output, known)
         shown = [one for one in known if one.check not in step.off_checks]
-        expectations_page.write_expectations_page(project.store, output, step.shown_thresholds, shown)
+        expectation_suite.write_expectations_page(project.store, output, step.shown_thresholds, shown)
     return results
 
 

@@ -12,8 +12,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
 from rowmill.recipe import recipe
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.recipe import Recipe
+from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import StageKey
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource

@@ -17,7 +17,7 @@ from rowmill.cli.generation_commands import add_generation_commands
 from rowmill.cli.inspection_commands import add_inspection_commands
 from rowmill.cli.project_commands import add_init_command, add_ui_command
 from rowmill.cli.version_commands import add_version_commands, add_work_command
-from rowmill.core import code_permission
+from rowmill.core import errors
 
 if TYPE_CHECKING:
     from rowmill.cli.projects import Command
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitStatus.INVALID
     os.environ.update({name: value for name, value in QUIET_LIBRARIES.items() if name not in os.environ})
     if getattr(args, "no_code", False):
-        os.environ[code_permission.NO_CODE_VARIABLE] = "1"
+        os.environ[errors.NO_CODE_VARIABLE] = "1"
     try:
         args.overrides = _parse_overrides(parser, unknown, allowed=getattr(args, "takes_overrides", False))
         return command(args)

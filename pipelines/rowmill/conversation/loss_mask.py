@@ -23,9 +23,8 @@ from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
 from rowmill.conversation.turn_layouts import MIN_FOREIGN_CHARS, TurnLayout, learn_layout
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
-from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
-from rowmill.schema.rows import ContentSpan, MaskedConversation, Message, Rejected, Span
+from rowmill.schema.rows import ContentSpan, Conversation, MaskedConversation, Message, Rejected, Span
 
 MASKING_VERSION = 8
 """Increment it when any mask may change."""

@@ -1,26 +1,198 @@
-"""The base of every configuration model, and the validation of a YAML mapping against it.
+"""Options: their base class, documentation and places in a recipe, and packages that they need.
+
+Finds where an option belongs that a recipe writes one level too high, too low, or under another kind.
+
+datasets.chats.format.group_training_examples_by        written here: an unknown key
+datasets.*.format.data.group_training_examples_by       declared here, of kind records
+
+The base of every configuration model, and the validation of a YAML mapping against it.
 
 Models are frozen and closed: an unknown key is an error that names the nearest known one, because a
 mistyped key that is silently ignored has ruined more training runs than any bug.
+
+What the options of a model mean: the docstring under each field, read when a page or a JSON Schema is written.
+
+pydantic would read them itself (`use_attribute_docstrings`), but in every process that imports a model: 0.2 s of each
+command and each worker.
 """
 
+import ast
+import inspect
 import math
 import re
 import stat
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires
+from itertools import pairwise, starmap
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast, get_args
+from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 
-from rowmill.core.errors import ConfigError, find_related_names, join_choices, suggest_name
-from rowmill.core.option_places import explain_place
+from rowmill.core.errors import ConfigError, MissingPackageError, find_related_names, join_choices, suggest_name
 from rowmill.core.yaml_text import SIZE_LIMIT, parse_yaml
+
+_EXTRAS = ("build", "dagster")
+"""The extras that commands need, in the order in which they are searched."""
+
+_DISTRIBUTIONS = {"yaml": "pyyaml"}
+"""Modules whose name differs from their distribution's."""
+
+_REQUIREMENT = re.compile(r"""^([\w.-]+).*;.*extra\s*==\s*["']([\w-]+)["']""")
+
+
+def explain_missing_package(where: str, error: ModuleNotFoundError) -> MissingPackageError | None:
+    """Return the error for a failed import of a package that an extra brings; None if no extra brings it."""
+    missing = (error.name or "").partition(".")[0]
+    extra = _find_extra(missing)
+    if extra is None:
+        return None
+    return MissingPackageError(
+        f"{where}: the package {missing} is not installed; the base install of rowmill only reads built partitions; "
+        f"run pip install 'rowmill[{extra}]'"
+    )
+
+
+def _find_extra(module: str) -> str | None:
+    wanted = _normalize_name(_DISTRIBUTIONS.get(module, module))
+    try:
+        lines = requires("rowmill") or []
+    except PackageNotFoundError:
+        return None
+    found = [match.groups() for line in lines if (match := _REQUIREMENT.match(line))]
+    brought_by = {extra for name, extra in found if _normalize_name(name) == wanted}
+    return next((extra for extra in _EXTRAS if extra in brought_by), None)
+
+
+def _normalize_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+# ── Finds where an option belongs that a recipe writes one level too high, too low, or under another kin ──
+
+
+ANY_NAME = "*"
+"""The step of a place for a name that users choose, such as a dataset's, or an element's number."""
+
+MAX_PLACES = 3
+"""A name that stands in more places at the same distance is too common to say where it belongs."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionPlace:
+    """A group that has an option: its path, and the kinds that groups on the way must be of, by path length."""
+
+    name: str
+    group: tuple[str, ...]
+    kinds: tuple[tuple[int, str], ...] = ()
+
+
+def iterate_option_places(
+    model: type[BaseModel], group: tuple[str, ...] = (), kinds: tuple[tuple[int, str], ...] = ()
+) -> Iterator[OptionPlace]:
+    """Yield every option of a model and of the models inside it; fields that a user cannot write are left out."""
+    for name, field in model.model_fields.items():
+        if name in getattr(model, "FILLED_IN", ()):
+            continue
+        yield OptionPlace(name, group, kinds)
+        inner = list(_find_inner_models(field.annotation))
+        for one, wildcards in inner:
+            path = (*group, name, *[ANY_NAME] * wildcards)
+            kind = _get_kind(one) if len(inner) > 1 else None
+            yield from iterate_option_places(one, path, kinds if kind is None else (*kinds, (len(path), kind)))
+
+
+def _find_inner_models(annotation: Any, wildcards: int = 0) -> Iterator[tuple[type[BaseModel], int]]:
+    """Yield the models of an annotation, and how many containers each is in."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, wildcards
+        return
+    deeper = wildcards + (get_origin(annotation) in (dict, list, tuple))
+    for inner in get_args(annotation):
+        yield from _find_inner_models(inner, deeper)
+
+
+def _get_kind(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("kind")
+    tags = () if field is None else get_args(field.annotation)
+    return str(tags[0]) if tags else None
+
+
+def explain_place(
+    root: type[BaseModel], name: str, written: Sequence[str], kinds: Mapping[tuple[str, ...], str]
+) -> str | None:
+    """Say where an unknown key belongs; None if no group has it, or too many do.
+
+    `written` is the path of the group that holds the key, `kinds` the kinds of the groups on the way to it.
+    """
+    here = tuple(written)
+    places = [_PlaceFromHere(place, here, kinds) for place in iterate_option_places(root) if place.name == name]
+    usable = [place for place in places if place.is_named and (place.group != here or place.other_kinds)]
+    if not usable:
+        return None
+    nearest = min(one.rank for one in usable)
+    kinds_by_group: dict[tuple[str, ...], list[str]] = {}
+    for one in usable:
+        if one.rank == nearest:
+            kinds_by_group.setdefault(one.group, []).extend(one.kinds_to_name)
+    if len(kinds_by_group) > MAX_PLACES:
+        return None
+    if list(kinds_by_group) == [here]:
+        return f"{name} is an option of kind {join_choices(kinds_by_group[here])}; delete it, or choose that kind"
+    return f"{name} belongs {join_choices(starmap(_describe_group, kinds_by_group.items()))}; move it there"
+
+
+def _describe_group(group: tuple[str, ...], kinds: Sequence[str]) -> str:
+    """Name a group, with the kinds that have the option."""
+    path = ".".join("NAME" if step == ANY_NAME else step for step in group)
+    where = f"under {path}" if path else "at the top level of the recipe"
+    return f"{where} (kind {join_choices(dict.fromkeys(kinds))})" if kinds else where
+
+
+class _PlaceFromHere:
+    """A place as seen from where a key was written: names that users chose are those of the way there."""
+
+    def __init__(self, place: OptionPlace, here: tuple[str, ...], kinds: Mapping[tuple[str, ...], str]) -> None:
+        self.group = _fill_in_names(place.group, here)
+        self.here = here
+        shared = next((i for i, (a, b) in enumerate(zip(self.group, here, strict=False)) if a != b), None)
+        self._shared = min(len(self.group), len(here)) if shared is None else shared
+        self.other_kinds = [kind for length, kind in place.kinds if kinds.get(self.group[:length], kind) != kind]
+        missing = [kind for length, kind in place.kinds if self.group[:length] not in kinds]
+        self.kinds_to_name = [*self.other_kinds, *missing][-1:]
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the place lies below the written one, or no name has to be guessed to go there."""
+        return ANY_NAME not in self.group or self._shared == len(self.here)
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """How unlikely the place is meant: of another kind, neither above nor below, far away."""
+        is_beside = self._shared < min(len(self.group), len(self.here))
+        return bool(self.other_kinds), is_beside, len(self.group) + len(self.here) - 2 * self._shared
+
+
+def _fill_in_names(group: tuple[str, ...], here: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a place's path with the names on the way to `here`, as far as both ways are the same."""
+    filled: list[str] = []
+    for i, step in enumerate(group):
+        is_shared = tuple(filled) == here[:i] and i < len(here)
+        filled.append(here[i] if step == ANY_NAME and is_shared else step)
+    return tuple(filled)
+
+
+# ── The base of every configuration model, and the validation of a YAML mapping against it ──
 
 
 class Config(BaseModel):
-    """A group of options: frozen, closed, strict about types, documented under each field (`option_docs.py`)."""
+    """A group of options: frozen, closed, strict about types, documented under each field (`config.py`)."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -307,3 +479,54 @@ def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
         return
     for inner in get_args(annotation):
         yield from _find_models(inner)
+
+
+# ── What the options of a model mean: the docstring under each field, read when a page or a JSON Schema  ──
+
+
+def describe_field(model: type[Config], name: str) -> str:
+    """Return what a field means; empty if it has neither a description nor a docstring."""
+    return model.model_fields[name].description or _read_field_docstrings(model).get(name, "")
+
+
+class DescribedJsonSchema(GenerateJsonSchema):
+    """A JSON Schema whose properties are described, for `Config.model_json_schema(schema_generator=…)`."""
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        """Add the descriptions of a model's fields."""
+        made = super().model_schema(schema)
+        model: type[Any] = schema["cls"]
+        if issubclass(model, Config):
+            for name, field in model.model_fields.items():
+                text, written = describe_field(model, name), made["properties"].get(_get_written_name(name, field))
+                if text and written is not None:
+                    written["description"] = text
+        return made
+
+
+def _get_written_name(name: str, field: FieldInfo) -> str:
+    return field.alias or name
+
+
+@cache
+def _read_field_docstrings(model: type[Config]) -> dict[str, str]:
+    """Return the docstrings of a model's own and inherited fields."""
+    inherited = [_read_field_docstrings(base) for base in reversed(model.__bases__) if issubclass(base, Config)]
+    own = dict(_iterate_field_docstrings(model))
+    return {name: text for docstrings in (*inherited, own) for name, text in docstrings.items()}
+
+
+def _iterate_field_docstrings(model: type[Config]) -> Iterator[tuple[str, str]]:
+    try:
+        source = textwrap.dedent(inspect.getsource(model))
+    except (OSError, TypeError):
+        # A model made by `create_model` has no source; its fields have descriptions.
+        return
+    tree = ast.parse(source).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    for field, behind in pairwise(tree.body):
+        match field, behind:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, inspect.cleandoc(text)
+            case _:
+                pass

@@ -1,4 +1,6 @@
-"""All exceptions that the engine raises for its callers.
+"""Errors of four parts, and the permission to run a user's code.
+
+All exceptions that the engine raises for its callers.
 
 A bad *row* never raises: it becomes a `Rejected`, which is counted and kept. Exceptions are for configuration, for the
 outside world (files, disks) and for our own bugs.
@@ -18,9 +20,14 @@ outside world (files, disks) and for our own bugs.
 
 A message has four parts: where, what, what was allowed, what to do. Each class is also the builtin
 that it specialises, so `except ValueError` in a caller's code keeps working.
+
+Decides whether a recipe may run user code: a format class, or the function of a generation backend.
+
+With the switch on, an untrusted recipe is only data: templates run in a sandbox, and dataset scripts never run.
 """
 
 import errno
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
@@ -226,3 +233,19 @@ def _begins_alike(name: str, known: str) -> bool:
     if first and second[: len(first)] == first:
         return True
     return len(name) >= LEAST_BEGINNING and known.lower().startswith(name.lower())
+
+
+# ── Decides whether a recipe may run user code: a format class, or the function of a generation backend ──
+
+
+NO_CODE_VARIABLE = "ROWMILL_NO_CODE"
+"""The environment variable, which workers, Ray and Dagster's processes inherit; `--no-code` sets it."""
+
+
+def require_code_permission(target: str, where: str) -> None:
+    """Refuse to run the code that a recipe names, if the user has forbidden it."""
+    if os.environ.get(NO_CODE_VARIABLE, "0") not in ("", "0"):
+        raise ConfigError(
+            f"{where}: {target} is Python code, which --no-code or {NO_CODE_VARIABLE} forbids to run; built-in "
+            "kinds are allowed; read the code and remove the switch, or choose another kind"
+        )

@@ -1,4 +1,6 @@
-"""Access to remote storage: every request has a time limit, a few retries, and one error at the end.
+"""Object stores: requests with limits of time, and conditional writes.
+
+Access to remote storage: every request has a time limit, a few retries, and one error at the end.
 
     retry_request(fs, address, "read", function, …)
       attempt ─► answer                                        returned
@@ -12,6 +14,17 @@ neither this module nor its callers use them.
 Each library has its own time limits and retries, and some have none. Their limits are set where possible, and every
 call runs on a thread that is abandoned after its time limit, so that a silent server cannot block a build. Only this
 module retries: nested retries took half an hour to report a silent server.
+
+Replaces a file on S3 only if it is still the one that this process saw, by conditional put.
+
+    put, If-Match: the tag seen, or If-None-Match: * where there was no file
+      ├► 200                                  written
+      ├► 412, or 404 where a file was seen    read it: this process's own content if an earlier answer was lost,
+      │                                       else another process's
+      └► 501                                  ConfigError: the server takes no conditions
+
+Without conditions the later of two builds would replace the pointer of the earlier one unnoticed. A server that
+refuses them is therefore refused, unless the user says that there is never more than one build.
 """
 
 import glob
@@ -19,17 +32,49 @@ import io
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
 from rowmill.core.errors import LASTING_ERRORS, ConfigError, PipelineError, SourceError, UnreachableError
 from rowmill.core.public_urls import public_text
-from rowmill.core.time_limit import call_with_time_limit
 
 ResultT = TypeVar("ResultT")
+
+
+def call_with_time_limit(function: Callable[[], ResultT], limit_s: float) -> ResultT:
+    """Call a function on a thread; after the time limit the thread is abandoned, and ends when its call returns.
+
+    Raises
+    ------
+    TimeoutError
+        If the function does not return in time.
+
+    """
+    outcome: Future[ResultT] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # noqa: BLE001  (it is raised again in the waiting thread)
+            outcome.set_exception(error)
+
+    # Not an executor: at exit the interpreter would wait for its threads, and one may be blocked forever.
+    threading.Thread(target=call, daemon=True, name="rowmill-limited-call").start()
+    try:
+        return outcome.result(limit_s)
+    except TimeoutError:
+        if outcome.done():
+            raise
+        raise TimeoutError(f"no answer within {limit_s:.0f} s") from None
+
+
+# ── Access to remote storage: every request has a time limit, a few retries, and one error at the end ──
+
 
 TIMEOUT_VARIABLE, TRIES_VARIABLE = "ROWMILL_STORAGE_TIMEOUT_S", "ROWMILL_STORAGE_TRIES"
 """Environment variables: seconds to wait for a silent storage, and the maximum number of attempts."""
@@ -480,3 +525,85 @@ def public_reason(error: BaseException) -> str:
         return f"HTTP status {status} {getattr(error, 'message', '')}".strip()
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return public_text(" ".join(text.split()))
+
+
+# ── Replaces a file on S3 only if it is still the one that this process saw, by conditional put ──
+
+
+VARIABLE = "ROWMILL_STORAGE_CONDITIONS"
+"""Environment variable: `none` writes without conditions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """A conditional put: the version tag of what was written, or the content that another process left instead.
+
+    That content is empty if the file was removed.
+    """
+
+    tag: str = ""
+    other: bytes | None = None
+
+
+def can_put_conditionally(fs: Any) -> bool:
+    """Return whether a storage is to take conditions: S3, unless the environment says otherwise.
+
+    Raises
+    ------
+    ConfigError
+        If the environment variable has another value than `none`.
+
+    """
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen not in ("", "none"):
+        raise ConfigError(f"{VARIABLE}: {chosen!r} is invalid; allowed is none; correct or unset it")
+    protocol: str | tuple[str, ...] = fs.protocol
+    return not chosen and "s3" in (protocol if isinstance(protocol, tuple) else (protocol,))
+
+
+def put_if_unchanged(fs: Any, path: str, address: str, content: bytes, tag: str | None) -> PutResult:
+    """Write a file if it still has a version tag, or, without one, if it is still absent.
+
+    Raises
+    ------
+    ConfigError
+        If the server takes no conditions.
+    UnreachableError
+        If it fails, refuses or does not answer in every attempt.
+
+    """
+
+    def put() -> str | None:
+        return _put(fs, path, address, content, tag)
+
+    new = retry_request(fs, address, "written", put, size_bytes=len(content))
+    if new is not None:
+        return PutResult(new)
+    try:
+        found = retry_request(fs, address, "read", lambda: read_file(fs, path))
+    except FileNotFoundError:
+        return PutResult(other=b"")
+    if found != content:
+        return PutResult(other=found)
+    # An attempt has written although its answer was lost, and the next one met its own file.
+    facts = fetch_info(fs, path, address) or {}
+    return PutResult(str(facts.get("ETag", "")))
+
+
+def _put(fs: Any, path: str, address: str, content: bytes, tag: str | None) -> str | None:
+    """Return the tag of the written file; None if the condition is not met."""
+    condition: dict[str, str] = {"mode": "create"} if tag is None else {"IfMatch": tag}
+    try:
+        written: Any = fs.pipe_file(path, content, **condition)
+    except OSError as error:
+        code = find_s3_code(error)
+        if code in UNMET_S3_CODES or (tag is not None and is_absent(error)):
+            return None
+        if code in UNSUPPORTED_S3_CODES:
+            raise ConfigError(
+                f"{address}: the server refuses a write with a condition ({public_reason(error)}); If-Match and "
+                "If-None-Match keep one build from replacing the output of another unnoticed; use a server that has "
+                f"them, or set {VARIABLE}=none and never run two builds at once"
+            ) from None
+        raise
+    return str(written["ETag"])

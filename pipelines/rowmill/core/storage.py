@@ -1,4 +1,6 @@
-"""Store build outputs under one root (a folder or any fsspec URL), with atomic writes.
+"""The store: files with digests, local or remote, read and synced at once.
+
+Store build outputs under one root (a folder or any fsspec URL), with atomic writes.
 
     <root>/<recipe>/<dataset>/<stage>/parts/<fingerprint>/…   the work, one folder per part
     <root>/<recipe>/<dataset>/<stage>/manifests/<fingerprint>.json
@@ -9,6 +11,11 @@
 A file is written under a temporary name and renamed, so a name that exists is whole. On an object
 store the single put has the same effect. No path is ever made from data: only from names that
 `check_name` let through, and from hexadecimal digests.
+
+Waiting until many files are on the disk.
+
+A file system commits what several threads wait for at once together: 700 new files took 1.7 to 2.7 s one after
+another, and 0.12 to 0.2 s by eight or sixteen threads.
 """
 
 import fcntl
@@ -30,11 +37,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowmill.core import arrow_files, conditional_put, remote, remote_index
+from rowmill.core import arrow_files, remote, remote_index
 from rowmill.core.errors import DISK_FULL_ERRNOS, BusyError, ConfigError, DamagedFileError, PipelineError
 from rowmill.core.json import parse_sealed, seal_object
 from rowmill.core.public_urls import public_url
-from rowmill.core.remote_index import ObjectFacts, RemoteIndex
+from rowmill.core.remote_index import CONCURRENT_REQUESTS, ObjectFacts, RemoteIndex
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, TRAINING_SPLITS
 
 if TYPE_CHECKING:
@@ -283,11 +290,11 @@ class Store:
     def write_pointer(self, relative: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Write a sealed JSON object; on S3, within `indexed`, return instead what another builder wrote meanwhile."""
         index = None if self.is_local else self._index_of(relative)
-        if index is None or not conditional_put.can_put_conditionally(self._fs):
+        if index is None or not remote.can_put_conditionally(self._fs):
             self.write_sealed(relative, value)
             return None
         content, tag = seal_object(value, compresses=False), index.first_tag(relative)
-        put = conditional_put.put_if_unchanged(self._fs, self.path(relative), self.address(relative), content, tag)
+        put = remote.put_if_unchanged(self._fs, self.path(relative), self.address(relative), content, tag)
         if put.other == b"":
             index.note_removed(relative)
             return {}
@@ -521,3 +528,45 @@ def digest_file(path: str | Path) -> str:
         while block := handle.read(1 << 20):
             hasher.update(block)
     return hasher.hexdigest()
+
+
+# ── Many files of a store at once, where each of them is a request ──
+
+
+ItemT = TypeVar("ItemT")
+
+
+def map_reads(store: Store, read: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT]:
+    """Return what a function reads of the store for each item, in order; concurrently if the store is remote."""
+    if store.is_local:
+        return [read(item) for item in items]
+    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as threads:
+        return list(threads.map(read, items))
+
+
+def read_tables(store: Store, files: Iterable[File], columns: Sequence[str] | None = None) -> list[pa.Table]:
+    """Read Parquet files that stages wrote, or some of their columns, each as one table."""
+    return map_reads(store, lambda file: store.table(file, columns), files)
+
+
+# ── Waiting until many files are on the disk ──
+
+
+CONCURRENT_SYNCS = 16
+
+LEAST_FILES = 4
+"""Files of a thread: fewer take less time than starting it."""
+
+
+def sync_files(store: Store, paths: Iterable[str]) -> None:
+    """Wait until files, and the folders that hold them, are on the disk, as `Store.sync` does, several at once."""
+    wanted = [*paths] if store.is_local else []
+    each = max(-(-len(wanted) // CONCURRENT_SYNCS), LEAST_FILES)
+    # Runs, because files of one folder follow each other.
+    runs = [wanted[first : first + each] for first in range(0, len(wanted), each)]
+    if len(runs) <= 1:
+        store.sync(wanted)
+        return
+    with ThreadPoolExecutor(len(runs)) as threads:
+        for _ in threads.map(store.sync, runs):
+            pass

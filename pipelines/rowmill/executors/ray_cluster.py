@@ -28,7 +28,7 @@ from pydantic import Field
 from rowmill.core import remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, MissingPackageError, UnreachableError, is_transient
-from rowmill.core.time_limit import call_with_time_limit
+from rowmill.core.remote import call_with_time_limit
 from rowmill.executors import worker_setup
 from rowmill.executors.base import describe_difference, describe_versions
 

@@ -31,8 +31,7 @@ from rowmill.exports.base import (
     WrittenFile,
     write_parquet,
 )
-from rowmill.schema.examples import IGNORED_LABEL
-from rowmill.schema.rollout_fields import ROW_FIELDS, make_token_columns
+from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, make_token_columns
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP

@@ -27,9 +27,8 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.code_permission import require_code_permission
 from rowmill.core.config import Config, describe_type
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, require_code_permission
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected, Row
 

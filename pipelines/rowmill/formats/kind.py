@@ -22,8 +22,7 @@ from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
 from rowmill.packing.options import Packing
-from rowmill.schema.examples import Objective
-from rowmill.schema.rollout_fields import RolloutFields
+from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from rowmill.conversation.template_contract import TemplateBehavior, find_mismat
 from rowmill.core.json import Json
 from rowmill.core.storage import digest_json
 from rowmill.inspection.inspect import open_memory_context
-from rowmill.recipe.dataset import Dataset
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
-from rowmill.schema.rows import Message, Rejected
+from rowmill.recipe.recipe import Dataset
+from rowmill.schema.ledger import REASON_DESCRIPTIONS
+from rowmill.schema.rows import Conversation, Message, Rejected
 from rowmill.stages import tokenizer_files
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples.judged_rows import MaskJudge

@@ -59,8 +59,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Tokens, Weights
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.reader.sequences import PackedSequence, make_position_ids
-from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
-from rowmill.schema.rollout_fields import ROW_FIELDS
+from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN
 
 Batch: TypeAlias = dict[str, Any]
 """NumPy arrays or torch tensors by name; `max_length_*` are plain integers."""

@@ -12,8 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, Tokens, Weights, fill_null_numbers, sum_by_span, view_numbers
-from rowmill.schema.examples import WEIGHT_COLUMN
-from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
+from rowmill.schema.examples import ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
 from rowmill.schema.rows import PADDING_COLUMN
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")

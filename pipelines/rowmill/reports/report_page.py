@@ -1,7 +1,7 @@
 """The report of a recipe: one self-contained HTML file that shows the current build.
 
     reports/<recipe>/report.html               `#<dataset>/<stage>` links to a stage
-    reports/<recipe>/expectations/….html       the expectations on each stage's facts (`expectations_page.py`)
+    reports/<recipe>/expectations/….html       the expectations on each stage's facts (`expectation_suite.py`)
 
 `report.html.jinja` has the markup; this module gathers what the view of the build does not hold: packed sequences,
 sampled examples and rejects. Samples are rows of the data: whoever may read the report may read them. The file stays
@@ -22,7 +22,7 @@ import numpy as np
 
 from rowmill.build import runner
 from rowmill.build.steps import Project
-from rowmill.checks import expectations_page
+from rowmill.checks import expectation_suite
 from rowmill.core import html
 from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, join_facts
 from rowmill.core.console import escape_control_characters
@@ -154,7 +154,7 @@ def open_templates() -> "Environment":
         return value if hasattr(value, "__html__") else escape_control_characters(str(value))
 
     def link_expectations(key: StageKey) -> str:
-        return expectations_page.expectations_page_path(key).removeprefix(f"reports/{key[0]}/")
+        return expectation_suite.expectations_page_path(key).removeprefix(f"reports/{key[0]}/")
 
     def list_stage_tables(output: Manifest) -> Iterator[tuple[str, str, list[str]]]:
         for name, shown, about in list_tables(output):
@@ -179,7 +179,7 @@ def open_templates() -> "Environment":
         "link_expectations": link_expectations,
         "list_stage_tables": list_stage_tables,
         "make_anchor": lambda name: name.replace(" ", "-").lower(),
-        "mark": expectations_page.render_result_mark,
+        "mark": expectation_suite.render_result_mark,
         "summarize_output": console.summarize_output,
         "table": html.render_table,
     }

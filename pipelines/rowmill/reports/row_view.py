@@ -29,7 +29,7 @@ from rowmill.inspection.chat_templates import ShapeProof, TemplateProof, Templat
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TokenClass
 from rowmill.inspection.sequences import SequenceTrace, TokenTrace
 from rowmill.inspection.trace import RowOrigin, RowTrace, SegmentLocation, SequenceOccurrence
-from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
+from rowmill.schema.examples import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import ROW_KIND_COLUMNS
 
 CLASS_STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}

@@ -1,4 +1,6 @@
-"""The tokenized example: ids, loss mask, span kinds, and source rows.
+"""Columns of examples, the fields of rollouts, and what each column holds.
+
+The tokenized example: ids, loss mask, span kinds, and source rows.
 
     input_ids  151644 872 198 13048 151645 198 151644 77091 198 9707 151645 198
     loss_mask       0   0   0     0      0   0      0     0   0    1      1   0
@@ -6,15 +8,27 @@
 
 `loss_mask` is unshifted: position i itself is the target. Index 0 is never trained. If messages may have weights other
 than 0 and 1 (`loss.weights`), there is a column of weights as well: positive where the mask is true, else 0.
+
+Fields that rows of token ids carry to a trainer beside their ids: numbers per token, and values per row.
+
+    input_ids    5    6     7     8     9
+    loss_mask    0    0     1     0     1
+    logprobs     0    0  -0.5     0  -1.5      the field of the token at the same place: nothing is shifted
+    reward     1.0                             one value for the row
+
+As all shards of a recipe have the same columns, a dataset without a field has 0.0 for each token, and null for each
+row.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from rowmill.schema.rows import PADDING_COLUMN
 
 SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
 """Kinds of token spans; stored as an index into this tuple, so the order is part of the format."""
@@ -101,3 +115,168 @@ def make_example_schema(*, weighted: bool, columns: Iterable[pa.Field] = ()) -> 
     `columns` are those of one kind of rows (`rows.EXAMPLE_COLUMNS`).
     """
     return pa.schema([*EXAMPLE_SCHEMA, *((WEIGHT_FIELD,) if weighted else ()), *columns])
+
+
+# ── One sentence for each column of the stages' files, for pages that show a schema ──
+
+
+COLUMN_DOCS: Final[Mapping[str, str]] = {
+    "row_id": "The record's place in its source: digest of its part, and its number there.",
+    "content_hash": "Digest of the row's content; equal rows have equal digests.",
+    "dedupe_key": "Digest under which duplicates are found, where it is not the content's.",
+    "dataset": "The dataset's name in the recipe.",
+    "kind": "conversation, pair, text, record, prompt, tokens or preference.",
+    "split": "train, validation or test.",
+    "group_key": "Value that keeps rows together in one split.",
+    "order_key": "Value by which rows of a group are ordered.",
+    "domain": "Value by which numbers are broken down.",
+    "messages": "The conversation, as JSON text.",
+    "tools": "Tool definitions, as JSON text.",
+    "template_kwargs": "Variables for the chat template, as JSON text.",
+    "text": "A document, or a pair's prompt.",
+    "output": "A pair's response.",
+    "record": "A record of a table, as JSON text.",
+    "prompt_hash": "Digest of what comes before the first answer.",
+    "schema": "The shape in which the source had the record.",
+    "extracted_think_from_content": "Messages whose reasoning was taken out of their content.",
+    "moved_reasoning_keys": "Messages whose reasoning had another key.",
+    "dropped_think_messages": "Messages whose reasoning was left out.",
+    "tools_present": "Whether the record has tools.",
+    "tools_parsed_from_string": "Whether its tools were JSON text.",
+    "unknown_roles": "Roles that no option maps.",
+    "notes": "Irregularities that were counted and did not reject the row.",
+    "example_id": "The id of its first row, and the example's number in it.",
+    "row_ids": "The rows that it was made of.",
+    "input_ids": "Token ids.",
+    "loss_mask": "True where the token is a target; unshifted.",
+    "loss_weights": "Weight of each target in the loss; 0 for other tokens.",
+    "span_starts": "The first token of each span.",
+    "span_messages": "The message of each span; -1 for none.",
+    "span_kinds": "The kind of each span: its number in the list of `SPAN_KINDS`, from system to record.",
+    "original_tokens": "Tokens before truncation.",
+    "tokens": "Tokens.",
+    "trained_tokens": "Tokens that are targets.",
+    "context_tokens": "Tokens of the row's own text that are not targets.",
+    "template_tokens": "Tokens that the chat template adds.",
+    "messages_removed": "Messages removed by truncation.",
+    "exchanges_removed": "Tokens removed as whole exchanges.",
+    "reasoning_removed": "Tokens removed as reasoning.",
+    "tokens_cut": "Tokens cut from an end.",
+    "trained_removed": "Targets lost by truncation.",
+    "exchanges_trained": "Targets lost as whole exchanges.",
+    "reasoning_trained": "Targets lost as reasoning.",
+    "cut_trained": "Targets lost by the cut.",
+    "group_keys": "The groups whose records it holds.",
+    "record_start": "The first record's number in the order of its series, or of its split and partition.",
+    "record_stop": "The number after the last record's.",
+    "pass": "The pass over the data, from 0.",
+    "budget": "Tokens that it may have.",
+    "flush": "Why it ended.",
+    "labels": "Target ids, unshifted; -100 where there is no target.",
+    "position_ids": "Each token's position in its attention span.",
+    "seq_lengths": "Lengths of the attention spans.",
+    "example_ids": "The example of each segment.",
+    "starts": "The first token of each segment in its example.",
+    "segment_lengths": "Tokens of each segment.",
+    "sequence_id": "The sequence's number in its split of its dataset; -1 for a filler.",
+    "filler": "Whether it only fills a step, without targets.",
+    "step": "The training step, from 0.",
+    "ground_truth": "What an answer is compared with, as JSON text.",
+    "data_source": "Names that choose a verifier.",
+    "extra": "Further fields of the record, as a JSON object.",
+    "chosen": "The preferred answer, as JSON text of its messages.",
+    "rejected": "The other answer, as JSON text of its messages.",
+    "label": "Whether the one answer is good.",
+    "margin": "By how much the chosen answer is better.",
+    "reward": "The reward of the row, or of each segment's row.",
+    "group_id": "The row's group, such as the samples of one prompt, or that of each segment's row.",
+    "sides": "1 for a chosen or good answer, 0 for a rejected or bad one.",
+    "side_lengths": "Tokens of each side.",
+    "prompt_length": "Tokens of the prompt, with which each side begins.",
+    "prompt_lengths": "Tokens of the prompt of each side.",
+    "margins": "By how much the chosen answer of each segment is better.",
+    "stage": "The stage that wrote the line.",
+    "text_id": "The generated text.",
+    "number": "The record's number in its text, from 0.",
+}
+"""Description by column name."""
+
+
+# ── Fields that rows of token ids carry to a trainer beside their ids: numbers per token, and values per ──
+
+
+ROW_FIELDS: Mapping[str, pa.Field] = {
+    "reward": pa.field("reward", pa.float32()),
+    "group_id": pa.field("group_id", pa.string()),
+}
+"""The fields of a row that can be carried; a group is named by text, also where the source numbers it."""
+
+BATCH_NAMES = frozenset(
+    {
+        "attention_mask",
+        "completion_mask",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "cu_seqlens",
+        "cu_seqlens_padded",
+        "margin",
+        "max_length_k",
+        "max_length_q",
+        "segment_ids",
+        "seq_idx",
+    }
+)
+"""Names in a reader's batches that are not columns of shards."""
+
+TAKEN_NAMES = frozenset({*COLUMN_DOCS, *ROW_FIELDS, *BATCH_NAMES, PADDING_COLUMN})
+"""Names that no field per token can have: every other column of a shard is such a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFields:
+    """The names of the declared fields: `per_token` have a float32 for each token, `per_row` are of `ROW_FIELDS`."""
+
+    per_token: tuple[str, ...] = ()
+    per_row: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there is any field."""
+        return bool(self.per_token or self.per_row)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, in the order of their columns."""
+        return (*self.per_token, *self.per_row)
+
+    @property
+    def columns(self) -> tuple[pa.Field, ...]:
+        """The columns in rows and examples, which come after all others."""
+        return (*make_token_columns(self.per_token), *self.row_columns)
+
+    @property
+    def row_columns(self) -> tuple[pa.Field, ...]:
+        """The columns of values per row; a shard has a list of them for each sequence, an entry per segment."""
+        return tuple(ROW_FIELDS[name] for name in self.per_row)
+
+    def describe(self) -> list[list[str]]:
+        """Return the fields for a stage's identity."""
+        return [list(self.per_token), list(self.per_row)]
+
+
+def make_token_columns(names: Iterable[str]) -> tuple[pa.Field, ...]:
+    """Return the columns of fields per token, in rows, examples and shards."""
+    return tuple(pa.field(name, pa.list_(pa.float32()), nullable=False) for name in names)
+
+
+def join_fields(several: Iterable[RolloutFields]) -> RolloutFields:
+    """Return the fields of all datasets of a recipe, each once, in the order in which they are declared."""
+    declared = list(several)
+    return RolloutFields(
+        tuple(dict.fromkeys(name for one in declared for name in one.per_token)),
+        tuple(dict.fromkeys(name for one in declared for name in one.per_row)),
+    )
+
+
+def find_token_fields(names: Iterable[str]) -> list[str]:
+    """Return which columns of a shard are fields per token, in their order."""
+    return [name for name in names if name not in TAKEN_NAMES]

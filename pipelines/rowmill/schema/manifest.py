@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from rowmill.core.concurrent_syncs import sync_files
 from rowmill.core.errors import BusyError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import EXPORTS
-from rowmill.core.storage import File, Store, digest_json
+from rowmill.core.storage import File, Store, digest_json, sync_files
 
 StageKey: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""

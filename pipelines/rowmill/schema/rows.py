@@ -1,4 +1,6 @@
-"""The canonical row: one conversation, pair, text or record, in one shape for all sources.
+"""Rows and conversations, and the Arrow schema in which they are stored.
+
+The canonical row: one conversation, pair, text or record, in one shape for all sources.
 
     raw record ──formats──► Row | Rejected ──rendering──► Rendered ──tokenization──► Example
 
@@ -330,3 +332,19 @@ def parse_row_id(row_id: str) -> tuple[str, int]:
     """
     part, _, number = row_id.rpartition(":")
     return part, int(number.partition(".")[0])
+
+
+# ── The input of rendering: messages, tools, and further arguments of the template ──
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The input of a template: canonical messages, tools, the row's kwargs, and the row's hash."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Json] | None = None
+    kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    row_hash: bytes = b""
+    """At least 8 bytes; decides whether the row is in the sample that is rendered twice for verification."""
+    had_think_tags: bool = False
+    """Whether reasoning of the row stood in tags inside an answer."""

@@ -15,7 +15,7 @@ Native shards: packed sequences in Parquet, one row each, which HF `datasets` an
     seq_lengths     3           2
 
 If the recipe has loss weights, the shard has a column of them, 0 for a token that is not a target. Fields of its token
-rows (`schema/rollout_fields.py`) have a column each, not shifted, 0 on padding.
+rows (`schema/examples.py`) have a column each, not shifted, 0 on padding.
 
 The content hash is a sum over segments, so it does not depend on their order: XXH3 of 128 bits of (example id, start,
 token bytes, target mask, weights and fields if any) modulo 2^128. It is computed from examples and plan, and again from
@@ -45,9 +45,8 @@ from rowmill.core.arrays import (
     sum_by_span,
 )
 from rowmill.core.storage import Store
-from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD, find_token_fields, make_token_columns
 from rowmill.schema.manifest import File
-from rowmill.schema.rollout_fields import find_token_fields, make_token_columns
 from rowmill.schema.rows import PADDING_COLUMN
 from rowmill.shards import gather
 

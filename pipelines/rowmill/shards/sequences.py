@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
 from rowmill.core.errors import IntegrityError
 from rowmill.core.storage import Store
-from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
+from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
 from rowmill.schema.manifest import Part
-from rowmill.schema.rollout_fields import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import gather, native
 

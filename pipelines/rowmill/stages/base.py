@@ -39,12 +39,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 import polars as pl
 
 from rowmill.checks.judge import CheckResult
-from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.remote_index import CONCURRENT_REQUESTS
-from rowmill.core.storage import File, Store, digest_json
+from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.executors import Executor, OtherSharesMissingError, Share
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.recipe import Recipe
+from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import (
     KEPT_PARTS_FOLDER,
     DisplayTable,

@@ -14,12 +14,10 @@ from typing import Any
 import pyarrow.compute as pc
 
 from rowmill.core.arrays import format_count
-from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, TOKENIZED_EXAMPLES
-from rowmill.core.storage import digest_json
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.recipe import Recipe
+from rowmill.core.storage import digest_json, read_tables
+from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import DisplayTable
 from rowmill.schema.rows import Rejected

@@ -6,9 +6,8 @@ from itertools import accumulate, pairwise
 import pyarrow as pa
 
 from rowmill import sources
-from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.stage_names import PACKED_SHARDS
-from rowmill.core.storage import Store
+from rowmill.core.storage import Store, read_tables
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import PADDING_FIELD, SEGMENT_COLUMNS, RowKind

@@ -13,8 +13,7 @@ from rowmill.core.arrays import format_count
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.recipe import Recipe
+from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part

@@ -21,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
-from rowmill.core.concurrent_reads import map_reads, read_tables
-from rowmill.core.storage import File, Store, digest_json
+from rowmill.core.storage import File, Store, digest_json, map_reads, read_tables
 from rowmill.formats import Records
 from rowmill.packing.pack_plan import cut_groups
 from rowmill.schema.manifest import Part

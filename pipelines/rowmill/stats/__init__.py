@@ -1,10 +1,10 @@
 """Facts about a build for people: length distributions, and tables for SQL queries with DuckDB.
 
-    counts.py    rows and parts of an output, the noun for a row, and what a stage contributes to the tables
+    tables.py    rows and parts of an output, the noun for a row, and what a stage contributes to the tables
     lengths.py   functions of integer arrays: histogram, quantiles, buckets, hints, what-if table
-    schemas.py   the columns that users write SQL against
+    tables.py   the columns that users write SQL against
     tables.py    a manifest → Parquet files under `stats/`, one partition per version
-    part_rows.py the rows of long tables from part files
+    tables.py the rows of long tables from part files
     row_origins.py where rows came from, and how they begin
     column_docs.py  what each view and column means
     views.py     `stats.duckdb`: views over these files, and queries on them
@@ -16,7 +16,6 @@ drawing (`plots.py`). Shards do not depend on statistics, so these are not part 
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import Manifest
 from rowmill.stats.column_docs import ESTIMATE_NOTES, PLANNED_NOTE, describe_estimate
-from rowmill.stats.counts import CountRows, RowCount, StatsInputs, count_parts, count_rows_by_fact
 from rowmill.stats.lengths import (
     choose_candidate_seq_lens,
     compute_length_quantiles,
@@ -27,8 +26,13 @@ from rowmill.stats.lengths import (
     suggest_limits,
 )
 from rowmill.stats.row_origins import ReadDomain
-from rowmill.stats.schemas import SCHEMAS
 from rowmill.stats.tables import (
+    SCHEMAS,
+    CountRows,
+    RowCount,
+    StatsInputs,
+    count_parts,
+    count_rows_by_fact,
     find_damage,
     remove_version_tables,
     set_current_versions,

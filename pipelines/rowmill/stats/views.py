@@ -22,8 +22,7 @@ from rowmill.core import remote
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store, digest_json
 from rowmill.stats import column_docs
-from rowmill.stats.schemas import SCHEMAS
-from rowmill.stats.tables import require_whole_tables, write_empty_tables
+from rowmill.stats.tables import SCHEMAS, require_whole_tables, write_empty_tables
 
 if TYPE_CHECKING:
     import duckdb

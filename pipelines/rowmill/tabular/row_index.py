@@ -28,9 +28,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets
-from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.json import Json
-from rowmill.core.storage import File, Store
+from rowmill.core.storage import File, Store, read_tables
 from rowmill.tabular.serialization import read_json
 from rowmill.tabular.time_order import DAY, SortKey
 

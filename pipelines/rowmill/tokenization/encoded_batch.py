@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, count_true, expand_ranges
-from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS
-from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
+from rowmill.schema.rows import ContentSpan, Conversation, MaskedConversation, Rejected, Span
 from rowmill.tokenization.control_tokens import ControlStrings, contains_added_token
 from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions
 from rowmill.tokenization.encoder import Encoder

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from rowmill import sources
 from rowmill.core.arrays import Ints, are_among, format_count
-from rowmill.core.concurrent_reads import map_reads, read_tables
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
-from rowmill.core.storage import digest_json
+from rowmill.core.storage import digest_json, map_reads, read_tables
 from rowmill.formats import Records, splits
 from rowmill.formats.filters import REMOVAL_FILTERS
 from rowmill.formats.splits import Splitter

@@ -37,7 +37,7 @@ from rowmill.core.storage import Store, digest_bytes
 from rowmill.formats import Records, filters
 from rowmill.formats.long_runs import reject_long_run
 from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
-from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Dataset
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
 from rowmill.stages.canonical_rows.typed_cells import (

@@ -32,7 +32,7 @@ from rowmill.formats.preference_columns import list_present_columns
 from rowmill.formats.splits import SPLITS, Splitter, assign_content_splits, assign_split
 from rowmill.formats.tokens import WITHOUT_FIELD
 from rowmill.formats.unread_text import UnreadTextCounter
-from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Dataset
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, Part
 from rowmill.schema.rows import (

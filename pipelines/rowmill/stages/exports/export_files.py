@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, find_distinct
-from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
-from rowmill.core.storage import Store, digest_bytes
+from rowmill.core.storage import Store, digest_bytes, read_tables
 from rowmill.exports import astrai, base
 from rowmill.exports.base import (
     CARD_FILE,

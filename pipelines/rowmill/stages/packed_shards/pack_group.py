@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from rowmill.core.storage import Store
 from rowmill.packing.layout import SequencePlan
 from rowmill.packing.pack_plan import StreamStretch, count_best_fit
-from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.examples import WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
-from rowmill.schema.rollout_fields import RolloutFields
 from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.shards import native
 from rowmill.shards.native import drop_padding

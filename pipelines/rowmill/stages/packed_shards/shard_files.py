@@ -24,9 +24,8 @@ from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
 from rowmill.packing.layout import SequencePlan, position_ids
 from rowmill.packing.options import Packing
-from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.manifest import File
-from rowmill.schema.rollout_fields import RolloutFields
 from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
 from rowmill.shards import native
 from rowmill.shards.native import count_padding_tokens

@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers, Ints, are_among, compute_offsets, find_distinct
-from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
+from rowmill.core.storage import read_tables
 from rowmill.formats.splits import Splitter
 from rowmill.packing import layout, pack_plan
 from rowmill.packing import pack_plan as packing

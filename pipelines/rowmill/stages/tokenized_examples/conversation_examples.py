@@ -32,9 +32,8 @@ from rowmill.core.arrays import Tokens
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column, to_json
 from rowmill.formats.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
-from rowmill.recipe.dataset import Dataset
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
+from rowmill.recipe.recipe import Dataset
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome, reject_for_length
 from rowmill.stages.tokenized_examples.judged_rows import RowJudge, is_judged
 from rowmill.stages.tokenized_examples.shared_templates import open_renderer

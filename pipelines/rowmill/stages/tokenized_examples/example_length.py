@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
-from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import Rejected, RowKind
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts
 

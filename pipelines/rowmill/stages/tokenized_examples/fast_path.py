@@ -29,8 +29,7 @@ from rowmill.conversation.turn_layouts import (
     TurnLayout,
 )
 from rowmill.core.arrays import Ints
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.stages.tokenized_examples.judged_rows import RowJudge, choose_by_hash
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import (

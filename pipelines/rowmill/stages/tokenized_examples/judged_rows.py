@@ -18,8 +18,7 @@ from rowmill.conversation.options import DroppedKind, Loss, MaskRules
 from rowmill.conversation.renderer import Renderer
 from rowmill.core.arrays import Bools
 from rowmill.core.json import Json, to_json
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Rejected
+from rowmill.schema.rows import Conversation, MaskedConversation, Rejected
 
 _FLAGS = frozenset({"train", "weight"})
 

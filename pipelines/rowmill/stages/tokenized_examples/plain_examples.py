@@ -28,7 +28,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column
 from rowmill.formats.custom import BuildContext, BuiltExample, check_built_example
 from rowmill.formats.kind import TokenBuilder
-from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Dataset
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import Message, Rejected, RowKind
 from rowmill.stages.tokenized_examples.conversation_examples import (

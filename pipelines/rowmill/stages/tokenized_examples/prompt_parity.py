@@ -25,8 +25,7 @@ import pyarrow.compute as pc
 from rowmill.conversation.renderer import Renderer
 from rowmill.core.arrays import Ints, Tokens
 from rowmill.core.json import Json, from_json
-from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.stages.tokenized_examples.conversation_examples import (
     ConversationEncoder,
     decode_conversations,

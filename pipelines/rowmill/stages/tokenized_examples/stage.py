@@ -25,8 +25,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
-from rowmill.recipe.dataset import Dataset
-from rowmill.recipe.recipe import Recipe
+from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.examples import make_example_schema
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts

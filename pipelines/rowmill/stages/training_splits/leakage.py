@@ -40,7 +40,7 @@ from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
-from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Dataset
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from rowmill import stats
 from rowmill.core.arrays import Ints
-from rowmill.core.concurrent_reads import read_tables
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
-from rowmill.core.storage import File, Store, digest_json
+from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.executors import Executor
 from rowmill.formats.splits import SPLITS
 from rowmill.packing.layout import measure_padded_room

@@ -7,9 +7,8 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from rowmill.core.code_permission import require_code_permission
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, GenerationError
+from rowmill.core.errors import ConfigError, GenerationError, require_code_permission
 from rowmill.tabular.backends.completions import Completion, PromptText
 
 

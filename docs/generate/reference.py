@@ -403,7 +403,7 @@ def _render_checks_section() -> Iterator[str]:
         "A check compares a number of a stage's output with a bound.",
         "While a check of severity `error` fails, nothing is built from that output.",
         "A [waiver](#waivers) allows a failure up to the waiver's bound.",
-        "The bounds below are recipe; `gates` overrides them.",
+        "The bounds below are defaults; `gates` overrides them.",
         "A check that does not apply to a dataset is *not applicable*: it neither passes nor fails.",
         "",
         "| check | stage | bound | severity | number | applies to | remedy | waivable |",

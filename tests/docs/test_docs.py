@@ -295,7 +295,7 @@ def test_yaml_of_a_page_is_a_recipe_or_a_part_of_one(page: Path, monkeypatch: py
     for text in blocks(page, "yaml"):
         given = yaml.safe_load(text)
         if not {"datasets", "configs"} & given.keys():
-            # A part of a recipe, or of a recipe, is inserted into the smallest one.
+            # A part of a recipe, or of a dataset, is inserted into the smallest one.
             own = {name: value for name, value in given.items() if name in recipe.Dataset.model_fields}
             top = {name: value for name, value in given.items() if name not in own}
             given = {**SMALLEST, **top, "datasets": {"chats": {**SMALLEST["datasets"]["chats"], **own}}}

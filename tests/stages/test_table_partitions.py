@@ -14,7 +14,7 @@ from rowmill.executors import LocalPool, Share, local
 from rowmill.inspection import dry_run
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import generated_series
-from rowmill.stages import row_index as row_partitions
+from rowmill.stages import table_partitions as row_partitions
 from rowmill.stages.base import StageContext
 from rowmill.tabular import row_index
 from rowmill.tabular.generation.rounds import Prefill

@@ -79,7 +79,7 @@ def test_workers_have_what_the_calling_process_opened_and_one_thread_per_library
 
 def test_a_process_with_a_thread_is_not_forked() -> None:
     busy = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-    thread = f"forked_workers.THREAD_END_SECONDS = 0\n{busy}"
+    thread = f"local.THREAD_END_SECONDS = 0\n{busy}"
 
     assert run(f"{thread}assert pool.start(SMALL) is None\n{DESCRIBE}", workers=1)[0] == "1 {True} {True}"
     assert run(f"{thread}pool.start(LARGE).result()\n{DESCRIBE.replace('SMALL', 'LARGE')}")[0] == "2 {False} {False}"

@@ -128,7 +128,6 @@ def _choose_verification_status(checked: "Sequence[StageVerification]") -> int:
 def _run_sql(args: argparse.Namespace) -> int:
     from rowmill import stats
     from rowmill.core import console as terminal
-    from rowmill.reports.console import render_query_rows
 
     project = None if args.recipe is None else open_project(args)
     store = open_folder_store(args) if project is None else project.store
@@ -150,7 +149,12 @@ def _run_sql(args: argparse.Namespace) -> int:
         lines = [dict(zip(columns, row, strict=True)) for row in rows]
         print(orjson.dumps(lines, default=str, option=orjson.OPT_INDENT_2).decode())
     else:
-        terminal.make_console().print(render_query_rows(columns, rows))
+        from rich.text import Text
+
+        from rowmill.core.arrays import format_count
+
+        count = Text(f"\n{format_count(len(rows), 'row')}", terminal.DIM)
+        terminal.make_console().print(terminal.make_grid(columns, list(rows), indent=0), count, sep="\n")
     return ExitStatus.SUCCESS
 
 

@@ -481,11 +481,3 @@ def _render_dataset_advice(one: "DatasetAdvice") -> RenderableType:
     if not rows:
         lines.append(Text("  no column groups records: each column's values are all different, or all equal", DIM))
     return Group(*lines)
-
-
-# ── queries ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def render_query_rows(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
-    """Show the rows of a query's answer."""
-    return Group(make_grid(columns, list(rows), indent=0), Text(f"\n{format_count(len(rows), 'row')}", DIM))

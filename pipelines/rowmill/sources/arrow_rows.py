@@ -137,22 +137,18 @@ def _encode_other(value: Any) -> Any:
         case decimal.Decimal():
             return orjson.Fragment(format(value, "f"))
         case dt.timedelta():
-            return orjson.Fragment(_format_seconds(value))
+            # A pandas Timedelta has nanoseconds in addition to the fields that it inherits.
+            nanoseconds = (value.days * 86400 + value.seconds) * 10**9 + value.microseconds * 1000
+            nanoseconds += getattr(value, "nanoseconds", 0)
+            whole, fraction = divmod(abs(nanoseconds), 10**9)
+            sign = "-" if nanoseconds < 0 else ""
+            return orjson.Fragment(f"{sign}{whole}.{fraction:09d}".rstrip("0").rstrip("."))
         case dt.datetime():  # A pandas Timestamp, which has nanoseconds.
             return value.isoformat()
         case tuple():  # Months, days and nanoseconds of an interval.
             return list(value)
         case _:
             raise TypeError(type(value).__name__)
-
-
-def _format_seconds(value: dt.timedelta) -> str:
-    # A pandas Timedelta has nanoseconds in addition to the fields that it inherits.
-    nanoseconds = (value.days * 86400 + value.seconds) * 10**9 + value.microseconds * 1000
-    nanoseconds += getattr(value, "nanoseconds", 0)
-    whole, fraction = divmod(abs(nanoseconds), 10**9)
-    sign = "-" if nanoseconds < 0 else ""
-    return f"{sign}{whole}.{fraction:09d}".rstrip("0").rstrip(".")
 
 
 def _holds_json(kind: pa.DataType) -> bool:

@@ -139,7 +139,11 @@ def find_dialect(stream: BinaryIO, url: str, *, default: str, options: DialectOp
         several, or if its cells are in single quotes and the recipe names no quote.
 
     """
-    head, delimiter = _read_head(stream), options.delimiter
+    content = b""
+    while len(content) < _HEAD_BYTES and (block := stream.read(_HEAD_BYTES - len(content))):
+        content += block
+    whole = content if len(content) < _HEAD_BYTES else content[: content.rfind(b"\n") + 1]
+    head, delimiter = whole.decode("utf-8-sig", "replace"), options.delimiter
     declared = DELIMITER_LINE.match(head)
     if declared is not None:
         head = head[declared.end() :]
@@ -160,21 +164,19 @@ def find_dialect(stream: BinaryIO, url: str, *, default: str, options: DialectOp
         column_names=options.column_names,
     )  # fmt: skip
     found = replace(found, trims=_has_blanks_after_delimiters(head, found))
-    found = replace(found, escape=options.escape or _find_escape(head, found))
+    if not options.escape and f"{BACKSLASH}{found.quote}" in head:
+        # The backslash escapes quotes if records are whole with it, and some are not without it.
+        escaped = replace(found, escape=BACKSLASH)
+        found = escaped if _count_damaged(head, found) and not _count_damaged(head, escaped) else found
     records = _parse_head(head, found)
+    named = records[0] if records and found.header and not found.column_names else []
+    unnamed = tuple(at for at, name in enumerate(named) if not name.strip())
     return replace(
         found,
-        unnamed=_find_unnamed(records[0]) if records and found.header and not found.column_names else (),
+        # A header in which no column has a name is left as it is.
+        unnamed=unnamed if len(unnamed) < len(named) else (),
         looks_headless=options.header is None and _looks_headless(records),
     )
-
-
-def _read_head(stream: BinaryIO) -> str:
-    content = b""
-    while len(content) < _HEAD_BYTES and (block := stream.read(_HEAD_BYTES - len(content))):
-        content += block
-    whole = content if len(content) < _HEAD_BYTES else content[: content.rfind(b"\n") + 1]
-    return whole.decode("utf-8-sig", "replace")
 
 
 def _split_lines(head: str) -> list[str]:
@@ -250,12 +252,6 @@ def _holds_values(cells: Sequence[str]) -> bool:
     return bool(given) and sum(1 for cell in given if _NUMBER.fullmatch(cell)) >= 0.9 * len(given)
 
 
-def _find_unnamed(header: Sequence[str]) -> tuple[int, ...]:
-    """Return the positions of the columns without a name; none if no column has one."""
-    unnamed = tuple(at for at, name in enumerate(header) if not name.strip())
-    return unnamed if len(unnamed) < len(header) else ()
-
-
 def _looks_headless(records: Sequence[Sequence[str]]) -> bool:
     """Return whether the first record has a number or date over a column of them, and a text over each of texts.
 
@@ -281,27 +277,23 @@ def _looks_headless(records: Sequence[Sequence[str]]) -> bool:
 
 def _require_double_quotes(head: str, url: str, delimiter: str) -> None:
     """Refuse a file whose cells are enclosed in single quotes, which would stay in the cells."""
+    if QUOTE in head:
+        return
     is_one_column = _measure_even_width(head, delimiter, QUOTE) <= 1
-    for one in dict.fromkeys((delimiter, *(DELIMITERS if is_one_column else ()))):
-        cell = None if QUOTE in head else _find_single_quoted_cell(head, one)
-        if cell is not None:
+    for candidate in dict.fromkeys((delimiter, *(DELIMITERS if is_one_column else ()))):
+        border = re.escape(candidate)
+        enclosed = re.compile(rf"(?:^|(?<={border}))'(?:[^'\r\n]|'')*'(?=\r?$|{border})", re.MULTILINE)
+        cells = enclosed.findall(head)
+        if not cells or _measure_even_width(head, candidate, OTHER_QUOTE) <= 1:
+            continue
+        records = len(_parse_plainly(head, candidate, OTHER_QUOTE)) - 1
+        # Every record has such a cell, or records are as wide as the header with single quotes alone.
+        if len(cells) >= max(records, 1) or not _measure_even_width(head, candidate, QUOTE):
             raise SchemaError(
-                f"{url}: its cells stand in single quotes, such as {cell[:60]}; cells are enclosed in double quotes "
-                "unless the recipe says otherwise; write source.quote: \"'\", or source.quote: '\"' if the single "
-                "quotes belong to the cells"
+                f"{url}: its cells stand in single quotes, such as {cells[-1][:60]}; cells are enclosed in double "
+                "quotes unless the recipe says otherwise; write source.quote: \"'\", or source.quote: '\"' if the "
+                "single quotes belong to the cells"
             )
-
-
-def _find_single_quoted_cell(head: str, delimiter: str) -> str | None:
-    """Return a cell in single quotes if every record has one, or records are as wide as the header with them alone."""
-    border = re.escape(delimiter)
-    enclosed = re.compile(rf"(?:^|(?<={border}))'(?:[^'\r\n]|'')*'(?=\r?$|{border})", re.MULTILINE)
-    cells = enclosed.findall(head)
-    if not cells or _measure_even_width(head, delimiter, OTHER_QUOTE) <= 1:
-        return None
-    records = len(_parse_plainly(head, delimiter, OTHER_QUOTE)) - 1
-    is_needed = len(cells) >= max(records, 1) or not _measure_even_width(head, delimiter, QUOTE)
-    return cells[-1] if is_needed else None
 
 
 def _find_delimiter(head: str, url: str, *, default: str, delimiter: str | None, enclosing: str) -> str:
@@ -356,14 +348,6 @@ def _has_blanks_after_delimiters(head: str, dialect: Dialect) -> bool:
     records = _parse_head(head, dialect)
     cells = [cell for record in records for cell in record[1:] if cell]
     return len(records) > 1 and bool(cells) and all(cell.startswith(" ") for cell in cells)
-
-
-def _find_escape(head: str, dialect: Dialect) -> str | None:
-    """Return the backslash if it escapes quotes: records are whole with it, and some are not without it."""
-    if f"{BACKSLASH}{dialect.quote}" not in head:
-        return None
-    escaped = replace(dialect, escape=BACKSLASH)
-    return BACKSLASH if _count_damaged(head, dialect) and not _count_damaged(head, escaped) else None
 
 
 def _count_damaged(head: str, dialect: Dialect) -> int:

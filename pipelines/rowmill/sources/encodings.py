@@ -238,15 +238,11 @@ def _decode_blocks(content: io.BufferedReader, encoding: str, url: str) -> Itera
         try:
             text = decoder.decode(block, final=not block).encode()
         except UnicodeError as error:
+            if isinstance(error, UnicodeDecodeError):
+                line += error.object[: error.start].decode(error.encoding, "replace").count("\n")
             raise SourceError(
-                f"{url}: line {line + _count_lines_before(error)}: is not {encoding} ({error}); a file has one "
+                f"{url}: line {line}: is not {encoding} ({error}); a file has one "
                 "encoding; write the one that it has in source.encoding, or save it as UTF-8"
             ) from error
         line += text.count(b"\n")
         yield text
-
-
-def _count_lines_before(error: UnicodeError) -> int:
-    if not isinstance(error, UnicodeDecodeError):
-        return 0
-    return error.object[: error.start].decode(error.encoding, "replace").count("\n")

@@ -5,8 +5,9 @@ lines, one file per part named by its sha256: a compressed file has no byte rang
 parsing either a second time would cost more than the disk space.
 """
 
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -137,10 +138,15 @@ class Files(Config):
     @model_validator(mode="after")
     def _require_applicable_options(self) -> "Files":
         """Refuse an option that applies to none of the files, such as `sample_by` without text files."""
-        expanded = [one for url in (*self.train_urls, *self.validation_urls) for one in urls.expand_braces(url)]
+        # None where a suffix does not show the format, as that of a folder.
+        formats = [
+            choose_file_format(url, self.file_format)
+            for pattern in (*self.train_urls, *self.validation_urls)
+            for url in urls.expand_braces(pattern)
+        ]
         for option, kinds in _FORMAT_OPTIONS.items():
             if getattr(self, option) != Files.model_fields[option].default and all(
-                _lacks_option(url, self.file_format, option) for url in expanded
+                asked is not None and option not in asked[0].options for asked in formats
             ):
                 raise ValueError(
                     f"{option}: {getattr(self, option)} applies to {kinds} files only, and no URL names one; delete it"
@@ -180,12 +186,6 @@ _FORMAT_OPTIONS = {
 """Options that apply to the files of some formats only."""
 
 
-def _lacks_option(url: str, named: str | None, option: str) -> bool:
-    """Return whether a URL's suffix shows that its files do not have an option."""
-    asked = choose_file_format(url, named)
-    return asked is not None and option not in asked[0].options
-
-
 def require_known_suffixes(values: list[str]) -> list[str]:
     """Return the URLs if each names a folder or a kind of file that can be read.
 
@@ -195,19 +195,15 @@ def require_known_suffixes(values: list[str]) -> list[str]:
         For the first URL with an unknown suffix.
 
     """
-    for url in values:
-        for one in urls.expand_braces(url):
-            _require_known_suffix(one)
+    # A folder may have any name.
+    for pattern in values:
+        for url in urls.expand_braces(pattern):
+            text = urls.extract_suffix_text(url)
+            name = text.rpartition("/")[2]
+            suffix = name[name.find(".") :] if "." in name.lstrip(".") else ""
+            if suffix and not urls.is_pattern(suffix) and choose_file_format(name) is None:
+                raise ValueError(_explain_unknown_suffix(url))
     return values
-
-
-def _require_known_suffix(url: str) -> None:
-    """Refuse a URL with an unknown file suffix; a folder may have any name."""
-    text = urls.extract_suffix_text(url)
-    name = text.rpartition("/")[2]
-    suffix = name[name.find(".") :] if "." in name.lstrip(".") else ""
-    if suffix and not urls.is_pattern(suffix) and choose_file_format(name) is None:
-        raise ValueError(_explain_unknown_suffix(url))
 
 
 def _explain_unknown_suffix(url: str) -> str:
@@ -259,11 +255,14 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     """
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
-    found = [
-        SourceFile(url, hint, source, keeps_non_finite)
-        for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True)
-        for url in _expand_patterns(patterns, base, misses, SUFFIXES if source.file_format is None else ("",))
-    ]
+    suffixes = SUFFIXES if source.file_format is None else ("",)
+    found: list[SourceFile] = []
+    for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True):
+        for pattern in itertools.chain.from_iterable(map(urls.expand_braces, patterns)):
+            matches = urls.find_urls(pattern, base, suffixes)
+            if not matches:
+                misses.append(public_url(pattern))
+            found += (SourceFile(url, hint, source, keeps_non_finite) for url in matches)
     if misses:
         raise SourceError(
             f"found no data at {', '.join(misses)} (relative paths start at {base}); a source must not be missing, "
@@ -272,17 +271,6 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     require_files(len(found), source.limits.max_files)
     _require_distinct_files(found, base)
     return found
-
-
-def _expand_patterns(
-    patterns: Iterable[str], base: Path, misses: list[str], suffixes: tuple[str, ...]
-) -> Iterator[str]:
-    for pattern in patterns:
-        for url in urls.expand_braces(pattern):
-            matches = urls.find_urls(url, base, suffixes)
-            if not matches:
-                misses.append(public_url(url))
-            yield from matches
 
 
 def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
@@ -408,8 +396,13 @@ class _FileScanner:
         scan = self._begin_scan()
         with self._open_content() as stream:
             cut = self._format.cut_parts(stream, scan, self._options)
+            # A URL with a secret is recorded without the secret, so the recorded URL cannot be opened again.
+            can_reopen = self._where.url == self._file.url and not urls.is_web(self._where.url)
+            is_staged = (
+                not self._format.is_own_lines or self._codec != "" or not can_reopen or self._encoding is not None
+            )
             cut = cut if first_records is None else take_first_records(cut, first_records)
-            parts = stage_parts(cut, scan, self._stage, is_staged=self._is_staged(), is_arrow=self._format.is_arrow)
+            parts = stage_parts(cut, scan, self._stage, is_staged=is_staged, is_arrow=self._format.is_arrow)
         records = sum(part.records for part in parts)
         scan = replace(scan, parts=parts, records=records, encoding=self._encoding)
         return replace(scan, columns=self._format.read_columns(scan, self._options, self._open_content))
@@ -424,11 +417,6 @@ class _FileScanner:
             reader_version=self._format.version,
         )  # fmt: skip
         return self._format.note_options(scan, self._options, self._open_content)
-
-    def _is_staged(self) -> bool:
-        # A URL with a secret is recorded without the secret, so the recorded URL cannot be opened again.
-        is_whole = self._where.url == self._file.url and not urls.is_web(self._where.url)
-        return not self._format.is_own_lines or self._codec != "" or not is_whole or self._encoding is not None
 
     def _open_content(self) -> BinaryIO:
         raw, url = urls.open_raw(self._where), self._where.url

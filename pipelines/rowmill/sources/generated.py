@@ -60,14 +60,12 @@ def scan_records(
     """Stage records, each one JSON line without its line end, unless this version is staged already."""
     limit = source.limits.max_record_bytes
     earlier = known.get(url)
-    if earlier is not None and _is_same_version(earlier, version, limit, base):
+    if (
+        earlier is not None
+        and (earlier.version, earlier.stamp, earlier.max_record_bytes) == (SCAN_VERSION, version, limit)
+        and all(part.staged and urls.file_exists(urls.locate_url(part.staged, base)) for part in earlier.parts)
+    ):
         return earlier
     scan = FileScan(url, None, "json_lines", version, 0, (), max_record_bytes=limit)
     parts = stage_parts(cut_rows(records, limit), scan, stager, is_staged=True, is_arrow=False)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
-
-
-def _is_same_version(scan: FileScan, version: str, limit: int, base: Path) -> bool:
-    if (scan.version, scan.stamp, scan.max_record_bytes) != (SCAN_VERSION, version, limit):
-        return False
-    return all(part.staged and urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)

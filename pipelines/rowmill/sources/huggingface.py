@@ -93,9 +93,14 @@ def scan_dataset(
     """
     pinned = _pin_dataset(source, base)
     earlier = _find_earlier_scans(source, pinned, known, base)
-    if earlier is not None and all(one.keeps_non_finite == keeps_non_finite for one in earlier):
+    if earlier is not None and all(scan.keeps_non_finite == keeps_non_finite for scan in earlier):
         return earlier
-    available = _list_splits(source, pinned)
+    import datasets
+
+    try:
+        available = datasets.get_dataset_split_names(pinned.path, source.name, revision=pinned.revision)
+    except _list_load_errors() as error:
+        raise _unloadable_error(source, error) from error
     return [
         _scan_split(source, pinned, split, hint, stager, keeps_non_finite, first_records)
         for split, hint in _choose_splits(source, available)
@@ -155,15 +160,6 @@ def _is_same_state(scan: FileScan, source: HuggingFaceSource, pinned: _PinnedDat
     return all(part.staged and urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)
 
 
-def _list_splits(source: HuggingFaceSource, pinned: _PinnedDataset) -> list[str]:
-    import datasets
-
-    try:
-        return datasets.get_dataset_split_names(pinned.path, source.name, revision=pinned.revision)
-    except _list_load_errors() as error:
-        raise _unloadable_error(source, error) from error
-
-
 def _choose_splits(source: HuggingFaceSource, available: list[str]) -> list[tuple[str, SplitHint | None]]:
     held = source.validation_split
     if held is None and "validation" in available and source.split != "validation":
@@ -189,9 +185,16 @@ def _scan_split(
     keeps_non_finite: bool,
     first_records: int | None,
 ) -> FileScan:
+    import datasets
+
     # Streaming reads the first rows without preparing the whole split; a slice such as `train[:10%]` cannot stream.
     streams = source.streaming or (first_records is not None and re.search(r"[\[+]", split) is None)
-    dataset = _load_split(source, pinned, split, streaming=streams)
+    try:
+        dataset: Any = datasets.load_dataset(
+            pinned.path, source.name, split=split, revision=pinned.revision, streaming=streams
+        )
+    except _list_load_errors() as error:
+        raise _unloadable_error(source, error) from error
     columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
     scan = FileScan(_make_split_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)
     scan = replace(scan, max_record_bytes=source.limits.max_record_bytes, keeps_non_finite=keeps_non_finite)
@@ -199,17 +202,6 @@ def _scan_split(
     slices = cut_rows(islice(rows, first_records), source.limits.max_record_bytes)
     parts = stage_parts(slices, scan, stager, is_staged=True, is_arrow=True)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
-
-
-def _load_split(source: HuggingFaceSource, pinned: _PinnedDataset, split: str, *, streaming: bool) -> Any:
-    import datasets
-
-    try:
-        return datasets.load_dataset(
-            pinned.path, source.name, split=split, revision=pinned.revision, streaming=streaming
-        )
-    except _list_load_errors() as error:
-        raise _unloadable_error(source, error) from error
 
 
 def _encode_dataset_rows(source: HuggingFaceSource, dataset: Any, keeps_non_finite: bool) -> Iterator[bytes]:

@@ -140,22 +140,31 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int, *, is_alon
     """
     structure = _ListStructure()
     count = 0
-    held = PartialElement(max_record_bytes)
+    partial = PartialElement(max_record_bytes)
     for block in read_blocks(stream):
         start = int(structure.depth == 0)  # The list's bracket is the first character.
         for end in structure.ends(block):
-            element = held.take(block[start:end])
+            element = partial.take(block[start:end])
             start = end + 1
             if element:
                 count += 1
                 yield element
         if structure.depth == 0:
-            if is_alone:
-                _require_list_end(block[start:], stream, url, count)
-            return
-        held.add(block[start:])
+            if not is_alone:
+                return
+            rest = block[start:]
+            while not rest.strip(_WHITE_SPACE):
+                rest = stream.read(BLOCK_BYTES)
+                if not rest:
+                    return
+            raise SourceError(
+                f"{url}: data follows the JSON list, which ends after {count:,} elements "
+                f"({rest.strip(_WHITE_SPACE)[:40]!r}); a .json file holds one list, one value or JSON lines of "
+                "objects; split the file, or rename it to .jsonl"
+            )
+        partial.add(block[start:])
     raise SourceError(
-        f"{url}: the JSON list does not end; after element {count:,} the file continues for {held.length:,} "
+        f"{url}: the JSON list does not end; after element {count:,} the file continues for {partial.length:,} "
         "bytes and ends without ']'; expected a complete list; fetch the file again, or rename it to "
         ".jsonl if it holds one record per line"
     )
@@ -315,18 +324,6 @@ def _find_unescaped_quotes(quotes: Positions, text: Bytes) -> Positions:
     escaped = np.zeros(len(quotes), np.bool_)
     escaped[preceded] = (slashes[last] - begins[last]) % 2 == 0
     return quotes[~escaped]
-
-
-def _require_list_end(rest: bytes, stream: BinaryIO, url: str, count: int) -> None:
-    while not rest.strip(_WHITE_SPACE):
-        rest = stream.read(BLOCK_BYTES)
-        if not rest:
-            return
-    raise SourceError(
-        f"{url}: data follows the JSON list, which ends after {count:,} elements "
-        f"({rest.strip(_WHITE_SPACE)[:40]!r}); a .json file holds one list, one value or JSON lines of objects; split "
-        "the file, or rename it to .jsonl"
-    )
 
 
 def remove_line_ends(text: bytes) -> bytes:

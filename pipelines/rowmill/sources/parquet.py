@@ -51,8 +51,8 @@ def _encode_parquet_rows(
     with _open_parquet(stream, url, seekable) as file:
         require_columns(url, file.schema_arrow.names, limits.max_columns)
         require_expansion(url, *_sum_column_sizes(file), limits.max_expansion)
-        own = set(file.schema_arrow.names)
-        added = {name: value for name, value in read_folder_columns(url).items() if name not in own}
+        names = set(file.schema_arrow.names)
+        added = {name: value for name, value in read_folder_columns(url).items() if name not in names}
         batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
         while True:
             try:
@@ -65,6 +65,13 @@ def _encode_parquet_rows(
                 return
             yield from encode_batch(batch, keeps_non_finite=keeps_non_finite, added=added)
             done += batch.num_rows
+
+
+def _sum_column_sizes(file: pq.ParquetFile) -> tuple[int, int]:
+    """Return the decompressed and the compressed size of the columns."""
+    groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
+    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+    return sum(chunk.total_uncompressed_size for chunk in chunks), sum(chunk.total_compressed_size for chunk in chunks)
 
 
 @contextmanager
@@ -86,13 +93,6 @@ def require_distinct_names(url: str, names: Sequence[str]) -> None:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise SchemaError(f"{url}: two columns are named {twice[0]!r}; names must differ; rename one")
-
-
-def _sum_column_sizes(file: pq.ParquetFile) -> tuple[int, int]:
-    """Return the decompressed and the compressed size of the columns."""
-    groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
-    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-    return sum(chunk.total_uncompressed_size for chunk in chunks), sum(chunk.total_compressed_size for chunk in chunks)
 
 
 def _unreadable_error(url: str, why: str) -> SourceError:

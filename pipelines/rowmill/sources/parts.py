@@ -147,7 +147,10 @@ def cut_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[PartContent]:
     r"""Cut a stream at `\n` into parts that concatenate to it; memory holds one part, one line and one block."""
     line, record = 1, 1
     for offset, length, content in cut_pieces(stream, find_line_end, max_line_bytes=max_line_bytes):
-        bounded_content = _bound_lines(content, max_line_bytes)
+        bounded_content = content
+        if len(content) > max_line_bytes:
+            # Each line that is too long is replaced by its placeholder.
+            bounded_content = b"\n".join([bound_line(line, max_line_bytes) for line in content.split(b"\n")])
         is_whole = len(content) == length and bounded_content == content
         records = _count_records(content, at_start=offset == 0)
         ends = content.count(b"\n")
@@ -159,13 +162,6 @@ def cut_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[PartContent]:
 def find_line_end(buffer: bytearray, start: int) -> int:
     """Return the position after the first line end after `start`; 0 if there is none."""
     return buffer.find(b"\n", start) + 1
-
-
-def _bound_lines(content: bytes, limit: int) -> bytes:
-    """Replace each line that is too long by its placeholder."""
-    if len(content) <= limit:
-        return content
-    return b"\n".join([bound_line(line, limit) for line in content.split(b"\n")])
 
 
 def cut_pieces(
@@ -332,10 +328,12 @@ def name_part(piece: PartContent, *, scan: FileScan, index: int, arrow: bool, st
 def number_equal_parts(scans: Sequence[FileScan]) -> list[FileScan]:
     """Make equal part ids distinct by appending `~2`, `~3`, … in recipe order."""
     seen: dict[str, int] = {}
-    return [replace(scan, parts=tuple(_number_part(part, seen) for part in scan.parts)) for scan in scans]
-
-
-def _number_part(part: SourcePart, seen: dict[str, int]) -> SourcePart:
-    name = part.sha256[:16]
-    count = seen[name] = seen.get(name, 0) + 1
-    return replace(part, part_id=name if count == 1 else f"{name}~{count}")
+    numbered: list[FileScan] = []
+    for scan in scans:
+        parts: list[SourcePart] = []
+        for part in scan.parts:
+            name = part.sha256[:16]
+            count = seen[name] = seen.get(name, 0) + 1
+            parts.append(replace(part, part_id=name if count == 1 else f"{name}~{count}"))
+        numbered.append(replace(scan, parts=tuple(parts)))
+    return numbered

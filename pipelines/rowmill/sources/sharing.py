@@ -43,19 +43,25 @@ FILE_OVERHEAD_BYTES = 4 << 10
 def group_parts(scans: Sequence[FileScan]) -> list[PartGroup]:
     """Cut the parts of a source, in its order, into the groups that rows are made of."""
     groups: list[PartGroup] = []
-    held: list[SourcePart] = []
+    group: list[SourcePart] = []
     size = 0
     for part, is_small in _list_parts(scans):
-        cost = _measure_part_cost(part) if is_small else 0
-        if held and not (is_small and _can_share_group(held[-1], part) and size + cost <= MAX_GROUP_BYTES):
-            groups.append(tuple(held))
-            held, size = [], 0
-        held.append(part)
+        cost = part.content_bytes + FILE_OVERHEAD_BYTES if is_small else 0
+        # A group has one split and one file format.
+        fits = is_small and size + cost <= MAX_GROUP_BYTES
+        if group and not (
+            fits
+            and (group[-1].split_hint, group[-1].reader, group[-1].arrow) == (part.split_hint, part.reader, part.arrow)
+        ):
+            groups.append(tuple(group))
+            group, size = [], 0
+        group.append(part)
         size += cost
-        if not is_small or _ends_group(part, cost):
-            groups.append(tuple(held))
-            held, size = [], 0
-    return [*groups, tuple(held)] if held else groups
+        # After a small file, a group ends with a probability that is proportional to the file's size.
+        if not is_small or int(part.sha256[:16], 16) * MEAN_GROUP_BYTES < cost << 64:
+            groups.append(tuple(group))
+            group, size = [], 0
+    return [*groups, tuple(group)] if group else groups
 
 
 def _list_parts(scans: Sequence[FileScan]) -> Iterator[tuple[SourcePart, bool]]:
@@ -64,20 +70,6 @@ def _list_parts(scans: Sequence[FileScan]) -> Iterator[tuple[SourcePart, bool]]:
         is_alone = len(scan.parts) == 1 and scan.reader != "huggingface"
         for part in scan.parts:
             yield part, is_alone and part.content_bytes < SMALL_FILE_BYTES
-
-
-def _measure_part_cost(part: SourcePart) -> int:
-    return part.content_bytes + FILE_OVERHEAD_BYTES
-
-
-def _can_share_group(one: SourcePart, other: SourcePart) -> bool:
-    """Return whether two parts have the same split and file format, so that a group has one of each."""
-    return (one.split_hint, one.reader, one.arrow) == (other.split_hint, other.reader, other.arrow)
-
-
-def _ends_group(part: SourcePart, cost: int) -> bool:
-    """Return whether a group ends after a small file; the probability is proportional to the file's size."""
-    return int(part.sha256[:16], 16) * MEAN_GROUP_BYTES < cost << 64
 
 
 def read_taken_records(

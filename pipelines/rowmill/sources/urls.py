@@ -306,14 +306,11 @@ def select_data_files(paths: Iterable[str], url: str, suffixes: tuple[str, ...])
     return [
         str(path)
         for path in files
-        if _is_data_file(path, suffixes)
+        if path.name.lower().endswith(suffixes)
+        and not any(step.startswith((".", "_")) for step in path.parts)
         and not (path.parent in saved and (path.name in _SAVED_NOTES or _ARROW_CACHE.fullmatch(path.name)))
         and path.name != _SAVED_SPLITS
     ]
-
-
-def _is_data_file(path: PurePosixPath, suffixes: tuple[str, ...]) -> bool:
-    return path.name.lower().endswith(suffixes) and not any(step.startswith((".", "_")) for step in path.parts)
 
 
 def _find_remote(url: str, location: Location, suffixes: tuple[str, ...]) -> list[str]:
@@ -364,18 +361,13 @@ def stamp_file(location: Location) -> str:
         if location.fs is None:
             facts = os.stat(location.path)
             return f"{facts.st_size}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"
-        return _format_remote_stamp(
-            remote.retry_request(
-                location.fs, location.url, "read", lambda: location.fs.info(location.path), size_bytes=0
-            )
+        info = remote.retry_request(
+            location.fs, location.url, "read", lambda: location.fs.info(location.path), size_bytes=0
         )
-
-
-def _format_remote_stamp(info: Mapping[str, Any]) -> str:
-    for key in (*remote.VERSION_KEYS, *_TIME_KEYS):
-        if info.get(key):
-            return f"{info.get('size')}-{info[key]}"
-    return ""
+        for key in (*remote.VERSION_KEYS, *_TIME_KEYS):
+            if info.get(key):
+                return f"{info.get('size')}-{info[key]}"
+        return ""
 
 
 def open_raw(location: Location) -> BinaryIO:

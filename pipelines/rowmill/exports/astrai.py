@@ -77,16 +77,17 @@ class AstrAI(Export):
         names = name_folders(index.domain_values)
         jobs: list[ExportJob] = []
         used: list[int] = []
-        for value, mine in sorted(group_by_domain(index.domains), key=lambda one: names[one[0]]):
+        for value, mine in sorted(group_by_domain(index.domains), key=lambda group: names[group[0]]):
             used.append(value)
             runs = list(split_into_runs(index.lengths[mine], most=None, most_tokens=self.max_tokens_per_shard))
             for number, (first, last) in enumerate(runs):
                 at = self.place(names[value], number, count=len(runs))
-                own = mine[first:last]
-                jobs.append(ExportJob(at, own, np.arange(len(own) + 1), int(index.lengths[own].sum())))
+                segments = mine[first:last]
+                jobs.append(ExportJob(at, segments, np.arange(len(segments) + 1), int(index.lengths[segments].sum())))
+        missing = list(index.domain_values).index(None) if None in index.domain_values else -1
         notes = {
             "domains": {names[i]: index.domain_values[i] for i in used},
-            "segments_without_domain": int((index.domains == _find_missing_domain(index.domain_values)).sum()),
+            "segments_without_domain": int((index.domains == missing).sum()),
             "train_type": choose_train_type(index.kinds),
             "boundaries": "where position_ids begin again: train type sft parts segments there, seq does not",
             "loss_mask": "written"
@@ -131,10 +132,6 @@ def make_arrays(sequences: SequenceBatch) -> dict[str, Ints]:
         "loss_mask": label_conventions.make_unshifted_mask(sequences.trained).astype("<i8"),
         "position_ids": sequences.position_ids.astype("<i8"),
     }
-
-
-def _find_missing_domain(values: Sequence[str | None]) -> int:
-    return list(values).index(None) if None in values else -1
 
 
 def group_by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:

@@ -55,7 +55,12 @@ class Axolotl(Sharded):
                 labels = label_conventions.make_unshifted_labels(chunk.ids, chunk.trained)
                 tally.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
                 for begin, end in zip(chunk.offsets[:-1].tolist(), chunk.offsets[1:].tolist(), strict=True):
-                    sink.write(_encode_row(chunk.ids[begin:end].tolist(), labels[begin:end].tolist()))
+                    row = {
+                        "attention_mask": [1] * (end - begin),
+                        "input_ids": chunk.ids[begin:end].tolist(),
+                        "labels": labels[begin:end].tolist(),
+                    }
+                    sink.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
         return [tally.written(path)]
 
     def pointer(self, data: str, context: ExportContext) -> str:
@@ -64,8 +69,3 @@ class Axolotl(Sharded):
             f"datasets:\n  - path: {data}\n    ds_type: {self.ds_type}\n    type:\n"
             f"sequence_len: {self.sequence_len or context.seq_len}\nsample_packing: true"
         )
-
-
-def _encode_row(ids: list[int], labels: list[int]) -> bytes:
-    row = {"attention_mask": [1] * len(ids), "input_ids": ids, "labels": labels}
-    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)

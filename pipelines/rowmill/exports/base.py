@@ -449,8 +449,17 @@ def open_export(
             "export; export again"
         )
     exported = Exported(at, card, cast("dict[str, dict[str, Any]]", found["files"]))
-    for path, one in exported.files.items():
-        _require_whole_file(at / path, one, verify=verify)
+    for name, expected in exported.files.items():
+        path = at / name
+        if not path.is_file():
+            raise IntegrityError(f"{path}: missing; {MANIFEST_FILE} names it; copy the whole folder, or export again")
+        if path.stat().st_size != expected["bytes"]:
+            raise IntegrityError(
+                f"{path}: {path.stat().st_size} bytes; {MANIFEST_FILE} says {expected['bytes']}; copy it again, or "
+                "export again"
+            )
+        if verify and digest_written_file(path.parent, WrittenFile(path.name)).sha256 != expected["sha256"]:
+            raise IntegrityError(f"{path}: its SHA-256 is not that of {MANIFEST_FILE}; copy it again, or export again")
     if kind is not None and card.get("format") != kind:
         raise IntegrityError(f"{at}: its format is {card.get('format')}, not {kind}; name another export")
     if tokenizer is not None:
@@ -469,18 +478,6 @@ def _parse_export_json(path: Path) -> dict[str, Any]:
         return cast("dict[str, Any]", orjson.loads(_read_export_file(path)))
     except ValueError as error:
         raise IntegrityError(f"{path}: not JSON ({error}); expected it as it was written; export again") from error
-
-
-def _require_whole_file(path: Path, expected: Mapping[str, Any], *, verify: bool) -> None:
-    if not path.is_file():
-        raise IntegrityError(f"{path}: missing; {MANIFEST_FILE} names it; copy the whole folder, or export again")
-    if path.stat().st_size != expected["bytes"]:
-        raise IntegrityError(
-            f"{path}: {path.stat().st_size} bytes; {MANIFEST_FILE} says {expected['bytes']}; copy it again, or "
-            "export again"
-        )
-    if verify and digest_written_file(path.parent, WrittenFile(path.name)).sha256 != expected["sha256"]:
-        raise IntegrityError(f"{path}: its SHA-256 is not that of {MANIFEST_FILE}; copy it again, or export again")
 
 
 def _require_tokenizer(exported: Exported, folder: Path) -> None:

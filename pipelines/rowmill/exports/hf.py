@@ -76,19 +76,14 @@ class HuggingFaceExport(Sharded):
     ) -> list[WrittenFile]:
         """Write one file, or the whole `DatasetDict`."""
         if self.arrow:
-            return self._save_to_disk(job, chunks, folder, context)
+            tally = FileCounts()
+            make_table = native.make_packed_table if self.unit == "packed" else make_unpacked_table
+            tables = (_count_table(_decode_dictionaries(make_table(chunk)), chunk, tally) for chunk in chunks)
+            return dataset_dict.save_dataset_dict(job, tables, tally, folder, split=self.split, card=context.card)
         path = f"data/{job.name}.parquet"
         if self.unit == "packed":
             return [native.write_packed(chunks, folder, path, context)]
         return [write_unpacked(chunks, folder, path, card=context.card)]
-
-    def _save_to_disk(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
-    ) -> list[WrittenFile]:
-        tally = FileCounts()
-        make = native.make_packed_table if self.unit == "packed" else make_unpacked_table
-        tables = (_count_table(_decode_dictionaries(make(chunk)), chunk, tally) for chunk in chunks)
-        return dataset_dict.save_dataset_dict(job, tables, tally, folder, split=self.split, card=context.card)
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that loads it, and the collator with which `Trainer` packs."""
@@ -132,13 +127,10 @@ def make_unpacked_table(sequences: SequenceBatch) -> pa.Table:
     labels = label_conventions.make_unshifted_labels(sequences.ids, sequences.trained)
     of_tokens = (sequences.ids, ones, labels, *sequences.token_fields.values())
     columns = [*(make_list_array(sequences.offsets, values) for values in of_tokens), *sequences.columns.values()]
-    return pa.Table.from_arrays(columns, schema=_make_unpacked_schema(sequences))
-
-
-def _make_unpacked_schema(sequences: SequenceBatch) -> pa.Schema:
-    """Return the columns of segments as rows; the fields that token rows carry are after the others."""
+    # The fields that token rows carry are after the others.
     of_rows = (ROW_FIELDS[name] for name in sequences.columns)
-    return pa.schema([*UNPACKED_SCHEMA, *make_token_columns(sequences.token_fields), *of_rows])
+    schema = pa.schema([*UNPACKED_SCHEMA, *make_token_columns(sequences.token_fields), *of_rows])
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def write_unpacked(chunks: Iterator[SequenceBatch], folder: Path, path: str, *, card: str | None) -> WrittenFile:

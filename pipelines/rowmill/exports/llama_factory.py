@@ -168,7 +168,7 @@ def _make_packed_columns(chunk: SequenceBatch, segments: _FlatRows, context: Exp
     lengths, spans = np.diff(chunk.token_offsets), np.diff(in_sequences)
     places = np.arange(len(chunk.ids)) + np.repeat(np.arange(count) * width - chunk.token_offsets[:-1], lengths)
     numbers = np.arange(len(borders) - 1) - np.repeat(in_sequences[:-1], spans) + 1
-    padding = next((one for one in (context.pad_id, context.eos_id) if one is not None), 0)
+    padding = next((token for token in (context.pad_id, context.eos_id) if token is not None), 0)
     values = {
         "input_ids": (segments.ids, padding),
         "attention_mask": (np.repeat(numbers, np.diff(borders)).astype(np.int32), 0),
@@ -176,15 +176,13 @@ def _make_packed_columns(chunk: SequenceBatch, segments: _FlatRows, context: Exp
         "labels": (segments.labels, IGNORED_LABEL),
     }
     rows = np.arange(count + 1) * width
-    columns = {name: make_list_array(rows, _pad(one, places, count * width, by)) for name, (one, by) in values.items()}
+    columns: dict[str, pa.Array] = {}
+    for name, (of_tokens, fill) in values.items():
+        padded = np.full(count * width, fill, np.int32)
+        padded[places] = of_tokens
+        columns[name] = make_list_array(rows, padded)
     ends = borders[1:] - np.repeat(chunk.token_offsets[:-1], spans)
     return columns | {"packing_params": _make_packing_params(ends, in_sequences, width - lengths, width)}
-
-
-def _pad(values: Tokens, places: Ints, size: int, by: int) -> Tokens:
-    padded = np.full(size, by, np.int32)
-    padded[places] = values
-    return padded
 
 
 def _make_packing_params(ends: Ints, in_sequences: Ints, padding: Ints, width: int) -> pa.StructArray:

@@ -59,27 +59,24 @@ class LLMFoundry(Export):
         for chunk in chunks:
             for i, (begin, end) in enumerate(pairwise(chunk.offsets.tolist())):
                 ids, trained = chunk.ids[begin:end], chunk.trained[begin:end]
-                self._require_readable(ids, trained, chunk.example_ids[i].as_py(), context)
-                sample, held = cut_turns(ids, trained)
+                where = f"exports.{self.name}: example {chunk.example_ids[i].as_py()}"
+                if not trained.any():
+                    raise ConfigError(
+                        f"{where} has no target, and LLM Foundry's loader needs one in each sample; filter such rows, "
+                        "or choose another kind"
+                    )
+                last = int(ids[np.flatnonzero(trained)[-1]])
+                if last != context.eos_id and context.eos_id is not None and not self.accept_appended_eos:
+                    raise ConfigError(
+                        f"{where}: its last target is {last}, and LLM Foundry's loader would append {context.eos_id} "
+                        "(EOS) and train it; every segment must end in a trained EOS; set accept_appended_eos: true to "
+                        "train these tokens too, or keep examples whole with a template that ends answers in EOS"
+                    )
+                sample, tokens = cut_turns(ids, trained)
                 writer.write({"turns": sample})
-                counts.append((1, held, int(trained.sum())))
+                counts.append((1, tokens, int(trained.sum())))
         writer.finish()
         return describe_shards(folder, counts)
-
-    def _require_readable(self, ids: Tokens, trained: Bools, name: str, context: ExportContext) -> None:
-        where = f"exports.{self.name}: example {name}"
-        if not trained.any():
-            raise ConfigError(
-                f"{where} has no target, and LLM Foundry's loader needs one in each sample; filter such rows, or "
-                "choose another kind"
-            )
-        last = int(ids[np.flatnonzero(trained)[-1]])
-        if last != context.eos_id and context.eos_id is not None and not self.accept_appended_eos:
-            raise ConfigError(
-                f"{where}: its last target is {last}, and LLM Foundry's loader would append {context.eos_id} (EOS) and "
-                "train it; every segment must end in a trained EOS; set accept_appended_eos: true to train these "
-                "tokens too, or keep examples whole with a template that ends answers in EOS"
-            )
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the loader's configuration."""

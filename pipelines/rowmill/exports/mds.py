@@ -113,7 +113,10 @@ class MDS(Export):
         for chunk in chunks:
             if writer is None:
                 # Opened with the first chunk, which shows whether there are weights.
-                writer = open_mds_writer(folder, self._choose_columns(chunk), self.size_limit_bytes)
+                columns = {"tokens": ARRAY_TYPE}
+                if self.profile == "finetune":
+                    columns = FINETUNE_COLUMNS | ({} if chunk.weights is None else {WEIGHT_COLUMN: "ndarray:float32"})
+                writer = open_mds_writer(folder, columns, self.size_limit_bytes)
             samples = (
                 self._make_finetune_samples(chunk)
                 if self.profile == "finetune"
@@ -124,11 +127,6 @@ class MDS(Export):
                 counts.append(count)
         writer.finish()
         return describe_shards(folder, counts)
-
-    def _choose_columns(self, chunk: SequenceBatch) -> dict[str, str]:
-        if self.profile == "pretrain":
-            return {"tokens": ARRAY_TYPE}
-        return FINETUNE_COLUMNS | ({WEIGHT_COLUMN: "ndarray:float32"} if chunk.weights is not None else {})
 
     def _make_finetune_samples(self, chunk: SequenceBatch) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
         borders, in_sequences = chunk.spans()

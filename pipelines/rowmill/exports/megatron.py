@@ -93,7 +93,8 @@ class Megatron(Export):
     ) -> list[WrittenFile]:
         """Write the pair of tokens, and that of masks."""
         tally, untrained = FileCounts(), _UntrainedTokens()
-        tokens = _PairWriter(folder, f"data/{job.name}_text_document", _choose_dtype(context.vocab_size))
+        dtype = "<u2" if context.vocab_size < FIRST_WIDE_VOCABULARY else "<i4"
+        tokens = _PairWriter(folder, f"data/{job.name}_text_document", dtype)
         masks = _PairWriter(folder, f"data/{job.name}_loss_mask_document", "u1")
         with tokens, masks:
             for chunk in chunks:
@@ -128,10 +129,6 @@ class Megatron(Export):
         # It masks what follows an EOD. In text that is the first token of the next document; in chats, where EOS may
         # end a turn, it may be a target.
         return f"{options} --eod-mask-loss" if context.kinds == frozenset({"text"}) else options
-
-
-def _choose_dtype(vocab_size: int) -> str:
-    return "<u2" if vocab_size < FIRST_WIDE_VOCABULARY else "<i4"
 
 
 def end_documents(chunk: SequenceBatch, eod: int) -> tuple[Tokens, Bools, Ints]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Ints, Tokens, expand_ranges
+from rowmill.core.arrays import expand_ranges
 from rowmill.exports.base import ExportContext, ExportJob, FileCounts, Sharded, WrittenFile, write_parquet
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
@@ -130,7 +130,10 @@ def make_packed_table(sequences: SequenceBatch, *, multiple: int = 1, pad_id: in
     padding = None
     if multiple > 1:
         after_spans = -lengths % np.int32(multiple)
-        padding = Padding(_assign_to_last_segments(after_spans, borders, sequences.offsets), pad_id)
+        # The padding of an attention span is that of its last segment.
+        of_segments = np.zeros(len(sequences.offsets) - 1, np.int32)
+        of_segments[np.searchsorted(sequences.offsets, borders[1:]) - 1] = after_spans
+        padding = Padding(of_segments, pad_id)
         lengths = lengths + after_spans
     spans = Spans(
         labels=label_conventions.make_unshifted_labels(sequences.ids, sequences.trained),
@@ -138,17 +141,7 @@ def make_packed_table(sequences: SequenceBatch, *, multiple: int = 1, pad_id: in
         lengths=lengths,
         offsets=span_offsets,
     )
-    made = make_shard_table(make_segments(sequences), spans, dataset="", padding=padding)
-    table = number_sequences(made, sequences.numbers)
+    table = make_shard_table(make_segments(sequences), spans, dataset="", padding=padding)
+    table = number_sequences(table, sequences.numbers)
     place = table.schema.get_field_index("dataset")
     return table.set_column(place, SEQUENCE_SCHEMA.field("dataset"), sequences.datasets.dictionary_encode())
-
-
-def _assign_to_last_segments(values: Tokens, borders: Ints, offsets: Ints) -> Tokens:
-    """Return one value per segment: that of an attention span for its last segment, 0 for the others.
-
-    `borders` and `offsets` are the tokens at which spans and segments begin and end.
-    """
-    assigned = np.zeros(len(offsets) - 1, np.int32)
-    assigned[np.searchsorted(offsets, borders[1:]) - 1] = values
-    return assigned

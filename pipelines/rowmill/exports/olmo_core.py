@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from rowmill.core.arrays import Ints, Tokens
@@ -109,18 +108,15 @@ class _CutRule:
         # A chunk's first segment follows another one in the file, which this chunk's cuts do not cover.
         wrong = firsts[chunk.ids[firsts] != self._bos_id] if self._bos_id is not None else firsts[:0]
         if not len(wrong):
-            wrong = np.setxor1d(self._find_cuts(chunk.ids), ends, assume_unique=True)
+            is_end = chunk.ids == self._eos_id
+            if self._bos_id is not None:
+                is_end[:-1] &= chunk.ids[1:] == self._bos_id
+            wrong = np.setxor1d(np.flatnonzero(is_end), ends, assume_unique=True)
         if len(wrong):
             segment = int(np.searchsorted(chunk.offsets, wrong[0], "right")) - 1
             self._refuse_segment(
                 str(chunk.example_ids[segment].as_py()), chunk.ids[firsts[segment] : ends[segment] + 1]
             )
-
-    def _find_cuts(self, ids: Tokens) -> "NDArray[np.int64]":
-        is_end = ids == self._eos_id
-        if self._bos_id is not None:
-            is_end[:-1] &= ids[1:] == self._bos_id
-        return np.flatnonzero(is_end)
 
     def _refuse_segment(self, name: str, segment: "Tokens | Ints") -> None:
         eos = f"{self._eos_id} (EOS)"

@@ -73,25 +73,21 @@ class Tinker(Sharded):
                 # A weight may be 0 on a token that has a label.
                 mask = datums.weights if chunk.weights is None else chunk.trained
                 tally.add(chunk, trained=int((mask != 0).sum()))
-                for line in self._encode_lines(datums):
-                    sink.write(line)
+                weights = datums.weights if self.reduction == "none" else normalize_weights(datums)
+                bounds: list[int] = datums.offsets.tolist()
+                for begin, end in pairwise(bounds):
+                    size = [end - begin]
+                    tokens = {"tokens": datums.inputs[begin:end], "type": "encoded_text"}
+                    line = {
+                        "loss_fn_inputs": {
+                            "target_tokens": {"data": datums.targets[begin:end], "dtype": "int64", "shape": size},
+                            "weights": {"data": weights[begin:end], "dtype": "float32", "shape": size},
+                        },
+                        "model_input": {"chunks": [tokens]},
+                    }
+                    sink.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
                 names.write("".join(f"{name}\n" for name in chunk.example_ids.to_pylist()).encode())
         return [tally.written(path, names.getvalue())]
-
-    def _encode_lines(self, datums: ShiftedTargets) -> Iterator[bytes]:
-        weights = datums.weights if self.reduction == "none" else normalize_weights(datums)
-        bounds: list[int] = datums.offsets.tolist()
-        for begin, end in pairwise(bounds):
-            size = [end - begin]
-            tokens = {"tokens": datums.inputs[begin:end], "type": "encoded_text"}
-            line = {
-                "loss_fn_inputs": {
-                    "target_tokens": {"data": datums.targets[begin:end], "dtype": "int64", "shape": size},
-                    "weights": {"data": weights[begin:end], "dtype": "float32", "shape": size},
-                },
-                "model_input": {"chunks": [tokens]},
-            }
-            yield orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Join the ids of all files: line n names line n of all files together."""
@@ -134,10 +130,7 @@ def read_datums(path: str | Path) -> Iterator[Any]:
     for file in sorted(exported.data.glob("*.jsonl")):
         with file.open("rb") as lines:
             for line in lines:
-                yield _make_datum(tinker, orjson.loads(line))
-
-
-def _make_datum(tinker: Any, line: dict[str, Any]) -> Any:
-    chunks = [tinker.EncodedTextChunk(tokens=chunk["tokens"]) for chunk in line["model_input"]["chunks"]]
-    inputs = {name: tinker.TensorData(**value) for name, value in line["loss_fn_inputs"].items()}
-    return tinker.Datum(model_input=tinker.ModelInput(chunks=chunks), loss_fn_inputs=inputs)
+                datum = orjson.loads(line)
+                chunks = [tinker.EncodedTextChunk(tokens=chunk["tokens"]) for chunk in datum["model_input"]["chunks"]]
+                inputs = {name: tinker.TensorData(**value) for name, value in datum["loss_fn_inputs"].items()}
+                yield tinker.Datum(model_input=tinker.ModelInput(chunks=chunks), loss_fn_inputs=inputs)

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import (
     ExportContext,
@@ -129,7 +128,19 @@ class TRLPreference(Sharded):
         """Return the columns of a chunk, and how many tokens they hold beside those of the KL term."""
         first = chunk.offsets[:-1]
         answer = locate_answers(chunk)
-        end = self._find_ends(chunk, answer)
+        # An answer ends behind its last target.
+        places = np.where(chunk.trained, np.arange(len(chunk.ids)), -1)
+        end = np.maximum(np.maximum.reduceat(places, first) + 1, answer)
+        untrained = end - answer - np.add.reduceat(chunk.trained, first, dtype=np.int64)
+        refused = np.flatnonzero(untrained)
+        # A reward is that of a whole text: its trainer has no targets.
+        if len(refused) and self.trainer != "reward" and not self.accept_untrained_as_trained:
+            where = f"exports.{self.name}: {chunk.example_ids[int(refused[0])].as_py()}"
+            raise ConfigError(
+                f"{where} has {int(untrained[refused[0]])} tokens without loss inside an answer, and TRL's "
+                f"{_CLASSES[self.trainer]}Trainer trains every token of an answer; all up to its last target must be "
+                "targets; change the group loss, or set accept_untrained_as_trained: true"
+            )
         if self.trainer == "kto":
             columns = {
                 "prompt_ids": take_ranges(chunk, first, answer),
@@ -150,28 +161,10 @@ class TRLPreference(Sharded):
         }
         if self.trainer == "reward":
             # A margin of 0 is none: TRL subtracts it from the difference of the rewards.
-            return sides | {"margin": chunk.columns["margins"].fill_null(0.0).take(_every_second(chunk))}, int(
-                (end - first).sum()
-            )
+            margins = chunk.columns["margins"].fill_null(0.0).take(pa.array(np.arange(0, len(first), 2)))
+            return sides | {"margin": margins}, int((end - first).sum())
         prompts = take_ranges(chunk, first[::2], answer[::2])
         return {"prompt_ids": prompts, **sides}, int((end - first).sum() - (answer - first)[1::2].sum())
-
-    def _find_ends(self, chunk: SequenceBatch, answer: Ints) -> Ints:
-        """Return where each answer ends, behind its last target; refuse other tokens before it."""
-        first = chunk.offsets[:-1]
-        places = np.where(chunk.trained, np.arange(len(chunk.ids)), -1)
-        end = np.maximum(np.maximum.reduceat(places, first) + 1, answer)
-        untrained = end - answer - np.add.reduceat(chunk.trained, first, dtype=np.int64)
-        refused = np.flatnonzero(untrained)
-        # A reward is that of a whole text: its trainer has no targets.
-        if len(refused) and self.trainer != "reward" and not self.accept_untrained_as_trained:
-            where = f"exports.{self.name}: {chunk.example_ids[int(refused[0])].as_py()}"
-            raise ConfigError(
-                f"{where} has {int(untrained[refused[0]])} tokens without loss inside an answer, and TRL's "
-                f"{_CLASSES[self.trainer]}Trainer trains every token of an answer; all up to its last target must be "
-                "targets; change the group loss, or set accept_untrained_as_trained: true"
-            )
-        return end
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that trains on it."""
@@ -183,7 +176,3 @@ class TRLPreference(Sharded):
             "    def _prepare_dataset(self, dataset, *args, **kwargs):\n        return dataset\n\n"
             f"Tokenized{name}Trainer(…, args={name}Config(…, max_length=None), train_dataset=rows)"
         )
-
-
-def _every_second(chunk: SequenceBatch) -> pa.Array:
-    return pa.array(np.arange(0, len(chunk.offsets) - 1, 2))

@@ -57,12 +57,30 @@ class TokenizedDataset:
             )
         files = _list_files([parquet_files] if isinstance(parquet_files, str) else [*parquet_files])
         for folder in dict.fromkeys(file.parent for file in files):
-            _require_tokenizer_file(open_export(folder, kind="verl").card, tokenizer, folder)
+            card: Any = open_export(folder, kind="verl").card
+            # The tokenizer of a name on the hub cannot be compared.
+            file = Path(str(getattr(tokenizer, "name_or_path", ""))) / "tokenizer.json"
+            expected = card["tokenizer_files"].get(file.name)
+            if expected is not None and file.is_file():
+                digest = sha256(file.read_bytes()).hexdigest()
+                if digest != expected:
+                    raise IntegrityError(
+                        f"{file}: SHA-256 {digest[:16]}…; {folder.parent} was made with a file of {expected[:16]}…; "
+                        "train a model with that tokenizer, or export with this one"
+                    )
         import datasets
 
         rows = datasets.load_dataset("parquet", data_files=[str(file) for file in files], split="train")
         rows = rows.select(range(min(max_samples, len(rows)))) if max_samples > 0 else rows
-        _require_lengths(rows, config.get("max_length", None), files[0].parent)
+        limit = config.get("max_length", None)
+        chunks = rows.data.column("input_ids").chunks
+        longest = max((int(pc.max(pc.list_value_length(chunk)).as_py() or 0) for chunk in chunks), default=0)
+        # verl would cut or fail at longer rows.
+        if limit is not None and longest > limit:
+            raise ConfigError(
+                f"data.max_length: {limit}, but {files[0].parent.parent} has a row of {longest} tokens; no row may be "
+                f"longer, since nothing is cut here; set data.max_length={longest}, or build with a smaller seq_len"
+            )
         self._rows = rows.select_columns(list(_COLUMNS)).with_format("numpy")
 
     def __len__(self) -> int:
@@ -93,27 +111,3 @@ def _list_files(paths: Iterable[str]) -> list[Path]:
             )
         files += found
     return files
-
-
-def _require_tokenizer_file(card: Any, tokenizer: Any, folder: Path) -> None:
-    """Refuse a model whose folder has another tokenizer.json; a name on the hub cannot be compared."""
-    file = Path(str(getattr(tokenizer, "name_or_path", ""))) / "tokenizer.json"
-    expected = card["tokenizer_files"].get(file.name)
-    if expected is None or not file.is_file():
-        return
-    found = sha256(file.read_bytes()).hexdigest()
-    if found != expected:
-        raise IntegrityError(
-            f"{file}: SHA-256 {found[:16]}…; {folder.parent} was made with a file of {expected[:16]}…; train a model "
-            "with that tokenizer, or export with this one"
-        )
-
-
-def _require_lengths(rows: Any, limit: int | None, folder: Path) -> None:
-    """Refuse rows that verl would cut or fail at."""
-    lengths = [int(pc.max(pc.list_value_length(chunk)).as_py() or 0) for chunk in rows.data.column("input_ids").chunks]
-    if limit is not None and max(lengths, default=0) > limit:
-        raise ConfigError(
-            f"data.max_length: {limit}, but {folder.parent} has a row of {max(lengths)} tokens; no row may be longer, "
-            f"since nothing is cut here; set data.max_length={max(lengths)}, or build with a smaller seq_len"
-        )

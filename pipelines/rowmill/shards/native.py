@@ -250,13 +250,19 @@ def make_shard_table(
     """Make the rows of a packed shard; with `padding`, its tokens follow the segments, and it has a column of them."""
     token_offsets = segments.offsets[segments.sequence_offsets]
     count = len(segments.sequence_offsets) - 1
-    stored = _StoredTokens(segments.ids, spans.labels, segments.weights, segments.token_fields, token_offsets)
+    ids, labels, weights, token_fields = segments.ids, spans.labels, segments.weights, segments.token_fields
+    # These cut the tokens, with their padding, into rows.
+    row_offsets = token_offsets
     if padding is not None:
-        stored = _pad_tokens(stored, segments, padding)
+        padded = PaddedSegments.of(np.diff(segments.offsets), padding.lengths)
+        ids, labels = padded.insert(ids, padding.pad_id), padded.insert(labels, IGNORED_LABEL)
+        weights = None if weights is None else padded.insert(weights, 0)
+        token_fields = {name: padded.insert(values, 0) for name, values in token_fields.items()}
+        row_offsets = padded.offsets[segments.sequence_offsets]
     columns = [
-        make_list_array(stored.offsets, stored.ids),
-        make_list_array(stored.offsets, stored.labels),
-        make_list_array(stored.offsets, spans.position_ids),
+        make_list_array(row_offsets, ids),
+        make_list_array(row_offsets, labels),
+        make_list_array(row_offsets, spans.position_ids),
         make_list_array(spans.offsets, spans.lengths),
         pa.ListArray.from_arrays(pa.array(segments.sequence_offsets, pa.int32()), segments.example_ids),
         make_list_array(segments.sequence_offsets, segments.starts.astype(np.int32)),
@@ -266,16 +272,16 @@ def make_shard_table(
         pa.array(_count_targets(spans.labels, token_offsets)),
         pa.array(np.full(count, filler)),
     ]
-    if stored.weights is not None:
-        columns.append(make_list_array(stored.offsets, stored.weights))
-    columns += [make_list_array(stored.offsets, values) for values in stored.fields.values()]
+    if weights is not None:
+        columns.append(make_list_array(row_offsets, weights))
+    columns += [make_list_array(row_offsets, values) for values in token_fields.values()]
     values = dict(segments.columns)
     if padding is not None:
         values[PADDING_COLUMN] = pa.array(padding.lengths)
-    own = [pa.field(name, of_segments.type) for name, of_segments in values.items()]
+    fields = [pa.field(name, of_segments.type) for name, of_segments in values.items()]
     offsets = pa.array(segments.sequence_offsets, pa.int32())
     columns += [pa.ListArray.from_arrays(offsets, of_segments) for of_segments in values.values()]
-    schema = make_shard_schema(weighted=segments.weights is not None, token_fields=stored.fields, columns=own)
+    schema = make_shard_schema(weighted=weights is not None, token_fields=token_fields, columns=fields)
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -284,28 +290,6 @@ def _count_targets(labels: Tokens, token_offsets: Ints) -> Tokens:
     if len(token_offsets) == 1:
         return np.empty(0, np.int32)
     return np.add.reduceat(labels != IGNORED_LABEL, token_offsets[:-1], dtype=np.int32)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _StoredTokens:
-    """The tokens of a shard's rows with their padding; `offsets` int64[S + 1] cut them into sequences."""
-
-    ids: Tokens
-    labels: Tokens
-    weights: Weights | None
-    fields: Mapping[str, Weights]
-    offsets: Ints
-
-
-def _pad_tokens(tokens: _StoredTokens, segments: Segments, padding: Padding) -> _StoredTokens:
-    padded = PaddedSegments.of(np.diff(segments.offsets), padding.lengths)
-    return _StoredTokens(
-        ids=padded.insert(tokens.ids, padding.pad_id),
-        labels=padded.insert(tokens.labels, IGNORED_LABEL),
-        weights=None if tokens.weights is None else padded.insert(tokens.weights, 0),
-        fields={name: padded.insert(values, 0) for name, values in tokens.fields.items()},
-        offsets=padded.offsets[segments.sequence_offsets],
-    )
 
 
 def choose_pad_id(card: Mapping[str, Any]) -> int:

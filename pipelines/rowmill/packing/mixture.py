@@ -253,7 +253,17 @@ def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) ->
     )
     if mixture.stages is None:
         return whole
-    length = whole.length if ends is None else _find_order_end(whole, ends, stop)
+    length = whole.length
+    if ends is not None:
+        # The order ends after the first, or the last, of the streams' last items.
+        shown = whole.given[-1].tolist()
+        ended = [d for d, (end, count) in enumerate(zip(ends, shown, strict=True)) if 0 < end <= count]
+        last = [whole.find_item(d, ends[d] - 1) + 1 for d in ended]
+        if stop == "first_exhausted":
+            length = min(last, default=length)
+        elif len(last) == sum(1 for count in shown if count):
+            # If `steps` end the order before every stream has ended, all positions are kept.
+            length = max(last)
     return replace(whole, length=length, epoch_offsets=np.array([0, length], np.int64))
 
 
@@ -346,7 +356,10 @@ def _make_weight_stages(mixture: Mixture, kept: Mapping[str, int]) -> list[_Weig
     """Return the stages up to `steps`; without weights each epoch is a stage, so that blocks end with it."""
     if mixture.stages is None:
         total = sum(kept.values())
-        epochs = _count_needed_epochs(mixture, total)
+        epochs = mixture.epochs
+        largest = max((size for _, size in mixture.batch_sizes), default=0)
+        if mixture.steps is not None and total >= largest:
+            epochs = min(epochs, ceil(mixture.steps / (total // largest)))
         return [_WeightStage(e * total, (e + 1) * total, list(kept.values())) for e in range(epochs)]
     horizon = None if mixture.steps is None else find_step_start(mixture.batch_sizes, mixture.steps)
     starts = [find_step_start(mixture.batch_sizes, step) for step, _ in mixture.stages]
@@ -361,13 +374,6 @@ def _make_weight_stages(mixture: Mixture, kept: Mapping[str, int]) -> list[_Weig
     return stages
 
 
-def _count_needed_epochs(mixture: Mixture, total: int) -> int:
-    largest = max((size for _, size in mixture.batch_sizes), default=0)
-    if mixture.steps is None or total < largest:
-        return mixture.epochs
-    return min(mixture.epochs, ceil(mixture.steps / (total // largest)))
-
-
 def _cut_blocks(
     mixture: Mixture,
     stages: Sequence[_WeightStage],
@@ -380,7 +386,13 @@ def _cut_blocks(
     trained = [d for d in range(len(names)) if any(stage.weights[d] for stage in stages)]
     for number, stage in enumerate(stages):
         if stop == "all_exhausted" and ends is not None:
-            _require_stream_ends(stages[number:], names, [d for d in trained if shown[d] < ends[d]])
+            for d in trained:
+                if shown[d] < ends[d] and not any(later.weights[d] for later in stages[number:]):
+                    raise ConfigError(
+                        f"mixture.train_weights: {names[d]} has weight 0 from position {stage.start} on and still has "
+                        "sequences; with stop_strategy: all_exhausted every stream must end; keep its weight above 0, "
+                        "or choose first_exhausted or restart"
+                    )
         for block in _cut_stage_blocks(mixture, stage):
             yield block
             shown = [a + b for a, b in zip(shown, block.counts, strict=True)]
@@ -390,22 +402,20 @@ def _cut_blocks(
                     return
 
 
-def _require_stream_ends(stages: Sequence[_WeightStage], names: Sequence[str], open_streams: Sequence[int]) -> None:
-    for d in open_streams:
-        if not any(stage.weights[d] for stage in stages):
-            raise ConfigError(
-                f"mixture.train_weights: {names[d]} has weight 0 from position {stages[0].start} on and still has "
-                "sequences; with stop_strategy: all_exhausted every stream must end; keep its weight above 0, or "
-                "choose first_exhausted or restart"
-            )
-
-
 def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[_MixtureBlock]:
     """Cut one stage into blocks of `mixture_block_size`, the last ending with the stage."""
     size = mixture.mixture_block_size
     position, given = stage.start, [0] * len(stage.weights)
     if mixture.block_rounding == "fixed":
-        _require_shares(stage.weights, size)
+        weights = stage.weights
+        for weight, count in zip(weights, _round_by_largest_remainder(weights, size), strict=True):
+            if weight and not count:
+                suffices = ceil(Fraction(sum(weights), min(w for w in weights if w)))
+                raise ConfigError(
+                    f"mixture.mixture_block_size: {size} leaves a dataset of weight {weight / sum(weights):.3g} "
+                    f"without a sequence in its blocks with block_rounding: fixed; at least {suffices} is needed; "
+                    "raise it, or choose carry"
+                )
     while stage.end is None or position < stage.end:
         length = size if stage.end is None else min(size, stage.end - position)
         position += length
@@ -443,17 +453,6 @@ def _round_by_largest_remainder(weights: Sequence[int], length: int) -> list[int
     return counts
 
 
-def _require_shares(weights: Sequence[int], size: int) -> None:
-    for weight, count in zip(weights, _round_by_largest_remainder(weights, size), strict=True):
-        if weight and not count:
-            suffices = ceil(Fraction(sum(weights), min(w for w in weights if w)))
-            raise ConfigError(
-                f"mixture.mixture_block_size: {size} leaves a dataset of weight {weight / sum(weights):.3g} "
-                f"without a sequence in its blocks with block_rounding: fixed; at least {suffices} is needed; raise "
-                "it, or choose carry"
-            )
-
-
 # --- which position in a block ---
 
 
@@ -473,14 +472,3 @@ def _assign_datasets(
         begin = starts[alike][:, None]
         labels[begin + np.arange(length)] = grouped[begin + moved]
     return labels
-
-
-def _find_order_end(schedule: SampleSchedule, ends: Sequence[int], stop: StopStrategy) -> int:
-    """Return where the order ends: after the first, or the last, of the streams' last items."""
-    shown = schedule.given[-1].tolist()
-    reached = [d for d, (end, count) in enumerate(zip(ends, shown, strict=True)) if 0 < end <= count]
-    last = [schedule.find_item(d, ends[d] - 1) + 1 for d in reached]
-    if stop == "first_exhausted":
-        return min(last, default=schedule.length)
-    # If `steps` end the order before every stream has ended, all positions are kept.
-    return max(last) if len(last) == sum(1 for count in shown if count) else schedule.length

@@ -162,7 +162,11 @@ def slice_too_long(
             starts = pieces.lengths - kept if strategy == "keep_end" else pieces.starts
             return ExampleSlices(pieces.examples, starts, kept, pieces.dropped)
         case "split":
-            return _split_pieces(pieces, limit)
+            counts = -(-pieces.lengths // limit)
+            number = expand_ranges(np.zeros_like(counts), counts)
+            starts = (number * limit).astype(np.int32)
+            cut = np.minimum(np.repeat(pieces.lengths, counts) - starts, np.int32(limit))
+            return ExampleSlices(np.repeat(pieces.examples, counts), starts, cut, pieces.dropped)
 
 
 def keep_pieces(slices: ExampleSlices, kept: Bools) -> ExampleSlices:
@@ -183,14 +187,6 @@ def count_piece_targets(slices: ExampleSlices, loss_mask: Bools, offsets: Intege
 
 def _select_pieces(slices: ExampleSlices, kept: Bools, *, dropped: NDArray[np.int64]) -> ExampleSlices:
     return ExampleSlices(slices.examples[kept], slices.starts[kept], slices.lengths[kept], dropped)
-
-
-def _split_pieces(pieces: ExampleSlices, limit: int) -> ExampleSlices:
-    counts = -(-pieces.lengths // limit)
-    number = expand_ranges(np.zeros_like(counts), counts)
-    starts = (number * limit).astype(np.int32)
-    lengths = np.minimum(np.repeat(pieces.lengths, counts) - starts, np.int32(limit))
-    return ExampleSlices(np.repeat(pieces.examples, counts), starts, lengths, pieces.dropped)
 
 
 def require_positive(lengths: Integers) -> None:
@@ -251,12 +247,17 @@ def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> Se
     """
     if not len(lengths):
         return _plan_whole_examples(np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64), lengths)
-    moves = _choose_moves_of(lengths, limit, max_segments)
+    moves = _choose_moves(lengths, limit, max_segments)
     if _may_be_improved(moves.made, lengths, limit, max_segments):
         greedy = plan_greedy(lengths, limit, max_segments)
         if greedy.sequences < moves.made:
             return greedy
-    grouped, sizes = _place_examples(_sort_longest_first(lengths, limit), moves)
+    shortfall = limit - lengths
+    if limit < 1 << 16:
+        # NumPy sorts 16-bit integers by radix, four times as fast as wider ones by merging.
+        shortfall = shortfall.astype(np.uint16)
+    # Longest first, ties by number.
+    grouped, sizes = _place_examples(np.argsort(shortfall, kind="stable"), moves)
     return _plan_whole_examples(*_sort_bins(grouped, sizes), lengths)
 
 
@@ -264,7 +265,7 @@ def count_sequences(lengths: Integers, limit: int, max_segments: int | None) -> 
     """Return how many sequences `plan_best_fit` makes, without placing examples."""
     if not len(lengths):
         return 0
-    made = _choose_moves_of(lengths, limit, max_segments).made
+    made = _choose_moves(lengths, limit, max_segments).made
     if not _may_be_improved(made, lengths, limit, max_segments):
         return made
     return min(made, _count_greedy(lengths, limit, max_segments))
@@ -360,9 +361,15 @@ def _plan_whole_examples(offsets: NDArray[np.int64], examples: NDArray[np.int64]
     return SequencePlan(offsets, examples, ranges)
 
 
-def _choose_moves_of(lengths: Integers, limit: int, max_segments: int | None) -> "_BinMoves":
+def _choose_moves(lengths: Integers, limit: int, max_segments: int | None) -> "_BinMoves":
+    """Fill bins by best fit, and evenly if the segment limit costs bins; return the moves that need fewer bins."""
     _require_fitting(lengths, limit)
-    return _choose_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, max_segments)
+    histogram: list[int] = np.bincount(lengths, minlength=limit + 1).tolist()
+    moves = _make_best_fit_moves(histogram, limit, max_segments)
+    if max_segments is None or moves.made == _make_best_fit_moves(histogram, limit, None).made:
+        return moves
+    even = _make_even_moves(histogram, limit, max_segments)
+    return even if even.made < moves.made else moves
 
 
 def _may_be_improved(made: int, lengths: Integers, limit: int, max_segments: int | None) -> bool:
@@ -385,15 +392,6 @@ class _BinMoves:
     def made(self) -> int:
         """The number of bins."""
         return int((self.first + self.bins).max())
-
-
-def _choose_moves(histogram: Sequence[int], limit: int, max_segments: int | None) -> _BinMoves:
-    """Fill bins by best fit, and evenly if the segment limit costs bins; return the moves that need fewer bins."""
-    moves = _make_best_fit_moves(histogram, limit, max_segments)
-    if max_segments is None or moves.made == _make_best_fit_moves(histogram, limit, None).made:
-        return moves
-    even = _make_even_moves(histogram, limit, max_segments)
-    return even if even.made < moves.made else moves
 
 
 def _make_best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int | None) -> _BinMoves:
@@ -486,15 +484,6 @@ def _fill_even_bin(
         members[length] = members.get(length, 0) + 1
         free, left = free - length, left - 1
     return members
-
-
-def _sort_longest_first(lengths: Integers, limit: int) -> NDArray[np.int64]:
-    """Sort example numbers by length descending, ties by number."""
-    shortfall = limit - lengths
-    if limit < 1 << 16:
-        # NumPy sorts 16-bit integers by radix, four times as fast as wider ones by merging.
-        return np.argsort(shortfall.astype(np.uint16), kind="stable")
-    return np.argsort(shortfall, kind="stable")
 
 
 def _place_examples(order: NDArray[np.int64], moves: _BinMoves) -> tuple[Integers, NDArray[np.int64]]:

@@ -141,11 +141,12 @@ def check_world_size(world_size: int, batch_sizes: Sequence[tuple[int, int]]) ->
     """Refuse a world size that does not divide every batch size, suggesting two that do."""
     common = gcd(*(size for _, size in batch_sizes))
     if common % world_size:
+        divisors = [d for d in range(1, common + 1) if common % d == 0]
+        nearest = sorted(sorted(divisors, key=lambda d: (abs(d - world_size), d))[:2])
         sizes = join_choices(dict.fromkeys(size for _, size in batch_sizes))
         raise ConfigError(
             f"partitions.world_size: {world_size} does not divide batch_size {sizes}; every rank must get the same "
-            f"number of sequences of a step; choose {join_choices(_find_nearest_divisors(common, world_size))}, or "
-            "another batch_size"
+            f"number of sequences of a step; choose {join_choices(nearest)}, or another batch_size"
         )
 
 
@@ -263,12 +264,6 @@ def summarize_steps(
     )
 
 
-def _find_nearest_divisors(number: int, wanted: int) -> list[int]:
-    """Return the two divisors of a number that are nearest to `wanted`."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:2])
-
-
 # --- whole steps ---
 
 
@@ -312,7 +307,10 @@ def _balance_steps(order: Ints, step_offsets: Ints, first_step: int, loads: Ints
             places = step_offsets[steps][:, None] + np.arange(length)
             # Rotated right by the step's number: position i of step s has the member of position i - s.
             turned = (np.arange(length) - first_step - steps[:, None]) % length
-            chosen = np.take_along_axis(_balance_members(loads[places], factors), turned, axis=1)
+            in_steps = loads[places]
+            heaviest_first = np.argsort(-in_steps, axis=1, kind="stable")
+            sorted_loads = np.take_along_axis(in_steps, heaviest_first, axis=1)
+            chosen = np.take_along_axis(_spread_members(heaviest_first, sorted_loads, factors), turned, axis=1)
             dealt[places] = np.take_along_axis(order[places], chosen, axis=1)
     return dealt
 
@@ -327,12 +325,6 @@ def _prime_factors(number: int) -> list[int]:
             number //= candidate
         candidate += 1
     return factors
-
-
-def _balance_members(loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
-    """Return the member at each position of each step; `loads` is [steps, members]."""
-    heaviest_first = np.argsort(-loads, axis=1, kind="stable")
-    return _spread_members(heaviest_first, np.take_along_axis(loads, heaviest_first, axis=1), factors)
 
 
 def _spread_members(members: NDArray[np.int64], loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:

@@ -54,7 +54,6 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rowmill.core.arrays import Tokens, Weights
 from rowmill.core.errors import ConfigError, join_choices
@@ -80,11 +79,21 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
     bounds = _cumulate_lengths(lengths)
     longest = int(lengths.max(initial=0))
     weights = _collect_weights(rows)
+    numbers = np.arange(len(lengths), dtype=np.int32)
+    if gap:
+        numbers[-1] = -1
+    # The borders of spans without and with their padding, if segments are padded.
+    real_bounds: Batch = {}
+    if any(row.padding is not None for row in rows):
+        real_lengths = np.concatenate([row.real_lengths for row in rows])
+        if gap:
+            real_lengths[-1] = 0
+        real_bounds = {"cu_seqlens": _cumulate_lengths(real_lengths), "cu_seqlens_padded": bounds}
     return {
         "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
         "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
         "position_ids": make_position_ids(lengths)[None],
-        "seq_idx": np.repeat(_number_spans(len(lengths), is_filled=gap > 0), lengths)[None],
+        "seq_idx": np.repeat(numbers, lengths)[None],
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": longest,
@@ -92,31 +101,14 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
         **({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]}),
         **{name: np.concatenate(values)[None] for name, values in _collect_token_fields(rows).items()},
         **_join_row_fields(rows),
-        **_make_real_bounds(rows, bounds, is_filled=gap > 0),
+        **real_bounds,
     }
-
-
-def _make_real_bounds(rows: Sequence[PackedSequence], bounds: Tokens, *, is_filled: bool) -> Batch:
-    """Return the borders of spans without and with their padding, if segments are padded."""
-    if all(row.padding is None for row in rows):
-        return {}
-    lengths = np.concatenate([row.real_lengths for row in rows])
-    if is_filled:
-        lengths[-1] = 0
-    return {"cu_seqlens": _cumulate_lengths(lengths), "cu_seqlens_padded": bounds}
 
 
 def _cumulate_lengths(lengths: Tokens) -> Tokens:
     bounds = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
     return bounds
-
-
-def _number_spans(spans: int, *, is_filled: bool) -> NDArray[np.int32]:
-    numbers = np.arange(spans, dtype=np.int32)
-    if is_filled:
-        numbers[-1] = -1
-    return numbers
 
 
 def _count_padding(tokens: int, length: int | None) -> int:
@@ -138,7 +130,7 @@ def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | N
     longest = max(len(row.input_ids) for row in rows)
     wide = longest + _count_padding(longest, length)
     fills = {"input_ids": pad_id, "labels": IGNORED_LABEL, "position_ids": 0, "segment_ids": -1, "attention_mask": 0}
-    batch = {name: np.full((len(rows), wide), fill, np.int64) for name, fill in fills.items()}
+    batch: Batch = {name: np.full((len(rows), wide), fill, np.int64) for name, fill in fills.items()}
     for i, row in enumerate(rows):
         end = len(row.input_ids)
         batch["input_ids"][i, :end] = row.input_ids
@@ -152,15 +144,11 @@ def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | N
             batch["segment_ids"][i, added] = -1
     weights = _collect_weights(rows)
     numbers = _collect_token_fields(rows) | ({} if weights is None else {WEIGHT_COLUMN: weights})
-    return {**batch, **{name: _stack_numbers(own, wide) for name, own in numbers.items()}, **_join_row_fields(rows)}
-
-
-def _stack_numbers(rows: Sequence[Weights], wide: int) -> Weights:
-    """Return the numbers of each row's tokens as float32[B, wide], 0 on padding."""
-    stacked = np.zeros((len(rows), wide), np.float32)
-    for i, own in enumerate(rows):
-        stacked[i, : len(own)] = own
-    return stacked
+    for name, of_rows in numbers.items():
+        batch[name] = np.zeros((len(rows), wide), np.float32)
+        for i, values in enumerate(of_rows):
+            batch[name][i, : len(values)] = values
+    return batch | _join_row_fields(rows)
 
 
 def _collect_token_fields(rows: Sequence[PackedSequence]) -> dict[str, list[Weights]]:
@@ -210,7 +198,7 @@ def stack_pairs(rows: Sequence[PackedSequence], *, pad_id: int, length: int | No
     padded = stack_padded(sides, pad_id=pad_id, length=length)
     batch = {name: padded[name] for name in ("input_ids", "attention_mask", WEIGHT_COLUMN) if name in padded}
     batch["completion_mask"] = (padded["labels"] != IGNORED_LABEL).astype(np.int64)
-    margins = np.array([_get_margin(chosen) for chosen, _ in pairs], np.float32)
+    margins = np.array([np.nan if chosen.margins is None else chosen.margins[0] for chosen, _ in pairs], np.float32)
     if not np.isnan(margins).all():
         batch["margin"] = np.nan_to_num(margins, nan=0.0)
     return batch
@@ -241,10 +229,6 @@ def _take_span(row: PackedSequence, number: int, first: int, end: int) -> Packed
         loss_weights=None if row.loss_weights is None else row.loss_weights[here],
         margins=None if row.margins is None else row.margins[span],
     )
-
-
-def _get_margin(side: PackedSequence) -> float:
-    return float("nan") if side.margins is None else float(side.margins[0])
 
 
 def _raise_not_paired(what: str) -> NoReturn:
@@ -278,7 +262,12 @@ class BatchLayout:
                 batch = stack_padded(rows, pad_id=self.pad_id, length=self.pad_to)
             case "preference":
                 batch = stack_pairs(rows, pad_id=self.pad_id, length=self.pad_to)
-        return _make_tensors(batch) if self.as_torch else batch
+        if not self.as_torch:
+            return batch
+        torch: Any = import_module("torch")
+        return {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()
+        }
 
 
 def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> BatchLayout:
@@ -292,8 +281,3 @@ def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: 
             "as_torch: torch is not installed here; it is needed for tensors; install it, or omit as_torch"
         )
     return BatchLayout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
-
-
-def _make_tensors(batch: Batch) -> Batch:
-    torch: Any = import_module("torch")
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

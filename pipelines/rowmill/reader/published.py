@@ -143,17 +143,22 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
 
 
 def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> PublishedBuild:
-    ranks = {name: tuple(map(Shard._make, one["files"])) for name, one in raw["ranks"].items()}
+    ranks = {name: tuple(map(Shard._make, rank["files"])) for name, rank in raw["ranks"].items()}
     world_size, places = int(raw["world_size"]), int(raw["places"])
     # A rank's folder is self-contained: its facts hold the steps, so the order's own file need not be copied too.
-    first = next(iter(raw["ranks"].values()))["folder"]
+    facts = f"{next(iter(raw['ranks'].values()))['folder']}/facts.parquet"
     offsets, trained = np.array([0, places]), np.zeros(1, np.int64)
     if raw["has_steps"]:
-        offsets, trained = _read_steps(store, f"{first}/facts.parquet", world_size)
+        if not store.exists(facts):
+            raise_missing(store.path(facts))
+        table = store.unchecked_table(facts, ("sequences", "step_trained_tokens"))
+        # Every rank of the build has the same number of sequences of a step.
+        sizes = view_numbers(table.column("sequences")).astype(np.int64) * world_size
+        offsets = np.concatenate(([0], np.cumsum(sizes)))
+        trained = view_numbers(table.column("step_trained_tokens"))
     if int(offsets[-1]) != places:
         raise IntegrityError(
-            f"{store.path(first)}/facts.parquet: its steps end at place {int(offsets[-1])}; {where} says {places}; "
-            "build again"
+            f"{store.path(facts)}: its steps end at place {int(offsets[-1])}; {where} says {places}; build again"
         )
     return PublishedBuild(
         store=store,
@@ -173,24 +178,16 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
         layout=raw["layout"],
         datasets=tuple(raw["datasets"]),
         ranks=ranks,
-        fillers={name: Shard(*one["filler"]) for name, one in raw["ranks"].items() if "filler" in one},
-        sets={name: _parse_dataset_shards(one) for name, one in raw["sets"].items()},
+        fillers={name: Shard(*rank["filler"]) for name, rank in raw["ranks"].items() if "filler" in rank},
+        sets={
+            name: DatasetShards(
+                tuple(dataset["tags"]),
+                {split: tuple(map(Shard._make, files)) for split, files in dataset["shards"].items()},
+            )
+            for name, dataset in raw["sets"].items()
+        },
         waivers=tuple(raw["waivers"]),
     )
-
-
-def _parse_dataset_shards(raw: dict[str, Any]) -> DatasetShards:
-    shards = {split: tuple(map(Shard._make, files)) for split, files in raw["shards"].items()}
-    return DatasetShards(tuple(raw["tags"]), shards)
-
-
-def _read_steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
-    if not store.exists(path):
-        raise_missing(store.path(path))
-    table = store.unchecked_table(path, ("sequences", "step_trained_tokens"))
-    # Every rank of the build has the same number of sequences of a step.
-    sizes = view_numbers(table.column("sequences")).astype(np.int64) * world_size
-    return np.concatenate(([0], np.cumsum(sizes))), view_numbers(table.column("step_trained_tokens"))
 
 
 # ── Checks ─────────────────────────────────────────────────────────────────────────────────────────

@@ -87,12 +87,9 @@ class RankSchedule:
     def _find_batch_end(self, begin: int) -> int:
         """Return the number that follows the last sequence of the batch that begins at a number."""
         step_end = self.find_step_end(begin)
-        return min(begin + self._choose_batch_size(step_end - begin), step_end)
-
-    def _choose_batch_size(self, left: int) -> int:
-        if self.batch_size is not None:
-            return self.batch_size
-        return left if self.has_steps else 1
+        if self.batch_size is None and self.has_steps:
+            return step_end
+        return min(begin + (self.batch_size or 1), step_end)
 
     def require_steps(self, steps: Iterable[int]) -> None:
         """Refuse numbers that are not of a step.

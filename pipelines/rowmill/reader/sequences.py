@@ -68,12 +68,14 @@ class PackedSequence:
 
     def copy(self) -> "PackedSequence":
         """Return a copy that does not keep a whole decoded row group in memory."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: _copy_values(value) for name, value in own.items() if value is not None})
-
-
-def _copy_values(value: Any) -> Any:
-    return {name: one.copy() for name, one in value.items()} if isinstance(value, Mapping) else value.copy()
+        copies: dict[str, Any] = {}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, Mapping):
+                copies[column.name] = {name: values.copy() for name, values in value.items()}
+            elif value is not None:
+                copies[column.name] = value.copy()
+        return replace(self, **copies)
 
 
 def make_position_ids(lengths: Tokens) -> Ints:
@@ -103,6 +105,12 @@ class DecodedRowGroup:
     def of(cls, columns: Mapping[str, pa.ListArray]) -> "DecodedRowGroup":
         """Take over decoded columns, those of `list_columns`."""
         ids, lengths = columns["input_ids"], columns["seq_lengths"]
+        padding = None
+        if PADDING_COLUMN in columns:
+            # Shards have the padding of each segment, a sequence that of each attention span.
+            of_segments = columns[PADDING_COLUMN]
+            offsets = (view_numbers(column.offsets).astype(np.int64) for column in (of_segments, lengths))
+            padding = sum_by_span(view_numbers(of_segments.values), *offsets)
         return cls(
             ids=view_numbers(ids.values),
             labels=view_numbers(columns["labels"].values),
@@ -113,7 +121,7 @@ class DecodedRowGroup:
             sides=_fill_nulls(columns.get("sides"), -1),
             prompt_lengths=_fill_nulls(columns.get("prompt_lengths"), -1),
             margins=_fill_nulls(columns.get("margins"), float("nan")),
-            padding=_sum_padding(columns),
+            padding=padding,
             token_fields={name: view_numbers(columns[name].values) for name in find_token_fields(columns)},
             row_fields={name: _decode_row_field(columns[name]) for name in ROW_FIELDS if name in columns},
         )
@@ -149,15 +157,6 @@ class DecodedRowGroup:
             margins=None if self.margins is None else self.margins[spans],
             padding=padding,
         )
-
-
-def _sum_padding(columns: Mapping[str, pa.ListArray]) -> Tokens | None:
-    """Return the padding of each attention span from that of each segment, if the shards have it."""
-    if PADDING_COLUMN not in columns:
-        return None
-    segments, spans = columns[PADDING_COLUMN], columns["seq_lengths"]
-    offsets = (view_numbers(one.offsets).astype(np.int64) for one in (segments, spans))
-    return sum_by_span(view_numbers(segments.values), *offsets)
 
 
 def _decode_row_field(column: pa.ListArray) -> NDArray[Any]:

@@ -108,12 +108,18 @@ def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> Shard
     except (pa.ArrowInvalid, OSError) as error:
         raise IntegrityError(f"{where}: not a readable Parquet file ({error}); remove it and build again") from error
     _require_equal(where, "rows", metadata.num_rows, shard.rows)
-    _require_equal(where, "bytes", size_bytes, _compute_size_by_footer(metadata))
+    # Row groups are written one after the other: the last one ends where the footer begins.
+    last = _list_chunks(metadata, metadata.num_row_groups - 1) if metadata.num_row_groups else []
+    end = max((_find_column_start(column) + column.total_compressed_size for column in last), default=4)
+    expected_bytes = int(end) + int(metadata.serialized_size) + _PARQUET_TAIL_BYTES
+    _require_equal(where, "bytes", size_bytes, expected_bytes)
     card = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     for name, value in expected.card.items():
         _require_equal(where, name, card.get(f"rowmill.{name}"), value)
     if verify:
-        _require_equal(where, "digest", _digest_shard(store, shard.path), shard.digest)
+        path = shard.path
+        digest = digest_file(store.local(path)) if store.is_local else digest_bytes(store.read(path))
+        _require_equal(where, "digest", digest, shard.digest)
     groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     return ShardFooter(metadata, compute_offsets(groups), frozenset(schema.names), size_bytes)
 
@@ -173,13 +179,6 @@ def _require_equal(where: str, what: str, found: object, expected: object) -> No
         raise IntegrityError(f"{where}: {what} {found}, but {expected} was published; remove the file and build again")
 
 
-def _compute_size_by_footer(metadata: Any) -> int:
-    # Row groups are written one after the other: the last one ends where the footer begins.
-    last = _list_chunks(metadata, metadata.num_row_groups - 1) if metadata.num_row_groups else []
-    end = max((_find_column_start(column) + column.total_compressed_size for column in last), default=4)
-    return int(end) + int(metadata.serialized_size) + _PARQUET_TAIL_BYTES
-
-
 def _list_chunks(metadata: Any, group: int) -> list[Any]:
     row_group = metadata.row_group(group)
     return [row_group.column(i) for i in range(metadata.num_columns)]
@@ -189,14 +188,9 @@ def _find_column_start(column: Any) -> int:
     return column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
 
 
-def _digest_shard(store: Store, path: str) -> str:
-    return digest_file(store.local(path)) if store.is_local else digest_bytes(store.read(path))
-
-
 # ── Rows of shards by shard and row: opening files, decoding row groups, keeping some of them ──
 
 
-TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 CHECKED_AT_ONCE = 16
@@ -269,18 +263,18 @@ class StoredRows:
         used, begins = np.unique(shards[order], return_index=True)
         places = np.split(order, begins[1:])
         tasks = [(shard, rows[some]) for shard, some in zip(used.tolist(), places, strict=True)]
+        results: Iterable[list[ResultT]]
+        if self._store.is_local or len(tasks) < 2:
+            results = map(take, tasks)
+        else:
+            with self._lock:
+                self._threads = self._threads or ThreadPoolExecutor(READ_AT_ONCE, thread_name_prefix="rowmill-rows")
+            results = self._threads.map(take, tasks)
         found: list[Any] = [None] * len(rows)
-        for some, taken in zip(places, self._map(take, tasks), strict=True):
+        for some, taken in zip(places, results, strict=True):
             for place, value in zip(some.tolist(), taken, strict=True):
                 found[place] = value
         return found
-
-    def _map(self, function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT]) -> Iterable[ResultT]:
-        if self._store.is_local or len(tasks) < 2:
-            return map(function, tasks)
-        with self._lock:
-            self._threads = self._threads or ThreadPoolExecutor(READ_AT_ONCE, thread_name_prefix="rowmill-rows")
-        return self._threads.map(function, tasks)
 
     # ── One shard ──────────────────────────────────────────────────────────────────────────────────
 
@@ -289,12 +283,14 @@ class StoredRows:
         offsets = self._load_footer(shard).offsets
         groups = np.searchsorted(offsets, rows, "right") - 1
         taken: list[PackedSequence] = []
-        for group, first, count in zip(*(each.tolist() for each in _count_runs(groups)), strict=True):
+        # Rows are sorted: a row group has a run of them.
+        runs = np.unique(groups, return_index=True, return_counts=True)
+        for group, first, count in zip(*(column.tolist() for column in runs), strict=True):
             decoded, begin = self._load_group(shard, group), int(offsets[group])
             some = [decoded.row(row - begin) for row in rows[first : first + count].tolist()]
             # A few sequences must not keep the memory of a whole row group while they wait.
             is_sparse = _SPARSE_SHARE * count < offsets[group + 1] - begin
-            taken += [one.copy() for one in some] if is_sparse else some
+            taken += [sequence.copy() for sequence in some] if is_sparse else some
         return taken
 
     def _take_example_ids(self, task: tuple[int, Ints]) -> list[list[str]]:
@@ -349,11 +345,6 @@ class StoredRows:
         path, footer = self._shards[shard].shard.path, self._load_footer(shard)
         table = read_row_group(self._store, path, footer, group, names)
         return {name: table.column(name).chunk(0) for name in names}
-
-
-def _count_runs(groups: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return each row group of some sorted rows, the first of its rows, and how many there are."""
-    return np.unique(groups, return_index=True, return_counts=True)
 
 
 def _restore_rows(store: Store, shards: Sequence[ExpectedShard], in_turn: int) -> StoredRows:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, expand_ranges
+from rowmill.core.arrays import Ints, expand_ranges
 from rowmill.similarity.words import (
     HashedTexts,
     Hashes,
@@ -98,28 +98,20 @@ def build_index(texts: HashedTexts, owners: Ints, count: int, n: int) -> ItemInd
     items = owners[ngrams.texts]
     starts = ngrams.starts - words.offsets[items]
     order = np.lexsort((starts, items, ngrams.hashes))
-    found = ItemNGrams(ngrams.hashes[order], items[order], starts[order])
-    is_frequent = _mark_frequent(found)
-    kept = ItemNGrams(found.hashes[~is_frequent], found.items[~is_frequent], found.starts[~is_frequent])
     has_ngrams = np.zeros(count, np.bool_)
     has_ngrams[items] = True
-    return ItemIndex(n, kept, _index_short_texts(texts, owners, has_ngrams), words.lengths, int(is_frequent.sum()))
-
-
-def _mark_frequent(ngrams: ItemNGrams) -> Bools:
-    """Mark the n-grams of too many items; an item that repeats one counts once."""
-    begins = np.ones(len(ngrams.hashes), np.bool_)
-    begins[1:] = ngrams.hashes[1:] != ngrams.hashes[:-1]
+    hashes, items, starts = ngrams.hashes[order], items[order], starts[order]
+    # N-grams of too many items are ignored; an item that repeats one counts once.
+    begins = np.ones(len(hashes), np.bool_)
+    begins[1:] = hashes[1:] != hashes[:-1]
     is_new = begins.copy()
-    is_new[1:] |= ngrams.items[1:] != ngrams.items[:-1]
+    is_new[1:] |= items[1:] != items[:-1]
     which = np.cumsum(begins) - 1
-    return np.bincount(which[is_new])[which] > FREQUENT_ITEMS if len(which) else begins
-
-
-def _index_short_texts(texts: HashedTexts, owners: Ints, has_ngrams: Bools) -> ShortTexts:
-    asked = np.flatnonzero(~has_ngrams[owners] & (texts.lengths > 0))
-    hashes, items = _sort_distinct(hash_whole_texts(texts)[asked], owners[asked])
-    return ShortTexts(hashes, items)
+    is_frequent = np.bincount(which[is_new])[which] > FREQUENT_ITEMS if len(which) else begins
+    kept = ItemNGrams(hashes[~is_frequent], items[~is_frequent], starts[~is_frequent])
+    short = np.flatnonzero(~has_ngrams[owners] & (texts.lengths > 0))
+    short_texts = ShortTexts(*_sort_distinct(hash_whole_texts(texts)[short], owners[short]))
+    return ItemIndex(n, kept, short_texts, words.lengths, int(is_frequent.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +157,16 @@ class ItemSearch:
         at, owners = at[is_found], rows[ngrams.texts[likely[is_found]]]
         counts = (self._borders[1:] - self._borders[:-1])[at]
         places = expand_ranges(self._borders[at], counts)
-        known = self.index.ngrams
-        owners, items, starts = _sort_distinct(np.repeat(owners, counts), known.items[places], known.starts[places])
-        return _measure_coverage(owners, items, starts, self.index)
+        indexed = self.index.ngrams
+        owners, items, starts = _sort_distinct(np.repeat(owners, counts), indexed.items[places], indexed.starts[places])
+        begins = np.ones(len(owners), np.bool_)
+        begins[1:] = (owners[1:] != owners[:-1]) | (items[1:] != items[:-1])
+        # An n-gram adds the words that the one before it has not.
+        added = np.full(len(owners), self.index.n)
+        added[1:] = np.where(begins[1:], self.index.n, np.minimum(self.index.n, starts[1:] - starts[:-1]))
+        pairs = np.flatnonzero(begins)
+        covered = np.add.reduceat(added, pairs) if len(pairs) else np.empty(0, np.int64)
+        return CoveredItems(owners[pairs], items[pairs], covered / self.index.words[items[pairs]])
 
     def _match_short(self, texts: HashedTexts, rows: Ints) -> CoveredItems:
         """Return the short items of which a row has every text."""
@@ -176,10 +175,17 @@ class ItemSearch:
         hashes = hash_whole_texts(texts)[asked]
         first, last = np.searchsorted(short.hashes, hashes, "left"), np.searchsorted(short.hashes, hashes, "right")
         owners, places = _sort_distinct(np.repeat(rows[asked], last - first), expand_ranges(first, last - first))
-        owners, items, counts = _count_pairs(owners, short.items[places])
+        items = short.items[places]
+        order = np.lexsort((items, owners))
+        owners, items = owners[order], items[order]
+        begins = np.ones(len(owners), np.bool_)
+        begins[1:] = (owners[1:] != owners[:-1]) | (items[1:] != items[:-1])
+        pairs = np.flatnonzero(begins)
+        counts = np.diff(np.append(pairs, len(owners)))
+        owners, items = owners[pairs], items[pairs]
         needed = np.bincount(short.items, minlength=len(self.index.words))
-        whole = counts == needed[items]
-        return CoveredItems(owners[whole], items[whole], np.ones(int(whole.sum())))
+        is_whole = counts == needed[items]
+        return CoveredItems(owners[is_whole], items[is_whole], np.ones(int(is_whole.sum())))
 
     def find_best_match(self, texts: Sequence[str], candidates: Iterable[Candidate], coverage: float) -> Match | None:
         """Return the item that a row's words cover most, ties to the lower; None if no coverage is reached.
@@ -222,28 +228,6 @@ class ItemSearch:
 
 def _columns(covered: CoveredItems) -> tuple[NDArray[Any], ...]:
     return covered.rows, covered.items, covered.coverage
-
-
-def _measure_coverage(rows: Ints, items: Ints, starts: Ints, index: ItemIndex) -> CoveredItems:
-    """Sum the words in the n-grams of each pair of row and item; the lines are sorted and distinct."""
-    begins = np.ones(len(rows), np.bool_)
-    begins[1:] = (rows[1:] != rows[:-1]) | (items[1:] != items[:-1])
-    # An n-gram adds the words that the one before it has not.
-    added = np.full(len(rows), index.n)
-    added[1:] = np.where(begins[1:], index.n, np.minimum(index.n, starts[1:] - starts[:-1]))
-    pairs = np.flatnonzero(begins)
-    covered = np.add.reduceat(added, pairs) if len(pairs) else np.empty(0, np.int64)
-    return CoveredItems(rows[pairs], items[pairs], covered / index.words[items[pairs]])
-
-
-def _count_pairs(rows: Ints, items: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the distinct pairs, and how often each occurs."""
-    order = np.lexsort((items, rows))
-    rows, items = rows[order], items[order]
-    begins = np.ones(len(rows), np.bool_)
-    begins[1:] = (rows[1:] != rows[:-1]) | (items[1:] != items[:-1])
-    pairs = np.flatnonzero(begins)
-    return rows[pairs], items[pairs], np.diff(np.append(pairs, len(rows)))
 
 
 def _sort_distinct(*columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:

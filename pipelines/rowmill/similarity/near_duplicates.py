@@ -193,13 +193,26 @@ def find_near_duplicates(groups: Integers, rows: Integers, threshold: float, com
     found = [Removed(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     while len(rows):
         begins = np.append(True, groups[1:] != groups[:-1])
-        stays = _find_firsts(rows, begins, len(is_open))
+        # A row stays if it is first in every group it is in.
+        stays = np.zeros(len(is_open), np.bool_)
+        stays[rows[begins]] = True
+        stays[rows[~begins]] = False
         leaders = rows[begins][np.cumsum(begins) - 1]
         asked = np.flatnonzero(~begins & stays[leaders])
-        kept, others = _list_distinct_pairs(leaders[asked], rows[asked])
+        # Each pair once.
+        others, kept = _sort_pairs(rows[asked], leaders[asked])
+        is_new = np.ones(len(kept), np.bool_)
+        is_new[1:] = (kept[1:] != kept[:-1]) | (others[1:] != others[:-1])
+        kept, others = kept[is_new], others[is_new]
         similarity = compare(kept, others)
         near = similarity >= threshold
-        kept, others, similarity = _choose_one(kept[near], others[near], similarity[near])
+        kept, others, similarity = kept[near], others[near], similarity[near]
+        # One pair for each row that goes: the most similar, ties to the earlier row that stays.
+        order = np.lexsort((kept, -similarity, others))
+        is_new = np.ones(len(order), np.bool_)
+        is_new[1:] = others[order][1:] != others[order][:-1]
+        chosen = order[is_new]
+        kept, others, similarity = kept[chosen], others[chosen], similarity[chosen]
         found.append(Removed(others, kept, similarity))
         is_open[np.flatnonzero(stays)] = False
         is_open[others] = False
@@ -209,26 +222,11 @@ def find_near_duplicates(groups: Integers, rows: Integers, threshold: float, com
         shared |= np.append(groups[1:] == groups[:-1], False)
         # A row alone in what is left of a group is compared with nothing there.
         groups, rows = groups[shared[: len(groups)]], rows[shared[: len(rows)]]
-    gone = np.concatenate([one.rows for one in found])
+    gone = np.concatenate([removed.rows for removed in found])
     order = np.argsort(gone)
-    kept, similarity = np.concatenate([one.kept for one in found]), np.concatenate([one.similarity for one in found])
+    kept = np.concatenate([removed.kept for removed in found])
+    similarity = np.concatenate([removed.similarity for removed in found])
     return Removed(gone[order], kept[order], similarity[order])
-
-
-def _find_firsts(rows: Integers, begins: Bools, count: int) -> Bools:
-    """Mark the rows that are first in every group they are in."""
-    is_first = np.zeros(count, np.bool_)
-    is_first[rows[begins]] = True
-    is_first[rows[~begins]] = False
-    return is_first
-
-
-def _list_distinct_pairs(first: Integers, second: Integers) -> tuple[Integers, Integers]:
-    """Return each pair once, sorted by the second number, then by the first."""
-    second, first = _sort_pairs(second, first)
-    is_new = np.ones(len(first), np.bool_)
-    is_new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
-    return first[is_new], second[is_new]
 
 
 def _sort_pairs(major: Integers, minor: Integers) -> tuple[Integers, Integers]:
@@ -244,14 +242,3 @@ def _sort_pairs(major: Integers, minor: Integers) -> tuple[Integers, Integers]:
     pairs |= minor.astype(np.uint64)
     pairs.sort()
     return (pairs >> np.uint64(32)).astype(np.int32), pairs.astype(np.uint32).view(np.int32)
-
-
-def _choose_one(
-    kept: Integers, others: Integers, similarity: NDArray[np.float64]
-) -> tuple[Integers, Integers, NDArray[np.float64]]:
-    """Return one pair for each row that goes: the most similar, ties to the earlier row that stays."""
-    order = np.lexsort((kept, -similarity, others))
-    is_new = np.ones(len(order), np.bool_)
-    is_new[1:] = others[order][1:] != others[order][:-1]
-    chosen = order[is_new]
-    return kept[chosen], others[chosen], similarity[chosen]

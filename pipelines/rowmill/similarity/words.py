@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, find_distinct
+from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.permutation import GAMMA, mix_array
 
 Hashes: TypeAlias = NDArray[np.uint64]
@@ -155,7 +155,11 @@ def _find_words(codes: NDArray[np.uint32], offsets: Ints) -> tuple[Ints, Ints, I
     is_first[offsets] = True
     marks = np.flatnonzero(kinds == _MARK)
     if len(marks):
-        kinds[marks] = _find_base_kinds(kinds, is_first[:-1], marks)
+        # A mark has the kind of the character that it is on; a mark on nothing belongs to no word.
+        places = np.arange(len(kinds))
+        base = np.maximum.accumulate(np.where(kinds == _MARK, 0, places))[marks]
+        first = np.maximum.accumulate(np.where(is_first[:-1], places, 0))[marks]
+        kinds[marks] = np.where((kinds[base] == _MARK) | (base < first), _OTHER, kinds[base])
     begins = kinds == _LETTER
     begins[1:] &= is_first[1:-1] | (kinds[:-1] != _LETTER)
     begins |= kinds == _ALONE
@@ -165,14 +169,6 @@ def _find_words(codes: NDArray[np.uint32], offsets: Ints) -> tuple[Ints, Ints, I
     is_word = begins[borders]
     starts = borders[is_word]
     return starts, ends[is_word], np.searchsorted(offsets, starts, "right") - 1
-
-
-def _find_base_kinds(kinds: NDArray[np.uint8], is_first: Bools, marks: Ints) -> NDArray[np.uint8]:
-    """Return the kind of the character that each mark is on; a mark on nothing belongs to no word."""
-    places = np.arange(len(kinds))
-    base = np.maximum.accumulate(np.where(kinds == _MARK, 0, places))[marks]
-    first = np.maximum.accumulate(np.where(is_first, places, 0))[marks]
-    return np.where((kinds[base] == _MARK) | (base < first), _OTHER, kinds[base]).astype(np.uint8)
 
 
 def _classify(codes: NDArray[np.uint32]) -> NDArray[np.uint8]:
@@ -207,7 +203,7 @@ def _hash_runs(codes: NDArray[np.uint32], starts: Ints, ends: Ints) -> Hashes:
     sums = np.zeros(len(codes) + 1, np.uint64)
     # 0 is added to no character, so that a word and the same after a NUL differ.
     np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], dtype=np.uint64, out=sums[1:])
-    hashes = (sums[ends] - sums[starts]) * _raise_inverse(len(codes))[starts]
+    hashes = (sums[ends] - sums[starts]) * _raise_to(_INVERSE, _round_up(len(codes)))[starts]
     hashes += (ends - starts).astype(np.uint64) * np.uint64(GAMMA)
     mix_array(hashes)
     return hashes
@@ -215,10 +211,6 @@ def _hash_runs(codes: NDArray[np.uint32], starts: Ints, ends: Ints) -> Hashes:
 
 def _raise_multiplier(count: int) -> Hashes:
     return _raise_to(_MULTIPLIER, _round_up(count))
-
-
-def _raise_inverse(count: int) -> Hashes:
-    return _raise_to(_INVERSE, _round_up(count))
 
 
 def _round_up(count: int) -> int:

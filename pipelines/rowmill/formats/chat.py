@@ -10,7 +10,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
-from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns
 from rowmill.formats.conversation_rows import ConversationReader
@@ -57,7 +56,19 @@ class Chat(ConversationColumns):
 def _suggest_columns(sample: Sample) -> Iterator[dict[str, Any]]:
     """Yield options for the columns of some records, the known ones first."""
     yield {}
-    for name, (role_key, content_key) in _find_lists(sample).items():
+    # Columns that are lists of messages, with the keys of role and content.
+    found: Counter[tuple[str, str, str]] = Counter()
+    for record in sample.whole:
+        for name, value in record.items():
+            first = value[0] if is_list(value) and value else None
+            if not is_mapping(first):
+                continue
+            role_key = next((key for key in ROLE_KEYS if type(first.get(key)) is str), None)
+            content_key = next((key for key in CONTENT_KEYS if key in first), None)
+            if role_key is not None and content_key is not None:
+                found[name, role_key, content_key] += 1
+    keys_of = {name: (role_key, content_key) for (name, role_key, content_key), _ in found.most_common()}
+    for name, (role_key, content_key) in keys_of.items():
         column = {} if name in LIST_COLUMNS else {"messages_field": name}
         keys = {} if role_key in ("role", "from") else {"role_field": role_key}
         if content_key not in ("content", "value", "parts"):
@@ -70,29 +81,13 @@ def _suggest_columns(sample: Sample) -> Iterator[dict[str, Any]]:
         ):
             yield {"messages_field": name}
         if name not in LIST_COLUMNS and sample.is_mostly(
-            _is_list_of_texts(record.get(name)) for record in sample.whole
+            # Texts of user and model in turn.
+            is_list(turns := record.get(name))
+            and len(turns) > 1
+            and all(type(turn) is str and " " in turn for turn in turns)
+            for record in sample.whole
         ):
             yield {"messages_field": name}
-
-
-def _find_lists(sample: Sample) -> dict[str, tuple[str, str]]:
-    """Return the columns that are lists of messages, with the keys of role and content."""
-    found: Counter[tuple[str, str, str]] = Counter()
-    for record in sample.whole:
-        for name, value in record.items():
-            first = value[0] if is_list(value) and value else None
-            if not is_mapping(first):
-                continue
-            role_key = next((key for key in ROLE_KEYS if type(first.get(key)) is str), None)
-            content_key = next((key for key in CONTENT_KEYS if key in first), None)
-            if role_key is not None and content_key is not None:
-                found[name, role_key, content_key] += 1
-    return {name: (role_key, content_key) for (name, role_key, content_key), _ in found.most_common()}
-
-
-def _is_list_of_texts(value: Json) -> bool:
-    """Return whether a value may be texts of user and model in turn."""
-    return is_list(value) and len(value) > 1 and all(type(one) is str and " " in one for one in value)
 
 
 def _name_models(found: Recognition | None, sample: Sample) -> Recognition | None:

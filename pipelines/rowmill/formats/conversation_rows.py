@@ -218,27 +218,19 @@ class ConversationReader:
         offered = read_tools(record, self._tools.tools_fields)
         if isinstance(offered, Rejected):
             return offered
-        kwargs = self._read_template_kwargs(record, tally)
-        if isinstance(kwargs, Rejected):
-            return kwargs
+        kwargs: dict[str, Json] = {}
+        value = None if self._kwargs_column is None else record.get(self._kwargs_column)
+        if value is not None:
+            read = read_kwargs(value)
+            if isinstance(read, Rejected):
+                return read
+            kwargs, is_ignored = read
+            if is_ignored:
+                tally.note("ignored_add_generation_prompt")
         report = make_plain_report(found.schema)
         if tally.noticed or offered.present:
             report = tally.report(found.schema, offered)
         return Row("conversation", tuple(messages), offered.tools, kwargs, report=report, read_columns=found.columns)
-
-    def _read_template_kwargs(
-        self, record: Mapping[str, Json], tally: _ConversationTally
-    ) -> dict[str, Json] | Rejected:
-        column = self._kwargs_column
-        value = None if column is None else record.get(column)
-        if value is None:
-            return {}
-        kwargs = read_kwargs(value)
-        if isinstance(kwargs, Rejected):
-            return kwargs
-        if kwargs[1]:
-            tally.note("ignored_add_generation_prompt")
-        return kwargs[0]
 
     def _read_messages(
         self, found: DetectedMessages, columns: MessageColumns, tally: _ConversationTally
@@ -275,8 +267,8 @@ class ConversationReader:
         if isinstance(role, Rejected):
             return role
         value = raw.get(found.content_key)
-        own = (found.role_key, found.content_key, *_MESSAGE_KEYS)
-        extras = {key: one for key, one in raw.items() if one is not None and key not in own}
+        read_keys = (found.role_key, found.content_key, *_MESSAGE_KEYS)
+        extras = {key: extra for key, extra in raw.items() if extra is not None and key not in read_keys}
         called = extras.pop("function_call", None)
         given: list[Json] = [extras.pop("tool_calls", called)] if "tool_calls" in extras or called is not None else []
         if role == FUNCTION_CALL:
@@ -294,7 +286,11 @@ class ConversationReader:
                 return parts
             content, reasoning, given = "".join(parts.text), parts.reasoning, [*parts.calls, *given]
         if role == self._think_role:
-            return self._hold_reasoning(content, tally)
+            if self._drops:
+                tally.dropped_thoughts += 1
+            elif content.strip():
+                tally.thoughts.append(content)
+            return None
         calls = read_calls(given, self._tools.arguments) if given else NO_CALLS
         if isinstance(calls, Rejected):
             return calls
@@ -322,13 +318,6 @@ class ConversationReader:
             if role not in tally.unknown_roles:
                 tally.unknown_roles.append(role)
         return role
-
-    def _hold_reasoning(self, content: str, tally: _ConversationTally) -> None:
-        """Keep a think message for the next assistant, or drop it."""
-        if self._drops:
-            tally.dropped_thoughts += 1
-        elif content.strip():
-            tally.thoughts.append(content)
 
     def _finish_assistant(
         self,
@@ -374,35 +363,38 @@ class ConversationReader:
             values.append(get_at_path(record, columns.system_prompt))
         messages = found.messages
         for value in values:
-            text = _read_system_text(value)
-            if isinstance(text, Rejected):
-                return text
-            if text.strip():
-                extended = self._insert_system(messages, text, found, columns.on_existing_system)
-                if isinstance(extended, Rejected):
-                    return extended
-                messages = extended
+            text: Json = value
+            if is_mapping(value):
+                text = value.get("content")
+                if type(text) is not str:
+                    return Rejected("bad_system_prompt", "a mapping without a text in content")
+            if text is not None and type(text) is not str:
+                return Rejected("bad_system_prompt", f"{describe_type(text)}, expected text or a mapping with content")
+            if not text or text.isspace():
+                continue
+            system: Json = {found.role_key: "system", found.content_key: text}
+            if not messages or self._get_role_name(messages[0], found) != "system":
+                messages = [system, *messages]
+                continue
+            existing: Json = messages[0].get(found.content_key)
+            match columns.on_existing_system:
+                case "keep":
+                    continue
+                case "replace":
+                    messages = [system, *messages[1:]]
+                case "reject":
+                    return Rejected("bad_system_prompt", "there is already a system message, and two are not allowed")
+                case _:
+                    merged = existing
+                    if is_list(existing):
+                        merged = [{"type": "text", "text": f"{text}{REASONING_SEPARATOR}"}, *existing]
+                    elif existing is None or type(existing) is str:
+                        blank = not existing or existing.isspace()
+                        merged = text if blank else f"{text}{REASONING_SEPARATOR}{existing}"
+                    messages = [{**messages[0], found.content_key: merged}, *messages[1:]]
         if self._single_turn:
             messages = self._keep_single_turn(messages, found)
         return found._replace(messages=messages)
-
-    def _insert_system(
-        self, messages: list[Json], text: str, found: DetectedMessages, policy: str
-    ) -> list[Json] | Rejected:
-        """Insert the system message, or merge it into the existing one."""
-        system: Json = {found.role_key: "system", found.content_key: text}
-        if not messages or self._get_role_name(messages[0], found) != "system":
-            return [system, *messages]
-        existing: Json = messages[0].get(found.content_key)
-        match policy:
-            case "keep":
-                return messages
-            case "replace":
-                return [system, *messages[1:]]
-            case "reject":
-                return Rejected("bad_system_prompt", "there is already a system message, and two are not allowed")
-            case _:
-                return [{**messages[0], found.content_key: _merge_system_text(text, existing)}, *messages[1:]]
 
     def _get_role_name(self, message: Json, found: DetectedMessages) -> str | None:
         source = message.get(found.role_key) if is_mapping(message) else None
@@ -433,22 +425,3 @@ def _assemble_message(role: str, content: str, reasoning: str, calls: ToolCalls,
         if any(calls.sources):
             message["arguments_source"] = calls.sources
     return {**message, **extras}
-
-
-def _read_system_text(value: Json) -> str | Rejected:
-    """Read the system message of a column; blank if there is none."""
-    if is_mapping(value):
-        value = value.get("content")
-        if type(value) is not str:
-            return Rejected("bad_system_prompt", "a mapping without a text in content")
-    if value is None or type(value) is str:
-        return value or ""
-    return Rejected("bad_system_prompt", f"{describe_type(value)}, expected text or a mapping with content")
-
-
-def _merge_system_text(text: str, existing: Json) -> Json:
-    if is_list(existing):
-        return [{"type": "text", "text": f"{text}{REASONING_SEPARATOR}"}, *existing]
-    if existing is None or type(existing) is str:
-        return f"{text}{REASONING_SEPARATOR}{existing}" if existing and not existing.isspace() else text
-    return existing

@@ -206,21 +206,20 @@ def find_source_file(path: str, base: Path, where: str) -> Path:
         if candidate.is_file():
             return candidate.resolve()
     loaded = sys.modules.get(module_name)
-    origin = getattr(loaded, "__file__", None) if loaded is not None else _find_installed_file(module_name)
+    if loaded is not None:
+        origin = getattr(loaded, "__file__", None)
+    else:
+        try:
+            spec = importlib.util.find_spec(module_name)
+        except ImportError:
+            spec = None
+        origin = spec.origin if spec is not None and spec.has_location else None
     if origin is None:
         raise ConfigError(
             f"{where}: no module {module_name} in {base} or among the installed packages; expected a Python source "
             "file; put it next to configs/, or install its package"
         )
     return Path(origin).resolve()
-
-
-def _find_installed_file(module_name: str) -> str | None:
-    try:
-        spec = importlib.util.find_spec(module_name)
-    except ImportError:
-        return None
-    return spec.origin if spec is not None and spec.has_location else None
 
 
 _LOADED_MODULES: dict[tuple[str, str], ModuleType] = {}

@@ -83,7 +83,10 @@ def detect_messages(
         is_alone = isinstance(found, Rejected) or _SYSTEM_COLUMNS.isdisjoint(record)
         return found if is_alone else add_system(record, found, columns.system_prompt)
     if wanted != "auto":
-        return _explain_mismatch(record, columns)
+        other = _detect_list(record, columns) or _detect_pair(record, columns, "auto")
+        if isinstance(other, DetectedMessages):
+            return Rejected("unknown_schema", f"the record is {other.schema}, expected {wanted}")
+        return _explain_unknown_shape(record, columns)
     document = None if text_key is None else record.get(text_key)
     if document is None:
         return _explain_unknown_shape(record, columns)
@@ -146,7 +149,8 @@ def _read_list(name: str, value: Json, columns: ConversationColumns) -> Detected
         # MT-Bench's `turns` are prompts alone.
         return None if name == "turns" else _read_turns(name, value)
     if type(first) is not dict:
-        return _read_pairs(name, value) if type(first) is list else None
+        messages = pair_history(value) if type(first) is list else None
+        return None if messages is None else DetectedMessages("exchanges", messages, columns=(name,))
     schema, role_key, content_key = "sharegpt" if name == "conversations" else "messages", "role", "content"
     if "role" in first or columns.role_field is not None or columns.content_field is not None:
         schema = "messages" if columns.role_field is None else schema
@@ -185,11 +189,6 @@ def _read_turns(name: str, texts: list[Json]) -> DetectedMessages | None:
     )
 
 
-def _read_pairs(name: str, pairs: list[Json]) -> DetectedMessages | None:
-    messages = pair_history(pairs)
-    return None if messages is None else DetectedMessages("exchanges", messages, columns=(name,))
-
-
 def _read_gemini(item: Json) -> list[Json]:
     """Return the messages of one entry of `contents`, whose parts are text, calls and their results."""
     if not is_mapping(item) or not is_list(parts := item.get("parts")):
@@ -224,14 +223,15 @@ def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> 
         response_field, response = find_first_column(record, columns.response_fields)
     if response is None:
         return None
-    prompt = join_context(record, "instruction", columns.context_fields, response_field)
-    if isinstance(prompt, Rejected):
-        return prompt
+    joined = join_context(record, "instruction", columns.context_fields, response_field)
+    if isinstance(joined, Rejected):
+        return joined
+    prompt, used = joined
     history = read_history(record)
     if isinstance(history, Rejected):
         return history
-    turns = [*history, {"role": "user", "content": prompt.text}, {"role": "assistant", "content": response}]
-    used = (*prompt.columns, response_field, *(("history",) if history else ()))
+    turns = [*history, {"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+    used = (*used, response_field, *(("history",) if history else ()))
     return DetectedMessages("alpaca", turns, columns=used)
 
 
@@ -267,7 +267,7 @@ def _detect_prompt_response(
         joined = join_context(record, prompt_field, columns.context_fields, response_field)
         if isinstance(joined, Rejected):
             return joined
-        prompt, used = joined.text, (*joined.columns, response_field)
+        prompt, used = joined[0], (*joined[1], response_field)
     role_key, content_key = columns.role_field or "role", columns.content_field or "content"
     turns: list[Json] = []
     for role, value in (("user", prompt), ("assistant", response)):
@@ -322,14 +322,6 @@ def _find_first_value(value: Mapping[str, Json], keys: Iterable[str]) -> Json:
 
 
 # ── What is wrong ──────────────────────────────────────────────────────────────────────────────────
-
-
-def _explain_mismatch(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:
-    """Return the reject of a record that does not have the recipe's shape."""
-    found = _detect_list(record, columns) or _detect_pair(record, columns, "auto")
-    if isinstance(found, DetectedMessages):
-        return Rejected("unknown_schema", f"the record is {found.schema}, expected {columns.dataset_schema}")
-    return _explain_unknown_shape(record, columns)
 
 
 def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:

@@ -180,16 +180,25 @@ def hash_row_content(row: Row) -> bytes:
 
     The order of keys and other keys of the source do not count.
     """
+    added: list[str] = []
+    if row.kind in ROW_KIND_COLUMNS:
+        # Rows that differ in a field beside the columns of their kind are not duplicates.
+        added = sorted(row.columns.keys() - {column.name for column in ROW_KIND_COLUMNS[row.kind]})
     content = [
         row.kind,
-        [message if len(message) == _PLAIN_MESSAGE_KEYS else _select_content_keys(message) for message in row.messages],
+        [
+            message
+            if len(message) == _PLAIN_MESSAGE_KEYS
+            else {key: message[key] for key in CONTENT_KEYS if key in message}
+            for message in row.messages
+        ],
         row.tools,
         row.template_kwargs,
         row.text,
         row.output,
         row.record,
         *(_digest_array(row.columns[name]) for name in CONTENT_COLUMNS.get(row.kind, ())),
-        *_list_added_fields(row),
+        *([name, _digest_array(row.columns[name])] for name in added),
     ]
     return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
 
@@ -207,23 +216,11 @@ def hash_plain_contents(conversations: Iterable[Sequence[Message]]) -> list[byte
     ]
 
 
-def _list_added_fields(row: Row) -> list[Json]:
-    """Return the fields that a row has beside the columns of its kind: rows that differ in one are not duplicates."""
-    if row.kind not in ROW_KIND_COLUMNS:
-        return []
-    added = sorted(row.columns.keys() - {column.name for column in ROW_KIND_COLUMNS[row.kind]})
-    return [[name, _digest_array(row.columns[name])] for name in added]
-
-
 def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_] | NDArray[np.float32]) -> Json:
     """Return the digest of an array, and any other value as it is."""
     if not isinstance(value, np.ndarray):
         return value
     return hashlib.blake2b(value.tobytes(), digest_size=HASH_BYTES).hexdigest()
-
-
-def _select_content_keys(message: Message) -> Message:
-    return {key: message[key] for key in CONTENT_KEYS if key in message}
 
 
 def hash_record_prefix(record: Mapping[str, Json]) -> bytes:
@@ -253,11 +250,8 @@ def mark_first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDA
     lengths = np.diff(np.append(starts, len(order)))
     differs = halves[order, 1] != np.repeat(halves[earliest, 1], lengths)
     for run in find_distinct(np.repeat(np.arange(len(starts)), lengths)[differs]):
-        _mark_firsts_of_run(halves[:, 1], np.sort(order[starts[run] : starts[run] + lengths[run]]), keep)
+        # Equal first halves with different second halves.
+        members = np.sort(order[starts[run] : starts[run] + lengths[run]])
+        _, firsts_of_run = np.unique(halves[members, 1], return_index=True)
+        keep[members[firsts_of_run]] = True
     return keep
-
-
-def _mark_firsts_of_run(seconds: NDArray[np.uint64], run: NDArray[np.intp], keep: NDArray[np.bool_]) -> None:
-    """Mark first occurrences in `keep` for a run of hashes with equal first halves and different second halves."""
-    _, earliest = np.unique(seconds[run], return_index=True)
-    keep[run[earliest]] = True

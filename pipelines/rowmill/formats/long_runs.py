@@ -40,8 +40,14 @@ def reject_long_run(values: Iterable[Json], limit: int) -> Rejected | None:
 
 def list_row_texts(row: Row) -> list[Json]:
     """Return the values of a row whose texts become tokens; a kind's own columns hold JSON text."""
-    own = (_parse_json_text(value) for value in row.columns.values() if isinstance(value, str))
-    return [list(row.messages), list(row.tools or ()), row.text, row.output, row.record, *own]
+    parsed: list[Json] = []
+    for value in row.columns.values():
+        if isinstance(value, str):
+            try:
+                parsed.append(from_json(value))
+            except ValueError:
+                parsed.append(value)
+    return [list(row.messages), list(row.tools or ()), row.text, row.output, row.record, *parsed]
 
 
 def find_long_run(text: str, limit: int) -> tuple[int, int] | None:
@@ -69,10 +75,3 @@ def _iterate_texts(values: Iterable[Json]) -> Iterator[str]:
             waiting.extend(value.values())
         elif isinstance(value, list):
             waiting.extend(value)
-
-
-def _parse_json_text(text: str) -> Json:
-    try:
-        return from_json(text)
-    except ValueError:
-        return text

@@ -252,9 +252,27 @@ def read_parts(content: Json, *, speaks: bool) -> ContentParts | Rejected:
         return Rejected("content_not_text", f"content is {describe_type(content)}, expected text or a list of parts")
     parts = ContentParts()
     for part in content:
-        problem = _sort_part(part, parts, speaks=speaks)
-        if problem is not None:
-            return problem
+        if not is_mapping(part):
+            return Rejected("unknown_content_part", f"a part is {describe_type(part)}, expected a mapping")
+        kind = part.get("type")
+        if kind is not None and type(kind) is not str:
+            return Rejected("unknown_content_part", f"a part's type is {describe_type(kind)}")
+        if kind is None or kind in TEXT_PARTS:
+            text = _get_part_text(part, ("text", "value"))
+            if text is None:
+                return Rejected("unknown_content_part", "a text part without text")
+            parts.text.append(text)
+        elif speaks and kind in REASONING_PARTS:
+            text = _get_part_text(part, (kind, "text", "value", "content"))
+            if text is None:
+                return Rejected("unknown_content_part", f"a {kind} part without text")
+            parts.reasoning.append(text)
+        elif speaks and kind in CALL_PARTS:
+            parts.calls.append(part["value"] if part.get("value") is not None else part)
+        elif kind.startswith(MEDIA_PARTS):
+            return Rejected("multimodal_content", f"a part is {kind}")
+        else:
+            return Rejected("unknown_content_part", f"a part is {kind}")
     return parts
 
 
@@ -282,31 +300,6 @@ def split_tool_results(message: Mapping[str, Json], content_key: str) -> list[Me
         role_key = "from" if "from" in message and "role" not in message else "role"
         results.append({role_key: "tool", content_key: "" if given is None else given, **key})
     return [*results, *([{**message, content_key: others}] if others else [])]
-
-
-def _sort_part(part: Json, parts: ContentParts, *, speaks: bool) -> Rejected | None:
-    if not is_mapping(part):
-        return Rejected("unknown_content_part", f"a part is {describe_type(part)}, expected a mapping")
-    kind = part.get("type")
-    if kind is not None and type(kind) is not str:
-        return Rejected("unknown_content_part", f"a part's type is {describe_type(kind)}")
-    if kind is None or kind in TEXT_PARTS:
-        text = _get_part_text(part, ("text", "value"))
-        if text is None:
-            return Rejected("unknown_content_part", "a text part without text")
-        parts.text.append(text)
-    elif speaks and kind in REASONING_PARTS:
-        text = _get_part_text(part, (kind, "text", "value", "content"))
-        if text is None:
-            return Rejected("unknown_content_part", f"a {kind} part without text")
-        parts.reasoning.append(text)
-    elif speaks and kind in CALL_PARTS:
-        parts.calls.append(part["value"] if part.get("value") is not None else part)
-    elif kind.startswith(MEDIA_PARTS):
-        return Rejected("multimodal_content", f"a part is {kind}")
-    else:
-        return Rejected("unknown_content_part", f"a part is {kind}")
-    return None
 
 
 def _get_part_text(part: Mapping[str, Json], keys: Iterable[str]) -> str | None:

@@ -208,7 +208,10 @@ class _PreferenceReader:
             columns=columns,
             read_columns=(*found.columns, "margin", "score_chosen", "score_rejected"),
         )
-        return replace(row, group_key=_digest_prompt(row)) if self._groups_by_prompt else row
+        if not self._groups_by_prompt:
+            return row
+        prompt = canonical_json([list(row.messages), row.tools, row.template_kwargs])
+        return replace(row, group_key=f'"{hashlib.blake2b(prompt, digest_size=16).hexdigest()}"')
 
     def _read_messages(self, record: Mapping[str, Json], found: FoundSides) -> _CanonicalSides | Rejected:
         rows = self._read_sides(record, found)
@@ -334,8 +337,3 @@ def _count_common(sides: Sequence[Sequence[Message]]) -> int:
             break
         count += 1
     return count
-
-
-def _digest_prompt(row: Row) -> str:
-    content = [list(row.messages), row.tools, row.template_kwargs]
-    return f'"{hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()}"'

@@ -376,9 +376,9 @@ def _find_prompt(record: Mapping[str, Json], columns: "Preference") -> Any:
         return joined
     if isinstance(history, Rejected):
         return history
-    if (parted := split_open_transcript(joined.text)) is not None:
+    if (parted := split_open_transcript(joined[0])) is not None:
         return [*history, *parted]
-    return [*history, {"role": "user", "content": joined.text}] if history else joined.text
+    return [*history, {"role": "user", "content": joined[0]}] if history else joined[0]
 
 
 def _read_side(value: Json, columns: "Preference", *, role: str = "assistant") -> Sequence[Json] | Rejected:
@@ -388,17 +388,20 @@ def _read_side(value: Json, columns: "Preference", *, role: str = "assistant") -
     messages = [value] if is_mapping(value) else value
     if not is_list(messages):
         return Rejected("content_not_text", f"a side is {describe_type(value)}, expected text or messages")
-    return [_rename_keys(message, columns) if is_mapping(message) else message for message in messages]
-
-
-def _rename_keys(message: dict[str, Any], columns: "Preference") -> dict[str, Any]:
-    sharegpt = "from" in message and "role" not in message
-    role_key = columns.role_field or ("from" if sharegpt else "role")
-    content_key = columns.content_field or ("value" if sharegpt else "content")
-    if (role_key, content_key) == ("role", "content"):
-        return message
-    others = {key: value for key, value in message.items() if key not in (role_key, content_key)}
-    return {"role": message.get(role_key), "content": message.get(content_key), **others}
+    renamed: list[Json] = []
+    for message in messages:
+        if not is_mapping(message):
+            renamed.append(message)
+            continue
+        sharegpt = "from" in message and "role" not in message
+        role_key = columns.role_field or ("from" if sharegpt else "role")
+        content_key = columns.content_field or ("value" if sharegpt else "content")
+        if (role_key, content_key) == ("role", "content"):
+            renamed.append(message)
+            continue
+        others = {key: value for key, value in message.items() if key not in (role_key, content_key)}
+        renamed.append({"role": message.get(role_key), "content": message.get(content_key), **others})
+    return renamed
 
 
 def _read_role(message: Json) -> str | None:

@@ -5,7 +5,6 @@ and nobody sees it in the numbers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
@@ -57,17 +56,13 @@ def begins_with_system(
     return is_mapping(opening) and opening.get(role_key) == "system" and opening.get(content_key) == text
 
 
-class JoinedPrompt(NamedTuple):
-    """A prompt with the text that belongs to it, and the columns of both."""
-
-    text: str
-    columns: tuple[str, ...]
-
-
 def join_context(
     record: Mapping[str, Json], prompt_field: str, context_fields: Iterable[str], response_field: str = ""
-) -> JoinedPrompt | Rejected:
-    """Append the text of the context's columns to a prompt, each on a new line, unless it is blank."""
+) -> tuple[str, tuple[str, ...]] | Rejected:
+    """Append the text of the context's columns to a prompt, each on a new line, unless it is blank.
+
+    The columns of both are returned too.
+    """
     prompt = record.get(prompt_field)
     if type(prompt) is not str:
         return Rejected("content_not_text", f"{prompt_field} is {describe_type(prompt)}")
@@ -81,7 +76,7 @@ def join_context(
         used.append(name)
         if not extra.isspace():
             text = f"{text}\n{extra}"
-    return JoinedPrompt(text, tuple(used))
+    return text, tuple(used)
 
 
 def read_history(record: Mapping[str, Json]) -> list[Json] | Rejected:

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,7 +23,7 @@ from rowmill.formats.messages import get_at_path, is_list, is_mapping, remove_fl
 from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, join_context
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.examples import Objective
-from rowmill.schema.rows import Message, Rejected, Row, RowKind
+from rowmill.schema.rows import Rejected, Row, RowKind
 
 _TELLING_PATHS = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth")
 """Paths that only prompts of reinforcement learning have."""
@@ -162,19 +162,42 @@ class _PromptReader:
         row = self._messages(record)
         if isinstance(row, Rejected):
             return row
-        messages, answer = self._split_answer(row.messages)
+        end = len(row.messages)
+        while end and row.messages[end - 1]["role"] in self._roles:
+            end -= 1
+        # The messages that ask, and those of the model after them.
+        messages, answer = row.messages[:end], row.messages[end:]
         if answer and self._columns.trailing_assistant == "reject":
             return Rejected("prompt_ends_with_assistant", f"message {len(messages)} is the model's")
         if not messages:
             return Rejected("empty_conversation", "no messages but the model's")
-        truth = self._find_ground_truth(record, answer)
-        if isinstance(truth, Rejected):
-            return truth
+        paths = self._columns.ground_truth_fields
+        truth: Json = None
+        for path in paths:
+            truth = get_at_path(record, path)
+            if truth is not None:
+                break
+        if truth is None and answer and self._columns.trailing_assistant == "ground_truth":
+            truth = answer[-1]["content"]
+        why = f"{', '.join(paths)} are absent or null"
+        if truth is not None and self._pattern is not None:
+            matches = list(self._pattern.finditer(truth)) if type(truth) is str else []
+            why = f"no match of {self._pattern.pattern} in {describe_type(truth)}"
+            truth = matches[-1].group(1) if matches else None
+        if truth is None and self._columns.require_ground_truth:
+            return Rejected("missing_ground_truth", why)
+        data_source = [self._dataset]
+        for path in self._columns.source_field:
+            value = get_at_path(record, path)
+            names = value if is_list(value) else [value]
+            if names and all(type(name) is str and name.strip() for name in names):
+                data_source = names
+                break
         carried = {path: get_at_path(record, path) for path in self._columns.carry_fields}
         report = replace(row.report, notes=(*row.report.notes, "trailing_assistant")) if answer else row.report
         columns = {
             "ground_truth": None if truth is None else to_json(truth),
-            "data_source": self._find_data_source(record),
+            "data_source": data_source,
             "extra": to_json(carried) if carried else None,
         }
         return replace(
@@ -225,36 +248,3 @@ class _PromptReader:
         return Rejected(
             "missing_field", f"{', '.join(columns.prompt_fields)} are absent or null; the record has {present}"
         )
-
-    def _split_answer(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
-        """Return the messages that ask, and those of the model after them."""
-        end = len(messages)
-        while end and messages[end - 1]["role"] in self._roles:
-            end -= 1
-        return messages[:end], messages[end:]
-
-    def _find_ground_truth(self, record: Mapping[str, Json], answer: Sequence[Message]) -> Json | Rejected:
-        paths = self._columns.ground_truth_fields
-        truth = None
-        for path in paths:
-            truth = get_at_path(record, path)
-            if truth is not None:
-                break
-        if truth is None and answer and self._columns.trailing_assistant == "ground_truth":
-            truth = answer[-1]["content"]
-        why = f"{', '.join(paths)} are absent or null"
-        if truth is not None and self._pattern is not None:
-            matches = list(self._pattern.finditer(truth)) if type(truth) is str else []
-            why = f"no match of {self._pattern.pattern} in {describe_type(truth)}"
-            truth = matches[-1].group(1) if matches else None
-        if truth is None and self._columns.require_ground_truth:
-            return Rejected("missing_ground_truth", why)
-        return truth
-
-    def _find_data_source(self, record: Mapping[str, Json]) -> list[str]:
-        for path in self._columns.source_field:
-            value = get_at_path(record, path)
-            names = value if is_list(value) else [value]
-            if names and all(type(name) is str and name.strip() for name in names):
-                return names
-        return [self._dataset]

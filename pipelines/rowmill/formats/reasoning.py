@@ -88,7 +88,13 @@ class ThinkTagReader:
         words = [re.escape(tag) for tag in sorted(self._tags, key=len, reverse=True)]
         # Plain alternatives without groups or anchors let the regex engine skip to their first characters.
         self._marks: re.Pattern[str] = re.compile("|".join([*words, *_FENCES]))
-        self.hints: tuple[str, ...] = tuple({_find_common_ending(*pair) for pair in self._pairs})
+        # The longest suffix of the closing tag that the opening tag contains: one search finds both.
+        self.hints: tuple[str, ...] = tuple(
+            {
+                next((closing[start:] for start in range(len(closing)) if closing[start:] in opening), "")
+                for opening, closing in self._pairs
+            }
+        )
         """Texts of which content with a tag has one."""
 
     def may_contain_tag(self, content: str) -> bool:
@@ -113,7 +119,8 @@ class ThinkTagReader:
             blocks.append(content[0 if lone else tag.end : close.start].strip())
             if not lone:
                 kept.append(content[position : tag.start])
-            position = after = _skip_space(content, close.end)
+            space = _SPACE.match(content, close.end)
+            position = after = close.end if space is None else space.end()
         if not blocks:
             return ExtractedReasoning(content, [], literal)
         return ExtractedReasoning("".join([*kept, content[position:]]).lstrip(), blocks, literal)
@@ -159,11 +166,6 @@ class ThinkTagReader:
         return None
 
 
-def _skip_space(content: str, position: int) -> int:
-    found = _SPACE.match(content, position)
-    return position if found is None else found.end()
-
-
 def _is_set_off(content: str, tag: _ThinkTag) -> bool:
     """Return whether a tag is set off from its context by space, quotes, brackets or emphasis."""
     if content[tag.end].isspace():
@@ -182,7 +184,13 @@ def _is_in_code_span(content: str, position: int) -> bool:
     blank_line = _BLANK_LINE.search(content, position)
     end = len(content) if blank_line is None else blank_line.start()
     runs = [found.span() for found in _BACKTICKS.finditer(content, begin, end)]
-    closing = _find_next_of_same_length(runs)
+    # For each run the index of the next one that is as long, in one pass from the end.
+    nearest: dict[int, int] = {}
+    closing: list[int | None] = [None] * len(runs)
+    for index in range(len(runs) - 1, -1, -1):
+        length = runs[index][1] - runs[index][0]
+        closing[index] = nearest.get(length)
+        nearest[length] = index
     index = 0
     while index < len(runs) and runs[index][0] < position:
         close = closing[index]
@@ -190,17 +198,6 @@ def _is_in_code_span(content: str, position: int) -> bool:
             return True
         index = index + 1 if close is None else close + 1
     return False
-
-
-def _find_next_of_same_length(runs: Sequence[tuple[int, int]]) -> list[int | None]:
-    """Return for each run the index of the next one that is as long, in one pass from the end."""
-    nearest: dict[int, int] = {}
-    found: list[int | None] = [None] * len(runs)
-    for index in range(len(runs) - 1, -1, -1):
-        length = runs[index][1] - runs[index][0]
-        found[index] = nearest.get(length)
-        nearest[length] = index
-    return found
 
 
 def _skip_fence(content: str, start: int) -> int:
@@ -221,14 +218,6 @@ def _skip_fence(content: str, start: int) -> int:
     return len(content) if closing is None else closing.end()
 
 
-def _find_common_ending(opening: str, closing: str) -> str:
-    """Return the longest suffix of the closing tag that the opening tag contains, so that one search finds both."""
-    for start in range(len(closing)):
-        if closing[start:] in opening:
-            return closing[start:]
-    return ""
-
-
 DETAILS_KEY = "reasoning_details"
 """OpenRouter's key: a list of objects with the text of the reasoning, or a summary of it."""
 
@@ -244,35 +233,24 @@ def join_reasoning_details(extras: Message) -> Message:
     return rest if not text or any(extras.get(key) == text for key in rest) else {DETAILS_KEY: text, **rest}
 
 
-class MovedReasoning(NamedTuple):
-    """Reasoning found under a message's keys, the message's other keys, and counts for the report."""
-
-    text: str
-    extras: Message
-    moved: int
-    others: int
-
-
-_NO_REASONING_MOVED = MovedReasoning("", {}, 0, 0)
-
-
-def move_reasoning_keys(extras: Message, keys: Sequence[str]) -> MovedReasoning:
+def move_reasoning_keys(extras: Message, keys: Sequence[str]) -> tuple[str, Message, int, int]:
     """Take the first reasoning that is not blank; blank ones are removed, others stay as extras.
 
-    If `reasoning_content` already holds other reasoning, that moves to the key of the chosen one.
+    If `reasoning_content` already holds other reasoning, that moves to the key of the chosen one. The extras without
+    the reasoning are returned too, how many were moved (0 or 1), and how many others stay.
     """
     if not extras:
-        return _NO_REASONING_MOVED
+        return "", {}, 0, 0
     found = [key for key in keys if type(extras.get(key)) is str]
     filled = [key for key in found if not _is_blank(extras[key])]
     if not filled:
-        return MovedReasoning("", remove_keys(extras, found), 0, 0)
+        return "", remove_keys(extras, found), 0, 0
     winner, text = filled[0], extras[filled[0]]
     rest = remove_keys(extras, [key for key in found if key == winner or key not in filled])
     displaced = rest.pop(REASONING_KEY, None)
     if displaced is not None and displaced != text:
         rest[winner] = displaced
-    return MovedReasoning(text, rest, int(winner != REASONING_KEY), len(filled) - 1)
+    return text, rest, int(winner != REASONING_KEY), len(filled) - 1
 
 
 def remove_keys(message: Mapping[str, Json], keys: Iterable[str]) -> Message:
@@ -305,9 +283,12 @@ def limit_reasoning(
 
 def inline_reasoning(messages: Sequence[Message], tags: Sequence[str]) -> tuple[Message, ...]:
     """Put each message's reasoning, tagged, at the start of its content; `INLINE_KEY` holds its length."""
-    return tuple(_inline_message(message, tags) if message.get(REASONING_KEY) else message for message in messages)
-
-
-def _inline_message(message: Message, tags: Sequence[str]) -> Message:
-    head = f"{tags[0]}\n{message[REASONING_KEY]}\n{tags[1]}{REASONING_SEPARATOR}"
-    return {**remove_keys(message, [REASONING_KEY]), "content": head + message["content"], INLINE_KEY: len(head)}
+    inlined: list[Message] = []
+    for message in messages:
+        if not message.get(REASONING_KEY):
+            inlined.append(message)
+            continue
+        head = f"{tags[0]}\n{message[REASONING_KEY]}\n{tags[1]}{REASONING_SEPARATOR}"
+        others = remove_keys(message, [REASONING_KEY])
+        inlined.append({**others, "content": head + message["content"], INLINE_KEY: len(head)})
+    return tuple(inlined)

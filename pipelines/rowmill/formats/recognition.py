@@ -25,7 +25,7 @@ from rowmill.formats.canonicalization import Canonicalizer, RecordFormat, RowOpt
 from rowmill.formats.detection import explain_tree
 from rowmill.formats.preference_columns import ANSWER_PAIRS
 from rowmill.formats.unread_text import measure_row_text
-from rowmill.schema.rows import Rejected, Row
+from rowmill.schema.rows import Rejected
 
 if TYPE_CHECKING:
     from rowmill.formats.kind import DatasetKind
@@ -175,10 +175,12 @@ def try_options(
                 of += 1
                 problems[f"{row.reason}: {row.detail}"] += 1
             continue
-        if not _has_answer(row, model):
-            of += 1
-            problems["no_assistant: no message of the model"] += 1
-            continue
+        if row.kind == "conversation":
+            roles = model.get_token_options().assistant_roles
+            if not any(message["role"] in roles for message in row.messages):
+                of += 1
+                problems["no_assistant: no message of the model"] += 1
+                continue
         fits, of = fits + 1, of + 1
         schemas[row.report.schema] += 1
         read_columns.update(name for name in row.read_columns if record.get(name) is not None)
@@ -216,13 +218,6 @@ def choose_best(found: Iterable[Recognition]) -> Recognition | None:
     )
 
 
-def _has_answer(row: Row, model: "DatasetKind") -> bool:
-    if row.kind != "conversation":
-        return True
-    roles = model.get_token_options().assistant_roles
-    return any(message["role"] in roles for message in row.messages)
-
-
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
     """The format that is proposed for some records, or why none is."""
@@ -235,12 +230,14 @@ class FormatChoice:
 
     def explain(self) -> str:
         """Return why nothing is proposed, with the two best candidates as lines of a recipe."""
-        lines = [
-            f"{one.fits} of {one.of or one.records} fit format: {write_options(one.options)}"
-            + (f" ({one.problem or one.misfit})" if one.problem or one.misfit else _word_unread(one))
-            for one in self.candidates[:2]
-        ]
-        return "; ".join([*([self.refusal] if self.refusal else []), *lines])
+        lines = [self.refusal] if self.refusal else []
+        for found in self.candidates[:2]:
+            why, share = found.problem or found.misfit, sum(found.unread.values())
+            if not why and share >= BLOCKING_SHARE:
+                why = f"nothing reads {', '.join(found.unread)}, {share:.0%} of the text"
+            line = f"{found.fits} of {found.of or found.records} fit format: {write_options(found.options)}"
+            lines.append(f"{line} ({why})" if why else line)
+        return "; ".join(lines)
 
 
 def recognise_format(sample: Sample, kinds: Iterable["type[DatasetKind]"]) -> FormatChoice:
@@ -281,9 +278,3 @@ def list_lists(value: Json) -> dict[str, list[dict[str, Json]]]:
 def write_options(options: Mapping[str, Any]) -> str:
     """Return options as one line of YAML."""
     return yaml.safe_dump(dict(options), default_flow_style=True, width=10**6, sort_keys=False).strip()
-
-
-def _word_unread(found: Recognition) -> str:
-    if sum(found.unread.values()) < BLOCKING_SHARE:
-        return ""
-    return f" (nothing reads {', '.join(found.unread)}, {sum(found.unread.values()):.0%} of the text)"

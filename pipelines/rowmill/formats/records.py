@@ -1,6 +1,6 @@
 """Records: rows of a table, each one JSON object; alone, in groups, or in series."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, field_validator, model_validator
@@ -13,7 +13,6 @@ from rowmill.formats.kind import DatasetKind, DatasetOptions
 from rowmill.formats.messages import is_list, is_mapping
 from rowmill.formats.preference_columns import PREFERENCE_COLUMNS
 from rowmill.formats.recognition import Recognition, Sample
-from rowmill.formats.splits import Splits
 from rowmill.formats.supervised import PAIR_COLUMNS
 from rowmill.schema.rows import RowKind
 from rowmill.tabular.generation import Generation
@@ -202,11 +201,6 @@ LONG_TEXT_CHARS = 120
 """Texts of this many characters on average are no values of a table."""
 
 
-def _is_long_text(values: Sequence[Json]) -> bool:
-    texts = [value for value in values if type(value) is str]
-    return bool(texts) and sum(map(len, texts)) > LONG_TEXT_CHARS * len(texts)
-
-
 class Records(DatasetKind):
     """Each record is a row of a table; its columns are inferred from the data."""
 
@@ -263,7 +257,11 @@ class Records(DatasetKind):
         if not flat or not columns:
             return None
         told = sorted(name for name in columns if name.lower() in TELLING_COLUMNS)
-        long = [name for name in columns if _is_long_text([record.get(name) for record in flat])]
+        long: list[str] = []
+        for name in columns:
+            texts = [value for record in flat if type(value := record.get(name)) is str]
+            if texts and sum(map(len, texts)) > LONG_TEXT_CHARS * len(texts):
+                long.append(name)
         problem = ""
         if not sample.is_table_file and (told or long):
             what = f"{told[0]} is a name" if told else f"{long[0]} is long text, as"
@@ -349,24 +347,21 @@ class Records(DatasetKind):
 
     def check_options(self, options: DatasetOptions) -> None:
         """Require splits that respect groups, and one sequence per private example."""
-        self._check_splits(options.splits)
-        if self.privacy.dp_enabled and options.packing.pack is not False:
-            raise ValueError(
-                f"packing.pack: {str(options.packing.pack).lower()} under format.privacy.dp_enabled; one example per "
-                "sequence is allowed, so that a sequence holds one privacy unit; set it to false, or delete it"
-            )
-
-    def _check_splits(self, splits: Splits) -> None:
-        own = self.group_columns
+        splits, columns = options.splits, self.group_columns
         asked = (splits.group_key,) if isinstance(splits.group_key, str) else splits.group_key
-        if self.mode != "tabular" and (asked not in (None, own) or splits.time_key is not None):
+        if self.mode != "tabular" and (asked not in (None, columns) or splits.time_key is not None):
             raise ValueError(
-                f"splits.{'group_key' if asked not in (None, own) else 'time_key'}: in {self.mode} mode a split takes "
-                f"complete groups of {join_choices(own) or 'one series'}; no other key is allowed; delete it"
+                f"splits.{'group_key' if asked not in (None, columns) else 'time_key'}: in {self.mode} mode a split "
+                f"takes complete groups of {join_choices(columns) or 'one series'}; no other key is allowed; delete it"
             )
         if splits.is_exact and splits.time_key is not None:
             raise ValueError(
                 "splits.time_key with a number of rows or method: exact; only one can decide; delete one of them"
+            )
+        if self.privacy.dp_enabled and options.packing.pack is not False:
+            raise ValueError(
+                f"packing.pack: {str(options.packing.pack).lower()} under format.privacy.dp_enabled; one example per "
+                "sequence is allowed, so that a sequence holds one privacy unit; set it to false, or delete it"
             )
 
     def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:

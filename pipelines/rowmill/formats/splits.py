@@ -162,30 +162,23 @@ class Splits(Config):
                 "1; lower one"
             )
         if self.time_key is None:
-            self._check_without_time()
-        else:
-            self._check_with_time()
-        return self
-
-    def _check_without_time(self) -> None:
-        for option, is_set in {
-            "boundaries": self.boundaries is not None,
-            "gap": self.gap != 0,
-            "crossing_groups": self.crossing_groups != "later",
-        }.items():
-            if is_set:
-                raise ValueError(
-                    f"{option} without time_key; it applies only to splits by time; set time_key or delete {option}"
-                )
-
-    def _check_with_time(self) -> None:
+            for option, is_set in {
+                "boundaries": self.boundaries is not None,
+                "gap": self.gap != 0,
+                "crossing_groups": self.crossing_groups != "later",
+            }.items():
+                if is_set:
+                    raise ValueError(
+                        f"{option} without time_key; it applies only to splits by time; set time_key or delete {option}"
+                    )
+            return self
         if self.crossing_groups != "later" and self.group_key is None:
             raise ValueError(
                 f"crossing_groups: {self.crossing_groups} without group_key; only a group can have rows on both sides "
                 "of a boundary; set group_key or delete crossing_groups"
             )
         if self.boundaries is None:
-            return
+            return self
         if (self.validation, self.test) != (_DEFAULT_VALIDATION, _DEFAULT_TEST):
             raise ValueError(
                 "boundaries and shares both decide what is held out; only one is allowed; delete validation and test"
@@ -194,6 +187,7 @@ class Splits(Config):
             raise ValueError(
                 f"gap {self.gap} with boundaries that are numbers; a gap is then in the field's unit; write a number"
             )
+        return self
 
     @property
     def needs_all_rows(self) -> bool:
@@ -215,10 +209,22 @@ class Splitter:
         self._labels = orjson.dumps([splits.seed, "split"])[:-1] + b","
         self._grouped = by_group or splits.group_key is not None
         self._by_time = splits.time_key is not None
-        self._boundaries = splits.boundaries
-        if splits.boundaries is not None:
-            self._starts = _list_split_starts(splits.boundaries)
-            self._gap = _compute_gap(splits)
+        self._boundaries = boundaries = splits.boundaries
+        if boundaries is None:
+            return
+        held_out: tuple[tuple[Split, Timestamp | None], ...] = (
+            ("validation", boundaries.validation),
+            ("test", boundaries.test),
+        )
+        self._starts: list[tuple[Split, Fraction]] = []
+        for split, value in held_out:
+            instant = None if value is None else _parse_instant(value, are_numbers=boundaries.are_numbers)
+            if instant is not None:
+                self._starts.append((split, instant))
+        duration = _DURATION_PATTERN.fullmatch(str(splits.gap))
+        assert duration is not None
+        unit = 1 if boundaries.are_numbers else 10**6
+        self._gap = Fraction(duration[1]) * _SECONDS_PER_UNIT[duration[2]] * unit
 
     def __call__(self, group_key: str | None, order_key: str | None, content_hash: bytes) -> Split | Rejected:
         """Decide by time, group or content, according to the options; Rejected if the key is missing."""
@@ -228,7 +234,10 @@ class Splitter:
             return Rejected("group_missing")
         if self._is_all_train:
             return "train"
-        return self._assign_by_hash(self.hash_unit(group_key, content_hash))
+        u = self.hash_unit(group_key, content_hash)
+        if u < self._below_is_validation:
+            return "validation"
+        return "test" if u >= self._from_is_test else "train"
 
     def hash_unit(self, group_key: str | None, content_hash: bytes) -> int:
         """Return u, the number below 2^64 that decides: from a row's group, as JSON text, else from its content."""
@@ -273,11 +282,6 @@ class Splitter:
         if self._below_is_validation:
             decided[places <= np.uint64(self._below_is_validation - 1)] = SPLITS.index("validation")
         return decided
-
-    def _assign_by_hash(self, u: int) -> Split:
-        if u < self._below_is_validation:
-            return "validation"
-        return "test" if u >= self._from_is_test else "train"
 
 
 def assign_split(
@@ -341,26 +345,6 @@ def _count_nearest_units(ends: NDArray[np.int64], wanted: Fraction, cap: int | N
     if cap is not None and int(ends[count - 1]) > cap:
         count = int(np.searchsorted(ends, cap, "right"))
     return max(count, 1)
-
-
-def _list_split_starts(boundaries: Boundaries) -> list[tuple[Split, Fraction]]:
-    starts: list[tuple[Split, Fraction]] = []
-    held_out: tuple[tuple[Split, Timestamp | None], ...] = (
-        ("validation", boundaries.validation),
-        ("test", boundaries.test),
-    )
-    for split, value in held_out:
-        instant = None if value is None else _parse_instant(value, are_numbers=boundaries.are_numbers)
-        if instant is not None:
-            starts.append((split, instant))
-    return starts
-
-
-def _compute_gap(splits: Splits) -> Fraction:
-    found = _DURATION_PATTERN.fullmatch(str(splits.gap))
-    assert found is not None
-    unit = 1 if splits.boundaries is not None and splits.boundaries.are_numbers else 10**6
-    return Fraction(found[1]) * _SECONDS_PER_UNIT[found[2]] * unit
 
 
 def compute_boundaries(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundaries | None:

@@ -20,7 +20,7 @@ from rowmill.formats.kind import (
     refuse_overlong_policy,
 )
 from rowmill.formats.messages import apply_eos_alias, get_at_path, rename_aliases
-from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, JoinedPrompt, join_context
+from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, join_context
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
@@ -155,7 +155,12 @@ def refuse_joined_separator(separator: str | int | None, options: DatasetOptions
 def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str, str, tuple[str, ...]] | Rejected:
     """Return schema, prompt and response of a record, and the columns that they were read from."""
     prompt_field, response_field, schema = options.input_field, options.output_field, "prompt_response"
-    if _is_alpaca(record, options):
+    if (
+        record.get(prompt_field) is None
+        and record.get(response_field) is None
+        and record.get("instruction") is not None
+        and record.get("output") is not None
+    ):
         prompt_field, response_field, schema = "instruction", "output", "alpaca"
     prompt, response = get_at_path(record, prompt_field), get_at_path(record, response_field)
     for name, value in ((prompt_field, prompt), (response_field, response)):
@@ -167,19 +172,10 @@ def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str
             return Rejected("content_not_text", f"{name} is {describe_type(value)}")
     if not response or response.isspace():
         return Rejected("empty_text", f"{response_field} is blank")
-    whole = JoinedPrompt(str(prompt), (prompt_field.partition(".")[0],))
+    text, used = str(prompt), (prompt_field.partition(".")[0],)
     if prompt_field in record:
         joined = join_context(record, prompt_field, options.context_fields, response_field)
         if isinstance(joined, Rejected):
             return joined
-        whole = joined
-    return schema, whole.text, str(response), (*whole.columns, response_field.partition(".")[0])
-
-
-def _is_alpaca(record: Mapping[str, Json], options: Supervised) -> bool:
-    return (
-        record.get(options.input_field) is None
-        and record.get(options.output_field) is None
-        and record.get("instruction") is not None
-        and record.get("output") is not None
-    )
+        text, used = joined
+    return schema, text, str(response), (*used, response_field.partition(".")[0])

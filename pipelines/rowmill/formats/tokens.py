@@ -70,7 +70,8 @@ class TokenPlaces:
 def read_token_values(value: Json, name: str) -> Weights | Rejected:
     """Return a list of finite numbers as float32."""
     values = to_flat_array(value) if is_list(value) else None
-    if values is None or (len(values) and values.dtype.kind not in "iuf") or _has_booleans(value):
+    # NumPy would turn true into 1 among numbers.
+    if values is None or (len(values) and values.dtype.kind not in "iuf") or bool in map(type, value):
         return Rejected("bad_field", f"{name} is {describe_type(value)}, expected a flat list of numbers")
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
@@ -78,11 +79,6 @@ def read_token_values(value: Json, name: str) -> Weights | Rejected:
     if len(wrong):
         return Rejected("bad_field", f"{name} is {values[wrong[0]]} at {int(wrong[0])}, expected a finite float32")
     return single
-
-
-def _has_booleans(value: Json) -> bool:
-    # NumPy would turn true into 1 among numbers.
-    return is_list(value) and bool in map(type, value)
 
 
 def read_row_field(record: Mapping[str, Json], name: str) -> float | str | Rejected | None:
@@ -223,7 +219,11 @@ class Tokens(DatasetKind):
         return self._read_row
 
     def _read_row(self, record: Mapping[str, Json]) -> Row | Rejected:
-        found = _find_ids(record, self)
+        # The first shape that matches; null counts as absent.
+        found = next((found for read_shape in _SHAPES if (found := read_shape(record, self)) is not None), None)
+        if found is None:
+            present = ", ".join(sorted(record)[:20]) or "no column"
+            return Rejected("unknown_schema", f"no ids with a mask, labels, a response or its length in {present}")
         if isinstance(found, Rejected):
             return found
         # Fields are as long as what the record holds, its padding included, and of what it trains.
@@ -252,16 +252,6 @@ class Tokens(DatasetKind):
 
 
 # ── Shapes ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _find_ids(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected:
-    """Return the ids and mask of the first shape that matches; null counts as absent."""
-    for read_shape in _SHAPES:
-        found = read_shape(record, options)
-        if found is not None:
-            return found
-    present = ", ".join(sorted(record)[:20]) or "no column"
-    return Rejected("unknown_schema", f"no ids with a mask, labels, a response or its length in {present}")
 
 
 def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
@@ -338,8 +328,16 @@ def _read_counted(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | R
 
 
 def _read_turns(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
-    turns = next((turns for path in TURN_FIELDS if (turns := _list_turns(get_at_path(record, path)))), None)
-    if turns is None:
+    wanted = ("prompt_token_ids", "generation_token_ids")
+    turns: list[dict[str, Any]] = []
+    for path in TURN_FIELDS:
+        value = get_at_path(record, path)
+        if is_list(value):
+            # Tools' results and messages without ids lie in later prompts.
+            turns = [turn for turn in value if is_mapping(turn) and all(turn.get(name) is not None for name in wanted)]
+        if turns:
+            break
+    else:
         return None
     ids, mask = np.empty(0, np.int32), np.empty(0, np.bool_)
     for number, turn in enumerate(turns):
@@ -362,14 +360,6 @@ _SHAPES: Sequence[Callable[[Mapping[str, Json], Tokens], _MaskedIds | Rejected |
     _read_counted,
     _read_turns,
 )
-
-
-def _list_turns(value: Json) -> list[dict[str, Any]]:
-    """Return those of a list's items that have ids; tools' results and messages without ids lie in later prompts."""
-    if not is_list(value):
-        return []
-    wanted = ("prompt_token_ids", "generation_token_ids")
-    return [turn for turn in value if is_mapping(turn) and all(turn.get(name) is not None for name in wanted)]
 
 
 def _find_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str, Json]:

@@ -60,36 +60,28 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTool
                 return Rejected("bad_tools", f"{name} is not JSON: {error}")
             if value is None or value == []:
                 continue
-        tools = _read_tool_list(value)
-        if isinstance(tools, Rejected):
-            return Rejected(tools.reason, f"{name}: {tools.detail}")
+        if is_list(value):
+            schemas = value
+        elif not is_mapping(value):
+            return Rejected("bad_tools", f"{name}: {describe_type(value)}, expected a list or a mapping")
+        elif is_mapping(value.get("function")) or type(value.get("name")) is str:
+            schemas = [value]
+        else:
+            # The key of a schema without a name is its name.
+            schemas = [
+                schema
+                if not is_mapping(schema) or is_mapping(schema.get("function")) or "name" in schema
+                else {"name": key, **schema}
+                for key, schema in value.items()
+            ]
+        tools: list[Json] = []
+        for schema in schemas:
+            tool = _wrap_schema(schema)
+            if tool is None:
+                return Rejected("bad_tools", f"{name}: tool {len(tools)} ({describe_type(schema)}) has no name")
+            tools.append(tool)
         return OfferedTools(tuple(tools) or None, present=True, from_text=from_text)
     return NO_TOOLS_OFFERED
-
-
-def _read_tool_list(value: Json) -> list[Json] | Rejected:
-    if is_list(value):
-        given = value
-    elif not is_mapping(value):
-        return Rejected("bad_tools", f"{describe_type(value)}, expected a list or a mapping")
-    elif is_mapping(value.get("function")) or type(value.get("name")) is str:
-        given = [value]
-    else:
-        given = [_name_schema(name, schema) for name, schema in value.items()]
-    tools: list[Json] = []
-    for one in given:
-        tool = _wrap_schema(one)
-        if tool is None:
-            return Rejected("bad_tools", f"tool {len(tools)} ({describe_type(one)}) has no name")
-        tools.append(tool)
-    return tools
-
-
-def _name_schema(name: str, schema: Json) -> Json:
-    """Insert the key of a schema as its name."""
-    if not is_mapping(schema) or is_mapping(schema.get("function")) or "name" in schema:
-        return schema
-    return {"name": name, **schema}
 
 
 def _wrap_schema(value: Json) -> Json:
@@ -130,31 +122,25 @@ def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls | R
     calls: list[Json] = []
     sources: list[str | None] = []
     for value in values:
-        given = _list_calls(value)
-        if isinstance(given, Rejected):
-            return given
-        for one in given:
-            call = _read_call(one, arguments)
+        given = value
+        if type(given) is str:
+            if not given or given.isspace():
+                continue
+            try:
+                given = from_json_without_repeats(given)
+            except ValueError as error:
+                return Rejected("bad_tool_call", f"not JSON: {error}")
+        if given is None:
+            continue
+        if not is_list(given) and not is_mapping(given):
+            return Rejected("bad_tool_call", f"{describe_type(given)}, expected calls")
+        for item in given if is_list(given) else [given]:
+            call = _read_call(item, arguments)
             if isinstance(call, Rejected):
                 return call
             calls.append(call[0])
             sources.append(call[1])
     return ToolCalls(calls, sources)
-
-
-def _list_calls(value: Json) -> list[Json] | Rejected:
-    if type(value) is str:
-        if not value or value.isspace():
-            return []
-        try:
-            value = from_json_without_repeats(value)
-        except ValueError as error:
-            return Rejected("bad_tool_call", f"not JSON: {error}")
-    if value is None:
-        return []
-    if is_list(value):
-        return value
-    return [value] if is_mapping(value) else Rejected("bad_tool_call", f"{describe_type(value)}, expected calls")
 
 
 def _read_call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
@@ -216,17 +202,13 @@ def link_calls(messages: list[Message]) -> None:
             if call["id"] is None:
                 call["id"] = next(names)
             waiting.append(call["id"])
-        if message["role"] == "tool":
-            messages[index] = _link_result(message, waiting)
-
-
-def _link_result(result: Message, waiting: list[str]) -> Message:
-    """Remove the call that a result answers from the open calls, and add its id to the result if missing."""
-    answered = result.get("tool_call_id")
-    if _is_name(answered):
-        if answered in waiting:
-            waiting.remove(answered)
-        return result
-    if waiting:
-        return {**result, "tool_call_id": waiting.pop(0)}
-    return {key: value for key, value in result.items() if key != "tool_call_id"}
+        if message["role"] != "tool":
+            continue
+        answered = message.get("tool_call_id")
+        if _is_name(answered):
+            if answered in waiting:
+                waiting.remove(answered)
+        elif waiting:
+            messages[index] = {**message, "tool_call_id": waiting.pop(0)}
+        else:
+            messages[index] = {key: value for key, value in message.items() if key != "tool_call_id"}

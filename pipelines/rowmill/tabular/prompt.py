@@ -126,7 +126,15 @@ def build_prompt_frame(
         If a delimiter is not a single token of the tokenizer, or the prompt cannot be written.
 
     """
-    family = _find_model_family(vocabulary, where) if style == "reference" and template is None else None
+    family: ModelFamily | None = None
+    if style == "reference" and template is None:
+        tokenizer = vocabulary.name.lower()
+        family = next((choice for choice in FAMILIES if any(part in tokenizer for part in choice.names)), None)
+        if family is None:
+            raise ConfigError(
+                f"{where}.prompt.style: reference has no template for the tokenizer {vocabulary.name!r}, only for "
+                f"{', '.join(choice.names[0] for choice in FAMILIES)}; set prompt.template, or another style"
+            )
     bos_id, bos_text = _resolve_delimiter("bos", bos, vocabulary, encode, where, family)
     eos_id, eos_text = _resolve_delimiter("eos", eos, vocabulary, encode, where, family)
     if is_grouped and bos_id == eos_id:
@@ -144,29 +152,10 @@ def build_prompt_frame(
     )
     prompt_ids = (*first, *encode(body), *last)
     texts = {bos_id: bos_text, eos_id: eos_text}
-    around = [texts.get(one) or vocabulary.text_of(one) or "" for one in (*first, *last)]
+    around = [texts.get(token) or vocabulary.text_of(token) or "" for token in (*first, *last)]
     prompt_text = "".join([*around[: len(first)], body, *around[len(first) :]])
     is_parity = tuple(encode(prompt_text + bos_text)) == (*prompt_ids, bos_id)
     return PromptFrame(prompt_text, prompt_ids, bos_id, eos_id, bos_text, eos_text, special, is_parity)
-
-
-def _find_model_family(vocabulary: Vocabulary, where: str) -> ModelFamily:
-    name = vocabulary.name.lower()
-    found = next((family for family in FAMILIES if any(part in name for part in family.names)), None)
-    if found is None:
-        raise ConfigError(
-            f"{where}.prompt.style: reference has no template for the tokenizer {vocabulary.name!r}, only for "
-            f"{', '.join(family.names[0] for family in FAMILIES)}; set prompt.template, or another style"
-        )
-    return found
-
-
-def _uses_turn_tokens(name: str, vocabulary: Vocabulary, family: ModelFamily | None) -> bool:
-    """Tell whether `<|im_start|>` or `<|im_end|>` replaces the tokenizer's BOS or EOS."""
-    if not all(text in vocabulary.special for text in TURN_TOKENS):
-        return False
-    own = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
-    return family is None or own is None or (name == "bos" and family.begins_turn)
 
 
 def _resolve_delimiter(
@@ -174,17 +163,18 @@ def _resolve_delimiter(
 ) -> tuple[int, str]:
     at = f"{where}.tokens.{name}"
     if wanted == "auto":
-        if _uses_turn_tokens(name, vocabulary, family):
+        default = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
+        has_turns = all(text in vocabulary.special for text in TURN_TOKENS)
+        if has_turns and (family is None or default is None or (name == "bos" and family.begins_turn)):
             text = TURN_TOKENS[name == "eos"]
             return vocabulary.special[text], text
-        own = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
-        text = None if own is None else vocabulary.text_of(own)
-        if own is None or text is None:
+        text = None if default is None else vocabulary.text_of(default)
+        if default is None or text is None:
             raise ConfigError(
                 f"{at}: auto, but the tokenizer has neither {TURN_TOKENS[0]} and {TURN_TOKENS[1]} nor a "
                 f"{name.upper()} token; set {at} to the text or id of a special token"
             )
-        return own, text
+        return default, text
     if isinstance(wanted, int):
         text = vocabulary.text_of(wanted)
         if wanted >= vocabulary.size or text is None:
@@ -223,7 +213,13 @@ def _format_prompt_body(
 ) -> tuple[str, bool, bool]:
     """Return the prompt's text, and whether `auto` puts a BOS before and an EOS after it."""
     if style == "keys":
-        names = ",".join(_quote_column_name(name, special) for name in schema.names)
+        quoted: list[str] = []
+        for name in schema.names:
+            record_schema = RecordSchema((Column(name, "string", nullable=True),))
+            line = serialise_record({name: None}, record_schema, special_tokens=special)
+            assert isinstance(line, str), line
+            quoted.append(line[len("{") : -len(":null}\n")])
+        names = ",".join(quoted)
         text = f"Generate JSON Lines records with these keys: {names}\n"
         return (text if template is None else template.replace("{schema}", names)), vocabulary.adds_bos, False
     for name in schema.names:
@@ -240,12 +236,3 @@ def _format_prompt_body(
         return template.replace("{schema}", columns), vocabulary.adds_bos, False
     assert family is not None, "without a template the reference style has a family"
     return family.template.replace("{i}", INSTRUCTION).replace("{s}", columns), family.adds_bos, family.adds_eos
-
-
-def _quote_column_name(name: str, special: tuple[str, ...]) -> str:
-    """Return a column's name as the serialized key of a record."""
-    line = serialise_record(
-        {name: None}, RecordSchema((Column(name, "string", nullable=True),)), special_tokens=special
-    )
-    assert isinstance(line, str), line
-    return line[len("{") : -len(":null}\n")]

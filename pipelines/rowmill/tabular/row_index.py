@@ -46,14 +46,13 @@ def choose_hash_bits(rows: int) -> int:
 def assign_partitions(keys: pa.ChunkedArray, bits: int) -> NDArray[np.uint8]:
     """Return the partition of each group key: uint8[N]."""
     encoded = keys.combine_chunks().dictionary_encode()
-    numbers = np.array([_hash_prefix(key, bits) for key in encoded.dictionary.to_pylist()], np.uint8)
+    # Not the hash that decides a key's split.
+    digests = (
+        blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"partition").digest()
+        for key in encoded.dictionary.to_pylist()
+    )
+    numbers = np.array([digest[0] >> (8 - bits) for digest in digests], np.uint8)
     return numbers[encoded.indices.to_numpy(zero_copy_only=False)]
-
-
-def _hash_prefix(key: str, bits: int) -> int:
-    """Return the first bits of a key's hash, which is not the one that decides its split."""
-    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"partition").digest()
-    return digest[0] >> (8 - bits)
 
 
 def share_sample(wanted: int, counts: Sequence[int]) -> list[int]:
@@ -221,25 +220,18 @@ def _read_positions(columns: Sequence[pa.ChunkedArray], *, is_time: bool) -> tup
     if not is_time:
         texts = [column.to_pylist() for column in columns]
         return _rank_values(texts), None
-    whole = [_parse_whole_numbers(column) for column in columns]
-    if all(one is not None for one in whole):
-        return np.concatenate([np.empty(0, np.int64), *(one for one in whole if one is not None)]), Decimal(1)
-    numbers = [[Decimal(text) for text in column.to_pylist()] for column in columns]
-    places = max((_count_decimals(one) for part in numbers for one in part), default=0)
-    scaled = [[int(one.scaleb(places)) for one in part] for part in numbers]
-    if any(abs(one) >= _LARGEST for part in scaled for one in part):
+    try:
+        whole = [pc.cast(column, pa.int64()).combine_chunks().to_numpy(zero_copy_only=False) for column in columns]
+        return np.concatenate([np.empty(0, np.int64), *whole]), Decimal(1)
+    except pa.ArrowInvalid:
+        numbers = [[Decimal(text) for text in column.to_pylist()] for column in columns]
+    places = max((_count_decimals(number) for part in numbers for number in part), default=0)
+    scaled = [[int(number.scaleb(places)) for number in part] for part in numbers]
+    if any(abs(number) >= _LARGEST for part in scaled for number in part):
         return _rank_values(numbers), None
     return np.concatenate([np.empty(0, np.int64), *(np.array(part, np.int64) for part in scaled)]), Decimal(1).scaleb(
         -places
     )
-
-
-def _parse_whole_numbers(column: pa.ChunkedArray) -> Ints | None:
-    """Return a column as integers, or None if any value is not one."""
-    try:
-        return pc.cast(column, pa.int64()).combine_chunks().to_numpy(zero_copy_only=False)
-    except pa.ArrowInvalid:
-        return None
 
 
 def _count_decimals(number: Decimal) -> int:

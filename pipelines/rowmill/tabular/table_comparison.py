@@ -91,7 +91,14 @@ class TableComparison:
 def compare_tables(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> TableComparison:
     """Compare the columns and the associations of two tables; both have rows."""
     lines = [_compare_column(schema, name, train[name], generated[name]) for name in schema.names]
-    pairs = _compare_associations(schema, train, generated)
+    # Every pair of columns with its Cramér's V in both tables, largest difference first.
+    names = [name for name in schema.names if train[name].n_unique() > 1][:MAX_PAIRED_COLUMNS]
+    classes = {name: _assign_classes(schema.by_name[name].type, train[name], generated[name]) for name in names}
+    pairs: list[tuple[Any, ...]] = []
+    for first, second in combinations(names, 2):
+        there, here = (_cramers_v(classes[first][which], classes[second][which]) for which in (0, 1))
+        pairs.append((first, second, round(there, 4), round(here, 4), round(abs(there - here), 4)))
+    pairs.sort(key=lambda pair: (-pair[4], pair[0], pair[1]))
     return TableComparison(
         DisplayTable(
             tuple(lines[0]) if lines else ("column",), tuple(tuple(line.values()) for line in lines[:MAX_TABLE_LINES])
@@ -162,17 +169,6 @@ def _total_variation(train: pl.Series, generated: pl.Series) -> float:
 
 
 # ── Associations ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _compare_associations(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> list[tuple[Any, ...]]:
-    """Return every pair of columns with its Cramér's V in both tables, largest difference first."""
-    names = [name for name in schema.names if train[name].n_unique() > 1][:MAX_PAIRED_COLUMNS]
-    classes = {name: _assign_classes(schema.by_name[name].type, train[name], generated[name]) for name in names}
-    pairs: list[tuple[Any, ...]] = []
-    for first, second in combinations(names, 2):
-        there, here = (_cramers_v(classes[first][which], classes[second][which]) for which in (0, 1))
-        pairs.append((first, second, round(there, 4), round(here, 4), round(abs(there - here), 4)))
-    return sorted(pairs, key=lambda pair: (-pair[4], pair[0], pair[1]))
 
 
 def _assign_classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -43,8 +43,15 @@ def canonical_datetime(text: str) -> str | None:
     written = canonical_time(clock if fraction is None else f"{clock}.{fraction}")
     if written is None or canonical_date(day) is None:
         return None
-    zone = _canonical_offset(offset)
-    return None if zone is None else f"{day}T{written}{zone}"
+    zone = "" if offset is None else "+00:00"
+    if offset is not None and offset != "Z":
+        digits = offset[1:].replace(":", "")
+        parts = [digits[start : start + 2] for start in range(0, len(digits), 2)]
+        if int(parts[0]) > 23 or any(int(part) > 59 for part in parts[1:]):
+            return None
+        if any(map(int, parts)):
+            zone = offset[0] + ":".join(parts)
+    return f"{day}T{written}{zone}"
 
 
 def canonical_date(text: str) -> str | None:
@@ -69,20 +76,6 @@ def canonical_time(text: str) -> str | None:
         return None
     digits = (fraction or "").rstrip("0")
     return f"{written}.{digits}" if digits else written
-
-
-def _canonical_offset(offset: str | None) -> str | None:
-    if offset is None:
-        return ""
-    if offset == "Z":
-        return "+00:00"
-    digits = offset[1:].replace(":", "")
-    parts = [digits[start : start + 2] for start in range(0, len(digits), 2)]
-    if int(parts[0]) > 23 or any(int(part) > 59 for part in parts[1:]):
-        return None
-    if not any(map(int, parts)):
-        return "+00:00"
-    return offset[0] + ":".join(parts)
 
 
 def canonical_duration(seconds: Decimal) -> Decimal:
@@ -231,7 +224,11 @@ def _read_iso8601(value: Value) -> Position | None:
         return None
     day, clock = _day_seconds(text[:10]), text[11:]
     sign = max(clock.rfind("+"), clock.rfind("-"))
-    offset = _offset_seconds(clock[sign:]) if sign >= 0 else 0
+    offset = 0
+    if sign >= 0:
+        parts = [int(part) for part in clock[sign + 1 :].split(":")]
+        seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+        offset = -seconds if clock[sign] == "-" else seconds
     assert day is not None
     return _drop_zero_fraction(day + _clock_seconds(clock[:sign] if sign >= 0 else clock) - offset)
 
@@ -240,12 +237,6 @@ def _read_iso8601(value: Value) -> Position | None:
 @lru_cache(maxsize=1 << 13)
 def _day_seconds(text: str) -> int | None:
     return None if canonical_date(text) is None else (date.fromisoformat(text).toordinal() - _EPOCH_DAY) * DAY
-
-
-def _offset_seconds(text: str) -> int:
-    parts = [int(part) for part in text[1:].split(":")]
-    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
-    return -seconds if text[0] == "-" else seconds
 
 
 def _clock_seconds(text: str) -> int | Decimal:
@@ -268,14 +259,6 @@ def _read_clock(value: str) -> Position | None:
     return None if text is None else _drop_zero_fraction(_clock_seconds(text))
 
 
-def _combine_day_and_clock(year: str, month: int, day: str, clock: str | None) -> Position | None:
-    midnight = _day_seconds(f"{year}-{month:02d}-{int(day):02d}")
-    passed = 0 if clock is None else _read_time_of_day(clock)
-    if midnight is None or passed is None:
-        return None
-    return midnight + passed
-
-
 def _make_date_reader(compiled: re.Pattern[str]) -> Callable[[Value], Position | None]:
     """Return a reader of dates for a pattern with the groups year, month or name, and optionally day."""
 
@@ -286,11 +269,11 @@ def _make_date_reader(compiled: re.Pattern[str]) -> Callable[[Value], Position |
         parts = found.groupdict()
         name = parts.get("name")
         month = int(parts["month"]) if name is None else _MONTHS.get(name.lower())
-        return (
-            None
-            if month is None
-            else _combine_day_and_clock(parts["year"], month, parts.get("day", "1"), parts["clock"])
-        )
+        if month is None:
+            return None
+        midnight = _day_seconds(f"{parts['year']}-{month:02d}-{int(parts.get('day', '1')):02d}")
+        passed = 0 if parts["clock"] is None else _read_time_of_day(parts["clock"])
+        return None if midnight is None or passed is None else midnight + passed
 
     return read_date
 

@@ -125,21 +125,17 @@ def assemble_series(
             flushes.append(_GROUP if stop == end else _CAP if stop == most else _BUDGET)
             here, ordinal = stop, ordinal + 1
     units = np.array(offsets, np.int64)
+    reasons = np.array(flushes, np.int8)
+    reasons[np.isin(units[1:], np.array(bounds, np.int64)[starts])] = _RESTART
+    reasons[-1:] = _END
     return AssembledExamples(
         records=order,
         units=units,
         examples=np.arange(len(offsets), dtype=np.int64),
         passes=np.array(numbers, np.int64),
         budgets=np.maximum(np.array(budgets, np.int64), records.tokens[order[units[:-1]]]),
-        flushes=_mark_restarts(np.array(flushes, np.int8), units, bounds, starts),
+        flushes=reasons,
     )
-
-
-def _mark_restarts(flushes: Flags, offsets: Ints, bounds: list[int], starts: Ints) -> Flags:
-    """Replace the reason of each pass's last example by `restart`, and that of the last one by `end`."""
-    flushes[np.isin(offsets[1:], np.array(bounds, np.int64)[starts])] = _RESTART
-    flushes[-1:] = _END
-    return flushes
 
 
 # ── Resampling of records: full passes, then a partial one, each in its own order ──

@@ -77,7 +77,19 @@ class CallableCompleter:
                 f"generation.backend: the function returned {len(answers)} answers to {len(prompts)} prompts; return "
                 "one per prompt"
             )
-        return [_read_completions(answer, n) for answer in answers]
+        completions: list[Sequence[Completion]] = []
+        for answer in answers:
+            # A single completion may be returned without a list.
+            alone = n == 1 and (isinstance(answer, str | Completion) or _is_pair(answer))
+            values = [answer] if alone else _require_list(answer, "the answer to a prompt")
+            found = [_read_completion(value) for value in values]
+            if len(found) != n:
+                raise GenerationError(
+                    f"generation.backend: the function returned {len(found)} completions of a prompt; n is {n}; "
+                    "return n"
+                )
+            completions.append(found)
+        return completions
 
 
 def _require_list(value: Any, what: str) -> list[Any]:
@@ -86,17 +98,6 @@ def _require_list(value: Any, what: str) -> list[Any]:
             f"generation.backend: {what} is a {type(value).__name__}; return a list with one entry per prompt"
         )
     return list(cast("Iterable[Any]", value))
-
-
-def _read_completions(answer: Any, n: int) -> list[Completion]:
-    """Check one prompt's completions; a single completion may be returned without a list."""
-    alone = n == 1 and (isinstance(answer, str | Completion) or _is_pair(answer))
-    found = [_read_completion(one) for one in ([answer] if alone else _require_list(answer, "the answer to a prompt"))]
-    if len(found) != n:
-        raise GenerationError(
-            f"generation.backend: the function returned {len(found)} completions of a prompt; n is {n}; return n"
-        )
-    return found
 
 
 def _is_pair(value: Any) -> bool:

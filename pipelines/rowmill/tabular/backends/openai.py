@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Any, Literal
 
@@ -105,19 +106,16 @@ class OpenAICompleter:
             options["repetition_penalty"] = repetition_penalty
 
         def ask(prompt: PromptText, seed: int) -> Sequence[Completion] | Exception:
+            is_text = self._config.prompt_as == "text"
+            sent = prompt.text if is_text or prompt.ids is None else list(prompt.ids)
             try:
-                found = self._send_with_retries({**options, "prompt": self._format_prompt(prompt), "seed": seed}, drawn)
+                found = self._send_with_retries({**options, "prompt": sent, "seed": seed}, drawn)
             except GenerationError as error:
                 return error
             return found * n if drawn < n else found
 
         with ThreadPoolExecutor(min(len(prompts), _MAX_CONCURRENT_REQUESTS) or 1) as pool:
             return list(pool.map(ask, prompts, seeds))
-
-    def _format_prompt(self, prompt: PromptText) -> str | list[int]:
-        if self._config.prompt_as == "text" or prompt.ids is None:
-            return prompt.text
-        return list(prompt.ids)
 
     def _send_with_retries(self, body: dict[str, Any], n: int) -> list[Completion]:
         """Send one request until it is answered, fails permanently, or has no retries left."""
@@ -128,7 +126,10 @@ class OpenAICompleter:
             try:
                 return self._parse_answer(self._post_request(sent), n)
             except urllib.error.HTTPError as error:
-                problem, asked_for = self._describe_http_error(error), _retry_after(error)
+                problem = self._describe_http_error(error)
+                # The header may be absent, or a date.
+                with suppress(ValueError):
+                    asked_for = max(0.0, float(error.headers.get("Retry-After") or ""))
                 if error.code not in _RETRIED_STATUSES:
                     raise self._make_error(problem, attempt) from None
             except (OSError, HTTPException) as error:
@@ -156,7 +157,9 @@ class OpenAICompleter:
                     raise TimeoutError("the answer did not end in time")
                 if size > _MAX_ANSWER_BYTES:
                     raise GenerationError(self._format_problem(f"the answer is over {_MAX_ANSWER_BYTES} bytes"))
-            _require_complete_answer(answer.headers.get("Content-Length"), size)
+            length = answer.headers.get("Content-Length")
+            if length is not None and length.isdigit() and int(length) != size:
+                raise ConnectionError(f"the answer ended after {size} of {length} bytes")
             return b"".join(read)
 
     def _parse_answer(self, answer: bytes, n: int) -> list[Completion]:
@@ -202,16 +205,3 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         """Follow none."""
-
-
-def _retry_after(error: urllib.error.HTTPError) -> float | None:
-    """Return the seconds of the Retry-After header, if it is a number."""
-    try:
-        return max(0.0, float(error.headers.get("Retry-After") or ""))
-    except ValueError:
-        return None
-
-
-def _require_complete_answer(length: str | None, size: int) -> None:
-    if length is not None and length.isdigit() and int(length) != size:
-        raise ConnectionError(f"the answer ended after {size} of {length} bytes")

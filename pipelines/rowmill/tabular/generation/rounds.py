@@ -59,7 +59,15 @@ def sample_completions(
             stop=[stop],
             seeds=seeds,
         )
-        return [_check_completion_count(answer, n) for answer in _require_answer_count(answers, len(prompts))]
+        if len(answers) != len(prompts):
+            wrong = f"{len(answers)} answers to {len(prompts)} prompts; return one per prompt"
+            return [GenerationError(f"generation.backend: {wrong}")] * len(prompts)
+        return [
+            answer
+            if isinstance(answer, Exception) or len(answer) == n
+            else GenerationError(f"generation.backend: {len(answer)} completions of a prompt; {n} were requested")
+            for answer in answers
+        ]
     except Exception as error:  # noqa: BLE001  (whatever a backend does is one bad round, and not the end of the run)
         return [error] * len(prompts)
 
@@ -67,18 +75,6 @@ def sample_completions(
 def describe_error(error: Exception) -> str:
     """Format an error for a report."""
     return f"{type(error).__name__}: {error}"[:500]
-
-
-def _require_answer_count(answers: Sequence[Answer], prompts: int) -> Sequence[Answer]:
-    if len(answers) != prompts:
-        raise GenerationError(f"generation.backend: {len(answers)} answers to {prompts} prompts; return one per prompt")
-    return answers
-
-
-def _check_completion_count(answer: Answer, n: int) -> Answer:
-    if isinstance(answer, Exception) or len(answer) == n:
-        return answer
-    return GenerationError(f"generation.backend: {len(answer)} completions of a prompt; {n} were requested")
 
 
 # ── The inputs and results of generation ──
@@ -258,12 +254,15 @@ def generate_records(
             bad_rounds=bad_batches,
             options=options,
         )
-        parsed = [
-            _parse_completion(parser, answer[0], tally) for answer in answers if not isinstance(answer, Exception)
-        ]
+        parsed: list[ParsedText] = []
+        for answer in answers:
+            if not isinstance(answer, Exception):
+                text, is_ended = answer[0].text, is_ended_by_model(answer[0])
+                parsed.append(parser(text, open_at_start=True, closed_at_end=is_ended))
+                tally.count_rejected_spans(parsed[-1], text, "")
         error = next((describe_error(answer) for answer in answers if isinstance(answer, Exception)), error)
-        found = [record for one in parsed for record in one.records]
-        report = merge_span_counts(one.report for one in parsed)
+        found = [record for completion in parsed for record in completion.records]
+        report = merge_span_counts(completion.report for completion in parsed)
         objects = report.valid + report.invalid
         is_bad = not found or report.invalid >= options.invalid_fraction_threshold * objects
         batches, bad_batches = batches + 1, bad_batches + 1 if is_bad else 0
@@ -274,12 +273,6 @@ def generate_records(
     tally.counts["record"] = len(records)
     status = "complete" if len(records) >= num_records else "partial" if records else "failed"
     return GenerationResult(status, records, tally.rejected, dict(sorted(tally.counts.items())), error=error)
-
-
-def _parse_completion(parser: Parser, completion: Completion, tally: GenerationTally) -> ParsedText:
-    parsed = parser(completion.text, open_at_start=True, closed_at_end=is_ended_by_model(completion))
-    tally.count_rejected_spans(parsed, completion.text, "")
-    return parsed
 
 
 # ── State of one series during generation: its window, its bound, and the effect of each round of sample ──
@@ -379,9 +372,14 @@ class SeriesState:
 
     def _append_records(self, parsed: ParsedText) -> int:
         """Append records up to stop and bound; return how many were appended."""
-        before = len(self.records)
+        before, trained = len(self.records), self.shared.trained
         for index, record in enumerate(parsed.records):
-            text = self._format_record(record)
+            # Formatted as in training, however the model formatted it.
+            text = self.shared.serialise(record)
+            if isinstance(text, Rejected):
+                # A model may write escapes that the reference format cannot.
+                text = serialise_record(record, trained.schema, special_tokens=trained.special_tokens)
+                assert isinstance(text, str), "a decoded record can be serialized"
             position = parsed.positions[index] if parsed.positions else None
             if self.stop is not None and position is not None and position > self.stop:
                 self.has_passed_stop = True
@@ -395,18 +393,8 @@ class SeriesState:
                 self.position = position
                 self.opening = ""
                 if self.key is None:
-                    self.key = {name: record[name] for name in self.shared.trained.place.group_columns}
+                    self.key = {name: record[name] for name in trained.place.group_columns}
         return len(self.records) - before
-
-    def _format_record(self, record: Record) -> str:
-        """Format a record as in training, however the model formatted it."""
-        line = self.shared.serialise(record)
-        if isinstance(line, Rejected):
-            # A model may write escapes that the reference format cannot.
-            trained = self.shared.trained
-            line = serialise_record(record, trained.schema, special_tokens=trained.special_tokens)
-            assert isinstance(line, str), "a decoded record can be serialized"
-        return line
 
 
 # ── Beginnings ─────────────────────────────────────────────────────────────────────────────────────
@@ -422,39 +410,33 @@ def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop:
 
     """
     trained = shared.trained
-    source = _name_series(prefill, trained.schema)
+    source = prefill.name or "(the only one)"
+    if prefill.key:
+        key_schema = RecordSchema(tuple(trained.schema.by_name[name] for name in prefill.key))
+        line = Serialiser(key_schema, special_tokens=())(prefill.key)
+        source = repr(prefill.key) if isinstance(line, Rejected) else line.strip()
     first = prefill.start if start is None else start
     started = _read_boundary(trained, first, f"{where}: start_timestamp", source)
     texts = list(prefill.texts) if shared.style == "records" else []
     position = _read_last_position(trained, texts, source, where)
     stopped = _resolve_stop(trained, prefill, started, stop, where, source)
-    before = _find_previous_position(trained, started, position)
+    interval = trained.place.interval
+    # The position of the record before the first generated one, real or hypothetical.
+    before = position
+    if position is None and started is not None and interval is not None:
+        before = started - interval
+    # Every good round adds at least one record, so the series ends.
+    bound = shared.options.max_records_per_group
+    if bound == "auto":
+        is_open = interval is None or stopped is None or before is None
+        bound = 2 * trained.longest_group if is_open else max(0, int((stopped - before) // interval))
     # Group columns come first in a record: without a key, no part of it can be prefilled.
     has_key = bool(prefill.key) or not trained.place.group_columns
     opening = _write_opening(trained, prefill, first, f"{where}: start_timestamp") if has_key and not texts else ""
     return SeriesState(
         shared, prefill, source, texts, opening, position if has_key else before, stopped,
-        _bound_records(shared, before, stopped), prefill.key if has_key else None,
+        bound, prefill.key if has_key else None,
     )  # fmt: skip
-
-
-def _find_previous_position(
-    model: TrainedModel, started: Position | None, position: Position | None
-) -> Position | None:
-    """Return the position of the record before the first generated one, real or hypothetical."""
-    if position is not None or started is None or model.place.interval is None:
-        return position
-    return started - model.place.interval
-
-
-def _bound_records(shared: SeriesContext, before: Position | None, stop: Position | None) -> int:
-    """Return the maximum records of a series; every good round adds at least one, so the series ends."""
-    if shared.options.max_records_per_group != "auto":
-        return shared.options.max_records_per_group
-    interval = shared.trained.place.interval
-    if interval is None or stop is None or before is None:
-        return 2 * shared.trained.longest_group
-    return max(0, int((stop - before) // interval))
 
 
 def _resolve_stop(
@@ -535,11 +517,3 @@ def _convert_value(known: RecordSchema, name: str, value: Value, model: TrainedM
             f"{where}: {value!r} is not of type {known.by_name[name].type}, as column {name!r} is; correct it"
         )
     return record[name]
-
-
-def _name_series(prefill: Prefill, schema: RecordSchema) -> str:
-    """Name a series by its key as JSON."""
-    if not prefill.key:
-        return prefill.name or "(the only one)"
-    line = Serialiser(RecordSchema(tuple(schema.by_name[name] for name in prefill.key)), special_tokens=())(prefill.key)
-    return repr(prefill.key) if isinstance(line, Rejected) else line.strip()

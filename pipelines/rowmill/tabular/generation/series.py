@@ -56,28 +56,21 @@ def generate_series(
     style = ("partial" if is_private else "records") if options.prefill == "auto" else options.prefill
     serialise = Serialiser(model.schema, special_tokens=model.special_tokens, wire=model.wire)
     if is_private:
-        prefills = [_anonymize_prefill(prefill, number, model) for number, prefill in enumerate(prefills, 1)]
+        # A private series has only a number (without groups there is one, unnumbered).
+        numbers = range(1, len(prefills) + 1)
+        prefills = [Prefill({}, (), name=f"series-{i}" if model.place.group_columns else "") for i in numbers]
     shared = SeriesContext(model, options, model.parser(options), serialise, style)
     series = [start_series(prefill, shared, start=start, stop=stop, where=where) for prefill in prefills]
-    waiting = [one for one in series if one.status is None]
+    waiting = [state for state in series if state.status is None]
     while waiting:
-        for batch in _group_by_temperature(waiting[: options.parallel_groups]):
+        # A request has one temperature, which rises with bad rounds.
+        batches: dict[int, list[SeriesState]] = {}
+        for state in waiting[: options.parallel_groups]:
+            batches.setdefault(state.bad_rounds, []).append(state)
+        for batch in batches.values():
             _run_round(completer, batch, model, options, seed)
-        waiting = [one for one in waiting if one.status is None]
+        waiting = [state for state in waiting if state.status is None]
     return _gather_result(series, options)
-
-
-def _anonymize_prefill(prefill: Prefill, number: int, model: TrainedModel) -> Prefill:
-    """Return the prefill of a private series, which has only a number (without groups there is one, unnumbered)."""
-    return Prefill({}, (), name=f"series-{number}" if model.place.group_columns else "")
-
-
-def _group_by_temperature(series: Sequence[SeriesState]) -> list[list[SeriesState]]:
-    """Group series by the temperature of their next request."""
-    batches: dict[int, list[SeriesState]] = {}
-    for one in series:
-        batches.setdefault(one.bad_rounds, []).append(one)
-    return list(batches.values())
 
 
 def _run_round(

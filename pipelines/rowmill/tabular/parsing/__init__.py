@@ -8,7 +8,7 @@ per `Parser`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rowmill.core.errors import ConfigError
 from rowmill.tabular.parsing.rules import DelimitedSpans, PlacementColumns, Validation, validate_group, validate_series
@@ -106,7 +106,16 @@ class Parser:
             start, is_begun = found.end(), found[0] == self._bos
         pieces.append(DelimitedSpans(self._scan_spans(text, start, len(text)), is_begun, closed_at_end))
         spans += pieces[-1].spans
-        records, positions = self._validate_records(pieces, group, after)
+        records: list[Record] = []
+        positions: list[Position] = []
+        match self._mode:
+            case "tabular":
+                records = [span.record for span in spans if span.record is not None]
+            case "grouped":
+                for piece in pieces:
+                    records += validate_group(piece, self._place, self._validation)
+            case "sequential":
+                records, positions = validate_series(pieces, self._place, group=group, after=after)
         return ParsedText(spans, records, count_spans(spans), positions)
 
     def _scan_spans(self, text: str, start: int, end: int) -> list[TextSpan]:
@@ -127,19 +136,6 @@ class Parser:
                 span.fail(*misplaced)
                 span.record = None
         return spans
-
-    def _validate_records(
-        self, pieces: Sequence[DelimitedSpans], group: Mapping[str, Value] | None, after: Position | None
-    ) -> tuple[list[Record], list[Position]]:
-        match self._mode:
-            case "tabular":
-                return [span.record for piece in pieces for span in piece.spans if span.record is not None], []
-            case "grouped":
-                return [
-                    record for piece in pieces for record in validate_group(piece, self._place, self._validation)
-                ], []
-            case "sequential":
-                return validate_series(pieces, self._place, group=group, after=after)
 
 
 def parse_generated_text(

@@ -83,12 +83,6 @@ def validate_group(piece: DelimitedSpans, place: PlacementColumns, options: Vali
         if not options.group_by_fix_non_unique_value:
             return _fail_spans(good, "group_mixed_key")
         records = [{**record, **dict(zip(place.group_columns, key, strict=True))} for record in records]
-    return _sort_group(good, records, place, options)
-
-
-def _sort_group(
-    good: Sequence[TextSpan], records: list[Record], place: PlacementColumns, options: Validation
-) -> list[Record]:
     if place.order is None or place.order_column is None:
         return records
     positions = place.order.read_series([record[place.order_column] for record in records])
@@ -156,19 +150,16 @@ def _advance_position(
         return None
     if place.order is None or place.order_column is None:
         return None
-    position = place.order.read_after(after, span.record[place.order_column])
+    position: Position = place.order.read_after(after, span.record[place.order_column])
     if after is None:
         return position
     if place.interval is not None:
-        if not _matches_interval(after, position, place.interval):
+        try:
+            matches = _EXACT.subtract(position, after) == place.interval
+        except Inexact:
+            matches = False
+        if not matches:
             span.fail("step", place.order_column)
     elif position < after:
         span.fail("order", place.order_column)
     return position
-
-
-def _matches_interval(after: Position, position: Position, interval: int | Decimal) -> bool:
-    try:
-        return _EXACT.subtract(position, after) == interval
-    except Inexact:
-        return False

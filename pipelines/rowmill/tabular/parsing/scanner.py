@@ -189,7 +189,11 @@ class ObjectScanner:
             if following > position:
                 limit = min(following, line_end)
                 stop = position + len(text[position:limit].rstrip())
-                attempt = _find_object_attempt(text, position, stop, end)
+                # Where a malformed object begins; `stop` if all of it is prose.
+                attempt = text.find("{", position, stop)
+                while attempt >= 0 and _ATTEMPT.match(text, attempt, end) is None:
+                    attempt = text.find("{", attempt + 1, stop)
+                attempt = stop if attempt < 0 else attempt
                 if attempt > position:
                     yield TextSpan(position, attempt, "prose"), None
                 if attempt < stop:
@@ -237,20 +241,17 @@ class ObjectScanner:
         elif syntax.is_deep:
             span.fail("too_deep")
         else:
-            return span, self._decode_multiline(text, span)
+            # Of several lines, or of very many digits.
+            try:
+                value, _ = self._decode_json(text[span.start : span.end], 0)
+            except _NOT_DECODED:
+                # The process may have lowered the limit of digits.
+                span.fail("number_too_large")
+                return span, None
+            if self._repeated:
+                span.fail("duplicate_column", self._repeated[-1])
+            return span, value
         return span, None
-
-    def _decode_multiline(self, text: str, span: TextSpan) -> Json:
-        """Decode an object of several lines, or of very many digits; its syntax is known to be valid."""
-        try:
-            value, _ = self._decode_json(text[span.start : span.end], 0)
-        except _NOT_DECODED:
-            # The process may have lowered the limit of digits.
-            span.fail("number_too_large")
-            return None
-        if self._repeated:
-            span.fail("duplicate_column", self._repeated[-1])
-        return value
 
     def _decode_json(self, text: str, start: int) -> tuple[Json, int]:
         self._repeated.clear()
@@ -263,14 +264,6 @@ class ObjectScanner:
             # Inner objects come first: the last name is the outermost object's.
             self._repeated.append(next(name for name, _ in pairs if name in seen or seen.add(name)))
         return made
-
-
-def _find_object_attempt(text: str, start: int, stop: int, end: int) -> int:
-    """Return where in `text[start:stop]` a malformed object begins; `stop` if all of it is prose."""
-    at = text.find("{", start, stop)
-    while at >= 0 and _ATTEMPT.match(text, at, end) is None:
-        at = text.find("{", at + 1, stop)
-    return stop if at < 0 else at
 
 
 def _find_line_end(text: str, start: int, end: int, *, returns: bool) -> int:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from rowmill.core.json import Json
 from rowmill.tabular.schema import MAX_DIGITS, Column, Record, RecordSchema, Value
@@ -136,10 +136,6 @@ _EXACT = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
 _WITH_NAN = json.JSONDecoder(parse_float=Decimal, parse_constant=lambda _: None)
 
 
-def _is_mapping(value: Json) -> TypeGuard[dict[str, Json]]:
-    return type(value) is dict
-
-
 def _make_converter(column: Column, wire: Wire) -> Callable[[Json], Value]:
     """Return the converter of a column's decoded values other than null to typed values."""
     match column.type:
@@ -147,7 +143,14 @@ def _make_converter(column: Column, wire: Wire) -> Callable[[Json], Value]:
             return _FROM_MILLISECONDS[column.type]
         case "datetime" | "date" | "time":
             canonical = CANONICAL[column.type]
-            return lambda value: _as_temporal(value, canonical)
+
+            def convert_temporal(value: Json) -> str:
+                found = canonical(value) if type(value) is str else None
+                if found is None:
+                    raise _MistypedError
+                return found
+
+            return convert_temporal
         case "list":
             assert column.item is not None
             return _as_list(column.item, wire)
@@ -204,13 +207,6 @@ def _as_string(value: Json) -> str:
     if type(value) is str:
         return value
     raise _MistypedError
-
-
-def _as_temporal(value: Json, canonical: Callable[[str], str | None]) -> str:
-    found = canonical(value) if type(value) is str else None
-    if found is None:
-        raise _MistypedError
-    return found
 
 
 def _as_duration(value: Json) -> Decimal:
@@ -272,16 +268,16 @@ def _as_list(item: Column, wire: Wire) -> Callable[[Json], list[Value]]:
 
 
 def _as_struct(column: Column, wire: Wire) -> Callable[[Json], Record]:
-    fields = [(one, _make_converter(one, wire)) for one in column.fields]
+    fields = [(field, _make_converter(field, wire)) for field in column.fields]
 
     def convert_struct(value: Json) -> Record:
-        if not _is_mapping(value):
+        if type(value) is not dict:
             raise _MistypedError
         record: Record = {}
         for field, convert in fields:
             if field.name in value:
-                one = value[field.name]
-                record[field.name] = _require_nullable(field) if one is None else convert(one)
+                inner = value[field.name]
+                record[field.name] = _require_nullable(field) if inner is None else convert(inner)
             elif field.required:
                 raise _MistypedError
         if len(record) != len(value):

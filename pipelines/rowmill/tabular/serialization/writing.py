@@ -136,7 +136,13 @@ def _make_lossless_writer(column: Column, write_string: Callable[[str], str], de
             return _make_typed_writer(str, write_string)
         case "datetime" | "date" | "time":
             canonical = CANONICAL[column.type]
-            return lambda value: f'"{_require_canonical(value, canonical)}"'
+
+            def write_canonical(value: Value) -> str:
+                if type(value) is not str or canonical(value) != value:
+                    raise _UnwritableError(f"{value!r:.60} is no canonical ISO 8601 text")
+                return f'"{value}"'
+
+            return write_canonical
         case "list" | "struct":
             return _make_nested_writer(column, write_string, depth, _make_lossless_writer)
         case "json":
@@ -211,12 +217,6 @@ _SCALARS: dict[str, Callable[[Value], str]] = {
 }
 
 
-def _require_canonical(value: Value, canonical: Callable[[str], str | None]) -> str:
-    if type(value) is not str or canonical(value) != value:
-        raise _UnwritableError(f"{value!r:.60} is no canonical ISO 8601 text")
-    return value
-
-
 def _make_nested_writer(
     column: Column, write_string: Callable[[str], str], depth: int, make: Callable[..., Callable[[Value], str]]
 ) -> Callable[[Value], str]:
@@ -278,17 +278,16 @@ def _write_json_value(value: Value, write_string: Callable[[str], str], depth: i
         case _ if depth > MAX_DEPTH:
             return _refuse_depth(value)
         case list():
-            return f"[{','.join([_write_json_value(one, write_string, depth + 1) for one in value])}]"
+            return f"[{','.join([_write_json_value(item, write_string, depth + 1) for item in value])}]"
         case dict():
-            return f"{{{','.join([_write_member(*pair, write_string, depth + 1) for pair in value.items()])}}}"
+            members: list[str] = []
+            for key, member in value.items():
+                if type(key) is not str:
+                    raise _UnwritableError(f"a key that is a {type(key).__name__}, not a str")
+                members.append(f"{write_string(key)}:{_write_json_value(member, write_string, depth + 1)}")
+            return f"{{{','.join(members)}}}"
         case _:
             raise _UnwritableError(f"a {type(value).__name__} is no value of JSON")
-
-
-def _write_member(key: Value, value: Value, write_string: Callable[[str], str], depth: int) -> str:
-    if type(key) is not str:
-        raise _UnwritableError(f"a key that is a {type(key).__name__}, not a str")
-    return f"{write_string(key)}:{_write_json_value(value, write_string, depth)}"
 
 
 def _make_reference_writer(column: Column, write_string: Callable[[str], str], depth: int) -> Callable[[Value], str]:

@@ -203,17 +203,13 @@ def write_cells(column: ColumnContract, texts: pa.LargeStringArray) -> pa.LargeS
     is_absent = pc.is_in(texts, pa.array(["", *column.na], pa.large_string())).to_numpy(zero_copy_only=False)
     if column.type in ("text", "any"):
         return _replace(write_strings(texts), is_absent, [NULL] * int(is_absent.sum()))
-    is_other = ~_find_plain_numbers(column, texts) | is_absent
+    is_other = np.ones(len(texts), bool)
+    pattern = _PLAIN_NUMBERS.get(column.type)
+    if pattern is not None and (column.type != "number" or column.decimal == "."):
+        is_plain = _matches(texts, pattern) & (_measure_bytes(texts) <= QUICK_DIGITS)
+        is_other = ~is_plain | _matches(texts, _SMALL_NUMBER) | is_absent
     write = make_cell_writer(column.model_copy(update={"on_mismatch": "reject"}))
     return _replace(texts, is_other, [write(text) for text in texts.filter(pa.array(is_other)).to_pylist()])
-
-
-def _find_plain_numbers(column: ColumnContract, texts: pa.LargeStringArray) -> NDArray[np.bool_]:
-    pattern = _PLAIN_NUMBERS.get(column.type)
-    if pattern is None or (column.type == "number" and column.decimal != "."):
-        return np.zeros(len(texts), bool)
-    is_plain = _matches(texts, pattern) & (_measure_bytes(texts) <= QUICK_DIGITS)
-    return is_plain & ~_matches(texts, _SMALL_NUMBER)
 
 
 def write_strings(texts: pa.LargeStringArray) -> pa.LargeStringArray:

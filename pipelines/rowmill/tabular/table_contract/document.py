@@ -50,19 +50,15 @@ def format_contract_yaml(
             else _describe_evidence(column, seen, evidence.records, place_of, shows_cells)
         )
         lines += [f"  # {line}" for line in said]
-        lines.append(f"  {_format_key(name)}: {{{', '.join(_format_options(column))}}}")
+        is_plain = _PLAIN_KEY.fullmatch(name) and name.lower() not in _RESERVED
+        key = name if is_plain else json.dumps(name, ensure_ascii=not name.isprintable())
+        options = [
+            f"{option}: {given if option == 'type' else json.dumps(given, ensure_ascii=False)}"
+            for option, given in column.model_dump(mode="json").items()
+            if option == "type" or given != (list(_DEFAULTS[option]) if option == "na" else _DEFAULTS[option])
+        ]
+        lines.append(f"  {key}: {{{', '.join(options)}}}")
     return "\n".join(lines) + "\n"
-
-
-def _format_key(name: str) -> str:
-    is_plain = _PLAIN_KEY.fullmatch(name) and name.lower() not in _RESERVED
-    return name if is_plain else json.dumps(name, ensure_ascii=not name.isprintable())
-
-
-def _format_options(column: ColumnContract) -> Iterator[str]:
-    for name, value in column.model_dump(mode="json").items():
-        if name == "type" or value != (list(_DEFAULTS[name]) if name == "na" else _DEFAULTS[name]):
-            yield f"{name}: {value if name == 'type' else json.dumps(value, ensure_ascii=False)}"
 
 
 def _describe_evidence(

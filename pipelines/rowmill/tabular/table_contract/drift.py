@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rowmill.tabular.table_contract.contract import TIMES, ColumnContract, TableContract
-from rowmill.tabular.table_contract.inference import CellLocation, ColumnEvidence, TableEvidence
+from rowmill.tabular.table_contract.inference import CellLocation, TableEvidence
 from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, formats_of
 
 
@@ -31,7 +31,10 @@ def find_missing_or_new(contract: TableContract, evidence: TableEvidence) -> Ite
     """Yield the columns that the contract does not know, and the required ones that records lack."""
     for name, seen in evidence.columns.items():
         if name not in contract.columns:
-            yield ColumnDrift(name, "is new: the contract has no such column", _find_first_text(seen), seen.first)
+            tallies = (seen.cells or seen.kinds).values()
+            examples = [(place, text) for tally in tallies for text, place in tally.examples]
+            text = min(examples)[1] if examples else None
+            yield ColumnDrift(name, "is new: the contract has no such column", text, seen.first)
     for name, column in contract.columns.items():
         seen = evidence.columns.get(name)
         if seen is None and evidence.records:
@@ -52,12 +55,20 @@ def find_contract_changes(
     for name, column in before.columns.items():
         found = mismatches.get(name)
         seen = evidence.columns.get(name)
-        if found is not None and found.count > known.get(name, 0):
-            yield ColumnDrift(name, _describe_mismatch(column, found, known.get(name, 0)), found.text, found.place)
+        earlier = known.get(name, 0)
+        if found is not None and found.count > earlier:
+            values = "1 value does" if found.count == 1 else f"{found.count:,} values do"
+            more = f" (before: {earlier:,})" if earlier else ""
+            problem = f"is {describe_column_contract(column)}, which {values} not fit{more}"
+            yield ColumnDrift(name, problem, found.text, found.place)
         elif seen is not None and seen.values and name in now.columns:
             other = now.columns[name]
             if not _is_narrower(other, column):
-                text, place = _find_deviating_cell(seen, column)
+                # The first cell that does not fit the earlier contract, or else the first cell.
+                tallies = seen.cells or seen.kinds
+                odd = [tally for shape, tally in tallies.items() if not reads_shape(column, shape)]
+                examples = [(place, text) for tally in odd or tallies.values() for text, place in tally.examples]
+                place, text = min(examples) if examples else (None, None)
                 yield ColumnDrift(
                     name,
                     f"was {describe_column_contract(column)}, and its values now read as "
@@ -65,11 +76,6 @@ def find_contract_changes(
                     text,
                     place,
                 )
-
-
-def _describe_mismatch(column: ColumnContract, found: ColumnMismatch, known: int) -> str:
-    values = "1 value does" if found.count == 1 else f"{found.count:,} values do"
-    return f"is {describe_column_contract(column)}, which {values} not fit{f' (before: {known:,})' if known else ''}"
 
 
 def describe_column_contract(column: ColumnContract) -> str:
@@ -99,20 +105,6 @@ def _numeric_shapes(column: ColumnContract) -> frozenset[str]:
     if column.type == "integer":
         return INTEGERS[column.thousands]
     return NUMBERS[column.decimal, column.thousands]
-
-
-def _find_first_text(seen: ColumnEvidence) -> str | None:
-    tallies = seen.cells or seen.kinds
-    found = [(place, text) for tally in tallies.values() for text, place in tally.examples]
-    return min(found)[1] if found else None
-
-
-def _find_deviating_cell(seen: ColumnEvidence, before: ColumnContract) -> tuple[str | None, CellLocation | None]:
-    """Return the first cell that does not fit the earlier contract, or else the first cell."""
-    tallies = seen.cells or seen.kinds
-    odd = {shape: tally for shape, tally in tallies.items() if not reads_shape(before, shape)} or tallies
-    found = [(place, text) for tally in odd.values() for text, place in tally.examples]
-    return (min(found)[1], min(found)[0]) if found else (None, None)
 
 
 def reads_shape(column: ColumnContract, shape: str) -> bool:

@@ -150,8 +150,8 @@ def observe_records(records: Sequence[Mapping[str, Json]], rows: Sequence[int] |
     values: dict[str, list[Json]] = {}
     having: dict[str, list[int]] = {}
     whole: dict[str, None] = dict.fromkeys(records[0]) if records else {}
-    if all(one.keys() == whole.keys() for one in records):
-        values = {name: [one[name] for one in records] for name in whole}
+    if all(record.keys() == whole.keys() for record in records):
+        values = {name: [record[name] for record in records] for name in whole}
         having = {name: list(numbers) for name in whole}
     else:
         for number, record in zip(numbers, records, strict=True):
@@ -161,13 +161,6 @@ def observe_records(records: Sequence[Mapping[str, Json]], rows: Sequence[int] |
     return TableEvidence(
         len(records), {name: _observe_values(column, having[name], numbers) for name, column in values.items()}
     )
-
-
-def _find_gap(having: Sequence[int], numbers: Sequence[int]) -> CellLocation | None:
-    if len(having) == len(numbers):
-        return None
-    known = set(having)
-    return (0, next(number for number in numbers if number not in known))
 
 
 def _tally_time_shapes(
@@ -193,26 +186,23 @@ def _tally_time_shapes(
 def _observe_values(values: Sequence[Json], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
     types = list(map(type, values))
     kinds: dict[str, ShapeTally] = {}
-    for own, count in Counter(types).items():
-        if own is not type(None):
-            tally = ShapeTally(count, _find_first_values(own, types, values, having))
-            kind = _KINDS[own]
+    for value_type, count in Counter(types).items():
+        if value_type is not type(None):
+            examples: list[tuple[str, CellLocation]] = []
+            at = -1
+            for _ in range(min(MAX_EXAMPLES, count)):
+                at = types.index(value_type, at + 1)
+                examples.append((str(values[at])[:MAX_EXAMPLE_CHARS], (0, having[at])))
+            tally = ShapeTally(count, tuple(examples))
+            kind = _KINDS[value_type]
             kinds[kind] = kinds[kind].plus(tally) if kind in kinds else tally
     texts = [value for value in values if type(value) is str] if "string" in kinds else []
     times = _tally_time_shapes(Counter(text for text in texts if text), values, having) if texts else {}
-    return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, _find_gap(having, numbers))
-
-
-def _find_first_values(
-    wanted: type, types: Sequence[type], values: Sequence[Json], having: Sequence[int]
-) -> tuple[tuple[str, CellLocation], ...]:
-    """Return the first values of a type with their locations."""
-    found: list[tuple[str, CellLocation]] = []
-    at = -1
-    for _ in range(min(MAX_EXAMPLES, types.count(wanted))):
-        at = types.index(wanted, at + 1)
-        found.append((str(values[at])[:MAX_EXAMPLE_CHARS], (0, having[at])))
-    return tuple(found)
+    gap: CellLocation | None = None
+    if len(having) != len(numbers):
+        present = set(having)
+        gap = (0, next(number for number in numbers if number not in present))
+    return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, gap)
 
 
 # ── All parts ──────────────────────────────────────────────────────────────────────────────────────
@@ -228,9 +218,18 @@ def merge_evidence(parts: Iterable[TableEvidence]) -> TableEvidence:
         records += part.records
         seen.append((number, part))
         for name, column in part.columns.items():
-            own = _assign_part(column, number)
-            columns[name] = columns[name].plus(own) if name in columns else own
-    return TableEvidence(records, {name: _locate_gap(name, one, records, seen) for name, one in columns.items()})
+            tallies = [
+                {
+                    shape: ShapeTally(tally.count, tuple((text, (number, row)) for text, (_, row) in tally.examples))
+                    for shape, tally in counted.items()
+                }
+                for counted in (column.cells, column.kinds, column.times)
+            ]
+            first, gap = (number, column.first[1]), None if column.gap is None else (number, column.gap[1])
+            placed = ColumnEvidence(first, column.present, column.nulls, *tallies, gap=gap)
+            columns[name] = columns[name].plus(placed) if name in columns else placed
+    located = {name: _locate_gap(name, column, records, seen) for name, column in columns.items()}
+    return TableEvidence(records, located)
 
 
 def _locate_gap(
@@ -248,18 +247,6 @@ def _locate_gap(
         if own.gap is not None:
             return replace(column, gap=(number, own.gap[1]))
     return column
-
-
-def _assign_part(column: ColumnEvidence, number: int) -> ColumnEvidence:
-    tallies = [
-        {
-            name: ShapeTally(one.count, tuple((text, (number, row)) for text, (_, row) in one.examples))
-            for name, one in counted.items()
-        }
-        for counted in (column.cells, column.kinds, column.times)
-    ]
-    gap = None if column.gap is None else (number, column.gap[1])
-    return ColumnEvidence((number, column.first[1]), column.present, column.nulls, *tallies, gap=gap)
 
 
 # ── Inference of a contract from evidence: each column's type, from all of its values ──
@@ -306,7 +293,18 @@ def _infer_column(seen: ColumnEvidence, records: int, declared: str | None, *, i
         )
     if seen.kinds:
         return ColumnContract(type="any" if seen.kinds.keys() - {"string"} else "text", required=required)
-    return _infer_from_cells(seen.cells, required=required, is_order=is_order)
+    text = ColumnContract(type="text", required=required)
+    absent = sum(tally.count for shape, tally in seen.cells.items() if is_absent_shape(shape))
+    values = sum(tally.count for tally in seen.cells.values()) - absent
+    if not values or "zeros" in seen.cells:
+        return text
+    found = [(_count_fitting(seen.cells, candidate.shapes), candidate) for candidate in _CANDIDATE_TYPES]
+    most, best = max(found, key=lambda pair: pair[0])
+    if _is_tolerable(values - most, most):
+        if _is_comma_ambiguous(seen.cells, best):
+            return text
+        return best.column.model_copy(update={"required": required, "na": _collect_na_words(seen.cells)})
+    return _infer_from_times(seen.cells, required=required, is_order=is_order)
 
 
 def _map_schema_type(kind: ColumnType) -> CellType:
@@ -370,21 +368,6 @@ def _list_candidate_types() -> tuple[_CandidateType, ...]:
 
 _CANDIDATE_TYPES = _list_candidate_types()
 """In order of preference: of two that read equally many cells, the first wins."""
-
-
-def _infer_from_cells(cells: Mapping[str, ShapeTally], *, required: bool, is_order: bool) -> ColumnContract:
-    text = ColumnContract(type="text", required=required)
-    absent = sum(tally.count for shape, tally in cells.items() if is_absent_shape(shape))
-    values = sum(tally.count for tally in cells.values()) - absent
-    if not values or "zeros" in cells:
-        return text
-    found = [(_count_fitting(cells, one.shapes), one) for one in _CANDIDATE_TYPES]
-    most, best = max(found, key=lambda pair: pair[0])
-    if _is_tolerable(values - most, most):
-        if _is_comma_ambiguous(cells, best):
-            return text
-        return best.column.model_copy(update={"required": required, "na": _collect_na_words(cells)})
-    return _infer_from_times(cells, required=required, is_order=is_order)
 
 
 def _count_fitting(cells: Mapping[str, ShapeTally], shapes: Iterable[str]) -> int:
@@ -467,20 +450,18 @@ def _build_schema_column(
 ) -> Column:
     if seen is None:
         return Column(name, _map_cell_type(column), nullable=True, required=False)
-    allows_null = column.on_mismatch == "na" or (bool(seen.cells) and bool(column.na or _has_blanks(seen, column)))
+    allows_null = column.on_mismatch == "na" or (
+        bool(seen.cells) and (bool(column.na) or (column.type != "text" and "blank" in seen.cells))
+    )
     nullable, required = seen.nulls > 0 or allows_null, seen.present == records
     if seen.cells or (not seen.kinds and declared is None):
         return Column(name, _map_cell_type(column), nullable=nullable, required=required)
     if declared is not None:
-        own = parse_declared_column(name, declared, nullable=nullable, required=required)
-        if column.type in ("any", _map_schema_type(own.type)) or column.type in TIMES:
-            return own
+        parsed = parse_declared_column(name, declared, nullable=nullable, required=required)
+        if column.type in ("any", _map_schema_type(parsed.type)) or column.type in TIMES:
+            return parsed
     kind = _infer_json_type(seen.kinds) if column.type == "any" else _map_cell_type(column)
     return Column(name, kind, nullable=nullable, required=required)
-
-
-def _has_blanks(seen: ColumnEvidence, column: ColumnContract) -> bool:
-    return column.type != "text" and "blank" in seen.cells
 
 
 def _map_cell_type(column: ColumnContract) -> ColumnType:

@@ -97,10 +97,26 @@ def create_project(
         If data is missing or unreadable.
 
     """
-    datasets = _find_datasets(folder, list(data) or [_require_default_data(folder)])
+    if not data and not (folder / DEFAULT_DATA).is_dir():
+        raise ConfigError(
+            f"rowmill init: no data is named, and there is no folder {DEFAULT_DATA}/ here; expected a file, folder, "
+            f"glob or URL of {join_choices(FORMATS_BY_SUFFIX)}; run rowmill init FILE"
+        )
+    datasets: list[_FoundDataset] = []
+    for argument in data or [DEFAULT_DATA]:
+        datasets += _find_datasets_of(folder, argument, {dataset.name for dataset in datasets})
     chosen = name or (datasets[0].name if len(datasets) == 1 else _make_name(folder.resolve().name))
     recipe = folder / "configs" / f"{check_name(chosen, '--name')}.yaml"
-    _require_unused(recipe)
+    if recipe.exists():
+        raise ConfigError(
+            f"{recipe}: exists already, and init overwrites nothing; a new recipe needs an unused name; add --name, "
+            "or delete the file"
+        )
+    taken = {path.stem: path for path in find_recipes(recipe.parent)} if recipe.parent.is_dir() else {}
+    if recipe.stem in taken:
+        raise ConfigError(
+            f"{taken[recipe.stem]}: a recipe of this name exists; names of recipes must differ; add --name"
+        )
     text = _render_recipe(datasets, tokenizer, seq_len, needs_template=_lacks_template(folder, tokenizer))
     parse_recipe(yaml.safe_load(text), name=chosen, where=str(recipe), base=folder)
     ignore = "".join(f"{line}\n" for line in IGNORED)
@@ -125,35 +141,6 @@ def _list_missing_lines(path: Path) -> Sequence[str]:
 # ── Finding the datasets ───────────────────────────────────────────────────────────────────────────
 
 
-def _require_default_data(folder: Path) -> str:
-    if not (folder / DEFAULT_DATA).is_dir():
-        raise ConfigError(
-            f"rowmill init: no data is named, and there is no folder {DEFAULT_DATA}/ here; expected a file, folder, "
-            f"glob or URL of {join_choices(FORMATS_BY_SUFFIX)}; run rowmill init FILE"
-        )
-    return DEFAULT_DATA
-
-
-def _require_unused(recipe: Path) -> None:
-    if recipe.exists():
-        raise ConfigError(
-            f"{recipe}: exists already, and init overwrites nothing; a new recipe needs an unused name; add --name, "
-            "or delete the file"
-        )
-    taken = {path.stem: path for path in find_recipes(recipe.parent)} if recipe.parent.is_dir() else {}
-    if recipe.stem in taken:
-        raise ConfigError(
-            f"{taken[recipe.stem]}: a recipe of this name exists; names of recipes must differ; add --name"
-        )
-
-
-def _find_datasets(folder: Path, data: Sequence[str]) -> list[_FoundDataset]:
-    found: list[_FoundDataset] = []
-    for argument in data:
-        found += _find_datasets_of(folder, argument, {one.name for one in found})
-    return found
-
-
 def _find_datasets_of(folder: Path, argument: str, taken: set[str]) -> list[_FoundDataset]:
     """Return the datasets of one argument: files with equal format and columns form one dataset."""
     alike: dict[str, tuple[Recognition, list[str], Sample, Mapping[str, Any]]] = {}
@@ -165,7 +152,13 @@ def _find_datasets_of(folder: Path, argument: str, taken: set[str]) -> list[_Fou
     datasets: list[_FoundDataset] = []
     for found, urls, sample, options in alike.values():
         is_whole_argument = len(alike) == 1 and len(urls) > 1
-        name = _choose_name(argument if is_whole_argument and not _has_glob(argument) else urls[0], taken)
+        is_glob = any(sign in argument for sign in "*?[{")
+        base = (argument if is_whole_argument and not is_glob else urls[0]).rstrip("/").rpartition("/")[2]
+        by_length = sorted(SUFFIXES, key=len, reverse=True)
+        ending = next((suffix for suffix in by_length if base.lower().endswith(suffix)), "")
+        name = stem = _make_name(base.removesuffix(ending))
+        if name in taken:
+            name = next(new for i in range(2, len(taken) + 3) if (new := f"{stem[:60]}_{i}") not in taken)
         taken.add(name)
         patterns = [_shorten_url(argument, folder)] if is_whole_argument else urls
         datasets.append(_FoundDataset(name, patterns, sample, found, options))
@@ -219,25 +212,12 @@ def _require_format(url: str, sample: Sample) -> Recognition:
     return choice.proposal
 
 
-def _has_glob(url: str) -> bool:
-    return any(sign in url for sign in "*?[{")
-
-
 def _shorten_url(url: str, folder: Path) -> str:
     """Return a local path inside the project relative to it, so that the project can be moved."""
     if "://" in url or not os.path.isabs(url):
         return url
     relative = os.path.relpath(url, folder.resolve())
     return url if relative.startswith("..") else relative
-
-
-def _choose_name(url: str, taken: set[str]) -> str:
-    base = url.rstrip("/").rpartition("/")[2]
-    suffix = next((one for one in sorted(SUFFIXES, key=len, reverse=True) if base.lower().endswith(one)), "")
-    name = _make_name(base.removesuffix(suffix) if suffix else base)
-    if name not in taken:
-        return name
-    return next(new for i in range(2, len(taken) + 3) if (new := f"{name[:60]}_{i}") not in taken)
 
 
 def _make_name(text: str) -> str:

@@ -9,7 +9,7 @@ other tools, is moved to its group.
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -262,23 +262,19 @@ def check_defaults(defaults: Mapping[str, Any], where: str) -> None:
             )
         if group in OPTION_GROUPS:
             config.validate_options(OPTION_GROUPS[group], values, f"{where}: defaults.{group}")
-        else:
-            _check_default_format(cast("dict[str, Any]", values), where)
-
-
-def _check_default_format(values: Mapping[str, Any], where: str) -> None:
-    """Refuse a key that no kind of format has: every dataset would silently ignore it."""
-    known = {"kind", *(name for kind in KINDS.values() for name in kind.list_fields())}
-    for name in values:
-        if name in known:
             continue
-        home = next((group for group, model in OPTION_GROUPS.items() if name in model.model_fields), None)
-        guess = suggest_name(name, known)
-        hint = f"write it under defaults.{home}" if home else f"did you mean {guess}?" if guess else "delete it"
-        raise ConfigError(
-            f"{where}: defaults.format.{name}: no kind of format has this option; allowed: "
-            f"{join_choices(sorted(known))}; {hint}"
-        )
+        # Every dataset would silently ignore a key that no kind of format has.
+        allowed = {"kind", *(name for kind in KINDS.values() for name in kind.list_fields())}
+        for name in cast("dict[str, Any]", values):
+            if name in allowed:
+                continue
+            home = next((group for group, model in OPTION_GROUPS.items() if name in model.model_fields), None)
+            guess = suggest_name(name, allowed)
+            hint = f"write it under defaults.{home}" if home else f"did you mean {guess}?" if guess else "delete it"
+            raise ConfigError(
+                f"{where}: defaults.format.{name}: no kind of format has this option; allowed: "
+                f"{join_choices(sorted(allowed))}; {hint}"
+            )
 
 
 def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, base: Path) -> object:
@@ -293,7 +289,14 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
     if not isinstance(form, dict):
         return raw
     shared: dict[str, Any] = dict(defaults.get("format", {}))
-    options = _resolve_aliases(dict(cast("dict[str, Any]", form)), FORMAT_ALIASES | FIELD_ALIASES, f"{at}.format")
+    options = dict(cast("dict[str, Any]", form))
+    for alias, option in (FORMAT_ALIASES | FIELD_ALIASES).items():
+        if alias in options:
+            if option in options:
+                raise ConfigError(
+                    f"{at}.format: {alias} is another name of {option}; only one is allowed; delete {alias}"
+                )
+            options[option] = options.pop(alias)
     written = str(options.get("kind", shared.get("kind", Auto.get_name())))
     options["kind"], registered = resolve_kind(written)
     if registered is not None:
@@ -309,12 +312,19 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
     _move_reading_options(options, raw, at)
     options, read = kind.complete_options(options, base, f"{at}.format")
     _move_flat_options(options, raw, kind, read, at)
-    _refuse_unread(raw, kind, at)
-    own = {group: frozenset(raw[group]) for group in read if isinstance(raw.get(group), dict)}
+    for group, names in kind.FIELDS_NOT_READ.items():
+        values: object = raw.get(group, {})
+        for option in sorted(names & set(values)) if isinstance(values, dict) else ():
+            allowed = sorted(set(OPTION_GROUPS[group].model_fields) - names)
+            raise ConfigError(
+                f"{at}.{group}.{option}: a {kind.get_name()} dataset does not read this option; of {group} it reads "
+                f"{join_choices(allowed)}; delete it"
+            )
+    given = {group: frozenset(raw[group]) for group in read if isinstance(raw.get(group), dict)}
     _insert_group_defaults(raw, kind, read, options, defaults, at)
-    _refuse_idle(raw, kind, own, defaults, at)
-    known = kind.list_fields()
-    raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
+    _refuse_idle(raw, kind, given, defaults, at)
+    fields = kind.list_fields()
+    raw["format"] = {**{k: v for k, v in shared.items() if k in fields}, **options}
     return raw
 
 
@@ -359,22 +369,10 @@ def _insert_group_defaults(
             raw[group] = {**of_kind[group], **raw.get(group, {})}
 
 
-def _refuse_unread(raw: Mapping[str, Any], kind: type[DatasetKind], at: str) -> None:
-    """Refuse an option that the dataset's kind would ignore."""
-    for group, names in kind.FIELDS_NOT_READ.items():
-        given: object = raw.get(group, {})
-        for name in sorted(names & set(given)) if isinstance(given, dict) else ():
-            allowed = sorted(set(OPTION_GROUPS[group].model_fields) - names)
-            raise ConfigError(
-                f"{at}.{group}.{name}: a {kind.get_name()} dataset does not read this option; of {group} it reads "
-                f"{join_choices(allowed)}; delete it"
-            )
-
-
 def _refuse_idle(
     raw: dict[str, Any],
     kind: type[DatasetKind],
-    own: Mapping[str, frozenset[str]],
+    given: Mapping[str, frozenset[str]],
     defaults: Mapping[str, Any],
     at: str,
 ) -> None:
@@ -382,12 +380,19 @@ def _refuse_idle(
     idle = _list_idle(raw, kind)
     for option in idle:
         group, name = option.group, option.name
-        if name in own.get(group, ()):
-            reasons = [one for one in idle if (one.group, one.name) == (group, name)]
-            remedy = _suggest_other_values(reasons, raw, kind, own)
+        if name in given.get(group, ()):
+            reasons = [found for found in idle if (found.group, found.name) == (group, name)]
+            # The changes that give it an effect delete what would have none beside the new values.
+            changed = dict(raw)
+            for found in reasons:
+                changed[found.other_group] = {**changed.get(found.other_group, {}), found.other_name: found.other_value}
+            values = [f"{found.other_name}: {str(found.other_value).lower()}" for found in reasons]
+            useless = [found for found in _list_idle(changed, kind) if found.name in given.get(found.group, ())]
+            deletions = [f"delete {found.group}.{found.name}" for found in useless]
+            remedy = " and ".join([f"set {' and '.join(values)}", *deletions])
             raise ConfigError(
                 f"{at}.{group}.{name}: {raw[group][name]} has no effect: "
-                f"{', and '.join(one.reason for one in reasons)}; {remedy}, or delete {name}"
+                f"{', and '.join(found.reason for found in reasons)}; {remedy}, or delete {name}"
             )
         if name in defaults.get(group, {}):
             raw[group].pop(name, None)
@@ -403,21 +408,6 @@ def _list_idle(raw: Mapping[str, Any], kind: type[DatasetKind]) -> list[IdleOpti
         return []
 
 
-def _suggest_other_values(
-    reasons: Sequence[IdleOption],
-    raw: Mapping[str, Any],
-    kind: type[DatasetKind],
-    own: Mapping[str, frozenset[str]],
-) -> str:
-    """Return the changes that give an option an effect; they delete what would have none beside the new values."""
-    changed = dict(raw)
-    for one in reasons:
-        changed[one.other_group] = {**changed.get(one.other_group, {}), one.other_name: one.other_value}
-    values = [f"{one.other_name}: {str(one.other_value).lower()}" for one in reasons]
-    idle = [f"{one.group}.{one.name}" for one in _list_idle(changed, kind) if one.name in own.get(one.group, ())]
-    return " and ".join([f"set {' and '.join(values)}", *(f"delete {path}" for path in idle)])
-
-
 def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:
     """Set the validation share to 0 for datasets with a number of validation sequences, unless they set their own."""
     mixture: object = raw.get("mixture")
@@ -427,15 +417,6 @@ def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -
         splits: object = written[name].get("splits", {}) if isinstance(written.get(name), dict) else None
         if isinstance(splits, dict) and not {"validation", "time_key"} & splits.keys():
             raw["datasets"][name]["splits"] = {**raw["datasets"][name].get("splits", {}), "validation": 0}
-
-
-def _resolve_aliases(options: dict[str, Any], aliases: Mapping[str, str], at: str) -> dict[str, Any]:
-    for alias, name in aliases.items():
-        if alias in options:
-            if name in options:
-                raise ConfigError(f"{at}: {alias} is another name of {name}; only one is allowed; delete {alias}")
-            options[name] = options.pop(alias)
-    return options
 
 
 def _move_flat_options(
@@ -688,7 +669,15 @@ def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
         With one line per problem: where, what, what is allowed, what to do.
 
     """
-    _require_text(path.resolve())
+    resolved = path.resolve()
+    try:
+        str(resolved).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(resolved).decode("utf-8", "backslashreplace")
+        raise ConfigError(
+            f"{shown}: this path is not UTF-8; a project's paths are recorded as text, so they must be UTF-8; rename "
+            "the file or folder"
+        ) from None
     _require_distinct_name(path)
     values = _insert_table_contracts(config.read_yaml(path), path)
     given = apply_overrides(values, overrides) if overrides else values
@@ -747,17 +736,6 @@ def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any
         config.validate_options(TableContract, loaded, str(file))
         form["table"] = loaded
     return filled
-
-
-def _require_text(path: Path) -> None:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
-        raise ConfigError(
-            f"{shown}: this path is not UTF-8; a project's paths are recorded as text, so they must be UTF-8; rename "
-            "the file or folder"
-        ) from None
 
 
 def project_folder(path: Path) -> Path:

@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill import sources
-from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store, digest_json
@@ -41,13 +40,12 @@ from rowmill.similarity.contamination import (
     ItemIndex,
     ItemNGrams,
     ItemSearch,
-    Match,
     ShortTexts,
     build_index,
     number_distinct_items,
 )
 from rowmill.similarity.words import HashedTexts, hash_words, make_offsets, split_words
-from rowmill.sources import FileScan, SourcePart
+from rowmill.sources import FileScan
 from rowmill.sources.reading import read_records
 from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
 from rowmill.stages.canonical_rows.rewritten_parts import plan_removal, rewrite_parts
@@ -131,14 +129,30 @@ def make_index(context: StageContext, options: Decontaminate, scanned: tuple[Sca
 
 
 def _make_index_part(task: _IndexTask) -> Part:
-    lines, counts = _read_items(task)
+    lines: list[dict[str, Any]] = []
+    counts: list[list[Any]] = []
+    for benchmark in task.scanned:
+        before = 0
+        for scan in benchmark.scans:
+            records = _read_file(benchmark.options, scan, Path(task.base))
+            lines += [line | {"item": before + line["record"] - 1} for line in records]
+            counts.append([benchmark.options.name, scan.url, scan.records, len(records)])
+            before += scan.records
     texts = [text for line in lines for text in line["texts"]]
     owners = np.repeat(np.arange(len(lines)), [len(line["texts"]) for line in lines])
     words = hash_words(texts)
     kept = np.flatnonzero(number_distinct_items(words, owners, len(lines)) == np.arange(len(lines)))
     is_kept = np.isin(owners, kept)
-    words, owners = _take_texts(words, is_kept), np.searchsorted(kept, owners[is_kept])
-    _require_few_ngrams(task, words)
+    lengths = words.lengths
+    words = HashedTexts(words.hashes[np.repeat(is_kept, lengths)], make_offsets(lengths[is_kept]))
+    owners = np.searchsorted(kept, owners[is_kept])
+    ngrams = int(np.maximum(words.lengths - task.options.ngram + 1, 0).sum())
+    if ngrams > task.options.max_ngrams:
+        raise ConfigError(
+            f"{task.where}.max_ngrams: the items of {len(task.scanned)} benchmarks have {ngrams:,} n-grams of "
+            f"{task.options.ngram} words; at most {task.options.max_ngrams:,} are allowed, since every worker holds "
+            "them; raise max_ngrams, or name fewer fields or files"
+        )
     index = build_index(words, owners, len(kept), task.options.ngram)
     items = pa.Table.from_pylist(
         [lines[k] | {"words": count} for k, count in zip(kept.tolist(), index.words.tolist(), strict=True)],
@@ -159,53 +173,20 @@ def _make_table(columns: ItemNGrams | ShortTexts) -> pa.Table:
     return pa.table({"hashes": columns.hashes, "items": columns.items, "starts": columns.starts})
 
 
-def _take_texts(words: HashedTexts, chosen: Bools) -> HashedTexts:
-    lengths = words.lengths
-    return HashedTexts(words.hashes[np.repeat(chosen, lengths)], make_offsets(lengths[chosen]))
-
-
-def _require_few_ngrams(task: _IndexTask, words: HashedTexts) -> None:
-    count = int(np.maximum(words.lengths - task.options.ngram + 1, 0).sum())
-    if count > task.options.max_ngrams:
-        raise ConfigError(
-            f"{task.where}.max_ngrams: the items of {len(task.scanned)} benchmarks have {count:,} n-grams of "
-            f"{task.options.ngram} words; at most {task.options.max_ngrams:,} are allowed, since every worker holds "
-            "them; raise max_ngrams, or name fewer fields or files"
-        )
-
-
-def _read_items(task: _IndexTask) -> tuple[list[dict[str, Any]], list[list[Any]]]:
-    """Return the items of all files, and per file its benchmark, URL, records and items."""
+def _read_file(benchmark: Benchmark, scan: FileScan, base: Path) -> list[dict[str, Any]]:
+    """Return the records of a file that have words in the benchmark's fields."""
     lines: list[dict[str, Any]] = []
-    counts: list[list[Any]] = []
-    for benchmark in task.scanned:
-        before = 0
-        for scan in benchmark.scans:
-            found = list(_read_file(benchmark.options, scan, Path(task.base)))
-            lines += [line | {"item": before + line["record"] - 1} for line in found]
-            counts.append([benchmark.options.name, scan.url, scan.records, len(found)])
-            before += scan.records
-    return lines, counts
-
-
-def _read_file(benchmark: Benchmark, scan: FileScan, base: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file that have words in the benchmark's fields."""
     number = 0
     for part in scan.parts:
-        for value in _read_values(part, base):
-            texts = [] if value is None else [text for name in benchmark.fields for text in _list_texts(value, name)]
+        for record in read_records(part, base):
+            value = record.value
+            texts: list[str] = []
+            if value is not None:
+                texts = [text for name in benchmark.fields for text in _list_texts_of(get_at_path(value, name))]
             if any(len(hash_words([text]).hashes) for text in texts):
-                yield {"benchmark": benchmark.name, "source": scan.url, "record": number + 1, "texts": texts}
+                lines.append({"benchmark": benchmark.name, "source": scan.url, "record": number + 1, "texts": texts})
             number += 1
-
-
-def _read_values(part: SourcePart, base: Path) -> Iterator[Mapping[str, Json] | None]:
-    for record in read_records(part, base):
-        yield record.value
-
-
-def _list_texts(record: Mapping[str, Json], field: str) -> Iterator[str]:
-    yield from _list_texts_of(get_at_path(record, field))
+    return lines
 
 
 def _list_texts_of(value: Json) -> Iterator[str]:
@@ -301,19 +282,27 @@ def remove_contaminated_rows(
     if options is None:
         return None
     index = make_index(context, options, scanned)
-    searched, _, _ = make_parts(context, search_part, [_plan_search(context, part, index, options) for part in made])
+    texts = TextSource.of_dataset(context)
+    decides = [index.fingerprint, options.coverage, *texts.identity]
+    files = tuple(sorted(index.files.items()))
+    searches: list[PartTask] = []
+    for part in made:
+        fingerprint, rows = digest_json("contamination", SEARCH_VERSION, part.fingerprint, *decides), part.files["rows"]
+        task = _SearchTask(context.store.root, context.folder, fingerprint, rows, texts, files, options)
+        searches.append(PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes))
+    searched, _, _ = make_parts(context, search_part, searches)
     parts = made
     if options.action == "reject":
-        removals = [dict(_list_rejects(context, one)) for one in searched]
+        removals = [dict(_list_rejects(context, part)) for part in searched]
         planned = [plan_removal(context, part, removed) for part, removed in zip(made, removals, strict=True)]
         parts = rewrite_parts(context, made, planned)
     return ContaminationSearch(
         parts=parts,
-        found=[one.files for one in searched],
-        rows=sum(int(one.facts["rows"]) for one in searched),
+        found=[part.files for part in searched],
+        rows=sum(int(part.facts["rows"]) for part in searched),
         fewest_items=min(int(items) for _, _, _, items in index.facts["files"]),
         tables=_build_tables(context, index, searched),
-        made_of=frozenset({index.fingerprint, *(one.fingerprint for one in searched)}),
+        made_of=frozenset({index.fingerprint, *(part.fingerprint for part in searched)}),
     )
 
 
@@ -326,15 +315,6 @@ class _SearchTask:
     texts: TextSource
     index: tuple[tuple[str, File], ...]
     options: Decontaminate
-
-
-def _plan_search(context: StageContext, part: Part, index: Part, options: Decontaminate) -> PartTask:
-    texts = TextSource.of_dataset(context)
-    decides = [index.fingerprint, options.coverage, *texts.identity]
-    fingerprint = digest_json("contamination", SEARCH_VERSION, part.fingerprint, *decides)
-    rows, files = part.files["rows"], tuple(sorted(index.files.items()))
-    task = _SearchTask(context.store.root, context.folder, fingerprint, rows, texts, files, options)
-    return PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes)
 
 
 def search_part(task: _SearchTask) -> Part:
@@ -355,39 +335,37 @@ def search_part(task: _SearchTask) -> Part:
     return Part(task.fingerprint, files, {"rows": len(lines)})
 
 
-def _match_rows(known: BenchmarkItems, texts: RowTexts, coverage: float) -> Iterator[dict[str, Any]]:
-    covered = known.search.find_covered(hash_words(texts.texts), texts.rows, coverage)
+def _match_rows(benchmark_items: BenchmarkItems, texts: RowTexts, coverage: float) -> Iterator[dict[str, Any]]:
+    covered = benchmark_items.search.find_covered(hash_words(texts.texts), texts.rows, coverage)
     borders = np.append(np.flatnonzero(np.append(True, covered.rows[1:] != covered.rows[:-1])), len(covered.rows))
     for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
         if begin == end:
             continue
         row = int(covered.rows[begin])
         of_row = texts.of_row(row)
-        match = known.search.find_best_match(of_row, _list_candidates(known, covered, begin, end), coverage)
+        match = benchmark_items.search.find_best_match(
+            of_row, _list_candidates(benchmark_items, covered, begin, end), coverage
+        )
         if match is not None:
-            yield _describe_match(known, row, of_row, match)
+            item = benchmark_items.describe(match.item)
+            having = (text for text in of_row if match.ngram in " ".join(split_words(text)))
+            yield {
+                "place": row,
+                "benchmark": item["benchmark"],
+                "item": item["item"],
+                "source": item["source"],
+                "record": item["record"],
+                "coverage": round(match.coverage, 9),
+                "ngram": match.ngram[:MAX_SHOWN_CHARS],
+                "text": shorten_text(next(having, "")),
+                "item_text": shorten_text("\n".join(item["texts"])),
+            }
 
 
 def _list_candidates(known: BenchmarkItems, covered: CoveredItems, begin: int, end: int) -> Iterator[Candidate]:
     for place in range(begin, end):
         item = int(covered.items[place])
         yield Candidate(item, known.texts_of(item), float(covered.coverage[place]))
-
-
-def _describe_match(known: BenchmarkItems, row: int, texts: Sequence[str], match: Match) -> dict[str, Any]:
-    item = known.describe(match.item)
-    having = (text for text in texts if match.ngram in " ".join(split_words(text)))
-    return {
-        "place": row,
-        "benchmark": item["benchmark"],
-        "item": item["item"],
-        "source": item["source"],
-        "record": item["record"],
-        "coverage": round(match.coverage, 9),
-        "ngram": match.ngram[:MAX_SHOWN_CHARS],
-        "text": shorten_text(next(having, "")),
-        "item_text": shorten_text("\n".join(item["texts"])),
-    }
 
 
 def _list_rejects(context: StageContext, searched: Part) -> Iterator[tuple[int, Rejected]]:

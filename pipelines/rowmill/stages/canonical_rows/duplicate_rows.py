@@ -42,18 +42,15 @@ class PartBlock:
 
 def cut_blocks(parts: Sequence[Part], fact: str, limit: int) -> list[PartBlock]:
     """Cut parts into blocks whose sum of a fact is at most `limit`; appended parts change the last block only."""
-    return list(_iterate_blocks(parts, fact, limit))
-
-
-def _iterate_blocks(parts: Sequence[Part], fact: str, limit: int) -> Iterator[PartBlock]:
+    blocks: list[PartBlock] = []
     first, total = 0, 0
     for number, part in enumerate(parts):
-        own = int(part.facts[fact])
-        total += own
+        size = int(part.facts[fact])
+        total += size
         if total > limit and number > first:
-            yield PartBlock(first, tuple(parts[first:number]))
-            first, total = number, own
-    yield PartBlock(first, tuple(parts[first:]))
+            blocks.append(PartBlock(first, tuple(parts[first:number])))
+            first, total = number, size
+    return [*blocks, PartBlock(first, tuple(parts[first:]))]
 
 
 def count_buckets(blocks: Sequence[PartBlock]) -> int:
@@ -114,15 +111,25 @@ def drop_duplicates(context: StageContext, made: list[Part]) -> DistinctRows:
     if len(blocks) == 1:
         rewrites = dict(_plan_one_block(context, blocks[0], column))
     else:
-        hashed = _hash_blocks(context, blocks, column)
+        buckets = count_buckets(blocks)
+        planned: list[PartTask] = []
+        for block in blocks:
+            fingerprint = digest_json(
+                "row hashes", VERSION, [part.fingerprint for part in block.parts], column, buckets
+            )
+            rows = tuple(part.files["rows"] for part in block.parts)
+            task = _HashTask(context.store.root, context.folder, fingerprint, rows, column, buckets)
+            planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in rows)))
+        hashed = make_parts(context, hash_block, planned)[0]
         rewrites = dict(_plan_removals(context, blocks, _find_all_repeats(context, hashed)))
     parts = rewrite_parts(context, made, [rewrites.get(number) for number in range(len(made))])
-    return DistinctRows(parts, frozenset(one.fingerprint for one in hashed))
+    return DistinctRows(parts, frozenset(part.fingerprint for part in hashed))
 
 
 def _plan_one_block(context: StageContext, block: PartBlock, column: str) -> Iterator[tuple[int, PartTask]]:
     """Yield the number of each part that must be rewritten, and its task."""
-    repeats = _find_repeats(_read_lines(context.store, [part.files["rows"] for part in block.parts], column))
+    lines = _read_lines(context.store, [part.files["rows"] for part in block.parts], column)
+    repeats = _name_repeats(lines, *match_repeats(_view_halves(lines)))
     for number, removal in _split_removals(block.parts, repeats):
         part, removed = block.parts[number], tabulate_removed(removal.list_removed())
         task = RewriteTask(context.store.root, context.folder, removal.fingerprint, part, removed)
@@ -140,17 +147,6 @@ class _HashTask:
     rows: tuple[File, ...]
     column: str
     buckets: int
-
-
-def _hash_blocks(context: StageContext, blocks: Sequence[PartBlock], column: str) -> list[Part]:
-    buckets = count_buckets(blocks)
-    planned: list[PartTask] = []
-    for block in blocks:
-        fingerprint = digest_json("row hashes", VERSION, [part.fingerprint for part in block.parts], column, buckets)
-        rows = tuple(part.files["rows"] for part in block.parts)
-        task = _HashTask(context.store.root, context.folder, fingerprint, rows, column, buckets)
-        planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in rows)))
-    return make_parts(context, hash_block, planned)[0]
 
 
 def hash_block(task: _HashTask) -> Part:
@@ -217,11 +213,6 @@ def find_bucket_repeats(task: _BucketTask) -> Part:
             found = _name_repeats(lines, places[begin:end], originals[begin:end])
             files[str(block)] = write_table(store, f"{at}/block-{block:05d}.arrow", found)
     return Part(task.fingerprint, files, {"repeats": len(places)})
-
-
-def _find_repeats(lines: pa.Table) -> pa.Table:
-    """Return the rows that equal an earlier one, in `_REPEAT_SCHEMA`."""
-    return _name_repeats(lines, *match_repeats(_view_halves(lines)))
 
 
 def _name_repeats(lines: pa.Table, places: Ints, originals: Ints) -> pa.Table:

@@ -18,7 +18,7 @@ Only rows that share a key with another are looked at together, and buckets are 
 calling process follows the number of candidates, not of rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.formats.filters import NearDuplicates
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.near_duplicates import (
@@ -68,24 +67,20 @@ def collect_groups(context: StageContext, signed: Sequence[Part], starts: Ints) 
     groups: list[Integers] = [np.empty(0, np.int32)]
     rows: list[Integers] = [np.empty(0, np.int32)]
     first = 0
-    for table in _find_shared_lines(context, signed, blocks, starts):
+    # Of each bucket, the lines whose key another row has, too.
+    tables: Iterable[pa.Table]
+    if len(blocks) == 1:
+        bands = _read_band_lines(context.store, [part.files["bands"] for part in signed], starts[:-1])
+        tables = [_find_shared_keys(bands)]
+    else:
+        buckets = _compare_blocks(context, blocks, starts)
+        tables = (context.store.table(file) for bucket in buckets for file in bucket.files.values())
+    for table in tables:
         numbers = table.column("group").to_numpy()
         groups.append(narrow_integers(numbers + first))
         rows.append(narrow_integers(table.column("row").to_numpy()))
         first += int(numbers.max(initial=-1)) + 1
     return np.concatenate(groups), np.concatenate(rows)
-
-
-def _find_shared_lines(
-    context: StageContext, signed: Sequence[Part], blocks: Sequence[PartBlock], starts: Ints
-) -> Iterator[pa.Table]:
-    """Yield the lines of each bucket whose key another row has, too."""
-    if len(blocks) == 1:
-        lines = _read_band_lines(context.store, [part.files["bands"] for part in signed], starts[:-1])
-        yield _find_shared_keys(lines)
-        return
-    for one in _compare_blocks(context, blocks, starts):
-        yield from (context.store.table(file) for file in one.files.values())
 
 
 def _read_band_lines(store: Store, bands: Sequence[File], starts: Ints) -> pa.Table:
@@ -209,7 +204,14 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
     options = context.dataset.filters.near_duplicates
     if options is None:
         return None
-    signed, _, _ = make_parts(context, sign_part, [_plan_signatures(context, part, options) for part in parts])
+    texts = TextSource.of_dataset(context)
+    decides = [options.ngram, options.min_words, *texts.identity]
+    tasks: list[PartTask] = []
+    for part in parts:
+        fingerprint, rows = digest_json("signatures", VERSION, part.fingerprint, decides), part.files["rows"]
+        task = _SignTask(context.store.root, context.folder, fingerprint, rows, texts, options.ngram, options.min_words)
+        tasks.append(PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes))
+    signed, _, _ = make_parts(context, sign_part, tasks)
     starts = make_offsets([int(part.facts["kept"]) for part in parts])
     removed = _find_removed(context, signed, starts, options.threshold)
     names = _name_rows(context, parts, starts, removed)
@@ -226,7 +228,7 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
         rows=len(removed.rows),
         displaced=int((removed.kept > removed.rows).sum()),
         tables=_tabulate_pairs(context, parts, removed, names, starts),
-        made_of=frozenset(one.fingerprint for one in signed),
+        made_of=frozenset(part.fingerprint for part in signed),
     )
 
 
@@ -244,15 +246,6 @@ class _SignTask:
     min_words: int
 
 
-def _plan_signatures(context: StageContext, part: Part, options: NearDuplicates) -> PartTask:
-    texts = TextSource.of_dataset(context)
-    decides = [options.ngram, options.min_words, *texts.identity]
-    fingerprint = digest_json("signatures", VERSION, part.fingerprint, decides)
-    rows = part.files["rows"]
-    task = _SignTask(context.store.root, context.folder, fingerprint, rows, texts, options.ngram, options.min_words)
-    return PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes)
-
-
 def sign_part(task: _SignTask) -> Part:
     """Write the shingles and the band keys of a part's rows; rows with too few words have none."""
     store = Store(task.root)
@@ -262,7 +255,8 @@ def sign_part(task: _SignTask) -> Part:
     words = join_texts(hash_words(texts.texts), texts.rows, texts.count)
     shingles = collect_shingles(words, task.ngram)
     asked = np.flatnonzero((words.lengths >= task.min_words) & (shingles.sizes > 0))
-    chosen = _take_shingles(shingles, asked)
+    asked_sizes = shingles.sizes[asked]
+    chosen = Shingles(shingles.values[expand_ranges(shingles.offsets[asked], asked_sizes)], make_offsets(asked_sizes))
     keys = hash_bands(compute_signatures(chosen.values, chosen.offsets)).ravel()
     order = np.argsort(keys, kind="stable")
     sizes = np.zeros(texts.count, np.int64)
@@ -276,11 +270,6 @@ def sign_part(task: _SignTask) -> Part:
         "shingles": write_table(store, f"{at}/shingles.arrow", pa.table(columns)),
     }
     return Part(task.fingerprint, files, {"lines": len(keys)})
-
-
-def _take_shingles(shingles: Shingles, rows: Ints) -> Shingles:
-    sizes = shingles.sizes[rows]
-    return Shingles(shingles.values[expand_ranges(shingles.offsets[rows], sizes)], make_offsets(sizes))
 
 
 # ── All parts ────────────────────────────────────────────────────────────────────────────────────────

@@ -88,12 +88,6 @@ def tabulate_removed(removed: Mapping[int, Rejected]) -> pa.Table:
     return pa.table([places, reasons, details], schema=REMOVED_SCHEMA)
 
 
-def _list_removed(store: Store, task: RewriteTask) -> tuple[Sequence[int], Sequence[Rejected]]:
-    table = store.table(task.removed) if isinstance(task.removed, File) else task.removed
-    places, reasons, details = (column.to_pylist() for column in table.columns)
-    return places, [Rejected(reason, detail) for reason, detail in zip(reasons, details, strict=True)]
-
-
 def rewrite_rows(task: RewriteTask) -> Part:
     """Rewrite a part; dropped rows are added to its rejects."""
     store = Store(task.root)
@@ -103,56 +97,42 @@ def rewrite_rows(task: RewriteTask) -> Part:
         names = np.array(SPLITS)[np.frombuffer(task.splits, np.int8)]
         rows = rows.set_column(rows.schema.get_field_index("split"), rows.schema.field("split"), pa.array(names))
     log = RejectLog(CANONICAL_ROWS)
-    drop, why = _list_removed(store, task)
+    removed = store.table(task.removed) if isinstance(task.removed, File) else task.removed
+    drop, why, details = (column.to_pylist() for column in removed.columns)
     dropped = rows.take(pa.array(drop, pa.int64())).to_pylist()
-    for row, rejected in zip(dropped, why, strict=True):
-        log.add(row["row_id"], rejected, row_as_bytes(row))
+    for row, reason, detail in zip(dropped, why, details, strict=True):
+        log.add(row["row_id"], Rejected(reason, detail), row_as_bytes(row))
     keep = np.ones(rows.num_rows, bool)
     keep[drop] = False
     kept = rows.filter(pa.array(keep))
     rejects = pa.concat_tables([store.table(task.part.files["rejects"]), log.table()])
-    ledger = _update_ledger(store.table(task.part.files["ledger"]), log)
-    files = {
-        "rows": write_table(store, f"{at}/rows.arrow", kept),
-        "rejects": write_table(store, f"{at}/rejects.arrow", rejects),
-        "ledger": write_table(store, f"{at}/ledger.arrow", ledger),
-    }
-    facts = task.part.facts | {
-        **{name: count for name, count in count_rows(kept).items() if name in task.part.facts},
-        **subtract_messages(task.part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
-        "reasons": dict(sorted((Counter(task.part.facts["reasons"]) + Counter(log.counts())).items())),
-        "examples_of_rejects": _merge_reject_samples(task.part.facts["examples_of_rejects"], log),
-    }
-    return Part(task.fingerprint, files, facts)
-
-
-def _update_ledger(before: pa.Table, log: RejectLog) -> pa.Table:
+    before = store.table(task.part.files["ledger"])
     states, reasons = before.column("state").to_pylist(), before.column("reason").to_pylist()
     gone = dict(zip(log.row_ids, log.reasons, strict=True))
     for i, row_id in enumerate(before.column("row_id").to_pylist()):
         if row_id in gone:
             states[i], reasons[i] = REJECTED, gone[row_id]
-    return pa.table([before.column("row_id"), before.column("stage"), states, reasons], schema=LEDGER_SCHEMA)
-
-
-def _merge_reject_samples(before: dict[str, Sequence[str]], log: RejectLog) -> dict[str, list[str]]:
-    found = {reason: list(ids) for reason, ids in before.items()}
+    ledger = pa.table([before.column("row_id"), before.column("stage"), states, reasons], schema=LEDGER_SCHEMA)
+    files = {
+        "rows": write_table(store, f"{at}/rows.arrow", kept),
+        "rejects": write_table(store, f"{at}/rejects.arrow", rejects),
+        "ledger": write_table(store, f"{at}/ledger.arrow", ledger),
+    }
+    samples = {reason: list(ids) for reason, ids in task.part.facts["examples_of_rejects"].items()}
     for row_id, reason in zip(log.row_ids, log.reasons, strict=True):
-        held = found.setdefault(reason, [])
-        if len(held) < 3:
-            held.append(row_id)
-    return dict(sorted(found.items()))
+        first_ids = samples.setdefault(reason, [])
+        if len(first_ids) < 3:
+            first_ids.append(row_id)
+    facts = task.part.facts | {
+        **{name: count for name, count in count_rows(kept).items() if name in task.part.facts},
+        **subtract_messages(task.part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
+        "reasons": dict(sorted((Counter(task.part.facts["reasons"]) + Counter(log.counts())).items())),
+        "examples_of_rejects": dict(sorted(samples.items())),
+    }
+    return Part(task.fingerprint, files, facts)
 
 
 # ── Splits by time that need all rows: boundaries from shares, and groups on both sides of a boundary ──
-
-
-@dataclass(frozen=True, slots=True)
-class TimeSplit:
-    """The parts with every row in its split, and the boundaries computed from shares (None: the recipe sets them)."""
-
-    parts: list[Part]
-    resolved: Boundaries | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,21 +143,24 @@ class _SplitDecisions:
     rejected: dict[int, Rejected]
 
 
-def split_by_time(context: StageContext, parts: list[Part]) -> TimeSplit:
-    """Put every row of a dataset into its split by time; parts without changes are kept."""
+def split_by_time(context: StageContext, parts: list[Part]) -> tuple[list[Part], Boundaries | None]:
+    """Put every row of a dataset into its split by time; parts without changes are kept.
+
+    Return all parts, and the boundaries if they were computed from shares.
+    """
     splits = context.dataset.splits
     if not splits.needs_all_rows or not parts:
-        return TimeSplit(parts, None)
+        return parts, None
     resolved = compute_boundaries(splits, _count_times(context, parts)) if splits.boundaries is None else None
     boundaries = splits.boundaries or resolved
     if boundaries is None:
-        return TimeSplit(parts, None)
+        return parts, None
     splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
     decided = [_decide_by_time(context, part, splitter) for part in parts]
     if splits.group_key is not None:
         decided = _reconcile_groups(context, parts, decided, later=splits.crossing_groups == "later")
     planned = [_plan_rewrite(context, part, one) for part, one in zip(parts, decided, strict=True)]
-    return TimeSplit(rewrite_parts(context, parts, planned), resolved)
+    return rewrite_parts(context, parts, planned), resolved
 
 
 def _count_times(context: StageContext, parts: Sequence[Part]) -> Iterator[tuple[str, int]]:

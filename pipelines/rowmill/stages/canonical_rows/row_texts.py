@@ -5,16 +5,15 @@ none: two dialogues that differ only in the tools on offer are the same text. Ro
 ids decoded without control tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Ints
 from rowmill.core.json import Json, from_json, to_json
-from rowmill.schema.rows import Message, make_row_schema
+from rowmill.schema.rows import make_row_schema
 from rowmill.stages.base import StageContext
 from rowmill.stages.tokenizer_files import open_encoder, open_recipe_tokenizer
 
@@ -90,26 +89,19 @@ def list_row_texts(rows: pa.Table) -> RowTexts:
         before = len(texts)
         for column in conversations:
             if column[row] is not None:
-                texts += _list_message_texts(from_json(column[row]))
+                for message in from_json(column[row]):
+                    if reasoning := message.get("reasoning_content"):
+                        texts.append(reasoning)
+                    if content := message["content"]:
+                        texts.append(content)
+                    for call in message.get("tool_calls") or ():
+                        function = call["function"]
+                        texts.append("\n".join([function["name"], *_list_arguments(function.get("arguments"))]))
         texts += [column[row] for column in plain if column[row]]
         if record is not None:
             texts += list_strings(from_json(record))
         counts.append(len(texts) - before)
     return RowTexts(texts, np.repeat(np.arange(len(counts)), counts), len(counts))
-
-
-def _list_message_texts(messages: Sequence[Message]) -> Iterator[str]:
-    for message in messages:
-        if reasoning := message.get("reasoning_content"):
-            yield reasoning
-        if content := message["content"]:
-            yield content
-        for call in message.get("tool_calls") or ():
-            yield _write_call(call["function"])
-
-
-def _write_call(function: Any) -> str:
-    return "\n".join([function["name"], *_list_arguments(function.get("arguments"))])
 
 
 def _list_arguments(value: Json) -> Iterator[str]:

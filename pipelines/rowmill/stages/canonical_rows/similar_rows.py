@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rowmill.core.storage import File
 from rowmill.formats.filters import identify_removal_filters
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Part
@@ -37,10 +36,13 @@ class FilteredRows:
 
     def complete_output(self, draft: StageOutput) -> None:
         """Add the files and tables about what was found, and the scans of benchmarks."""
-        for one in (self.contamination, self.near_duplicates):
-            if one is not None:
-                draft.parts = _attach_files(draft.parts, one.found)
-                draft.tables |= one.tables
+        for search in (self.contamination, self.near_duplicates):
+            if search is not None:
+                draft.parts = [
+                    replace(part, files=part.files | files)
+                    for part, files in zip(draft.parts, search.found, strict=True)
+                ]
+                draft.tables |= search.tables
         if self.contamination is not None:
             draft.details["scans"] = list(self.scans)
 
@@ -78,7 +80,3 @@ def identify_texts(context: StageContext) -> list[str]:
     if context.dataset.row_kind != "tokens" or not identify_removal_filters(context.dataset.filters):
         return []
     return [open_recipe_tokenizer(context)[0].card.digest]
-
-
-def _attach_files(parts: Sequence[Part], found: Sequence[dict[str, File]]) -> list[Part]:
-    return [replace(part, files=part.files | files) for part, files in zip(parts, found, strict=True)]

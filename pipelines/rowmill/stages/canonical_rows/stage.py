@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.arrays import find_distinct
@@ -72,12 +71,6 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"rows": rows, **similar_rows.identify_filters(recipe, name)}
 
 
-def _digest_row_options(context: StageContext) -> str:
-    """Return the digest of everything that decides the rows of a part, except the part itself."""
-    name = context.dataset_name or ""
-    return digest_json(CANONICAL_ROWS, name, identify_canonical_rows(context.recipe, name)["rows"])
-
-
 def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
     """Scan the benchmarks of the dataset, whose content is part of the output's identity."""
     benchmarks = contaminated_rows.scan_benchmarks(context)
@@ -91,45 +84,56 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     """Make the rows of all parts, and drop duplicates and what other filters remove."""
     part_groups = inputs.load_part_groups(context.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
-    _require_one_holdout(context, scanned)
-    options = _digest_row_options(context)
+    if context.dataset.splits.time_key is not None and any(part.split_hint == "validation" for part in scanned):
+        raise ConfigError(
+            f"datasets.{context.dataset_name}.splits.time_key: the source has rows for validation of its own; one of "
+            "the two may say what is held out; delete time_key, or name a source without validation"
+        )
+    # Everything that decides the rows of a part, except the part itself.
+    name = context.dataset_name or ""
+    options = digest_json(CANONICAL_ROWS, name, identify_canonical_rows(context.recipe, name)["rows"])
     if context.dataset.format.IS_TABLE:
         # A cell is located by its place in its part, so small files of tables are not grouped.
-        made, reused, rows_made, known = table_contract.make_table_rows(
+        parts, reused, rows_made, observed = table_contract.make_table_rows(
             context, _flatten_groups(_limit_groups(context, part_groups)), options
         )
     else:
-        tasks = _plan_row_tasks(context, part_groups, options)
-        made, reused, rows_made = make_parts(context, text_rows.canonicalize_part, tasks)
-        known = None
-    distinct = duplicate_rows.drop_duplicates(context, made)
+        tasks: list[PartTask] = []
+        for taken in _limit_groups(context, part_groups):
+            each = [[part.part_id, part.sha256, part.arrow, part.split_hint, take] for part, take in taken]
+            fingerprint = digest_json(options, each)
+            task = text_rows.CanonicalTask(
+                context.store.root,
+                context.folder,
+                fingerprint,
+                str(context.base),
+                context.dataset_name or "",
+                context.dataset,
+                taken,
+            )
+            tasks.append(PartTask(fingerprint, task, count_group_records(taken), estimate_group_bytes(taken)))
+        parts, reused, rows_made = make_parts(context, text_rows.canonicalize_part, tasks)
+        observed = None
+    distinct = duplicate_rows.drop_duplicates(context, parts)
     filtered = similar_rows.filter_similar_rows(context, distinct.parts, benchmarks)
-    split = rewritten_parts.split_by_time(context, filtered.parts)
-    final = split.parts if known is None else table_contract.apply_exact_splits(context, split.parts, known)
-    boundaries = {} if split.resolved is None else split.resolved.model_dump(mode="json", exclude_none=True)
+    split, resolved = rewritten_parts.split_by_time(context, filtered.parts)
+    final = split if observed is None else table_contract.apply_exact_splits(context, split, observed)
+    boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(context, final)
     facts = _count_rows(context, scanned, final, groups, boundaries, filtered)
-    own = text_rows.measure_preferences(context, final) | text_rows.measure_fields(context, final)
-    facts = replace(facts, **own)
-    conflicts = text_rows.find_truth_conflicts(context, made)
+    measured = text_rows.measure_preferences(context, final) | text_rows.measure_fields(context, final)
+    facts = replace(facts, **measured)
+    conflicts = text_rows.find_truth_conflicts(context, parts)
     if conflicts is not None:
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
     draft = _build_rows_output(context, facts, final, groups)
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.parts_reused, draft.rows_made = reused, rows_made
     ends = {part.fingerprint for part in final}
-    steps = {part.fingerprint for part in (*made, *distinct.parts, *filtered.parts, *split.parts)}
+    steps = {part.fingerprint for part in (*parts, *distinct.parts, *filtered.parts, *split)}
     filtered.complete_output(draft)
     draft.details["made_of"] = sorted((steps | distinct.made_of | filtered.made_of) - ends)
-    return draft if known is None else table_contract.complete_table_output(context, draft, facts, known)
-
-
-def _require_one_holdout(context: StageContext, scanned: list[sources.SourcePart]) -> None:
-    if context.dataset.splits.time_key is not None and any(part.split_hint == "validation" for part in scanned):
-        raise ConfigError(
-            f"datasets.{context.dataset_name}.splits.time_key: the source has rows for validation of its own; one of "
-            "the two may say what is held out; delete time_key, or name a source without validation"
-        )
+    return draft if observed is None else table_contract.complete_table_output(context, draft, facts, observed)
 
 
 def list_taken_parts(context: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
@@ -157,24 +161,6 @@ def _limit_groups(context: StageContext, groups: Sequence[sources.PartGroup]) ->
     return taken
 
 
-def _plan_row_tasks(context: StageContext, groups: Sequence[sources.PartGroup], options: str) -> list[PartTask]:
-    planned: list[PartTask] = []
-    for taken in _limit_groups(context, groups):
-        each = [[part.part_id, part.sha256, part.arrow, part.split_hint, take] for part, take in taken]
-        fingerprint = digest_json(options, each)
-        task = text_rows.CanonicalTask(
-            context.store.root,
-            context.folder,
-            fingerprint,
-            str(context.base),
-            context.dataset_name or "",
-            context.dataset,
-            taken,
-        )
-        planned.append(PartTask(fingerprint, task, count_group_records(taken), estimate_group_bytes(taken)))
-    return planned
-
-
 def _count_rows(
     context: StageContext,
     scanned: Sequence[sources.SourcePart],
@@ -196,9 +182,15 @@ def _count_rows(
         nonempty=kept,
         # A custom class may make several rows of one record; each has its own ledger line.
         accounted=count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
-        unknown_roles=_share_unknown_roles(context, final, kept),
-        preference_data=_share_preference_data(context, final, taken),
-        unread_text=max(_share_unread_text(final).values(), default=0.0) if _is_searched(final) else NOT_APPLICABLE,
+        unknown_roles=compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), kept)
+        if context.dataset.row_kind in MESSAGE_KINDS
+        else NOT_APPLICABLE,
+        preference_data=compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
+        if context.dataset.format.list_answer_columns() is not None
+        else NOT_APPLICABLE,
+        unread_text=max(_share_unread_text(final).values(), default=0.0)
+        if any(part.facts.get("rows_searched") for part in final)
+        else NOT_APPLICABLE,
         group_size=NOT_APPLICABLE if options.group_key is None else _get_largest(groups),
         rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
         duplicates=compute_share(reasons.get("duplicate", 0), taken),
@@ -259,17 +251,16 @@ def _build_rows_output(
             ),
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
         }
-        | ({"unpinned_boundaries": _list_boundaries(facts)} if facts.boundaries else {}),
-        schema=tuple((f.name, str(f.type)) for f in _make_dataset_schema(context)),
+        | (
+            {"unpinned_boundaries": tuple(f"{name}: {at}" for name, at in facts.boundaries.items())}
+            if facts.boundaries
+            else {}
+        ),
+        schema=tuple(
+            (f.name, str(f.type))
+            for f in make_row_schema(context.dataset.row_kind, context.dataset.format.get_rollout_fields().columns)
+        ),
     )
-
-
-def _make_dataset_schema(context: StageContext) -> pa.Schema:
-    return make_row_schema(context.dataset.row_kind, context.dataset.format.get_rollout_fields().columns)
-
-
-def _list_boundaries(facts: CanonicalRowsFacts) -> tuple[str, ...]:
-    return tuple(f"{name}: {at}" for name, at in facts.boundaries.items())
 
 
 def _describe_unknown_roles(context: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
@@ -292,24 +283,6 @@ def _describe_preferences(context: StageContext, final: Sequence[Part]) -> tuple
     if not first:
         return lines
     return *lines, f"the first record is {part_files.RowLocator(context).locate(first[0], reads_lines=True)}"
-
-
-def _share_unknown_roles(context: StageContext, final: Sequence[Part], kept: int) -> float | str:
-    """Return the share of rows with an unknown role; only messages have roles."""
-    if context.dataset.row_kind not in MESSAGE_KINDS:
-        return NOT_APPLICABLE
-    return compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), kept)
-
-
-def _share_preference_data(context: StageContext, final: Sequence[Part], taken: int) -> float | str:
-    """Return the share of records with a column of preference data that no option reads."""
-    if context.dataset.format.list_answer_columns() is None:
-        return NOT_APPLICABLE
-    return compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
-
-
-def _is_searched(final: Sequence[Part]) -> bool:
-    return any(part.facts.get("rows_searched") for part in final)
 
 
 def _share_unread_text(final: Sequence[Part]) -> dict[str, float]:

@@ -132,7 +132,19 @@ def find_drifts(
     assert observed.contract is not None
     yield from _find_dialect_drifts(context, observed.contract)
     if get_table_options(context).table is None:
-        yield from _find_type_conflicts(context)
+        # Columns that two typed files declare as different kinds of values, such as numbers and text.
+        first: dict[str, tuple[str, str, str]] = {}
+        told: set[str] = set()
+        number = 0
+        for scan in load_scans(context.input(RAW_DATASET)):
+            for name, declared in (scan.columns or {}).items() if scan.records else ():
+                kind = table_contract.name_declared_kind(declared)
+                earliest = first.setdefault(name, (kind, declared, scan.url))
+                if kind != earliest[0] and "" not in (kind, earliest[0]) and name not in told:
+                    told.add(name)
+                    change = f"is {earliest[1]} in {earliest[2]}, and {declared} in {scan.url}"
+                    yield ColumnDrift(name, change, None, (number, 0))
+            number += len(scan.parts)
     if observed.earlier is None:
         if get_table_options(context).table is not None:
             yield from table_contract.find_missing_or_new(observed.contract, observed.evidence)
@@ -160,22 +172,6 @@ def _find_dialect_drifts(context: StageContext, contract: TableContract) -> Iter
                 yield ColumnDrift(
                     "the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0)
                 )
-        number += len(scan.parts)
-
-
-def _find_type_conflicts(context: StageContext) -> Iterator[ColumnDrift]:
-    """Yield the columns that two typed files declare as different kinds of values, such as numbers and text."""
-    first: dict[str, tuple[str, str, str]] = {}
-    told: set[str] = set()
-    number = 0
-    for scan in load_scans(context.input(RAW_DATASET)):
-        for name, declared in (scan.columns or {}).items() if scan.records else ():
-            kind = table_contract.name_declared_kind(declared)
-            known = first.setdefault(name, (kind, declared, scan.url))
-            if kind != known[0] and "" not in (kind, known[0]) and name not in told:
-                told.add(name)
-                change = f"is {known[1]} in {known[2]}, and {declared} in {scan.url}"
-                yield ColumnDrift(name, change, None, (number, 0))
         number += len(scan.parts)
 
 
@@ -318,14 +314,22 @@ def _decide_table(context: StageContext, seen: Sequence[Part]) -> ObservedTable:
     form, where = get_table_options(context), f"datasets.{context.dataset_name}.format"
     _require_one_series(context, form, where)
     evidence = merge_part_evidence(context, seen)
-    observed = tuple(one.fingerprint for one in seen)
+    observed = tuple(part.fingerprint for part in seen)
     if not evidence.columns:
         return ObservedTable(RecordSchema(()), None, form.table, evidence, observed=observed)
     declared = _read_declared_types(context)
     proposed = infer_dataset_contract(context, evidence, declared)
     earlier = None if form.table is not None else _load_earlier_table(context)
     contract = form.table or (proposed if earlier is None else TableContract.from_json(earlier["contract"]))
-    _require_columns(evidence, contract, form, where)
+    named = {f"data.group_training_examples_by ({name})": name for name in form.group_columns}
+    if form.order_column is not None:
+        named["data.order_training_examples_by"] = form.order_column
+    for option, name in named.items():
+        if name not in evidence.columns or name not in contract.columns:
+            there = ", ".join(list(evidence.columns)[:20])
+            raise ConfigError(
+                f"{where}.{option.split(' ')[0]}: no record has a column {name!r}; there are {there}; name one of them"
+            )
     schema = table_contract.build_record_schema(contract, evidence, declared, form.leading_columns)
     order = None
     if form.order_column is not None:
@@ -400,18 +404,6 @@ def _require_one_series(context: StageContext, form: Records, where: str) -> Non
         )
 
 
-def _require_columns(evidence: TableEvidence, contract: TableContract, form: Records, where: str) -> None:
-    named = {f"data.group_training_examples_by ({name})": name for name in form.group_columns}
-    if form.order_column is not None:
-        named["data.order_training_examples_by"] = form.order_column
-    for option, name in named.items():
-        if name not in evidence.columns or name not in contract.columns:
-            there = ", ".join(list(evidence.columns)[:20])
-            raise ConfigError(
-                f"{where}.{option.split(' ')[0]}: no record has a column {name!r}; there are {there}; name one of them"
-            )
-
-
 def _read_declared_types(context: StageContext) -> dict[str, str]:
     """Return the types that sources declare; a column with two declared types is inferred from its values."""
     scans = load_scans(context.input(RAW_DATASET))
@@ -438,7 +430,18 @@ def apply_exact_splits(context: StageContext, parts: list[Part], observed: Obser
         wanted = np.zeros(len(index.splits), np.int8)
         if len(index.keys) != 1 or _find_hinted_rows(context, index).any():
             return parts
-    return _rewrite_splits(context, parts, index, wanted)
+    planned: list[PartTask | None] = []
+    for i, part in enumerate(parts):
+        of_part = slice(int(index.first_rows[i]), int(index.first_rows[i + 1]))
+        if (wanted[of_part] == index.splits[of_part]).all():
+            planned.append(None)
+            continue
+        fingerprint = digest_json(part.fingerprint, "splits", wanted[of_part].tobytes().hex())
+        task = RewriteTask(
+            context.store.root, context.folder, fingerprint, part, tabulate_removed({}), wanted[of_part].tobytes()
+        )
+        planned.append(PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
+    return rewrite_parts(context, parts, planned)
 
 
 def _find_hinted_rows(context: StageContext, index: RowIndex) -> NDArray[np.bool_]:
@@ -457,40 +460,19 @@ def _decide_exact_splits(context: StageContext, parts: Sequence[Part], index: Ro
     if index.groups is not None:
         units, names = index.groups, [key.encode() for key in index.keys]
     else:
-        units, names = _number_units(context, parts, by_group=options.group_key is not None)
+        by_group = options.group_key is not None
+        column = "group_key" if by_group else "content_hash"
+        tables = read_tables(context.store, [part.files["rows"] for part in parts], [column])
+        encoded = pa.concat_tables(tables).column(0).combine_chunks().dictionary_encode()
+        values = encoded.dictionary.to_pylist()
+        units = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        names = [value.encode() if by_group else b'"' + value.hex().encode() + b'"' for value in values]
     rows = np.bincount(units[~hinted], minlength=len(names)).astype(np.int64)
-    own = np.flatnonzero(rows)
-    places = np.array([splitter.place(names[unit]) for unit in own.tolist()], np.uint64)
+    taken_units = np.flatnonzero(rows)
+    places = np.array([splitter.place(names[unit]) for unit in taken_units.tolist()], np.uint64)
     decided = np.zeros(len(names), np.int8)
-    decided[own] = splits.assign_exact_splits(options, places, rows[own])
+    decided[taken_units] = splits.assign_exact_splits(options, places, rows[taken_units])
     return np.where(hinted, index.splits, decided[units]).astype(np.int8)
-
-
-def _number_units(
-    context: StageContext, parts: Sequence[Part], *, by_group: bool
-) -> tuple[NDArray[np.int64], list[bytes]]:
-    """Return the unit of each row, by its group key or content, and the units as canonical JSON."""
-    column = "group_key" if by_group else "content_hash"
-    tables = read_tables(context.store, [part.files["rows"] for part in parts], [column])
-    encoded = pa.concat_tables(tables).column(0).combine_chunks().dictionary_encode()
-    names = encoded.dictionary.to_pylist()
-    as_json = [name.encode() if by_group else b'"' + name.hex().encode() + b'"' for name in names]
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), as_json
-
-
-def _rewrite_splits(context: StageContext, parts: list[Part], index: RowIndex, wanted: NDArray[np.int8]) -> list[Part]:
-    planned: list[PartTask | None] = []
-    for i, part in enumerate(parts):
-        own = slice(int(index.first_rows[i]), int(index.first_rows[i + 1]))
-        if (wanted[own] == index.splits[own]).all():
-            planned.append(None)
-            continue
-        fingerprint = digest_json(part.fingerprint, "splits", wanted[own].tobytes().hex())
-        task = RewriteTask(
-            context.store.root, context.folder, fingerprint, part, tabulate_removed({}), wanted[own].tobytes()
-        )
-        planned.append(PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
-    return rewrite_parts(context, parts, planned)
 
 
 # ── Ambiguous times of a table's order column: how many records have one, where the first ones are, and  ──
@@ -569,10 +551,19 @@ class _TimeReport:
             is_local = order.is_date and "%z" not in order.name and zoned[0] <= unzoned[0]
             hours = find_repeated_hours(index) if is_local else None
             if hours is not None:
-                found.append(self._describe_hours(index, hours))
+                found.append(
+                    self._describe_pairs(
+                        "repeated hour",
+                        index,
+                        hours,
+                        "comes after {cell!r} although the source is in order, as local times do when daylight saving "
+                        "ends; sorting mixes the two hours",
+                        "write the zone into the times, or convert them to UTC",
+                    )
+                )
             if get_table_options(self._work).mode == "sequential":
                 found.append(self._describe_repeats(index, hours))
-        return [one for one in found if one is not None]
+        return [problem for problem in found if problem is not None]
 
     # ── Zones ────────────────────────────────────────────────────────────────────────────────────
 
@@ -637,16 +628,6 @@ class _TimeReport:
         )
 
     # ── Series ───────────────────────────────────────────────────────────────────────────────────
-
-    def _describe_hours(self, index: RowIndex, hours: TimePairs) -> TimeProblem | None:
-        return self._describe_pairs(
-            "repeated hour",
-            index,
-            hours,
-            "comes after {cell!r} although the source is in order, as local times do when daylight saving ends; "
-            "sorting mixes the two hours",
-            "write the zone into the times, or convert them to UTC",
-        )
 
     def _describe_repeats(self, index: RowIndex, hours: TimePairs | None) -> TimeProblem | None:
         """Describe the repeated times outside repeated hours; `hours` is None if the times have zones or no date."""
@@ -734,7 +715,12 @@ def complete_table_output(
     if form.mode != "tabular":
         # Series are split when an example is full, and groups if the recipe allows it; other groups must fit whole.
         is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
-        keys, sizes = _count_groups(context, draft)
+        # Part by part; a lone series is one group.
+        files = [part.files["rows"] for part in draft.parts]
+        if form.is_grouped:
+            keys, sizes = count_group_sizes(context.store.table(file, ("group_key",)).column(0) for file in files)
+        else:
+            keys, sizes = (NO_KEY,), np.array([sum(file.rows for file in files)], np.int64)
         facts = replace(
             facts,
             group_size=int(sizes.max(initial=0)) if is_whole else NOT_APPLICABLE,
@@ -769,14 +755,6 @@ def _count_non_finite(draft: StageOutput, observed: ObservedTable) -> int:
         ]
         draft.tables["non_finite"] = DisplayTable(("column", "values", "for_example"), tuple(rows))
     return sum(counts.values())
-
-
-def _count_groups(context: StageContext, draft: StageOutput) -> tuple[tuple[str, ...], Ints]:
-    """Return all group keys and the rows of each, reading part by part; a lone series is one group."""
-    files = [part.files["rows"] for part in draft.parts]
-    if get_table_options(context).is_grouped:
-        return count_group_sizes(context.store.table(file, ("group_key",)).column(0) for file in files)
-    return (NO_KEY,), np.array([sum(file.rows for file in files)], np.int64)
 
 
 def _report_groups(

@@ -290,7 +290,15 @@ def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) 
     """Make the rows of parts of one file, all columns at once, and save them part by part."""
     task = tasks[0]
     if not task.contract:
-        yield from _reject_all(tasks, decoded)
+        # No record has a column, so there is no contract.
+        empty = ROW_SCHEMA.empty_table()
+        for task, (begin, end) in zip(tasks, pairwise(decoded.borders), strict=True):
+            rejects = RejectLog(CANONICAL_ROWS)
+            for number, rejected, raw in decoded.rejected:
+                rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
+            for number, raw in zip(decoded.numbers[begin:end], decoded.raws[begin:end], strict=True):
+                rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
+            yield _save_table_rows(task, empty, rejects, MismatchLog(), {})
         return
     made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
     cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
@@ -307,9 +315,18 @@ def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) 
     splits, refused = _assign_splits(task, splitter, typed, contents)
     times = _read_zoned_times(task, decoded)
     prefixes = _hash_prefixes(decoded) if task.dataset.filters.deduplicate == "prefix200" else None
-    row_ids = _make_row_ids(tasks, decoded)
+    parts = np.repeat(np.arange(len(tasks)), np.diff(decoded.borders))
+    names = pl.Series([task.part.part_id for task in tasks], dtype=pl.String).gather(parts)
+    row_ids = pl.select(pl.format("{}:{}", names, pl.Series(decoded.numbers, dtype=pl.Int64))).to_series()
     table = _build_row_table(task, row_ids, typed, contents, splits, prefixes)
-    refused = _find_long_runs(table, decoded.raws, task.dataset.source.limits.max_run_chars) | refused
+    limit = task.dataset.source.limits.max_run_chars
+    long_runs: dict[int, Rejected] = {}
+    for place in (place for place, raw in enumerate(decoded.raws) if len(raw) > limit):
+        record = table.column("record")[place].as_py()
+        rejected = None if record is None else reject_long_run([from_json(record)], limit)
+        if rejected is not None:
+            long_runs[place] = rejected
+    refused = long_runs | refused
     kept = np.ones(len(contents), bool)
     kept[list(refused)] = False
     for task, log, (begin, end) in zip(tasks, mismatches, pairwise(decoded.borders), strict=True):
@@ -318,40 +335,10 @@ def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) 
             rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
         for place in (begin + np.flatnonzero(~kept[begin:end])).tolist():
             rejects.add(row_ids[place], refused[place], decoded.raws[place])
-        own = table.slice(begin, end - begin)
-        own = own if kept[begin:end].all() else own.filter(kept[begin:end])
+        part_rows = table.slice(begin, end - begin)
+        part_rows = part_rows if kept[begin:end].all() else part_rows.filter(kept[begin:end])
         zones = {} if times is None else _count_zones(times, kept[begin:end], begin, decoded.numbers[begin:end])
-        yield _save_table_rows(task, own, rejects, log, zones)
-
-
-def _reject_all(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> Iterator[Part]:
-    """Save the parts of a table in which no record has a column, so that there is no contract."""
-    empty = ROW_SCHEMA.empty_table()
-    for task, (begin, end) in zip(tasks, pairwise(decoded.borders), strict=True):
-        rejects = RejectLog(CANONICAL_ROWS)
-        for number, rejected, raw in decoded.rejected:
-            rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
-        for number, raw in zip(decoded.numbers[begin:end], decoded.raws[begin:end], strict=True):
-            rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
-        yield _save_table_rows(task, empty, rejects, MismatchLog(), {})
-
-
-def _find_long_runs(rows: pa.Table, raws: Sequence[bytes], limit: int) -> dict[int, Rejected]:
-    """Return the rejects of records with a text of which a run is too long, by place."""
-    found: dict[int, Rejected] = {}
-    for place in (place for place, raw in enumerate(raws) if len(raw) > limit):
-        record = rows.column("record")[place].as_py()
-        rejected = None if record is None else reject_long_run([from_json(record)], limit)
-        if rejected is not None:
-            found[place] = rejected
-    return found
-
-
-def _make_row_ids(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> pl.Series:
-    """Return the IDs of the rows of all parts."""
-    parts = np.repeat(np.arange(len(tasks)), np.diff(decoded.borders))
-    names = pl.Series([task.part.part_id for task in tasks], dtype=pl.String).gather(parts)
-    return pl.select(pl.format("{}:{}", names, pl.Series(decoded.numbers, dtype=pl.Int64))).to_series()
+        yield _save_table_rows(task, part_rows, rejects, log, zones)
 
 
 def _assign_splits(

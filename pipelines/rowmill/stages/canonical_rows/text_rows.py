@@ -263,16 +263,20 @@ class RowColumns:
     def _tabulate_rows(self) -> pa.Table:
         rows = self.rows
         messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
+        reports = [row.report for row in rows]
+        # Rows of one schema without notes share one report object.
+        each = {id(report): report for report in reports}
+        places = {key: place for place, key in enumerate(each)}
         columns: list[Any] = [
             self.ids, self.hashes, self.dedupe_keys, pa.repeat(self.dataset, len(rows)), [r.kind for r in rows],
             self.splits, [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
             messages, tools, kwargs, [r.text for r in rows], [r.output for r in rows], records,
             hash_prompts(_list_prompts(rows)),
-            *_report_columns([row.report for row in rows]),
+            *_take_reports(list(each.values()), [places[id(report)] for report in reports]),
         ]  # fmt: skip
         schema = self.schema
-        own = schema.names[len(columns) :]
-        columns += [pa.array([row.columns.get(name) for row in rows], schema.field(name).type) for name in own]
+        added = schema.names[len(columns) :]
+        columns += [pa.array([row.columns.get(name) for row in rows], schema.field(name).type) for name in added]
         return pa.table(columns, schema=schema)
 
 
@@ -343,13 +347,6 @@ def _repeat_value(value: Any, count: int, name: str) -> pa.Array:
         offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
         return pa.Array.from_buffers(kind, count, [None, offsets], children=[pa.array([], kind.value_type)])
     return pa.repeat(pa.scalar(value, kind), count)
-
-
-def _report_columns(reports: Sequence[ParseReport]) -> list[pa.Array]:
-    # Rows of one schema without notes share one report object.
-    each = {id(report): report for report in reports}
-    places = {key: place for place, key in enumerate(each)}
-    return _take_reports(list(each.values()), [places[id(report)] for report in reports])
 
 
 def _take_reports(reports: Sequence[ParseReport], places: Sequence[int]) -> list[pa.Array]:

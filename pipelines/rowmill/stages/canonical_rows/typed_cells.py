@@ -1,7 +1,7 @@
 """A record of a table as typed values, from cells of text, JSON or Arrow columns."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property, partial
@@ -188,13 +188,13 @@ class CellRowBuilder:
             for name in self._names
             if name in cells
         }
-        made = pl.select(
+        selected = pl.select(
             text=join_members({name: cells[name].spread(written) for name, written in texts.items()}, count),
             group=self._write_group_keys(cells, texts, count, refused),
             order=self._read_positions(cells, texts, count, refused),
             domain=self._read_domains(cells, count),
         )
-        return TypedColumns(*made.iter_columns(), refused=refused.found)
+        return TypedColumns(*selected.iter_columns(), refused=refused.found)
 
     def _write_column(
         self,
@@ -235,9 +235,14 @@ class CellRowBuilder:
             if name not in cells:
                 refused.add_all(count, reject_absent("group_missing", name))
                 return repeat_text(None, count)
-            own = cells[name]
-            refused.add_many(own.mark(_mark_absent(own, texts.get(name))), reject_absent("group_missing", name))
-            keys.append(own.spread(write_strings(own.texts)))
+            group_cells = cells[name]
+            written = texts.get(name)
+            is_empty = are_equal(group_cells.texts, "")
+            refused.add_many(
+                group_cells.mark(is_empty if written is None else is_empty | are_equal(written, NULL)),
+                reject_absent("group_missing", name),
+            )
+            keys.append(group_cells.spread(write_strings(group_cells.texts)))
         return self._roles.join_keys(keys) if keys else repeat_text(None, count)
 
     def _read_positions(
@@ -284,12 +289,6 @@ class CellRowBuilder:
             return repeat_text(DEFAULT_DOMAIN, count)
         named = [text if text.strip() else DEFAULT_DOMAIN for text in cells[name].texts.to_pylist()]
         return cells[name].spread(pa.array(named, pa.large_string()))
-
-
-def _mark_absent(cells: CellColumn, written: pa.LargeStringArray | None) -> NDArray[np.bool_]:
-    """Mark the distinct cells without a value."""
-    is_empty = are_equal(cells.texts, "")
-    return is_empty if written is None else is_empty | are_equal(written, NULL)
 
 
 # ── A decoded JSON object to a typed record: the reference path ──
@@ -499,21 +498,26 @@ class ValueColumnBuilder:
         """Return the typed columns of a part's records; `rows` are record numbers."""
         if "." in (self._roles.time_key or ""):
             # A nested time key needs the typed record.
-            made = {place: self._one_by_one(one, rows[place], mismatches) for place, one in enumerate(records)}
-            return _join_typed([[None] * len(records) for _ in TypedRecord._fields], made)
+            outcomes = {
+                place: self._one_by_one(record, rows[place], mismatches) for place, record in enumerate(records)
+            }
+            return _join_typed([[None] * len(records) for _ in TypedRecord._fields], outcomes)
         absent = ColumnValues([ABSENT] * len(records))
-        own = {name: columns.get(name, absent) for name in self._alone}
-        pieces = [column.map(partial(self._write_piece, name)) for name, column in own.items()]
-        unfit = sorted({place for one in pieces if None in one for place, text in enumerate(one) if text is None})
-        made = {place: self._one_by_one(records[place], rows[place], mismatches) for place in unfit}
-        groups = self._write_group_keys(records, own, made)
-        orders = self._read_positions(own.get(self._roles.time_key or self._roles.order or "", absent), made)
-        domains = self._read_domains(own.get(self._roles.domain or "", absent), len(records))
+        by_name = {name: columns.get(name, absent) for name in self._alone}
+        pieces = [column.map(partial(self._write_piece, name)) for name, column in by_name.items()]
+        unfit = sorted({place for piece in pieces if None in piece for place, text in enumerate(piece) if text is None})
+        outcomes = {place: self._one_by_one(records[place], rows[place], mismatches) for place in unfit}
+        groups = self._write_group_keys(records, by_name, outcomes)
+        orders = self._read_positions(by_name.get(self._roles.time_key or self._roles.order or "", absent), outcomes)
+        domains = self._read_domains(by_name.get(self._roles.domain or "", absent), len(records))
         for piece in pieces:
             for place in unfit:
                 piece[place] = piece[place] or ""
-        texts = [f"{{{''.join(one)[1:]}}}" for one in _zip_columns(pieces, len(records))]
-        return _join_typed([texts, list(groups), list(orders), list(domains)], made)
+        texts = [
+            f"{{{''.join(members)[1:]}}}"
+            for members in (zip(*pieces, strict=True) if pieces else repeat((), len(records)))
+        ]
+        return _join_typed([texts, list(groups), list(orders), list(domains)], outcomes)
 
     def _write_piece(self, name: str, value: Any) -> str | None:
         """Return a value's piece of its record's text, with a leading comma; None if it does not fit."""
@@ -604,10 +608,6 @@ def _make_column_builder(column: Column, contract: TableContract) -> ValueRowBui
     known = {column.name: contract.columns[column.name]} if column.name in contract.columns else {}
     alone = contract.model_copy(update={"columns": known})
     return ValueRowBuilder(alone, RecordSchema((column,)), None, _NO_ROLES)
-
-
-def _zip_columns(columns: Sequence[Sequence[str | None]], count: int) -> Iterable[tuple[Any, ...]]:
-    return zip(*columns, strict=True) if columns else repeat((), count)
 
 
 def _collect_rejected(found: Sequence[_TextT | Rejected], made: dict[int, TypedRecord | Rejected]) -> Sequence[_TextT]:

@@ -258,7 +258,7 @@ def open_export_shards(context: StageContext, source: ExportSource, scratch: Hos
     """Return what the jobs of an export read."""
     shards = tuple(map(NumberedShard, source.shards, source.first_sequences))
     copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=False)
-    return ExportShards(copies, _locate_first_segments(source))
+    return ExportShards(copies, source.first_segments[source.first_rows])
 
 
 def measure_all_segments(context: StageContext, opened: ExportShards) -> "NDArray[np.void]":
@@ -267,10 +267,6 @@ def measure_all_segments(context: StageContext, opened: ExportShards) -> "NDArra
     size = 4 * sum(shard.file.bytes for shard in shards)
     measured = context.pool.map(measure_segments, shards, size_bytes=size, shared=opened)
     return np.frombuffer(b"".join(measured), _SEGMENT_DTYPE)
-
-
-def _locate_first_segments(source: ExportSource) -> Ints:
-    return source.first_segments[source.first_rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -285,7 +281,11 @@ class _ExportTask:
 
 def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[FileDigests], int]:
     """Write one job's files; return them with their digests, and the content hash of the written segments."""
-    source = _require_segments(opened, task.job.segments)
+    # This host's copies of the shards, of which those that hold the job's segments are there.
+    opened.copies.require(
+        find_distinct(np.searchsorted(opened.first_segments, task.job.segments, "right") - 1).tolist()
+    )
+    source = SegmentFiles(opened.copies.files, opened.first_segments)
     found = 0
 
     def chunks() -> Iterator[SequenceBatch]:
@@ -303,16 +303,18 @@ def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[File
     return files, found % native.HASH_MODULUS
 
 
-def _require_segments(opened: ExportShards, segments: Ints) -> SegmentFiles:
-    """Return this host's copies of the shards, of which those that hold some segments are there."""
-    opened.copies.require(find_distinct(np.searchsorted(opened.first_segments, segments, "right") - 1).tolist())
-    return SegmentFiles(opened.copies.files, opened.first_segments)
-
-
 def _publish_written_files(store: Store, folder: Path, written: Sequence[WrittenFile], at: str) -> list[FileDigests]:
-    files = [base.digest_written_file(folder, one) for one in written]
-    for one in written:
-        _move_file(store, folder / one.path, f"{at}/{one.path}")
+    files = [base.digest_written_file(folder, file) for file in written]
+    for file in written:
+        source, target = folder / file.path, f"{at}/{file.path}"
+        if store.is_local:
+            path = store.local(target)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The scratch folder is in the stage's folder, so this is a rename.
+            os.replace(source, path)
+        else:
+            with source.open("rb") as content, store.create(target) as sink:
+                shutil.copyfileobj(content, sink, 1 << 20)
     return files
 
 
@@ -359,14 +361,3 @@ def publish_export_manifest(
         store.write(f"{at}/{name}", text)
         named[name] = File(f"{at}/{name}", len(text), digest_bytes(text), 0)
     return named
-
-
-def _move_file(store: Store, source: Path, target: str) -> None:
-    if store.is_local:
-        path = store.local(target)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The scratch folder is in the stage's folder, so this is a rename.
-        os.replace(source, path)
-        return
-    with source.open("rb") as content, store.create(target) as sink:
-        shutil.copyfileobj(content, sink, 1 << 20)

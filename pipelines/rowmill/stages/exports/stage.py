@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rowmill.core.arrays import format_count, format_size
 from rowmill.core.errors import ConfigError
@@ -133,7 +132,11 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             "tokens": int(source.lengths[chosen].sum()),
             "trained_tokens": int(expected["trained"].sum()),
         }
-        content = native.format_content_hash(_sum_hashes(expected["hash"]))
+        # Limbs of 32 bits added in 64: exact for four billion segments, without an integer object for each.
+        limbs = np.frombuffer(expected["hash"].tobytes(), "<u4").reshape(-1, 4).sum(axis=0, dtype=np.uint64)
+        content = native.format_content_hash(
+            sum(int(limb) << (32 * i) for i, limb in enumerate(limbs)) % native.HASH_MODULUS
+        )
         card = build_export_card(context, export, layout, counts, content)
         files, found = write_export_files(context, export, layout, source.segments, opened, card, at)
         facts = counts | {
@@ -143,12 +146,6 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         }
         published = publish_export_manifest(context.store, files, card, at)
         return Part(_fingerprint_export(context), published, facts | {"card": card})
-
-
-def _sum_hashes(hashes: "NDArray[np.void]") -> int:
-    # Limbs of 32 bits added in 64: exact for four billion segments, without an integer object for each.
-    limbs = np.frombuffer(hashes.tobytes(), "<u4").reshape(-1, 4).sum(axis=0, dtype=np.uint64)
-    return sum(int(limb) << (32 * i) for i, limb in enumerate(limbs)) % native.HASH_MODULUS
 
 
 def _count_trained_tokens(files: Sequence[FileDigests]) -> int:

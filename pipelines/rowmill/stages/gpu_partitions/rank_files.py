@@ -284,17 +284,38 @@ def _write_rank_index(context: StageContext, sources: RankSources, name: str) ->
     rank = int(name.split("-")[1])
     fingerprint, card = fingerprint_rank(context, name), make_rank_card(context, rank)
     folder = f"{part_folder(context.folder, fingerprint)}/{name}"
-    own = sources.select_rank(rank)
+    of_rank = sources.select_rank(rank)
+    table = _tabulate_index(sources, of_rank)
+    sink = BytesIO()
+    metadata = {f"rowmill.{name}": value for name, value in sorted(card.items())}
+    pq.write_table(
+        table.replace_schema_metadata(metadata),
+        sink,
+        compression="zstd",
+        row_group_size=INDEX_GROUP,
+        use_dictionary=["dataset", "pass"],
+    )
     files = {
-        "index": _save_index(context.store, f"{folder}/index.parquet", _tabulate_index(sources, own), card),
-        "filler": _save_filler(context.store, f"{folder}/filler.parquet", sources.filler, card),
+        "index": _save(context.store, f"{folder}/index.parquet", sink.getvalue(), table.num_rows),
+        "filler": _save(
+            context.store,
+            f"{folder}/filler.parquet",
+            native.encode_native_shard(sources.filler, card, group_rows=1),
+            sources.filler.num_rows,
+        ),
         "facts": write_step_facts(sources, folder, rank),
     }
     found = sources.hashes.sum_content(_locate_lines(context.store, files["index"], sources.first_rows))
-    facts = summarize_rank(
-        len(sources.rows[own]), _count_tokens(sources, own), int(sources.padding[sources.rows[own]].sum())
-    ) | {
-        "conserved": found == sources.hashes.sum_content(sources.rows[own]),
+    # Each dataset's sequences, tokens and trained tokens; fillers are counted separately.
+    numbers = sources.order.column("dataset").to_numpy()[of_rank]
+    rows, hashes = sources.rows[of_rank], sources.hashes
+    counted: dict[str, list[int]] = {}
+    for number, dataset in [*enumerate(sources.packed), (FILLER_SHARD, FILLERS)]:
+        lines = rows[numbers == number]
+        if len(lines):
+            counted[dataset] = [len(lines), int(hashes.tokens[lines].sum()), int(hashes.trained_tokens[lines].sum())]
+    facts = summarize_rank(len(sources.rows[of_rank]), counted, int(sources.padding[sources.rows[of_rank]].sum())) | {
+        "conserved": found == sources.hashes.sum_content(sources.rows[of_rank]),
         "content_hash": native.format_content_hash(found),
     }
     return Part(fingerprint, files, facts)
@@ -320,38 +341,9 @@ def _tabulate_index(sources: RankSources, own: slice) -> pa.Table:
     return pa.Table.from_arrays([pa.array(one) for one in columns], schema=RANK_INDEX_SCHEMA)
 
 
-def _save_index(store: Store, path: str, table: pa.Table, card: dict[str, str]) -> File:
-    sink = BytesIO()
-    metadata = {f"rowmill.{name}": value for name, value in sorted(card.items())}
-    pq.write_table(
-        table.replace_schema_metadata(metadata),
-        sink,
-        compression="zstd",
-        row_group_size=INDEX_GROUP,
-        use_dictionary=["dataset", "pass"],
-    )
-    return _save(store, path, sink.getvalue(), table.num_rows)
-
-
-def _save_filler(store: Store, path: str, filler: pa.Table, card: dict[str, str]) -> File:
-    return _save(store, path, native.encode_native_shard(filler, card, group_rows=1), filler.num_rows)
-
-
 def _save(store: Store, path: str, content: bytes, rows: int) -> File:
     store.write(path, content)
     return File(path, len(content), digest_bytes(content), rows)
-
-
-def _count_tokens(sources: RankSources, own: slice) -> dict[str, list[int]]:
-    """Count each dataset's sequences, tokens and trained tokens of a rank; fillers are counted separately."""
-    numbers = sources.order.column("dataset").to_numpy()[own]
-    rows, hashes = sources.rows[own], sources.hashes
-    counted: dict[str, list[int]] = {}
-    for number, name in [*enumerate(sources.packed), (FILLER_SHARD, FILLERS)]:
-        some = rows[numbers == number]
-        if len(some):
-            counted[name] = [len(some), int(hashes.tokens[some].sum()), int(hashes.trained_tokens[some].sum())]
-    return counted
 
 
 def _locate_lines(store: Store, index: File, first_rows: Ints) -> Ints:
@@ -500,53 +492,42 @@ def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequen
 def write_rank_shards(task: _RankTask, source: _RankSource) -> _WrittenShards:
     """Write some shards of a rank, and read them back."""
     store = Store(task.root)
-    sources = _require_rank_sources(task, source)
+    # This host's copies of all shards, of which those that the task needs are there, and of the filler.
+    scratch, fillers = source.copies.scratch, len(source.first_rows) - 2
+    needed = find_distinct(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
+    source.copies.require(needed[needed < fillers].tolist())
+    scratch.require({"filler.arrow": partial(native.write_shard_scratch, source.filler)})
+    sources = [*source.copies.files, scratch.locate("filler.arrow")]
     files: dict[str, File] = {}
     found = padding = 0
     counted: dict[str, list[int]] = {}
     for number, begin in enumerate(range(0, len(task.wanted), task.per_shard), task.first):
-        table = _restore_shard_types(
-            gather.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
+        table = gather.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
+        dataset_column = table.column("dataset").combine_chunks().dictionary_encode()
+        typed = table.set_column(
+            table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), dataset_column
         )
+        weighted = WEIGHT_COLUMN in table.column_names
+        added = typed.schema.names[len(native.make_sequence_schema(weighted=weighted)) :]
+        added_fields = [pa.field(name, typed.schema.field(name).type.value_type) for name in added]
+        table = typed.cast(native.make_sequence_schema(weighted=weighted, columns=added_fields))
         content = native.encode_native_shard(table, task.card, group_rows=task.group_rows)
         name = f"data/part-{number:05d}.parquet"
         store.write(f"{task.folder}/{name}", content)
         files[name] = File(f"{task.folder}/{name}", len(content), digest_bytes(content), table.num_rows)
         back = store.table(files[name]).combine_chunks()
         found += sum(native.hash_sequences(native.recover_segments(back)))
-        _count_rank_tokens(back, counted)
+        # Fillers are counted separately.
+        plain = back.select(["tokens", "trained_tokens"]).append_column(
+            "dataset", back.column("dataset").cast(pa.string())
+        )
+        sums = plain.group_by("dataset").aggregate([("tokens", "count"), ("tokens", "sum"), ("trained_tokens", "sum")])
+        columns = ("dataset", "tokens_count", "tokens_sum", "trained_tokens_sum")
+        for dataset, *values in zip(*(sums.column(column).to_pylist() for column in columns), strict=True):
+            before = counted.get(dataset, [0, 0, 0])
+            counted[dataset] = [a + int(b) for a, b in zip(before, values, strict=True)]
         padding += count_padding_tokens(back)
     return _WrittenShards(files, found % native.HASH_MODULUS, counted, padding)
-
-
-def _require_rank_sources(task: _RankTask, source: _RankSource) -> list[str]:
-    """Return this host's copies of all shards, of which those that the task needs are there, and of the filler."""
-    scratch, fillers = source.copies.scratch, len(source.first_rows) - 2
-    needed = find_distinct(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
-    source.copies.require(needed[needed < fillers].tolist())
-    scratch.require({"filler.arrow": partial(native.write_shard_scratch, source.filler)})
-    return [*source.copies.files, scratch.locate("filler.arrow")]
-
-
-def _count_rank_tokens(shard: pa.Table, counted: dict[str, list[int]]) -> None:
-    """Add a shard's sequences, tokens and trained tokens to each dataset's counts; fillers are counted separately."""
-    plain = shard.select(["tokens", "trained_tokens"]).append_column(
-        "dataset", shard.column("dataset").cast(pa.string())
-    )
-    sums = plain.group_by("dataset").aggregate([("tokens", "count"), ("tokens", "sum"), ("trained_tokens", "sum")])
-    names = ("dataset", "tokens_count", "tokens_sum", "trained_tokens_sum")
-    for name, *values in zip(*(sums.column(one).to_pylist() for one in names), strict=True):
-        before = counted.get(name, [0, 0, 0])
-        counted[name] = [a + int(b) for a, b in zip(before, values, strict=True)]
-
-
-def _restore_shard_types(table: pa.Table) -> pa.Table:
-    column = table.column("dataset").combine_chunks().dictionary_encode()
-    typed = table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), column)
-    weighted = WEIGHT_COLUMN in table.column_names
-    own = typed.schema.names[len(native.make_sequence_schema(weighted=weighted)) :]
-    columns = [pa.field(name, typed.schema.field(name).type.value_type) for name in own]
-    return typed.cast(native.make_sequence_schema(weighted=weighted, columns=columns))
 
 
 # ── Publishing ranks: `current.json`, which trainers open ──

@@ -5,8 +5,6 @@ Trainers open `current.json`. It is written once all ranks of one order are buil
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import pyarrow as pa
-
 from rowmill.core.arrays import format_count
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store
@@ -95,6 +93,20 @@ def _build_ranks_output(context: StageContext, names: list[str], ranks: list[Par
         (name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens")))
         for name, p in zip(names, ranks, strict=True)
     ]
+    # Shards store labels but not span kinds, so unlabeled tokens are context.
+    tokens, trained_tokens = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
+    padding = sum(native.FILLER_TOKENS * int(part.facts["fillers"]) + part.facts["padding"] for part in ranks)
+    # Each dataset's contribution to the ranks.
+    sums = {
+        name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
+        for name in context.recipe.datasets
+    }
+    totals = [sum(values[i] for values in sums.values()) for i in range(3)]
+    measures = ("sequences", "tokens", "trained_tokens")
+    dataset_rows = [
+        (name, *values, *(compute_share(value, total) for value, total in zip(values, totals, strict=True)))
+        for name, values in sums.items()
+    ]
     return StageOutput(
         parts=ranks,
         facts=GpuPartitionsFacts(
@@ -108,46 +120,25 @@ def _build_ranks_output(context: StageContext, names: list[str], ranks: list[Par
             trained_tokens=sum(trained),
             trained_spread=compute_share(max(trained) - min(trained), max(trained)) if trained else 0.0,
         ),
-        token_ledger=_account_rank_tokens(ranks),
+        token_ledger=[
+            ("train", "trained", trained_tokens),
+            ("train", "context", tokens - trained_tokens),
+            ("train", "padding", padding),
+        ],
         tables={
             "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
-            "datasets": _tabulate_datasets(context, ranks),
+            "datasets": DisplayTable(
+                ("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(dataset_rows)
+            ),
         },
-        schema=tuple((f.name, str(f.type)) for f in _get_rank_schema(context)),
+        schema=tuple(
+            (f.name, str(f.type))
+            for f in (make_rank_schema(context) if context.recipe.partitions.layout == "copied" else RANK_INDEX_SCHEMA)
+        ),
         card={"order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),
     )
-
-
-def _get_rank_schema(context: StageContext) -> pa.Schema:
-    return make_rank_schema(context) if context.recipe.partitions.layout == "copied" else RANK_INDEX_SCHEMA
-
-
-def _account_rank_tokens(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
-    """Classify every token of the ranks; shards store labels but not span kinds, so unlabeled tokens are context."""
-    tokens, trained = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
-    padding = sum(native.FILLER_TOKENS * int(part.facts["fillers"]) + part.facts["padding"] for part in ranks)
-    return [
-        ("train", "trained", trained),
-        ("train", "context", tokens - trained),
-        ("train", "padding", padding),
-    ]
-
-
-def _tabulate_datasets(context: StageContext, ranks: Sequence[Part]) -> DisplayTable:
-    """Tabulate each dataset's contribution to the ranks: sequences, tokens, trained tokens, and shares."""
-    sums = {
-        name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
-        for name in context.recipe.datasets
-    }
-    totals = [sum(values[i] for values in sums.values()) for i in range(3)]
-    measures = ("sequences", "tokens", "trained_tokens")
-    rows = [
-        (name, *values, *(compute_share(value, total) for value, total in zip(values, totals, strict=True)))
-        for name, values in sums.items()
-    ]
-    return DisplayTable(("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(rows))
 
 
 def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:

@@ -114,9 +114,9 @@ def pack_group(task: PackGroupTask) -> Part:
     """Pack one group; the part names its shards in `facts["shards"]`, with a file and a lineage file each."""
     store = Store(task.root)
     with _read_group(task, store) as (tokens, lengths):
-        own = int(lengths.first_rows[task.own])
-        plans = _plan_group(task, lengths, own)
-        surplus = np.flatnonzero(lengths.splits[:own] == SURPLUS_CODE)
+        own_examples = int(lengths.first_rows[task.own])
+        plans = _plan_group(task, lengths, own_examples)
+        surplus = np.flatnonzero(lengths.splits[:own_examples] == SURPLUS_CODE)
         left = find_left_out(lengths, plans, surplus)
         writer = ShardWriter(
             store=store,
@@ -135,26 +135,27 @@ def pack_group(task: PackGroupTask) -> Part:
         cuts = [cut for split, plan in parted for cut in cut_shards(split, plan, _count_shard_sequences(task, plan))]
         shards = _map_in_threads(task.threads, writer.write_shard, cuts)
         expected = sum(hash_planned_segments(tokens, plan, task.rules.packing) for _, plan in parted)
-        files = _write_side_files(task, store, tokens, lengths, left, own)
-        back = _map_in_threads(task.threads, lambda one: read_back(store, one.shard, one.segments), shards)
+        files = _write_side_files(task, store, tokens, lengths, left, own_examples)
+        back = _map_in_threads(task.threads, lambda written: read_back(store, written.shard, written.segments), shards)
         # Only pairs are read once more; what is damaged cannot be read, and is counted as such.
-        intact = [one.shard for one, (damaged, _) in zip(shards, back, strict=True) if not damaged]
+        intact = [written.shard for written, (damaged, _) in zip(shards, back, strict=True) if not damaged]
         paired = intact if SIDE_LENGTHS in tokens.own.column_names else []
         pairs = sum_counts(count_damaged_pairs(drop_padding(store.table(shard)), tokens.own) for shard in paired)
+    joined = join_hashes([hashes for _, hashes in back])
     facts = {
-        "tokens": int(lengths.tokens[:own].sum()),
-        "shards": [one.facts for one in shards],
+        "tokens": int(lengths.tokens[:own_examples].sum()),
+        "shards": [written.facts for written in shards],
         "expected": f"{expected % native.HASH_MODULUS:032x}",
-        "found": f"{_sum_content_hashes([hashes for _, hashes in back]):032x}",
+        "found": f"{joined.sum_content(np.arange(len(joined.tokens))):032x}",
         "damaged": sum(damaged for damaged, _ in back),
-        **_count_group(task, lengths, plans, left, own),
+        **_count_group(task, lengths, plans, left, own_examples),
         "pairs": pairs,
     }
-    named = {f"shard-{i:05d}": one.shard for i, one in enumerate(shards)}
-    lineage = {f"segments-{i:05d}": one.segments for i, one in enumerate(shards)}
+    named = {f"shard-{i:05d}": written.shard for i, written in enumerate(shards)}
+    lineage = {f"segments-{i:05d}": written.segments for i, written in enumerate(shards)}
     hashes = {
-        f"sequences-{i:05d}": part_files.write_table(store, _name_hashes_file(one.shard.path), table)
-        for i, (one, (_, table)) in enumerate(zip(shards, back, strict=True))
+        f"sequences-{i:05d}": part_files.write_table(store, _name_hashes_file(written.shard.path), table)
+        for i, (written, (_, table)) in enumerate(zip(shards, back, strict=True))
     }
     return Part(task.fingerprint, named | lineage | hashes | files, facts)
 
@@ -169,11 +170,6 @@ def _map_in_threads(threads: int, function: Callable[[ItemT], ResultT], items: S
         return [function(item) for item in items]
     with ThreadPoolExecutor(min(threads, len(items))) as pool:
         return list(pool.map(function, items))
-
-
-def _sum_content_hashes(tables: Sequence[pa.Table]) -> int:
-    joined = join_hashes(tables)
-    return joined.sum_content(np.arange(len(joined.tokens)))
 
 
 def _name_hashes_file(shard: str) -> str:
@@ -229,14 +225,17 @@ def _load_examples(task: PackGroupTask, store: Store, scratch: Path | None) -> t
     mask = _make_array(scratch, "mask", np.bool_, task.tokens)
     weights = _make_array(scratch, "weights", np.float32, task.tokens) if task.weighted else None
     fields = {name: _make_array(scratch, name, np.float32, task.tokens) for name in task.fields.per_token}
-    own = [field.name for field in EXAMPLE_COLUMNS.get(task.rules.row_kind, ())]
+    kind_columns = [field.name for field in EXAMPLE_COLUMNS.get(task.rules.row_kind, ())]
     small: list[pa.Table] = []
     at = 0
     for file in task.files:
         stored = [*_TOKEN_COLUMNS, *((WEIGHT_COLUMN,) if task.stores_weights else ()), *task.fields.names]
         # A field that a dataset does not declare is not in its examples, and not read.
-        table = _fill_row_fields(store.table(file, [*_SMALL_COLUMNS, *stored, *own]), task.fields)
-        small.append(table.select([*_SMALL_COLUMNS, *own, *task.fields.per_row]))
+        table = store.table(file, [*_SMALL_COLUMNS, *stored, *kind_columns])
+        for field in task.fields.row_columns:
+            if field.name not in table.column_names:
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        small.append(table.select([*_SMALL_COLUMNS, *kind_columns, *task.fields.per_row]))
         flat = _flatten(table, "input_ids")
         end = at + len(flat)
         ids[at:end] = flat
@@ -251,17 +250,9 @@ def _load_examples(task: PackGroupTask, store: Store, scratch: Path | None) -> t
     columns = pa.concat_tables(small)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(columns.column("tokens").to_numpy(), dtype=np.int64)))
     example_ids = columns.column("example_id").combine_chunks()
-    of_kind = columns.select([*own, *task.fields.per_row]).combine_chunks()
+    of_kind = columns.select([*kind_columns, *task.fields.per_row]).combine_chunks()
     tokens = GroupTokens(ids, mask, weights, fields, offsets, example_ids, of_kind)
     return tokens, _make_group_lengths(task, columns, [table.num_rows for table in small], tokens)
-
-
-def _fill_row_fields(examples: pa.Table, fields: RolloutFields) -> pa.Table:
-    """Add the fields of rows that these examples lack, as nulls."""
-    for field in fields.row_columns:
-        if field.name not in examples.column_names:
-            examples = examples.append_column(field, pa.nulls(examples.num_rows, field.type))
-    return examples
 
 
 _SMALL_COLUMNS = ("example_id", "tokens", "trained_tokens", "split")
@@ -308,20 +299,16 @@ def _write_side_files(
     at = f"{task.folder}/parts/{task.fingerprint}"
     files: dict[str, File] = {}
     if len(left_out.examples):
-        table = _tabulate_left_out(tokens, lengths, left_out)
+        names: list[str] = tokens.example_ids.take(pa.array(left_out.examples)).to_pylist()
+        row_ids = [name.rsplit("#", 1)[0] for name in names]
+        fates = [list(column) for column in zip(*left_out.fates, strict=True)]
+        table = pa.table([names, row_ids, *fates, left_out.tokens, lengths.tokens[left_out.examples]], schema=LEFT_OUT)
         files["left_out"] = part_files.write_table(store, f"{at}/left_out.arrow", table)
     if task.splits is not None and task.planned is None:
-        held = np.flatnonzero(lengths.splits[:own] == VALIDATION_CODE)
-        if len(held):
-            files["held"] = part_files.write_table(store, f"{at}/held.arrow", tokens.take(held, lengths.trained))
+        held_out = np.flatnonzero(lengths.splits[:own] == VALIDATION_CODE)
+        if len(held_out):
+            files["held"] = part_files.write_table(store, f"{at}/held.arrow", tokens.take(held_out, lengths.trained))
     return files
-
-
-def _tabulate_left_out(tokens: GroupTokens, lengths: ExampleLengths, left_out: LeftOutExamples) -> pa.Table:
-    names: list[str] = tokens.example_ids.take(pa.array(left_out.examples)).to_pylist()
-    row_ids = [name.rsplit("#", 1)[0] for name in names]
-    fates = [list(column) for column in zip(*left_out.fates, strict=True)]
-    return pa.table([names, row_ids, *fates, left_out.tokens, lengths.tokens[left_out.examples]], schema=LEFT_OUT)
 
 
 # ── Counts ─────────────────────────────────────────────────────────────────────────────────────────
@@ -344,6 +331,8 @@ def _count_group(
         if state == "tail"
     )
     counted = entered | (splits == SURPLUS_CODE)
+    fills = np.concatenate([plan.plan.tokens for plan in plans] or [np.empty(0, np.int64)]) / task.rules.seq_len
+    fill_counts, _ = np.histogram(fills, bins=FILL_BINS, range=(0.0, 1.0))
     return {
         "tokens_read": int(lengths.tokens[:own][counted].sum()),
         "examples": int(counted.sum()),
@@ -353,7 +342,7 @@ def _count_group(
         "left_out": dict(sorted(fates.items())),
         "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
         "unlimited": sum(_count_unlimited(task.rules, lengths, plan) for plan in plans),
-        "fill": _count_fills(task.rules, plans),
+        "fill": [int(count) for count in fill_counts],
     }
 
 
@@ -362,9 +351,3 @@ def _count_unlimited(rules: PackingRules, lengths: ExampleLengths, one: SplitPla
     if rules.strategy != "best_fit" or rules.packing.segment_limit is None:
         return one.plan.sequences
     return count_best_fit(rules.measure_room(lengths, one.plan.examples, one.plan.ranges[:, 1]), rules.seq_len)
-
-
-def _count_fills(rules: PackingRules, plans: Sequence[SplitPlan]) -> list[int]:
-    fills = np.concatenate([one.plan.tokens for one in plans] or [np.empty(0, np.int64)]) / rules.seq_len
-    counts, _ = np.histogram(fills, bins=FILL_BINS, range=(0.0, 1.0))
-    return [int(count) for count in counts]

@@ -75,29 +75,23 @@ def count_damaged_pairs(shard: pa.Table, examples: pa.Table) -> dict[str, int]:
     is_paired = len(lengths) > 0 and int(lengths.value_lengths().to_numpy().max()) > 1
     if not is_paired or not shard.num_rows:
         return {"pair_intact": 0, "prompt_identical": 0}
-    sequences, names, sides, ids, sizes, prompts = _flatten_segments(shard)
+    examples_of = shard.column("example_ids").combine_chunks()
+    sequences = np.repeat(np.arange(len(examples_of)), examples_of.value_lengths().to_numpy())
+    names = examples_of.flatten().dictionary_encode().indices.to_numpy()
+    sides, ids, sizes, prompts = (
+        shard.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        for name in ("sides", "input_ids", "segment_lengths", "prompt_lengths")
+    )
     follows = np.flatnonzero((sequences[1:] == sequences[:-1]) & (names[1:] == names[:-1]))
     whole = follows[(sides[follows] == 1) & (sides[follows + 1] == 0)]
     ends = np.cumsum(sizes)
     differ = 0
     for first in whole.tolist():
         size = int(prompts[first])
-        one, other = (int(ends[k] - sizes[k]) for k in (first, first + 1))
-        same = size == prompts[first + 1] and np.array_equal(ids[one : one + size], ids[other : other + size])
+        begin, other = (int(ends[k] - sizes[k]) for k in (first, first + 1))
+        same = size == prompts[first + 1] and np.array_equal(ids[begin : begin + size], ids[other : other + size])
         differ += not same
     return {"pair_intact": len(names) - 2 * len(whole), "prompt_identical": differ}
-
-
-def _flatten_segments(shard: pa.Table) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-    """Return each segment's sequence, example by number, side, then all ids, and each segment's length and prompt."""
-    names = shard.column("example_ids").combine_chunks()
-    flat = {
-        name: shard.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        for name in ("sides", "input_ids", "segment_lengths", "prompt_lengths")
-    }
-    sequences = np.repeat(np.arange(len(names)), names.value_lengths().to_numpy())
-    examples = names.flatten().dictionary_encode().indices.to_numpy()
-    return sequences, examples, flat["sides"], flat["input_ids"], flat["segment_lengths"], flat["prompt_lengths"]
 
 
 # ── Whether the spans and positions of a written shard follow from its segments ──

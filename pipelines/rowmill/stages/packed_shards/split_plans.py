@@ -300,7 +300,12 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
         If the source has validation rows already, or train rows do not fill so many sequences.
 
     """
-    _require_no_other_validation(context)
+    parts = inputs.load_source_parts(context.input(RAW_DATASET))
+    if any(part.split_hint == "validation" for part in parts):
+        raise ConfigError(
+            f"mixture.num_validation_sequences.{context.dataset_name}: the source has rows for validation of its own; "
+            "one of the two may say what is held out; delete the number, or name a source without validation"
+        )
     files = context.input(TOKENIZED_EXAMPLES).files("examples")
     lengths = _read_lengths(context, files, rules)
     rows = _hash_rows(context, files)
@@ -314,19 +319,35 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
     np.add.at(room, train[pieces.examples], 1 if alone else filled)
     chosen = hold_out_groups(u, room, in_train, wanted if alone else wanted * rules.seq_len)
     if chosen is None:
-        raise _make_shortage_error(context, wanted, int(room.sum()), alone=alone)
+        there = int(room.sum()) if alone else int(room.sum()) // context.recipe.seq_len
+        raise ConfigError(
+            f"mixture.num_validation_sequences.{context.dataset_name}: {wanted} sequences; all train rows together "
+            f"fill {there}; lower it to less than that, or add rows"
+        )
     whole = plan_split(rules, lengths, "validation", np.flatnonzero(chosen))
-    first = _take_first_sequences(whole.plan, wanted)
+    end = int(whole.plan.sequence_offsets[wanted])
+    first = SequencePlan(whole.plan.sequence_offsets[: wanted + 1], whole.plan.examples[:end], whole.plan.ranges[:end])
     splits = lengths.splits.copy()
     splits[chosen] = SURPLUS_CODE
     splits[first.examples] = _VALIDATION
     for rejected in whole.rejected.values():
         splits[rejected] = _VALIDATION
+    # The examples of the plan are renumbered among those that are held out.
+    held_examples = np.flatnonzero(splits == _VALIDATION)
+    examples = np.searchsorted(held_examples, first.examples)
+    planned = np.bincount(examples, weights=first.ranges[:, 1], minlength=len(held_examples)).astype(np.int64)
+    held_rejects = {reason: np.searchsorted(held_examples, numbers) for reason, numbers in whole.rejected.items()}
     return HeldOutValidation(
         splits=splits,
         first_rows=lengths.first_rows,
         tokens=lengths.tokens,
-        plan=_renumber_held(whole, first, np.flatnonzero(splits == _VALIDATION), lengths.tokens),
+        plan=replace(
+            whole,
+            plan=SequencePlan(first.sequence_offsets, examples, first.ranges),
+            numbers=np.arange(len(held_examples)),
+            left=lengths.tokens[held_examples] - planned,
+            rejected=held_rejects,
+        ),
         moved=_list_moved_rows(rows, u[chosen].max(), splits, lengths.first_rows),
     )
 
@@ -347,25 +368,6 @@ def hold_out_groups(
     return candidates & (u <= last)
 
 
-def _take_first_sequences(plan: SequencePlan, count: int) -> SequencePlan:
-    end = int(plan.sequence_offsets[count])
-    return SequencePlan(plan.sequence_offsets[: count + 1], plan.examples[:end], plan.ranges[:end])
-
-
-def _renumber_held(whole: SplitPlan, first: SequencePlan, held: Ints, tokens: Ints) -> SplitPlan:
-    """Renumber the examples of a plan among those that are held out."""
-    examples = np.searchsorted(held, first.examples)
-    planned = np.bincount(examples, weights=first.ranges[:, 1], minlength=len(held)).astype(np.int64)
-    rejected = {reason: np.searchsorted(held, numbers) for reason, numbers in whole.rejected.items()}
-    return replace(
-        whole,
-        plan=SequencePlan(first.sequence_offsets, examples, first.ranges),
-        numbers=np.arange(len(held)),
-        left=tokens[held] - planned,
-        rejected=rejected,
-    )
-
-
 def _read_lengths(context: StageContext, files: Sequence[File], rules: PackingRules) -> ExampleLengths:
     own = [one.name for one in EXAMPLE_COLUMNS.get(rules.row_kind, ()) if one.name == SIDE_LENGTHS]
     tables = read_tables(context.store, files, ["tokens", "trained_tokens", "split", *own])
@@ -374,23 +376,6 @@ def _read_lengths(context: StageContext, files: Sequence[File], rules: PackingRu
         return context.store.table(files[part], [name]).column(0).combine_chunks()
 
     return make_lengths(pa.concat_tables(tables), [table.num_rows for table in tables], read_column)
-
-
-def _require_no_other_validation(context: StageContext) -> None:
-    parts = inputs.load_source_parts(context.input(RAW_DATASET))
-    if any(part.split_hint == "validation" for part in parts):
-        raise ConfigError(
-            f"mixture.num_validation_sequences.{context.dataset_name}: the source has rows for validation of its own; "
-            "one of the two may say what is held out; delete the number, or name a source without validation"
-        )
-
-
-def _make_shortage_error(context: StageContext, wanted: int, room: int, *, alone: bool) -> ConfigError:
-    there = room if alone else room // context.recipe.seq_len
-    return ConfigError(
-        f"mixture.num_validation_sequences.{context.dataset_name}: {wanted} sequences; all train rows together fill "
-        f"{there}; lower it to less than that, or add rows"
-    )
 
 
 @dataclass(frozen=True, slots=True)

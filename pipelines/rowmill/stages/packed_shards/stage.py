@@ -14,7 +14,6 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from rowmill.core.arrays import format_percent
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
@@ -43,40 +42,37 @@ from rowmill.stages.packed_shards.group_tasks import (
     plan_held_group,
 )
 from rowmill.stages.packed_shards.pack_group import FILL_BINS, PackGroupTask, is_intact, pack_group
-from rowmill.stages.packed_shards.split_plans import SPLITS, HeldOutValidation, get_holdout_size, hold_out_validation
+from rowmill.stages.packed_shards.split_plans import SPLITS, get_holdout_size, hold_out_validation
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 
 def make_packed_shards(context: StageContext) -> StageOutput:
     """Pack all groups, and the validation sequences that are held out by number."""
     wanted = get_holdout_size(context.recipe, context.dataset_name or "")
-    held = None if wanted is None else hold_out_validation(context, get_packing_rules(context), wanted)
+    held_out = None if wanted is None else hold_out_validation(context, get_packing_rules(context), wanted)
     groups, reused, rows = make_parts(
-        context, pack_group, plan_groups(context, held), is_reusable=is_intact, set_threads=_set_threads
+        context, pack_group, plan_groups(context, held_out), is_reusable=is_intact, set_threads=_set_threads
     )
     side: list[Part] = []
-    if held is not None:
+    if held_out is not None:
         packed, again, more = make_parts(
             context,
             pack_group,
-            plan_held_group(context, held, groups),
+            plan_held_group(context, held_out, groups),
             is_reusable=is_intact,
             set_threads=_set_threads,
         )
         groups, reused, rows = [*groups, *packed], reused + again, rows + more
-        side.append(_write_moved_rows(context, held))
+        fingerprint = digest_json(PACKED_SHARDS, "moved", held_out.moved.to_pylist())
+        path = f"{part_folder(context.folder, fingerprint)}/moved.arrow"
+        side.append(
+            Part(fingerprint, {"moved": part_files.write_table(context.store, path, held_out.moved)}, _NO_SPLIT)
+        )
     return _build_shards_output(context, groups, side, reused=reused, rows_made=rows)
 
 
 def _set_threads(task: PackGroupTask, threads: int) -> PackGroupTask:
     return replace(task, threads=threads)
-
-
-def _write_moved_rows(context: StageContext, held: HeldOutValidation) -> Part:
-    """Write which rows were held out by number."""
-    fingerprint = digest_json(PACKED_SHARDS, "moved", held.moved.to_pylist())
-    path = f"{part_folder(context.folder, fingerprint)}/moved.arrow"
-    return Part(fingerprint, {"moved": part_files.write_table(context.store, path, held.moved)}, _NO_SPLIT)
 
 
 _NO_SPLIT = {"split": ""}
@@ -113,10 +109,21 @@ def _build_shards_output(
     states = sum((Counter(group.facts["left_out"]) for group in groups), Counter[str]())
     fates = {(state, reason): states[f"{state}/{reason}"] for state, reason in _FATES}
     kept = sum(int(group.facts["examples"]) for group in groups) - sum(fates.values())
-    losses = _sum_losses(groups)
+    # What was held out and then not needed counts neither as lost nor as entered.
+    entered, entered_trained = (sum(int(group.facts["entered"][i]) for group in groups) for i in (0, 1))
+    rejected, lost = (sum(int(group.facts[name]) for group in groups) for name in ("rejected", "trained_lost"))
+    losses = {"examples": (rejected, entered), "trained_tokens": (min(entered_trained, lost), entered_trained)}
     found = _add_group_hashes(groups, "found")
     padding = sum(int(part.facts["padding"]) for part in shards)
     is_padded = context.recipe.segment_multiple_of > 1
+    fills = np.sum([group.facts["fill"] for group in groups], axis=0) if groups else np.zeros(FILL_BINS, np.int64)
+    edges = accumulate([1] * FILL_BINS, initial=0)
+    rows: list[tuple[Any, ...]] = []
+    for split in SPLITS:
+        examples = sum(int(group.facts["splits"][split]) for group in groups)
+        sums = _sum_split(shards, split)
+        if examples:
+            rows.append((context.dataset_name, split, examples, sums["sequences"], sums["trained_tokens"]))
     return StageOutput(
         parts=[*parts, *side],
         facts=PackedShardsFacts(
@@ -142,9 +149,26 @@ def _build_shards_output(
             *([("all", "dropped", total - planned)] if total > planned else []),
             *([("all", "padding", padding)] if is_padded else []),
         ],
-        tables={"splits": _tabulate_splits(context, groups, shards), "packing": _tabulate_packing(context, shards)},
-        histograms={"fill": _make_fill_histogram(groups)},
-        schema=tuple((f.name, str(f.type)) for f in _make_packed_schema(context)),
+        tables={
+            "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
+            "packing": _tabulate_packing(context, shards),
+        },
+        histograms={
+            "fill": Histogram(
+                "fill",
+                "share of seq_len",
+                tuple(edge / FILL_BINS for edge in edges),
+                tuple(int(count) for count in fills),
+            )
+        },
+        schema=tuple(
+            (f.name, str(f.type))
+            for f in native.make_shard_schema(
+                weighted=context.recipe.has_loss_weights,
+                token_fields=context.recipe.rollout_fields.per_token,
+                columns=inputs.list_segment_columns(context.recipe, context.dataset.row_kind),
+            )
+        ),
         card=build_shard_card(context),
         parts_reused=reused,
         rows_made=rows_made,
@@ -155,33 +179,8 @@ _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("
 """How an example can end at this stage without a token in any sequence: state and reason."""
 
 
-def _make_packed_schema(context: StageContext) -> pa.Schema:
-    own = inputs.list_segment_columns(context.recipe, context.dataset.row_kind)
-    return native.make_shard_schema(
-        weighted=context.recipe.has_loss_weights, token_fields=context.recipe.rollout_fields.per_token, columns=own
-    )
-
-
 def _add_group_hashes(groups: Sequence[Part], name: str) -> int:
     return sum(int(group.facts[name], 16) for group in groups) % native.HASH_MODULUS
-
-
-def _sum_losses(groups: Sequence[Part]) -> dict[str, tuple[int, int]]:
-    """Return how many examples, and how many trained tokens, are in no sequence, and how many entered.
-
-    What was held out and then not needed counts as neither.
-    """
-    examples, trained = (sum(int(group.facts["entered"][i]) for group in groups) for i in (0, 1))
-    rejected, lost = (sum(int(group.facts[name]) for group in groups) for name in ("rejected", "trained_lost"))
-    return {"examples": (rejected, examples), "trained_tokens": (min(trained, lost), trained)}
-
-
-def _make_fill_histogram(groups: Sequence[Part]) -> Histogram:
-    counts = np.sum([group.facts["fill"] for group in groups], axis=0) if groups else np.zeros(FILL_BINS, np.int64)
-    edges = accumulate([1] * FILL_BINS, initial=0)
-    return Histogram(
-        "fill", "share of seq_len", tuple(edge / FILL_BINS for edge in edges), tuple(int(count) for count in counts)
-    )
 
 
 def _sum_split(shards: Sequence[Part], split: str) -> dict[str, int]:
@@ -200,16 +199,6 @@ def _tabulate_packing(context: StageContext, shards: Sequence[Part]) -> DisplayT
             fill = compute_share(tokens, sequences * context.recipe.seq_len)
             rows.append((split, sequences, each, tokens, fill, compute_share(sums["trained_tokens"], tokens)))
     return DisplayTable(("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(rows))
-
-
-def _tabulate_splits(context: StageContext, groups: Sequence[Part], shards: Sequence[Part]) -> DisplayTable:
-    rows: list[tuple[Any, ...]] = []
-    for split in SPLITS:
-        examples = sum(int(group.facts["splits"][split]) for group in groups)
-        sums = _sum_split(shards, split)
-        if examples:
-            rows.append((context.dataset_name, split, examples, sums["sequences"], sums["trained_tokens"]))
-    return DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))
 
 
 def _find_shard_damage(store: Store, output: Manifest) -> Iterator[str]:

@@ -559,7 +559,11 @@ class PreferenceExampleBuilder:
 
     def _decode(self, rows: pa.Table, counts: TokenizationCounts) -> list[_Preference | Rejected]:
         columns = [rows.column(name).to_pylist() for name in ("chosen", "rejected", "margin")]
-        controlled = self._steps.control.find_rows(rows) | _find_controlled(self._steps, rows)
+        in_sides = np.zeros(rows.num_rows, np.bool_)
+        for name in ("chosen", "rejected"):
+            texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
+            in_sides |= self._steps.control.find_rows(texts)
+        controlled = self._steps.control.find_rows(rows) | in_sides
         return [
             self._decode_row(conversation, (chosen, rejected), margin, bool(hides), counts)
             for conversation, chosen, rejected, margin, hides in zip(
@@ -696,15 +700,6 @@ def _require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejecte
     """Return the examples of a row's sides, or the first reject."""
     examples = [part for part in parts if not isinstance(part, Rejected)]
     return examples if len(examples) == len(parts) else next(part for part in parts if isinstance(part, Rejected))
-
-
-def _find_controlled(encoder: ConversationEncoder, rows: pa.Table) -> np.ndarray:
-    """Return which rows have a control string in one of their sides."""
-    found = np.zeros(rows.num_rows, np.bool_)
-    for name in ("chosen", "rejected"):
-        texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
-        found |= encoder.control.find_rows(texts)
-    return found
 
 
 def finish_sides(

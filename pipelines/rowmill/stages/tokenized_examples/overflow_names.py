@@ -1,6 +1,6 @@
 """Names of the records and groups that are too large for an example."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
@@ -30,12 +30,11 @@ def _find_widest_columns(read: "partial[list[str]]", units: Sequence[Ints]) -> l
     """Return the column with the most characters for each set of rows."""
     looked_at = [rows[:MAX_EXAMINED_ROWS] for rows in units]
     texts = iter(read(np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
-    return [_find_widest_column(islice(texts, len(rows))) for rows in looked_at]
-
-
-def _find_widest_column(texts: Iterable[str]) -> str:
-    sizes: dict[str, int] = {}
-    for text in texts:
-        for name, value in read_json(text).items():
-            sizes[name] = sizes.get(name, 0) + len(str(value))
-    return max(sizes, key=lambda name: sizes[name], default="")
+    widest: list[str] = []
+    for rows in looked_at:
+        sizes: dict[str, int] = {}
+        for text in islice(texts, len(rows)):
+            for name, value in read_json(text).items():
+                sizes[name] = sizes.get(name, 0) + len(str(value))
+        widest.append(max(sizes, key=sizes.__getitem__, default=""))
+    return widest

@@ -136,10 +136,10 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; a tokenizer folder is identified by its files, not its path."""
     dataset = recipe.datasets[name]
     if dataset.format.IS_TABLE:
-        own = table_examples.identify_table_examples(recipe, name)
+        identity = table_examples.identify_table_examples(recipe, name)
     else:
         groups = ("format", "template", "loss", "truncation", "reasoning", "tools")
-        own = {
+        identity = {
             "versions": [
                 VERSION,
                 tokenizer.TOKENIZATION_VERSION,
@@ -152,15 +152,13 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
             "vocab_size": recipe.vocab_size,
             "columns": describe_columns(EXAMPLE_COLUMNS, dataset.row_kind),
         }
-    return {"tokenizer": _identify_tokenizer_files(recipe, name), "examples": own}
-
-
-def _identify_tokenizer_files(recipe: Recipe, name: str) -> dict[str, Any]:
     table = recipe.datasets[name].format.as_table()
     # The prompts of this style depend on the tokenizer's name.
     is_by_name = table is not None and table.prompt.style == "reference"
     named = identify_tokenizer(recipe)
-    return {**named, "name": recipe.tokenizer_choice.name} if is_by_name else named
+    if is_by_name:
+        named = {**named, "name": recipe.tokenizer_choice.name}
+    return {"tokenizer": named, "examples": identity}
 
 
 def prepare_tokenized_examples(context: StageContext) -> PreparedStage:
@@ -174,16 +172,6 @@ def prepare_tokenized_examples(context: StageContext) -> PreparedStage:
 
 def _spec_to_json(spec: RendererSpec | None) -> dict[str, Any] | None:
     return None if spec is None else asdict(spec) | {"now": spec.now.isoformat()}
-
-
-def _digest_example_options(context: StageContext, tokenizer: LoadedTokenizer, spec: RendererSpec | None) -> str:
-    """Return the digest of everything that decides the examples of a part, except its rows."""
-    own = identify_tokenized_examples(context.recipe, context.dataset_name or "")["examples"]
-    return digest_json(TOKENIZED_EXAMPLES, own, tokenizer.card.digest, _spec_to_json(spec))
-
-
-def _resolve_vocab_size(context: StageContext, tokenizer: LoadedTokenizer) -> int:
-    return context.recipe.vocab_size or tokenizer.card.vocab_size
 
 
 def make_tokenized_examples(context: StageContext) -> StageOutput:
@@ -200,16 +188,24 @@ def make_tokenized_examples(context: StageContext) -> StageOutput:
 def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
     spec = resolve_renderer_spec(context, tokenizer)
     rows = context.input(CANONICAL_ROWS).parts
-    options = _digest_example_options(context, tokenizer, spec)
+    # Everything that decides the examples of a part, except its rows.
+    identity = identify_tokenized_examples(context.recipe, context.dataset_name or "")["examples"]
+    options = digest_json(TOKENIZED_EXAMPLES, identity, tokenizer.card.digest, _spec_to_json(spec))
     names = [digest_json(options, part.files["rows"].digest) for part in rows]
     compared = divide_minimum(len(rows))
     planned = [
         _plan_tokenize_task(context, path, spec, part, name, tokenizer, compared)
         for part, name in zip(rows, names, strict=True)
     ]
-    made, reused, rows_made = make_parts(context, text_parts.tokenize_part, planned)
-    _raise_overlong(context, made)
-    return _build_examples_output(context, made, tokenizer, spec, reused=reused, rows_made=rows_made)
+    parts, reused, rows_made = make_parts(context, text_parts.tokenize_part, planned)
+    found = [(str(row_id), int(length)) for part in parts for row_id, length in part.facts["overlong"]]
+    total = sum(int(part.facts["overlong_rows"]) for part in parts)
+    dataset = context.dataset
+    if total and dataset.truncation.overlong == "raise":
+        form, limit = dataset.format, context.recipe.limit_of(context.dataset_name or "")
+        remedies = f"{form.suggest_longer_examples(dataset)}, or {form.suggest_overlong_policies(dataset)}"
+        raise text_parts.make_overlong_error(limit, total, found, f"datasets.{context.dataset_name}", remedies)
+    return _build_examples_output(context, parts, tokenizer, spec, reused=reused, rows_made=rows_made)
 
 
 def _plan_tokenize_task(
@@ -229,23 +225,13 @@ def _plan_tokenize_task(
         dataset=context.dataset,
         renderer=spec,
         limit=context.recipe.limit_of(context.dataset_name or ""),
-        vocab_size=_resolve_vocab_size(context, tokenizer),
+        vocab_size=context.recipe.vocab_size or tokenizer.card.vocab_size,
         rows=part.files["rows"],
         min_compared_chars=min_compared_chars,
         base=str(context.base),
     )
     # Compressed rows have about a quarter of their text's size.
     return PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes)
-
-
-def _raise_overlong(context: StageContext, parts: list[Part]) -> None:
-    found = [(str(row_id), int(length)) for part in parts for row_id, length in part.facts["overlong"]]
-    total = sum(int(part.facts["overlong_rows"]) for part in parts)
-    dataset = context.dataset
-    if total and dataset.truncation.overlong == "raise":
-        form, limit = dataset.format, context.recipe.limit_of(context.dataset_name or "")
-        remedies = f"{form.suggest_longer_examples(dataset)}, or {form.suggest_overlong_policies(dataset)}"
-        raise text_parts.make_overlong_error(limit, total, found, f"datasets.{context.dataset_name}", remedies)
 
 
 def _build_examples_output(
@@ -272,7 +258,9 @@ def _build_examples_output(
         accounted=count_unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
         rejects=compute_share(sum(refused.values()), rows),
         mask_verified=compute_share(counted["verified"], examples) if examples else NOT_APPLICABLE,
-        zero_loss_rows=_share_untrained(context, reasons, rows),
+        zero_loss_rows=NOT_APPLICABLE
+        if context.recipe.objective == "prompts"
+        else compute_share(sum(_select_reasons(reasons, NO_TARGET_REASONS).values()), rows),
         token_ids=counted["outside_vocabulary"],
         rows=rows,
         kept=kept,
@@ -336,13 +324,6 @@ def _summarize_pairs(context: StageContext, parts: Sequence[Part]) -> dict[str, 
         return {}
     pairs, longer = (sum(int(part.facts.get(name, 0)) for part in parts) for name in ("pairs", "longer_chosen"))
     return {"length_bias": abs(compute_share(longer, pairs) - 0.5) if pairs else NOT_APPLICABLE}
-
-
-def _share_untrained(context: StageContext, reasons: Mapping[str, int], rows: int) -> float | str:
-    """Return the share of rows that were rejected because nothing of them trains; of prompts, nothing does."""
-    if context.recipe.objective == "prompts":
-        return NOT_APPLICABLE
-    return compute_share(sum(_select_reasons(reasons, NO_TARGET_REASONS).values()), rows)
 
 
 def _make_part_schema(dataset: Dataset) -> pa.Schema:

@@ -110,8 +110,8 @@ def build_table_output(
     made = sum(int(p.facts["examples"]) for p in examples)
     verified, untrained = (sum(int(p.facts[name]) for p in examples) for name in ("verified", "untrained"))
     tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
-    planned = sum(one.counts["tokens"] for one in plan.splits)
-    expected = sum(one.count_expected_tokens(plan.limits) for one in plan.splits)
+    planned = sum(split.counts["tokens"] for split in plan.splits)
+    expected = sum(split.count_expected_tokens(plan.limits) for split in plan.splits)
     altered = sum(int(p.facts["altered"]) for p in accounts)
     of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
     longest = plan.longest
@@ -153,7 +153,7 @@ def build_table_output(
         parts=[*accounts, *built],
         facts=facts,
         ledger=ledger,
-        token_ledger=[(split, name, count) for split, own in by_split.items() for name, count in own.items()],
+        token_ledger=[(split, name, count) for split, classes in by_split.items() for name, count in classes.items()],
         tables=_build_table_tables(plan, reasons, frame),
         histograms=_draw_length_histograms(plan),
         samples={
@@ -163,7 +163,7 @@ def build_table_output(
             "text_roundtrip": tuple(i for p in accounts for i in p.facts["altered_rows"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
-        card=_build_table_card(tokenizer),
+        card={**tokenizer.card.describe(), "template_digest": None},
         details={
             "records": _describe_table_model(context, observed, frame, plan),
             "made_of": sorted(made_of),
@@ -185,10 +185,6 @@ def _describe_table_model(
         "options": plan.options,
         **plan.longest,
     }
-
-
-def _build_table_card(tokenizer: LoadedTokenizer) -> dict[str, Any]:
-    return {**tokenizer.card.describe(), "template_digest": None}
 
 
 def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptFrame) -> dict[str, DisplayTable]:

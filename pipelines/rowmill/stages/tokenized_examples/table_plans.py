@@ -430,47 +430,41 @@ def plan_partitions(
 ) -> PlannedTable:
     """Plan the partitions of a table by a map; errors as in `plan_held_partitions`."""
     partitions, blocks = partition_rows(context, borders, parts)
-    tasks = _list_plan_tasks(context, planning, partitions)
+    plain = [
+        PartitionPlanTask(
+            context.store.root, context.folder, "", partition, planning.options,
+            replace(planning.request, partition=partition.name), planning.prefill,
+        )
+        for partition in partitions
+    ]  # fmt: skip
+    shares: list[int | None] = [None] * len(partitions)
+    if planning.request.wanted is not None:
+        size = sum(partition.bytes for partition in partitions)
+        shares = planning.divide_sample([*context.pool.map(count_partition_rows, plain, size_bytes=size)])
+    tasks = [_identify_plan(task, share) for task, share in zip(plain, shares, strict=True)]
     planned = [PartTask(task.fingerprint, task, 0, task.partition.bytes) for task in tasks]
-    made = make_parts(context, plan_partition_part, planned)[0]
-    overflows = OverflowFacts.join([OverflowFacts.from_json(one.facts["overflows"]) for one in made])
+    written = make_parts(context, plan_partition_part, planned)[0]
+    overflows = OverflowFacts.join([OverflowFacts.from_json(part.facts["overflows"]) for part in written])
     require_fitting_units(planning.request.dataset, planning.request.form, overflows)
     examples = [
-        _plan_examples(context, planning, scratch, sources, SavedSlice(*facts, file=one.files[facts[0]]))
-        for partition, one in zip(partitions, made, strict=True)
+        _plan_examples(context, planning, scratch, sources, SavedSlice(*facts, file=part.files[facts[0]]))
+        for partition, part in zip(partitions, written, strict=True)
         for sources in [_list_sources(partition.parts)]
-        for facts in one.facts["slices"]
+        for facts in part.facts["slices"]
     ]
     states: defaultdict[int, list[PartStates]] = defaultdict(list)
-    for partition, one in zip(partitions, made, strict=True):
-        for number, digest in one.facts["states"].items():
-            states[partition.first + int(number)].append(PartStates(digest, one.files["states"], int(number)))
-    splits = [[SplitFacts.from_json(facts) for facts in one.facts["splits"]] for one in made]
+    for partition, part in zip(partitions, written, strict=True):
+        for number, digest in part.facts["states"].items():
+            states[partition.first + int(number)].append(PartStates(digest, part.files["states"], int(number)))
+    splits = [[SplitFacts.from_json(facts) for facts in part.facts["splits"]] for part in written]
     return PlannedTable(
         join_split_facts(splits, SPLITS),
         overflows,
         plan_joined_ledgers(context, parts, encoded, states),
         examples,
-        [Part(name, {"prefill": one.files[name]}) for one in made for name in one.facts["prefills"]],
-        made_of=[*blocks, *(one.fingerprint for one in made)],
+        [Part(name, {"prefill": part.files[name]}) for part in written for name in part.facts["prefills"]],
+        made_of=[*blocks, *(part.fingerprint for part in written)],
     )
-
-
-def _list_plan_tasks(
-    context: StageContext, planning: TablePlanning, partitions: Sequence[TablePartition]
-) -> list[PartitionPlanTask]:
-    plain = [
-        PartitionPlanTask(
-            context.store.root, context.folder, "", one, planning.options,
-            replace(planning.request, partition=one.name), planning.prefill,
-        )
-        for one in partitions
-    ]  # fmt: skip
-    shares: list[int | None] = [None] * len(partitions)
-    if planning.request.wanted is not None:
-        size = sum(one.bytes for one in partitions)
-        shares = planning.divide_sample([*context.pool.map(count_partition_rows, plain, size_bytes=size)])
-    return [_identify_plan(task, share) for task, share in zip(plain, shares, strict=True)]
 
 
 def _identify_plan(task: PartitionPlanTask, share: int | None) -> PartitionPlanTask:

@@ -299,7 +299,11 @@ def _serialise_records(
     read, reread = RecordDecoder(schema), RecordDecoder(schema, wire=task.wire)
     rejects: list[tuple[int, str, str]] = []
     changed = 0
-    special = _find_special_tokens(task, records)
+    # Which records contain the text of a special token.
+    special = np.zeros(len(records), bool)
+    if task.special_tokens:
+        pattern = _make_alternation(task.special_tokens)
+        special = pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
     again = range(len(records)) if task.wire == "reference" else np.flatnonzero(special).tolist()
     for place in again:
         record = read(read_json(texts[place]))
@@ -312,14 +316,6 @@ def _serialise_records(
         texts[place] = line
         changed += task.wire == "reference" and reread(read_json(line)) != record
     return texts, rejects, changed, int(special.sum())
-
-
-def _find_special_tokens(task: EncodeTask, records: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Return which records contain the text of a special token: bool[N]."""
-    if not task.special_tokens:
-        return np.zeros(len(records), bool)
-    pattern = _make_alternation(task.special_tokens)
-    return pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
 
 
 @lru_cache(maxsize=2)
@@ -367,6 +363,8 @@ def build_part(task: BuildExamplesTask) -> Part:
         "template": int(table.column("template_tokens").to_numpy().sum()),
         "truncated": 0,
     }
+    # The source parts of the first rows of examples, which lineage names.
+    parts = pc.replace_substring_regex(table.column("example_id"), ":[^:]*$", "")
     facts: dict[str, Any] = {
         "split": piece.split,
         "examples": table.num_rows,
@@ -376,17 +374,11 @@ def build_part(task: BuildExamplesTask) -> Part:
         "outside_vocabulary": example_columns.count_outside_vocabulary(table, task.vocab_size),
         "verified": count_verified(table),
         "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
-        "flushes": dict(Counter(FLUSHES[one] for one in piece.flushes.tolist())),
-        "source_parts": _list_source_parts(table),
+        "flushes": dict(Counter(FLUSHES[flush] for flush in piece.flushes.tolist())),
+        "source_parts": sorted(pc.unique(parts).to_pylist()),
     }
     path = f"{task.folder}/parts/{task.fingerprint}/examples.arrow"
     return Part(task.fingerprint, {"examples": write_table(Store(task.root), path, table)}, facts)
-
-
-def _list_source_parts(table: pa.Table) -> list[str]:
-    """Return the source parts of the first rows of examples, which lineage names."""
-    parts = pc.replace_substring_regex(table.column("example_id"), ":[^:]*$", "")
-    return sorted(pc.unique(parts).to_pylist())
 
 
 def count_verified(table: pa.Table) -> int:
@@ -513,7 +505,9 @@ def _assemble_table(
     trained = layout.example_lengths - np.maximum(len(task.frame.prompt_ids), 1)
     keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(piece.units[:-1]))
     by_unit = piece.examples if task.is_grouped else np.arange(examples + 1)
-    known: dict[str, Any] = {
+    # Offsets into the non-null keys: rows without groups have none.
+    before = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
+    columns: dict[str, Any] = {
         "example_id": [f"{name}#{k}" for name, k in zip(names, piece.numbers.tolist(), strict=True)],
         "row_ids": make_list_array(record_offsets, row_ids),
         "split": [piece.split] * examples,
@@ -527,22 +521,16 @@ def _assemble_table(
         "tokens": layout.example_lengths.astype(np.int32),
         "trained_tokens": trained.astype(np.int32),
         "context_tokens": (layout.example_lengths - trained).astype(np.int32),
-        "group_keys": make_list_array(_skip_null_keys(keys, by_unit), keys.drop_null()),
+        "group_keys": make_list_array(before[by_unit], keys.drop_null()),
         "record_start": piece.starts,
         "record_stop": piece.starts + np.diff(record_offsets),
         "pass": piece.passes.astype(np.int32),
         "budget": piece.budgets,
-        "flush": [FLUSHES[one] for one in piece.flushes.tolist()],
+        "flush": [FLUSHES[flush] for flush in piece.flushes.tolist()],
     }
     # Nothing is truncated: an example of records is complete, or it is not made.
     nothing = np.zeros(examples, np.int32)
-    return pa.table([known.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
-
-
-def _skip_null_keys(keys: pa.StringArray, offsets: Ints) -> Ints:
-    """Return the offsets into the non-null keys: rows without groups have none."""
-    before = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
-    return before[offsets]
+    return pa.table([columns.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
 
 
 # ── The initial prefill of generated series: the first records of each training series, as trained ──
@@ -644,27 +632,19 @@ def cut_slices(
     part_rows = np.array([part.rows.rows for part in parts], np.int64)
     fingerprints = [part.fingerprint for part in parts]
     for split in plan.splits:
-        numbers = _number_examples(split)
-        for first, last in _cut_parts(split.lengths):
-            yield _cut_slice(plan, split, numbers, index, part_rows, fingerprints, frame, first, last)
-
-
-def _number_examples(one: SplitTablePlan) -> Ints:
-    """Return the numbers of the examples of a split that begin with the same row, in plan order."""
-    firsts = one.rows[one.assembled.records[one.assembled.record_offsets[:-1]]]
-    order = np.argsort(firsts, kind="stable")
-    ordered = firsts[order]
-    begins = np.flatnonzero(np.diff(ordered, prepend=-1))
-    numbers = np.empty(len(firsts), np.int64)
-    numbers[order] = np.arange(len(firsts)) - np.repeat(begins, np.diff(np.append(begins, len(firsts))))
-    return numbers
-
-
-def _cut_parts(lengths: Ints) -> list[tuple[int, int]]:
-    """Divide examples into runs of about `PART_TOKENS`; later examples do not affect earlier boundaries."""
-    part = np.cumsum(lengths) // PART_TOKENS
-    borders = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(lengths)]
-    return [(first, last) for first, last in pairwise(borders) if first < last]
+        # The numbers of the examples that begin with the same row, in plan order.
+        firsts = split.rows[split.assembled.records[split.assembled.record_offsets[:-1]]]
+        order = np.argsort(firsts, kind="stable")
+        ordered = firsts[order]
+        begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+        numbers = np.empty(len(firsts), np.int64)
+        numbers[order] = np.arange(len(firsts)) - np.repeat(begins, np.diff(np.append(begins, len(firsts))))
+        # Runs of about `PART_TOKENS`; later examples do not affect earlier boundaries.
+        part_numbers = np.cumsum(split.lengths) // PART_TOKENS
+        borders = [0, *(np.flatnonzero(np.diff(part_numbers)) + 1).tolist(), len(split.lengths)]
+        for first, last in pairwise(borders):
+            if first < last:
+                yield _cut_slice(plan, split, numbers, index, part_rows, fingerprints, frame, first, last)
 
 
 def _cut_slice(

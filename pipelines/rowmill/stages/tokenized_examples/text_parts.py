@@ -34,7 +34,7 @@ from rowmill.core.errors import ContextOverflowError
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens, RolloutFields, count_tokens_by_weight
+from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, Rejected, RowKind
@@ -170,7 +170,7 @@ class ExampleBuilder:
 
     def prepare(self, table: pa.Table, counts: TokenizationCounts) -> PreparedExamples:
         """Build examples from canonical rows; a row's outcome does not depend on other rows."""
-        made: list[ExampleColumns] = []
+        built: list[ExampleColumns] = []
         fast: dict[RowKind, list[ExampleColumns]] = {kind: [] for kind in self._fast_paths}
         rejected: list[tuple[int, Rejected]] = []
         counts.template = self._template
@@ -180,28 +180,50 @@ class ExampleBuilder:
             if not len(places):
                 continue
             rows = table if len(places) == table.num_rows else table.take(pa.array(places))
-            for part in cut_batches(_count_row_bytes(rows), BATCH_CHARS):
-                some, own = rows.slice(part.start, part.stop - part.start), places[part]
-                if kind in self._fast_paths:
-                    some, own = _build_plain_chats(self._fast_paths[kind], some, own, counts, fast[kind])
-                if not len(own):
+            lengths = np.zeros(rows.num_rows, np.int64)
+            for column in ("messages", "tools", "text", "output", "record", "chosen", "rejected"):
+                if column not in rows.column_names:
                     continue
-                held: list[tuple[int, int, Example]] = []
-                for place, outcome in zip(own.tolist(), build(some, counts), strict=True):
+                lengths += pc.fill_null(pc.binary_length(rows.column(column)), 0).to_numpy()
+            if "input_ids" in rows.column_names:
+                # As many bytes as the text of so many tokens has.
+                lengths += 4 * pc.list_value_length(rows.column("input_ids")).to_numpy()
+            for part in cut_batches(cast("list[int]", lengths.tolist()), BATCH_CHARS):
+                some, some_places = rows.slice(part.start, part.stop - part.start), places[part]
+                if kind in self._fast_paths:
+                    some, some_places = _build_plain_chats(
+                        self._fast_paths[kind], some, some_places, counts, fast[kind]
+                    )
+                if not len(some_places):
+                    continue
+                placed: list[tuple[int, int, Example]] = []
+                for place, outcome in zip(some_places.tolist(), build(some, counts), strict=True):
                     settled = _require_targets(outcome, counts) if self._trains else outcome
                     if isinstance(settled, Rejected):
                         rejected.append((place, settled))
                     else:
-                        held.extend((place, k, one) for k, one in enumerate(settled))
-                made += [make_columns(held)] if held else []
-        on_fast_path = [one.rows for one in fast.get("conversation", ())]
-        made += itertools.chain(*fast.values())
-        columns = concat_columns(made or [make_columns([])])
+                        placed.extend((place, k, example) for k, example in enumerate(settled))
+                built += [make_columns(placed)] if placed else []
+        on_fast_path = [chats.rows for chats in fast.get("conversation", ())]
+        built += itertools.chain(*fast.values())
+        columns = concat_columns(built or [make_columns([])])
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
         examples = columns.table(*names, weighted=self._dataset.loss.weights)
         for field in EXAMPLE_COLUMNS.get(self._dataset.row_kind, ()):
-            examples = examples.append_column(field, _make_own_column(field, table, columns))
-        examples = _append_fields(examples, self._dataset.format.get_rollout_fields(), table, columns)
+            # A column that only examples of this kind of rows have: what their builder made, or the row's.
+            if columns.own or not len(columns.rows):
+                values = pa.array([of_row[field.name] for of_row in columns.own], field.type)
+            else:
+                values = table.column(field.name).take(pa.array(columns.rows))
+            examples = examples.append_column(field, values)
+        # Declared fields: those per token as they were cut, those per row from the rows.
+        fields = self._dataset.format.get_rollout_fields()
+        for field in fields.columns:
+            is_of_tokens = field.name in fields.per_token
+            values = (
+                columns.list_token_field(field.name) if is_of_tokens else table.column(field.name).take(columns.rows)
+            )
+            examples = examples.append_column(field, values)
         return PreparedExamples(
             examples=sort_by_row(examples, columns),
             places=np.sort(columns.rows),
@@ -225,22 +247,6 @@ class ExampleBuilder:
             "prompts": find_mismatched_prompts(contract),
             "dated": contract.date_dependent,
         }
-
-
-def _make_own_column(field: pa.Field, rows: pa.Table, columns: ExampleColumns) -> pa.Array | pa.ChunkedArray:
-    """Return a column that only examples of this kind of rows have: the row's, or what their builder made."""
-    if columns.own or not len(columns.rows):
-        return pa.array([one[field.name] for one in columns.own], field.type)
-    return rows.column(field.name).take(pa.array(columns.rows))
-
-
-def _append_fields(examples: pa.Table, fields: RolloutFields, rows: pa.Table, columns: ExampleColumns) -> pa.Table:
-    """Add the columns of declared fields: those per token as they were cut, those per row from the rows."""
-    for field in fields.columns:
-        is_of_tokens = field.name in fields.per_token
-        values = columns.list_token_field(field.name) if is_of_tokens else rows.column(field.name).take(columns.rows)
-        examples = examples.append_column(field, values)
-    return examples
 
 
 def _get_place(rejected: tuple[int, Rejected]) -> int:
@@ -298,18 +304,6 @@ def _build_by_template(
 def _reject_without_template(rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
     """Reject the conversations of a dataset for which there is no chat template; nothing is counted of them."""
     return [Rejected("template_error", "neither the tokenizer nor the recipe has a chat template")] * rows.num_rows
-
-
-def _count_row_bytes(rows: pa.Table) -> list[int]:
-    lengths = np.zeros(rows.num_rows, np.int64)
-    for name in ("messages", "tools", "text", "output", "record", "chosen", "rejected"):
-        if name not in rows.column_names:
-            continue
-        lengths += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
-    if "input_ids" in rows.column_names:
-        # As many bytes as the text of so many tokens has.
-        lengths += 4 * pc.list_value_length(rows.column("input_ids")).to_numpy()
-    return cast("list[int]", lengths.tolist())
 
 
 def _require_targets(outcome: RowOutcome, counts: TokenizationCounts) -> RowOutcome:
@@ -382,8 +376,8 @@ def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
 def tokenize_part(task: TokenizeTask) -> Part:
     """Tokenize one part of canonical rows."""
     store, preparer = Store(task.root), _get_example_builder(task)
-    own = (field.name for field in ROW_KIND_COLUMNS.get(task.dataset.row_kind, ()))
-    rows = store.table(task.rows, (*READ_COLUMNS, *own, *task.dataset.format.get_rollout_fields().names))
+    kind_columns = (field.name for field in ROW_KIND_COLUMNS.get(task.dataset.row_kind, ()))
+    rows = store.table(task.rows, (*READ_COLUMNS, *kind_columns, *task.dataset.format.get_rollout_fields().names))
     counts = TokenizationCounts(sample=ReferenceSample(task.min_compared_chars))
     prepared = preparer.prepare(rows, counts)
     if counts.engine_differs:
@@ -397,18 +391,22 @@ def tokenize_part(task: TokenizeTask) -> Part:
     for place, rejected in prepared.rejected:
         row = rows.slice(place, 1).to_pylist()[0]
         log.add(row["row_id"], rejected, row_as_bytes(row))
-    kept = _exclude_rejected(rows.select(("row_id", "tools")), prepared)
-    lengths = _count_short_documents(rows, prepared)
-    tools = _measure_part_tools(task, preparer, kept.column("tools"))
+    kept = rows.select(("row_id", "tools"))
+    if prepared.rejected:
+        is_kept = np.ones(rows.num_rows, bool)
+        is_kept[[place for place, _ in prepared.rejected]] = False
+        kept = kept.filter(pa.array(is_kept))
+    is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
+    original = prepared.examples.column("original_tokens").to_numpy()
+    tokens = np.bincount(prepared.places, weights=original, minlength=rows.num_rows)[is_text]
+    lengths = {
+        "documents": int((tokens > 0).sum()),
+        "short_documents": int(((tokens > 0) & (tokens < SHORT_TOKENS)).sum()),
+    }
+    tools, printed = prompt_parity.ToolLengths(), kept.column("tools")
+    if preparer.printer is not None and printed.null_count < len(printed):
+        tools = prompt_parity.measure_tools(printed, preparer.printer, open_encoder(task.root, task.tokenizer))
     return _save_examples(task, kept.column("row_id"), prepared, log, counts, lengths, tools)
-
-
-def _exclude_rejected(rows: pa.Table, prepared: PreparedExamples) -> pa.Table:
-    if not prepared.rejected:
-        return rows
-    kept = np.ones(rows.num_rows, bool)
-    kept[[place for place, _ in prepared.rejected]] = False
-    return rows.filter(pa.array(kept))
 
 
 def make_overlong_error(
@@ -425,17 +423,6 @@ def make_overlong_error(
 
 SHORT_TOKENS = 20
 """Shorter documents are probably lines of a document that was cut wrongly."""
-
-
-def _count_short_documents(rows: pa.Table, prepared: PreparedExamples) -> dict[str, int]:
-    """Count the documents that became examples, and those shorter than `SHORT_TOKENS`."""
-    is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
-    lengths = prepared.examples.column("original_tokens").to_numpy()
-    tokens = np.bincount(prepared.places, weights=lengths, minlength=rows.num_rows)[is_text]
-    return {
-        "documents": int((tokens > 0).sum()),
-        "short_documents": int(((tokens > 0) & (tokens < SHORT_TOKENS)).sum()),
-    }
 
 
 def _save_examples(
@@ -461,7 +448,11 @@ def _save_examples(
         "original_tokens": int(table.column("original_tokens").to_numpy().sum()),
         "tokens_by_split": by_split,
         "tokens_by_class": sum_counts(by_split.values()),
-        **({"tokens_by_weight": _count_tokens_by_weight(table)} if WEIGHT_COLUMN in table.column_names else {}),
+        **(
+            {"tokens_by_weight": count_tokens_by_weight(table.column(WEIGHT_COLUMN).combine_chunks().flatten())}
+            if WEIGHT_COLUMN in table.column_names
+            else {}
+        ),
         "outside_vocabulary": example_columns.count_outside_vocabulary(table, task.vocab_size),
         "overlong": overlong[:20],
         "overlong_rows": len(overlong),
@@ -493,10 +484,6 @@ def _save_examples(
     return Part(task.fingerprint, files, facts)
 
 
-def _count_tokens_by_weight(table: pa.Table) -> dict[str, int]:
-    return count_tokens_by_weight(table.column(WEIGHT_COLUMN).combine_chunks().flatten())
-
-
 def _list_overlong_rows(task: TokenizeTask, table: pa.Table) -> list[tuple[str, int]]:
     """List the rows over the limit with their lengths, longest first, if such rows stop the build."""
     if task.dataset.truncation.overlong != "raise":
@@ -515,14 +502,6 @@ def _measure_longest_sides(table: pa.Table) -> Ints:
     sides = table.column("side_lengths").combine_chunks()
     lengths = sides.flatten().to_numpy().astype(np.int64)
     return np.maximum.reduceat(lengths, np.asarray(sides.offsets, np.int64)[:-1]) if len(sides) else lengths
-
-
-def _measure_part_tools(
-    task: TokenizeTask, preparer: "ExampleBuilder", tools: pa.ChunkedArray
-) -> prompt_parity.ToolLengths:
-    if preparer.printer is None or tools.null_count == len(tools):
-        return prompt_parity.ToolLengths()
-    return prompt_parity.measure_tools(tools, preparer.printer, open_encoder(task.root, task.tokenizer))
 
 
 def _count_tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:

@@ -71,7 +71,14 @@ def sample_ngrams(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[N
     kept: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
     places: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     for begin in range(0, len(ids) - NGRAM_LENGTH + 1, _CHUNK):
-        hashes = _hash_ngrams(ids[begin : begin + _CHUNK + NGRAM_LENGTH - 1])
+        # The hash of the complete n-gram that starts at each place.
+        wide = ids[begin : begin + _CHUNK + NGRAM_LENGTH - 1].astype(np.uint64)
+        count = len(wide) - NGRAM_LENGTH + 1
+        hashes = wide[:count].copy()
+        for place in range(1, NGRAM_LENGTH):
+            np.multiply(hashes, _MULTIPLIER, out=hashes)
+            np.add(hashes, wide[place : place + count], out=hashes)
+        mix_array(hashes)
         at = np.flatnonzero(hashes & np.uint64(SAMPLE_ONE_IN - 1) == 0)
         kept.append(hashes[at])
         places.append(at + begin)
@@ -79,18 +86,6 @@ def sample_ngrams(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[N
     owners = np.searchsorted(offsets, at, "right") - 1
     inside = offsets[owners + 1] - at >= NGRAM_LENGTH
     return every[inside], owners[inside]
-
-
-def _hash_ngrams(ids: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Hash the complete n-gram that starts at each place."""
-    wide = ids.astype(np.uint64)
-    count = len(wide) - NGRAM_LENGTH + 1
-    hashes = wide[:count].copy()
-    for place in range(1, NGRAM_LENGTH):
-        np.multiply(hashes, _MULTIPLIER, out=hashes)
-        np.add(hashes, wide[place : place + count], out=hashes)
-    mix_array(hashes)
-    return hashes
 
 
 # ── Leakage of near-duplicate records from train into evaluation: records that differ in one column only ──
@@ -226,17 +221,28 @@ class LeakReport:
 def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakReport:
     """Count every kind of leak between the splits of all datasets."""
     leaks = LeakReport()
-    sources = {name: _LeakSource.of(context, name, one) for name, one in packed.items()}
+    sources = {name: _LeakSource.of(context, name, shards) for name, shards in packed.items()}
     frames = [frame for source in sources.values() if (frame := source.rows(context.store)) is not None]
     rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_ROW_COLUMNS, pl.String))
-    held = rows.filter(pl.col("split") != "train")
-    _count_split_overlaps(leaks, "same_row", rows, held, ["content_hash"])
+    held_out = rows.filter(pl.col("split") != "train")
+    _count_split_overlaps(leaks, "same_row", rows, held_out, ["content_hash"])
     if any(has_groups(dataset) for dataset in context.recipe.datasets.values()):
-        _count_split_overlaps(leaks, "same_group", rows, held, ["dataset", "group_key"])
+        _count_split_overlaps(leaks, "same_group", rows, held_out, ["dataset", "group_key"])
     else:
         leaks.facts["same_group"] = NOT_APPLICABLE
     if any(not dataset.format.IS_TABLE for dataset in context.recipe.datasets.values()):
-        _measure_same_prompt(leaks, rows, _exclude_tables(context, held))
+        # The rows of records datasets have no prompts.
+        tables = [name for name, dataset in context.recipe.datasets.items() if dataset.format.IS_TABLE]
+        prompted = held_out.filter(~pl.col("dataset").is_in(tables)) if tables else held_out
+        named = prompted.filter(pl.col("prompt_hash").is_not_null()).select("prompt_hash")
+        train = rows.filter(pl.col("split") == "train").select("prompt_hash").join(named, on="prompt_hash", how="semi")
+        asked = train.unique().collect(engine="streaming")
+        leaked = named.join(asked.lazy(), on="prompt_hash", how="semi")
+        leaks.note(
+            "same_prompt",
+            compute_share(_count_lazy_rows(leaked), _count_lazy_rows(prompted)),
+            _list_leaked_rows(prompted, asked, ["prompt_hash"]),
+        )
     else:
         leaks.facts["same_prompt"] = NOT_APPLICABLE
     if any(dataset.splits.time_key is not None for dataset in context.recipe.datasets.values()):
@@ -295,25 +301,6 @@ def _count_split_overlaps(
     splits = rows.select([*key, "split"]).join(named, on=key, how="semi").group_by(key).agg(pl.col("split").n_unique())
     leaked = splits.filter(pl.col("split") > 1).select(key).collect(engine="streaming")
     leaks.note(check, len(leaked), _list_leaked_rows(held, leaked, key))
-
-
-def _measure_same_prompt(leaks: LeakReport, rows: pl.LazyFrame, held: pl.LazyFrame) -> None:
-    """Measure the share of held-out rows whose prompt is also in train."""
-    named = held.filter(pl.col("prompt_hash").is_not_null()).select("prompt_hash")
-    train = rows.filter(pl.col("split") == "train").select("prompt_hash").join(named, on="prompt_hash", how="semi")
-    asked = train.unique().collect(engine="streaming")
-    leaked = named.join(asked.lazy(), on="prompt_hash", how="semi")
-    leaks.note(
-        "same_prompt",
-        compute_share(_count_lazy_rows(leaked), _count_lazy_rows(held)),
-        _list_leaked_rows(held, asked, ["prompt_hash"]),
-    )
-
-
-def _exclude_tables(context: StageContext, held: pl.LazyFrame) -> pl.LazyFrame:
-    """Exclude the rows of records datasets, which have no prompts."""
-    tables = [name for name, dataset in context.recipe.datasets.items() if dataset.format.IS_TABLE]
-    return held.filter(~pl.col("dataset").is_in(tables)) if tables else held
 
 
 def _count_lazy_rows(rows: pl.LazyFrame) -> int:
@@ -435,7 +422,8 @@ class _NgramTask:
 
 def sample_held_out(task: _NgramTask) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":
     """Return the example of each segment of a held-out shard, its sampled n-grams, and the segment of each."""
-    segments = _read_segments(task.root, task.shard)
+    columns = ("input_ids", "labels", "segment_lengths", "example_ids", "starts")
+    segments = native.recover_segments(read_unpadded(Store(task.root), task.shard, columns))
     hashes, owners = sample_ngrams(segments.ids, segments.offsets)
     return segments.example_ids.to_pylist(), hashes, owners
 
@@ -443,19 +431,10 @@ def sample_held_out(task: _NgramTask) -> "tuple[list[str], NDArray[np.uint64], N
 def find_ngrams_in_train(task: _NgramTask, held: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return which held-out n-grams, by index in their sorted list, occur in a training shard."""
     table = read_unpadded(Store(task.root), task.shard, ("input_ids", "segment_lengths"))
-    ids, lengths = (_flatten_values(table, name) for name in table.column_names)
+    ids, lengths = (table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False) for name in table.column_names)
     hashes, _ = sample_ngrams(ids, compute_offsets(lengths))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
     return find_distinct(places[held[places] == hashes])
-
-
-def _flatten_values(table: pa.Table, name: str) -> NDArray[np.int32]:
-    return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
-
-
-def _read_segments(root: str, file: File) -> native.Segments:
-    columns = ("input_ids", "labels", "segment_lengths", "example_ids", "starts")
-    return native.recover_segments(read_unpadded(Store(root), file, columns))
 
 
 @dataclass(frozen=True, slots=True)

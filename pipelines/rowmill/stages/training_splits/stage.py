@@ -74,7 +74,10 @@ def make_training_splits(context: StageContext) -> StageOutput:
     """Mix the datasets, assign ranks, and measure leaks."""
     packed = get_packed_shards(context)
     _require_one_tokenizer(context, packed)
-    sizes = {name: _count_train_sequences(one) for name, one in packed.items()}
+    sizes = {
+        name: sum(part.files["shard"].rows for part in shards.parts if part.facts["split"] == "train")
+        for name, shards in packed.items()
+    }
     mixture = context.recipe.mixture
     schedule = schedule_sequences(mixture, sizes, context.recipe.seed)
     steps = rank_assignment.plan_steps(
@@ -92,12 +95,8 @@ def make_training_splits(context: StageContext) -> StageOutput:
             world_size=context.recipe.partitions.world_size,
             load=_name_load(context.recipe),
         )
-        identity = (TRAINING_SPLITS, order, [one.version for one in packed.values()])
+        identity = (TRAINING_SPLITS, order, [shards.version for shards in packed.values()])
         return _build_order_output(context, packed, sizes, source, write_order(context, source, identity))
-
-
-def _count_train_sequences(packed: Manifest) -> int:
-    return sum(part.files["shard"].rows for part in packed.parts if part.facts["split"] == "train")
 
 
 def _require_one_tokenizer(context: StageContext, packed: Mapping[str, Manifest]) -> None:

@@ -234,21 +234,21 @@ def replan_table(
 
     `rows` are the files of its rows, `tokens` those of their ids.
     """
-    parts = [RowPart(*both, digest_json(*(one.digest for one in both))) for both in zip(rows, tokens, strict=True)]
+    parts = [RowPart(*both, digest_json(*(file.digest for file in both))) for both in zip(rows, tokens, strict=True)]
     borders = choose_borders(context, rows)
     partitions, blocks = partition_rows(context, borders, parts)
-    requests = [_limit_request(request, limit) for limit in limits]
+    requests = [
+        replace(request, limits=ExampleLimits(limit, request.limits.prompt, request.limits.cap)) for limit in limits
+    ]
     if borders.is_whole:
-        held = read_partition(context.store, partitions[0], options)
-        return [replan_partition(one, held.index, held.lengths) for one in requests], []
+        partition = read_partition(context.store, partitions[0], options)
+        return [replan_partition(request, partition.index, partition.lengths) for request in requests], []
     tasks = _list_replan_tasks(context, partitions, options, requests)
     planned = [PartTask(task.fingerprint, task, 0, task.partition.bytes) for task in tasks]
-    made = make_parts(context, replan_partition_part, planned)[0]
-    return _join_partitions(context.store, limits, made), sorted([*blocks, *(one.fingerprint for one in made)])
-
-
-def _limit_request(request: TablePlanRequest, limit: int) -> TablePlanRequest:
-    return replace(request, limits=ExampleLimits(limit, request.limits.prompt, request.limits.cap))
+    replanned = make_parts(context, replan_partition_part, planned)[0]
+    return _join_partitions(context.store, limits, replanned), sorted(
+        [*blocks, *(part.fingerprint for part in replanned)]
+    )
 
 
 def _list_replan_tasks(

@@ -65,6 +65,12 @@ def make_truncation_stats(context: StageContext) -> StageOutput:
     }
     whole = stats.make_length_histogram(original, limit)
     what_if = _compare_seq_lens(context, measured, limit)
+    # The examples that lost tokens, by their lengths before, and the rows dropped for their length.
+    shortened = (_describe_shortened(context, manifest, measured),) if measured.shortened else ()
+    dropped_rows = {reason: count for _, reason, count in manifest.ledger if reason in DROPPED}
+    share_edges = np.linspace(0, 1, SHARE_BINS + 1)
+    share_counts = tuple(measured.trained_shares.tolist())
+    stage_rows = [(stage, *sums) for (stage, _, _), sums in zip(STAGES, measured.stages.tolist(), strict=True)]
     return StageOutput(
         facts=TruncationStatsFacts(
             context_overflow=compute_share(measured.shortened + dropped, rows),
@@ -82,26 +88,25 @@ def make_truncation_stats(context: StageContext) -> StageOutput:
             "what_if": what_if,
             "lengths": stats.make_lengths_table(by_split),
             "quantiles": DisplayTable(("quantile", "tokens"), tuple(stats.compute_length_quantiles(original).items())),
-            "stages": _tabulate_stages(measured),
+            "stages": DisplayTable(
+                ("stage", "examples", "messages_removed", "tokens_removed", "trained_removed"), tuple(stage_rows)
+            ),
             **_tabulate_domains(measured),
             "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
-        histograms={"lengths": whole, "trained_share": _draw_trained_shares(measured)},
-        samples={"context_overflow": _describe_overflow(context, measured)},
+        histograms={
+            "lengths": whole,
+            "trained_share": Histogram(
+                "trained share", "share of tokens", tuple(round(float(e), 2) for e in share_edges), share_counts
+            ),
+        },
+        samples={"context_overflow": (*shortened, *describe_rejects(context, manifest.parts, dropped_rows))},
     )
 
 
 def _limit_examples(context: StageContext) -> int:
     """Return the most tokens of an example; that of a pair is shared by its sides."""
     return context.recipe.limit_of(context.dataset_name or "") * context.dataset.format.count_sides()
-
-
-def _describe_overflow(context: StageContext, measured: MeasuredExamples) -> tuple[str, ...]:
-    """Describe the examples that lost tokens, by their lengths before, and the rows dropped for their length."""
-    manifest = context.input(TOKENIZED_EXAMPLES)
-    dropped = {reason: count for _, reason, count in manifest.ledger if reason in DROPPED}
-    lines = describe_rejects(context, manifest.parts, dropped)
-    return (_describe_shortened(context, manifest, measured), *lines) if measured.shortened else lines
 
 
 def _describe_shortened(context: StageContext, manifest: Manifest, measured: MeasuredExamples) -> str:
@@ -169,18 +174,6 @@ def _tabulate_domains(measured: MeasuredExamples) -> dict[str, DisplayTable]:
     by_domain = measured.domains.with_columns(share).drop("original_tokens")
     most_first = by_domain.sort(["tokens_removed", "domain"], descending=[True, False], nulls_last=True)
     return {"domains": DisplayTable(tuple(most_first.columns), tuple(most_first.head(DOMAINS_SHOWN).iter_rows()))}
-
-
-def _tabulate_stages(measured: MeasuredExamples) -> DisplayTable:
-    """Tabulate per stage of truncation the examples it changed, and the messages, tokens and trained tokens removed."""
-    rows = [(stage, *sums) for (stage, _, _), sums in zip(STAGES, measured.stages.tolist(), strict=True)]
-    return DisplayTable(("stage", "examples", "messages_removed", "tokens_removed", "trained_removed"), tuple(rows))
-
-
-def _draw_trained_shares(measured: MeasuredExamples) -> Histogram:
-    edges = np.linspace(0, 1, SHARE_BINS + 1)
-    counts = tuple(measured.trained_shares.tolist())
-    return Histogram("trained share", "share of tokens", tuple(round(float(e), 2) for e in edges), counts)
 
 
 def _summarize_truncation_stats(facts: TruncationStatsFacts, rows: str) -> Sequence[str]:

@@ -417,35 +417,30 @@ def make_parts(
     names = [p.fingerprint for p in planned]
     kept = context.part_lists.find_parts(context.store, context.folder, function.__name__, names)
     missing = [p for p in planned if p.fingerprint not in kept]
-    own = select_own_parts(context, missing)
+    share = select_own_parts(context, missing)
     if set_threads is not None:
-        threads = _count_task_threads(context.pool, len(own))
-        largest_first = sorted(own, key=lambda one: one.size_bytes, reverse=True)
-        own = [replace(one, task=set_threads(one.task, threads)) for one in largest_first]
-    size = sum(p.size_bytes for p in own)
+        # More than one thread for each task if there are fewer than two tasks per worker.
+        # A cluster reserves one core for a task, so there it is one.
+        pool = context.pool
+        threads = 1 if pool.spans_hosts or not share else min(pool.workers, -(-2 * pool.workers // len(share)))
+        largest_first = sorted(share, key=lambda plan: plan.size_bytes, reverse=True)
+        share = [replace(plan, task=set_threads(plan.task, threads)) for plan in largest_first]
+    size = sum(p.size_bytes for p in share)
     if make_many is None:
         make = partial(_make_and_keep, function, is_reusable, context.store, context.folder)
-        made = context.pool.map(make, [p.task for p in own], size_bytes=size, shared=shared)
+        results = context.pool.map(make, [p.task for p in share], size_bytes=size, shared=shared)
     else:
         make_batch = partial(_make_and_keep_many, make_many, is_reusable, context.store, context.folder)
-        batches = _batch_tasks(own, context.pool.workers)
-        made = chain.from_iterable(context.pool.map(make_batch, batches, size_bytes=size, shared=shared))
-    for part, plan in zip(_report_progress(context, made, own), own, strict=True):
+        batches = _batch_tasks(share, context.pool.workers)
+        results = chain.from_iterable(context.pool.map(make_batch, batches, size_bytes=size, shared=shared))
+    for part, plan in zip(_report_progress(context, results, share), share, strict=True):
         kept[plan.fingerprint] = part
-    require_all_shares(own, missing)
+    require_all_shares(share, missing)
     # Shares run at once, and each would overwrite the others' list.
     if context.share is None:
         reusable = [part for part in kept.values() if is_reusable(part)]
         context.part_lists.add_parts(context.store, context.folder, function.__name__, reusable)
     return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
-
-
-def _count_task_threads(pool: Executor, tasks: int) -> int:
-    """Return the threads of each task: more than one if there are fewer than two tasks per worker.
-
-    A cluster reserves one core for a task, so there it is one.
-    """
-    return 1 if pool.spans_hosts or not tasks else min(pool.workers, -(-2 * pool.workers // tasks))
 
 
 def _make_and_keep(

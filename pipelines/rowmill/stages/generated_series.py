@@ -132,17 +132,13 @@ def make_generated_series(context: StageContext) -> StageOutput:
         result = generation.generate_records(
             completer, model=trained, options=options, num_records=options.num_records, seed=context.recipe.seed
         )
-    _require_result(context, result)
-    return _build_series_output(context, expected_texts(context), result)
-
-
-def _require_result(context: StageContext, result: GenerationResult) -> None:
-    error = result.error or next((one.error for one in result.series if one.error), "")
+    error = result.error or next((series.error for series in result.series if series.error), "")
     if result.status == "failed" and error:
         raise GenerationError(
             f"{'/'.join(context.key)}: nothing was generated; the backend's last error: {error}; check that it runs, "
             "and run the command again"
         )
+    return _build_series_output(context, expected_texts(context), result)
 
 
 # ── Where series begin ─────────────────────────────────────────────────────────────────────────────
@@ -155,7 +151,13 @@ def load_prefills(context: StageContext, model: TrainedModel) -> list[Prefill]:
     """
     kept = context.input(TOKENIZED_EXAMPLES).files("prefill")
     if not kept:
-        return [Prefill({}, ())] * _count_train_groups(context)
+        # By columns or by files; without groups there is one series.
+        keys: set[str] = set()
+        for part in context.inputs[(*context.dataset_key, CANONICAL_ROWS)].parts:
+            table = context.store.table(part.files["rows"], ["group_key", "split"])
+            groups = table.filter(pc.equal(table.column("split"), "train")).column("group_key")
+            keys |= {key for key in groups.unique().to_pylist() if key is not None}
+        return [Prefill({}, ())] * max(1, len(keys))
     order = model.place.order_column
     read = RecordDecoder(model.schema, wire=model.wire)
     found: list[Prefill] = []
@@ -184,29 +186,19 @@ def _parse_time(text: str | None, schema: RecordSchema, column: str | None) -> V
     return None if isinstance(read, RecordProblem) else read[column]
 
 
-def _count_train_groups(context: StageContext) -> int:
-    """Count the training groups, by columns or by files; without groups there is one series."""
-    keys: set[str] = set()
-    for part in context.inputs[(*context.dataset_key, CANONICAL_ROWS)].parts:
-        table = context.store.table(part.files["rows"], ["group_key", "split"])
-        own = table.filter(pc.equal(table.column("split"), "train")).column("group_key")
-        keys |= {key for key in own.unique().to_pylist() if key is not None}
-    return max(1, len(keys))
-
-
 # ── What is kept ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _build_series_output(context: StageContext, meant: GeneratedTextSpec, result: GenerationResult) -> StageOutput:
-    made, log = AcceptedRecords(), RejectLog(context.stage)
-    made.add("generated", result.records, Serialiser(meant.record_schema, special_tokens=()))
-    for number, one in enumerate(result.rejected):
-        raw = one.text.encode("utf-8", "surrogatepass")
-        log.add(f"{one.source}#{number}", Rejected(one.reason, one.column), raw)
-    statuses = Counter(one.status for one in result.series)
-    content = digest_json([made.texts, log.row_ids, log.reasons])
+    accepted, log = AcceptedRecords(), RejectLog(context.stage)
+    accepted.add("generated", result.records, Serialiser(meant.record_schema, special_tokens=()))
+    for number, item in enumerate(result.rejected):
+        raw = item.text.encode("utf-8", "surrogatepass")
+        log.add(f"{item.source}#{number}", Rejected(item.reason, item.column), raw)
+    statuses = Counter(series.status for series in result.series)
+    content = digest_json([accepted.texts, log.row_ids, log.reasons])
     part = generated_texts.save_parsed_part(
-        context.store, context.folder, content, made, log, {"kept": len(result.records)}
+        context.store, context.folder, content, accepted, log, {"kept": len(result.records)}
     )
     reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
     bad = sum(count for reason, count in reasons.items() if reason not in UNUSED_REASONS)
@@ -215,28 +207,26 @@ def _build_series_output(context: StageContext, meant: GeneratedTextSpec, result
         parts=[part],
         facts=GeneratedSeriesFacts(
             valid_fraction=compute_share(len(result.records), len(result.records) + bad),
-            failed_series=_compute_failed_share(result, statuses["failed"]),
+            # Without series, 1 if nothing was generated.
+            failed_series=compute_share(statuses["failed"], len(result.series))
+            if result.series
+            else float(result.status == "failed"),
             series=len(result.series),
             kept=len(result.records),
             rejected=sum(reasons.values()),
-            rounds=sum(one.rounds for one in result.series),
+            rounds=sum(series.rounds for series in result.series),
             **beside.facts,
         ),
         ledger=[(KEPT, "", len(result.records)), *((REJECTED, reason, count) for reason, count in reasons.items())],
         tables=_build_series_tables(result) | beside.tables,
         samples={
-            "failed_series": tuple(one.source for one in result.series if one.status == "failed")[:10],
+            "failed_series": tuple(series.source for series in result.series if series.status == "failed")[:10],
             "exact_copies": beside.samples,
         },
         schema=tuple((field.name, str(field.type)) for field in PARSED),
         card={"status": result.status},
         rows_made=len(result.records),
     )
-
-
-def _compute_failed_share(result: GenerationResult, failed: int) -> float:
-    """Return the share of failed series; without series, 1 if nothing was generated."""
-    return compute_share(failed, len(result.series)) if result.series else float(result.status == "failed")
 
 
 def _build_series_tables(result: GenerationResult) -> dict[str, DisplayTable]:

@@ -87,14 +87,13 @@ def scan_generated(
 ) -> list[FileScan]:
     """Return the records of a version as parts, as `sources.scan_source` does for all other sources."""
     url = f"generated:{'/'.join(output.key)}"
-    one = sources.scan_records(source, url, output.version, _read_record_lines(store, output), base, stager, known)
-    return sources.number_equal_parts([one])
-
-
-def _read_record_lines(store: Store, output: Manifest) -> Iterator[bytes]:
-    for file in output.files("records"):
-        for text in store.table(file, ["record"]).column(0).to_pylist():
-            yield text.encode()
+    lines = (
+        text.encode()
+        for file in output.files("records")
+        for text in store.table(file, ["record"]).column(0).to_pylist()
+    )
+    scan = sources.scan_records(source, url, output.version, lines, base, stager, known)
+    return sources.number_equal_parts([scan])
 
 
 def copy_generated(store: Store, placed: Store, read: Iterable[Manifest]) -> None:
@@ -220,33 +219,25 @@ def _open_parser(meant: GeneratedTextSpec) -> tuple[Parser, Serialiser]:
 def read_texts(part: sources.SourcePart, base: Path) -> Iterator[GeneratedText]:
     """Yield the texts of a part."""
     if sources.find_file_format(part.reader).has_documents:
-        yield _read_whole_file(part, base)
+        # Invalid characters are replaced, so that they do not lose the other records.
+        [line] = sources.read_part_bytes(part, base).split(b"\n")[:1]
+        yield GeneratedText(f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], is_closed=False)
         return
     for record in sources.read_records(part, base):
         name = f"{part.part_id}:{record.number}"
         if record.rejected is not None or record.value is None:
             yield GeneratedText(name, "", is_closed=False, rejected=record.rejected, raw=record.raw)
         else:
-            yield from _read_record_texts(name, record.value, record.raw)
-
-
-def _read_whole_file(part: sources.SourcePart, base: Path) -> GeneratedText:
-    """Return a whole text file; invalid characters are replaced, so that they do not lose the other records."""
-    [line] = sources.read_part_bytes(part, base).split(b"\n")[:1]
-    return GeneratedText(f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], is_closed=False)
-
-
-def _read_record_texts(name: str, value: dict[str, Json], raw: bytes) -> Iterator[GeneratedText]:
-    choices = value.get("choices")
-    entries: list[Json] = choices if isinstance(choices, list) else [value]
-    for number, one in enumerate(entries):
-        text = one.get("text") if type(one) is dict else None
-        text_id = f"{name}.{number}" if isinstance(choices, list) else name
-        if isinstance(text, str):
-            yield GeneratedText(text_id, text, is_closed=one.get("finish_reason") == "stop")
-        else:
-            rejected = Rejected("missing_field", "neither text nor choices with a text each")
-            yield GeneratedText(text_id, "", is_closed=False, rejected=rejected, raw=raw)
+            choices = record.value.get("choices")
+            entries: list[Json] = choices if isinstance(choices, list) else [record.value]
+            for number, entry in enumerate(entries):
+                text = entry.get("text") if type(entry) is dict else None
+                text_id = f"{name}.{number}" if isinstance(choices, list) else name
+                if isinstance(text, str):
+                    yield GeneratedText(text_id, text, is_closed=entry.get("finish_reason") == "stop")
+                else:
+                    rejected = Rejected("missing_field", "neither text nor choices with a text each")
+                    yield GeneratedText(text_id, "", is_closed=False, rejected=rejected, raw=record.raw)
 
 
 def parse_texts(task: ParseTask) -> Part:

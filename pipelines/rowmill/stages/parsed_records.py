@@ -50,12 +50,13 @@ def scan_generated_texts(context: StageContext) -> list[FileScan]:
     chosen = generation.text_urls
     if chosen is None:
         folder = f"{FOLDER}/{context.recipe.name}/{context.dataset_name}/"
-        if not _has_texts(context.base / folder):
+        at = context.base / folder
+        if not (at.is_dir() and any(choose_file_format(path.name) for path in at.rglob("*") if path.is_file())):
             return []
         chosen = [folder]
-    known = load_scans(manifest.load_current_if_intact(context.store, context.key))
+    earlier = load_scans(manifest.load_current_if_intact(context.store, context.key))
     stage = sources.StoreStager(context.store, f"{context.folder}/staged")
-    return scan_text_urls(chosen, context.base, stage, known)
+    return scan_text_urls(chosen, context.base, stage, earlier)
 
 
 def scan_text_urls(
@@ -76,10 +77,6 @@ def scan_text_urls(
     except ValueError as error:
         raise ConfigError(f"generation.text_urls: {error}") from None
     return sources.scan_source(files, base, stage, {one.url: one for one in known})
-
-
-def _has_texts(folder: Path) -> bool:
-    return folder.is_dir() and any(choose_file_format(path.name) for path in folder.rglob("*") if path.is_file())
 
 
 @dataclass(frozen=True, slots=True)

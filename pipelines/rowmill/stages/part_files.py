@@ -31,7 +31,7 @@ from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
-from rowmill.schema.manifest import File, Manifest, Part
+from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import REJECT_SCHEMA, REJECTED_ROW_COLUMNS, Rejected, is_row_id, parse_row_id
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
@@ -104,9 +104,13 @@ def write_accounts(
 
 def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NOT_TAKEN) -> dict[str, Any]:
     """Return the part's counts of rejects by reason, with samples, and of records left out."""
+    samples: dict[str, list[str]] = {}
+    for row_id, reason in zip(log.row_ids, log.reasons, strict=True):
+        if len(samples.setdefault(reason, [])) < 3:
+            samples[reason].append(row_id)
     return {
         "reasons": log.counts(),
-        "examples_of_rejects": _sample_rejects(log),
+        "examples_of_rejects": dict(sorted(samples.items())),
         "left_out": {state: len(left_out)} if left_out else {},
     }
 
@@ -140,15 +144,6 @@ def _build_ledger(kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[str]
     row_ids = pa.chunked_array([*kept.chunks, others], pa.string())
     stages = column(log.stage, [log.stage] * len(others))
     return pa.Table.from_arrays([row_ids, stages, column(KEPT, states), column("", reasons)], schema=LEDGER_SCHEMA)
-
-
-def _sample_rejects(log: RejectLog) -> dict[str, list[str]]:
-    """Return the first three rejects of each reason."""
-    found: dict[str, list[str]] = {}
-    for row_id, reason in zip(log.row_ids, log.reasons, strict=True):
-        if len(found.setdefault(reason, [])) < 3:
-            found[reason].append(row_id)
-    return dict(sorted(found.items()))
 
 
 def row_as_bytes(row: dict[str, Any]) -> bytes:
@@ -283,16 +278,14 @@ class RowLocator:
 
     @cached_property
     def _owners(self) -> dict[str, tuple[sources.SourcePart, sources.FileScan]]:
-        scans = inputs.load_scans(_find_scanned(self._work))
+        # The manifest that the stage's inputs were built from.
+        key = (*self._work.dataset_key, RAW_DATASET)
+        manifests = dict(self._work.inputs)
+        while manifests and key not in manifests:
+            manifests = {
+                name: before
+                for later in manifests.values()
+                for name, before in manifest.load_inputs(self._work.store, later).items()
+            }
+        scans = inputs.load_scans(manifests.get(key))
         return {part.part_id: (part, scan) for scan in scans for part in scan.parts}
-
-
-def _find_scanned(context: StageContext) -> Manifest | None:
-    """Return the `raw_dataset` manifest that a stage's inputs were built from."""
-    key = (*context.dataset_key, RAW_DATASET)
-    known = dict(context.inputs)
-    while known and key not in known:
-        known = {
-            name: made for one in known.values() for name, made in manifest.load_inputs(context.store, one).items()
-        }
-    return known.get(key)

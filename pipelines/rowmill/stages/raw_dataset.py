@@ -94,6 +94,7 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
     """Build the output from the scans."""
     parts = [part for scan in scans for part in scan.parts]
     columns = next((scan.columns for scan in scans if scan.columns), None) or {}
+    doubtful = [scan for scan in scans if scan.dialect is not None and scan.dialect.looks_headless]
     return StageOutput(
         facts=RawDatasetFacts(
             nonempty=sum(scan.records for scan in scans),
@@ -103,7 +104,7 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
             parts=len(groups),
         ),
         tables={"files": _files_table(scans, _load_earlier_scans(context))},
-        samples=_sample_doubtful_headers(scans),
+        samples={"doubtful_header": tuple(f"{scan.url} line 1" for scan in doubtful[:10])} if doubtful else {},
         schema=tuple(columns.items()),
         # Names and places are in the lineage of shards, so a renamed file is another version.
         card={
@@ -115,11 +116,6 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
         parts_reused=0,
         rows_made=sum(scan.records for scan in scans),
     )
-
-
-def _sample_doubtful_headers(scans: list[FileScan]) -> dict[str, tuple[str, ...]]:
-    doubtful = [scan for scan in scans if scan.dialect is not None and scan.dialect.looks_headless]
-    return {"doubtful_header": tuple(f"{scan.url} line 1" for scan in doubtful[:10])} if doubtful else {}
 
 
 FILES_SHOWN = 30

@@ -229,32 +229,31 @@ def partition_rows(
     """Return the partitions of a table, and the fingerprints of what was written for them."""
     if not borders.bits:
         return [TablePartition(first, tuple(parts[first:end])) for first, end in borders.runs], []
-    blocks = list(_iterate_key_blocks(parts))
+    # Blocks of at most `BLOCK_ROWS` rows; appended parts change the last block only.
+    blocks: list[tuple[RowPart, ...]] = []
+    first, total = 0, 0
+    for number, part in enumerate(parts):
+        if total + part.rows.rows > BLOCK_ROWS and number > first:
+            blocks.append(tuple(parts[first:number]))
+            first, total = number, 0
+        total += part.rows.rows
+    blocks.append(tuple(parts[first:]))
     planned: list[PartTask] = []
     for block in blocks:
         fingerprint = digest_json("table keys", VERSION, [part.fingerprint for part in block], borders.bits)
         task = KeyBlockTask(context.store.root, context.folder, fingerprint, block, borders.bits)
         planned.append(
-            PartTask(fingerprint, task, sum(one.rows.rows for one in block), sum(one.rows.bytes for one in block))
+            PartTask(fingerprint, task, sum(part.rows.rows for part in block), sum(part.rows.bytes for part in block))
         )
-    made = make_parts(context, split_block_keys, planned)[0]
+    written = make_parts(context, split_block_keys, planned)[0]
     found: list[TablePartition] = []
     for number in range(1 << borders.bits):
-        keys = tuple((len(block), one.files.get(str(number))) for block, one in zip(blocks, made, strict=True))
+        keys = tuple(
+            (len(block), of_block.files.get(str(number))) for block, of_block in zip(blocks, written, strict=True)
+        )
         if any(file is not None for _, file in keys):
             found.append(TablePartition(0, tuple(parts), keys, name_partition(number, borders.bits)))
-    return found, [one.fingerprint for one in planned]
-
-
-def _iterate_key_blocks(parts: Sequence[RowPart]) -> Iterator[tuple[RowPart, ...]]:
-    """Cut parts into blocks of at most `BLOCK_ROWS` rows; appended parts change the last block only."""
-    first, total = 0, 0
-    for number, part in enumerate(parts):
-        if total + part.rows.rows > BLOCK_ROWS and number > first:
-            yield tuple(parts[first:number])
-            first, total = number, 0
-        total += part.rows.rows
-    yield tuple(parts[first:])
+    return found, [task.fingerprint for task in planned]
 
 
 def split_block_keys(task: KeyBlockTask) -> Part:

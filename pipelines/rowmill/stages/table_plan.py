@@ -381,7 +381,11 @@ def require_fitting_units(dataset: str, form: RecordsFormat, overflows: Overflow
     """
     # With `split`, only single records that are too large remain, which cannot be split.
     if overflows.count and form.assembly.on_overflow != "reject":
-        raise _make_overflow_error(dataset, form, overflows)
+        kind, count = overflows.worst[0].kind, overflows.count
+        does = f"1 {kind} does" if count == 1 else f"{count} {kind}s do"
+        named = "; ".join(overflow.description for overflow in overflows.worst)
+        more = f"; and {count - len(overflows.worst)} more" if count > len(overflows.worst) else ""
+        raise ContextOverflowError(f"datasets.{dataset}: {does} not fit: {named}{more}; {_list_remedies(form, kind)}")
 
 
 def require_single_use(dataset: str, form: RecordsFormat, wanted: int | None, records: int) -> None:
@@ -483,14 +487,6 @@ def format_group_name(columns: Sequence[str], key: str) -> str:
     value = orjson.loads(key) if len(key) < 1 << 16 else key
     values = value if len(columns) > 1 and isinstance(value, list) else [value]
     return ", ".join(f"{name}={one!r}" for name, one in zip(columns, values, strict=False)) or key
-
-
-def _make_overflow_error(dataset: str, form: RecordsFormat, overflows: OverflowFacts) -> ContextOverflowError:
-    kind, count = overflows.worst[0].kind, overflows.count
-    does = f"1 {kind} does" if count == 1 else f"{count} {kind}s do"
-    named = "; ".join(one.description for one in overflows.worst)
-    more = f"; and {count - len(overflows.worst)} more" if count > len(overflows.worst) else ""
-    return ContextOverflowError(f"datasets.{dataset}: {does} not fit: {named}{more}; {_list_remedies(form, kind)}")
 
 
 def _suggest_longer_examples(form: RecordsFormat) -> str:

@@ -186,19 +186,14 @@ class Runs:
             return values[self.starts[0] : ends[-1]]
         if self.borders is None:
             return values[expand_ranges(self.starts, self.lengths)]
-        return _join_texts(values, self.borders, self.places)
-
-
-def _join_texts(values: NDArray[Any], borders: Ints, places: Ints) -> NDArray[Any]:
-    """Take texts out of the bytes of an array, cut at `borders`."""
-    width = values.dtype.itemsize
-    offsets = pa.py_buffer(borders * width)
-    texts = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(borders) - 1, [None, offsets, pa.py_buffer(np.ascontiguousarray(values).view(np.uint8))]
-    )
-    joined = texts.take(pa.array(places))
-    size = np.frombuffer(joined.buffers()[1], np.int64)[len(places)]
-    return np.frombuffer(joined.buffers()[2], values.dtype, count=int(size) // width)
+        # Texts are taken out of the bytes of the array, cut at `borders`.
+        width = values.dtype.itemsize
+        offsets = pa.py_buffer(self.borders * width)
+        content = pa.py_buffer(np.ascontiguousarray(values).view(np.uint8))
+        texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self.borders) - 1, [None, offsets, content])
+        joined = texts.take(pa.array(self.places))
+        size = np.frombuffer(joined.buffers()[1], np.int64)[len(self.places)]
+        return np.frombuffer(joined.buffers()[2], values.dtype, count=int(size) // width)
 
 
 # ── Format counts, shares, durations and sizes for people, in a terminal, on a page and in a log ──

@@ -27,7 +27,8 @@ def encode_table(table: pa.Table) -> bytes:
         If a column has a type that no stage writes, such as a dictionary.
 
     """
-    columns = [_clear_unused_bits(_join_chunks(column)) for column in table.columns]
+    joined = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
+    columns = [_clear_unused_bits(cast("pa.Array", array)) for array in joined]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=_OPTIONS) as writer:
         if table.num_rows:
@@ -60,10 +61,6 @@ def read_schema(content: pa.Buffer) -> pa.Schema:
     return pa.ipc.open_file(pa.BufferReader(content)).schema
 
 
-def _join_chunks(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else cast("pa.Array", column.combine_chunks())
-
-
 def _clear_unused_bits(array: pa.Array) -> pa.Array:
     """Return an equal array that holds its values and nothing else: zeros under nulls, no bytes behind its end."""
     kind = array.type
@@ -72,47 +69,36 @@ def _clear_unused_bits(array: pa.Array) -> pa.Array:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _clear_list(cast("pa.ListArray[Any]", array))
     if pa.types.is_boolean(kind):
-        return pa.Array.from_buffers(kind, len(array), [_pack_validity(array), _cut_bits(array)])
+        import pyarrow.compute as pc
+
+        bits = pc.fill_null(array, fill_value=False) if array.null_count else array
+        if bits.offset % 8:
+            packed = _pack_bits(bits.to_numpy(zero_copy_only=False))
+        else:
+            packed = _end_bits(bits.buffers()[1], bits.offset // 8, len(bits))
+        return pa.Array.from_buffers(kind, len(array), [_pack_validity(array), packed])
     if _is_text(kind) and array.null_count == len(array):
-        return _make_text_nulls(len(array), kind)
+        # Most tables have some columns of texts that are all null.
+        width = 8 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else 4
+        sizes = (-(-len(array) // 8), (len(array) + 1) * width, 0)
+        empty = [pa.py_buffer(bytes(size)) for size in sizes]
+        return pa.Array.from_buffers(kind, len(array), empty, null_count=len(array))
     if _is_text(kind):
         # `fill_null` makes arrays of its own, so what lies under nulls is gone.
         filled = array.fill_null("" if pa.types.is_string(kind) else b"") if array.null_count else array
         offsets, first, last = _cut_offsets(filled)
         data = filled.buffers()[2]
-        held = pa.py_buffer(b"") if data is None else data.slice(first, last - first)
-        return pa.Array.from_buffers(kind, len(array), [_pack_validity(array), offsets, held])
+        characters = pa.py_buffer(b"") if data is None else data.slice(first, last - first)
+        return pa.Array.from_buffers(kind, len(array), [_pack_validity(array), offsets, characters])
     if not (pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)):
         raise TypeError(f"{kind}: no stage writes a column of this type; add it to rowmill.core.arrow_files")
-    return pa.Array.from_buffers(kind, len(array), [_pack_validity(array), _cut_values(array)])
-
-
-def _make_text_nulls(count: int, kind: pa.DataType) -> pa.Array:
-    """Return texts that are all null, as most tables have some columns of."""
-    width = 8 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else 4
-    sizes = (-(-count // 8), (count + 1) * width, 0)
-    return pa.Array.from_buffers(kind, count, [pa.py_buffer(bytes(size)) for size in sizes], null_count=count)
-
-
-def _cut_values(array: pa.Array) -> pa.Buffer:
-    """Return the values of an array of fixed width, zeros under nulls."""
-    width = array.type.bit_width // 8
-    held = array.buffers()[1].slice(array.offset * width, len(array) * width)
-    if not array.null_count:
-        return held
-    values = np.frombuffer(held, np.uint8).copy().reshape(-1, width)
-    values[array.is_null().to_numpy(zero_copy_only=False)] = 0
-    return pa.py_buffer(values)
-
-
-def _cut_bits(array: pa.Array) -> pa.Buffer:
-    """Return the values of an array of booleans, zeros under nulls and behind the last one."""
-    import pyarrow.compute as pc
-
-    values = pc.fill_null(array, fill_value=False) if array.null_count else array
-    if values.offset % 8:
-        return _pack_bits(values.to_numpy(zero_copy_only=False))
-    return _end_bits(values.buffers()[1], values.offset // 8, len(values))
+    width = kind.bit_width // 8
+    content = array.buffers()[1].slice(array.offset * width, len(array) * width)
+    if array.null_count:
+        values = np.frombuffer(content, np.uint8).copy().reshape(-1, width)
+        values[array.is_null().to_numpy(zero_copy_only=False)] = 0
+        content = pa.py_buffer(values)
+    return pa.Array.from_buffers(kind, len(array), [_pack_validity(array), content])
 
 
 def _clear_list(array: "pa.ListArray[Any]") -> pa.Array:

@@ -32,7 +32,6 @@ from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from rowmill.core.errors import ConfigError, MissingPackageError, find_related_names, join_choices, suggest_name
@@ -50,24 +49,20 @@ _REQUIREMENT = re.compile(r"""^([\w.-]+).*;.*extra\s*==\s*["']([\w-]+)["']""")
 def explain_missing_package(where: str, error: ModuleNotFoundError) -> MissingPackageError | None:
     """Return the error for a failed import of a package that an extra brings; None if no extra brings it."""
     missing = (error.name or "").partition(".")[0]
-    extra = _find_extra(missing)
-    if extra is None:
-        return None
-    return MissingPackageError(
-        f"{where}: the package {missing} is not installed; the base install of rowmill only reads built partitions; "
-        f"run pip install 'rowmill[{extra}]'"
-    )
-
-
-def _find_extra(module: str) -> str | None:
-    wanted = _normalize_name(_DISTRIBUTIONS.get(module, module))
+    wanted = _normalize_name(_DISTRIBUTIONS.get(missing, missing))
     try:
         lines = requires("rowmill") or []
     except PackageNotFoundError:
         return None
     found = [match.groups() for line in lines if (match := _REQUIREMENT.match(line))]
     brought_by = {extra for name, extra in found if _normalize_name(name) == wanted}
-    return next((extra for extra in _EXTRAS if extra in brought_by), None)
+    extra = next((extra for extra in _EXTRAS if extra in brought_by), None)
+    if extra is None:
+        return None
+    return MissingPackageError(
+        f"{where}: the package {missing} is not installed; the base install of rowmill only reads built partitions; "
+        f"run pip install 'rowmill[{extra}]'"
+    )
 
 
 def _normalize_name(name: str) -> str:
@@ -102,10 +97,11 @@ def iterate_option_places(
             continue
         yield OptionPlace(name, group, kinds)
         inner = list(_find_inner_models(field.annotation))
-        for one, wildcards in inner:
+        for inner_model, wildcards in inner:
             path = (*group, name, *[ANY_NAME] * wildcards)
-            kind = _get_kind(one) if len(inner) > 1 else None
-            yield from iterate_option_places(one, path, kinds if kind is None else (*kinds, (len(path), kind)))
+            tag_field = inner_model.model_fields.get("kind") if len(inner) > 1 else None
+            tags = () if tag_field is None else get_args(tag_field.annotation)
+            yield from iterate_option_places(inner_model, path, (*kinds, (len(path), str(tags[0]))) if tags else kinds)
 
 
 def _find_inner_models(annotation: Any, wildcards: int = 0) -> Iterator[tuple[type[BaseModel], int]]:
@@ -116,12 +112,6 @@ def _find_inner_models(annotation: Any, wildcards: int = 0) -> Iterator[tuple[ty
     deeper = wildcards + (get_origin(annotation) in (dict, list, tuple))
     for inner in get_args(annotation):
         yield from _find_inner_models(inner, deeper)
-
-
-def _get_kind(model: type[BaseModel]) -> str | None:
-    field = model.model_fields.get("kind")
-    tags = () if field is None else get_args(field.annotation)
-    return str(tags[0]) if tags else None
 
 
 def explain_place(
@@ -159,7 +149,12 @@ class _PlaceFromHere:
     """A place as seen from where a key was written: names that users chose are those of the way there."""
 
     def __init__(self, place: OptionPlace, here: tuple[str, ...], kinds: Mapping[tuple[str, ...], str]) -> None:
-        self.group = _fill_in_names(place.group, here)
+        # The names on the way to `here`, as far as both ways are the same.
+        filled: list[str] = []
+        for i, step in enumerate(place.group):
+            is_shared = tuple(filled) == here[:i] and i < len(here)
+            filled.append(here[i] if step == ANY_NAME and is_shared else step)
+        self.group = tuple(filled)
         self.here = here
         shared = next((i for i, (a, b) in enumerate(zip(self.group, here, strict=False)) if a != b), None)
         self._shared = min(len(self.group), len(here)) if shared is None else shared
@@ -177,15 +172,6 @@ class _PlaceFromHere:
         """How unlikely the place is meant: of another kind, neither above nor below, far away."""
         is_beside = self._shared < min(len(self.group), len(self.here))
         return bool(self.other_kinds), is_beside, len(self.group) + len(self.here) - 2 * self._shared
-
-
-def _fill_in_names(group: tuple[str, ...], here: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a place's path with the names on the way to `here`, as far as both ways are the same."""
-    filled: list[str] = []
-    for i, step in enumerate(group):
-        is_shared = tuple(filled) == here[:i] and i < len(here)
-        filled.append(here[i] if step == ANY_NAME and is_shared else step)
-    return tuple(filled)
 
 
 # ── The base of every configuration model, and the validation of a YAML mapping against it ──
@@ -328,11 +314,13 @@ def _explain_unknown_key(
     place = explain_place(root, key, written, kinds)
     if place is not None:
         return f"unknown key here; {place}"
-    known = {name for model in models for name in model.model_fields}
-    known = known - _list_filled_in_fields(models) | _list_used_up_keys(models)
-    guess = suggest_name(key, known)
+    # The reader of a file fills some fields in, and users do not write them; some keys are consumed before validation.
+    filled_in = {name for model in models for name in getattr(model, "FILLED_IN", ())}
+    used_up = {name for model in models for name in getattr(model, "USED_UP", ())}
+    allowed = {name for model in models for name in model.model_fields} - filled_in | used_up
+    guess = suggest_name(key, allowed)
     hint = f"did you mean {guess}?" if guess else "delete it"
-    return f"unknown key; allowed here: {join_choices(sorted(known))}; {hint}" if known else f"unknown key; {hint}"
+    return f"unknown key; allowed here: {join_choices(sorted(allowed))}; {hint}" if allowed else f"unknown key; {hint}"
 
 
 def _explain_problem(one: Any, models: set[type[BaseModel]]) -> str:
@@ -369,17 +357,13 @@ def _suggest_value(wanted: str, group: str, got: object, models: set[type[BaseMo
     """Return what was probably meant by a value of another type."""
     if wanted == "a list" and isinstance(got, str) and got in _list_tags(models):
         return f"a list: [{{kind: {got}}}]"
-    if wanted == "a list" and isinstance(got, (str, Mapping)):
-        return f"a list of it: [{_format_flow(cast('str | Mapping[str, object]', got))}]"
+    if wanted == "a list" and isinstance(got, str):
+        return f"a list of it: [{got}]"
+    if wanted == "a list" and isinstance(got, Mapping):
+        # As YAML on one line, as far as a hint needs it.
+        pairs = [f"{key}: {inner}" for key, inner in got.items() if isinstance(inner, str | int | float)]
+        return f"a list of it: [{{{', '.join([*pairs[:2], *['…'] * (len(got) > len(pairs[:2]))])}}}]"
     return _suggest_mapping(group, got, models) if wanted == "a mapping" else None
-
-
-def _format_flow(value: "str | Mapping[str, object]") -> str:
-    """Return a value as YAML on one line, as far as a hint needs it."""
-    if isinstance(value, str):
-        return value
-    pairs = [f"{key}: {inner}" for key, inner in value.items() if isinstance(inner, str | int | float)]
-    return f"{{{', '.join([*pairs[:2], *['…'] * (len(value) > len(pairs[:2]))])}}}"
 
 
 def _suggest_mapping(group: str, got: object, models: set[type[BaseModel]]) -> str | None:
@@ -426,19 +410,19 @@ _UNION_BRANCH = re.compile(
 
 
 def _follow_location(
-    model: type[BaseModel], path: tuple[int | str, ...]
+    root: type[BaseModel], path: tuple[int | str, ...]
 ) -> tuple[list[str], set[type[BaseModel]], dict[tuple[str, ...], str]]:
     """Follow an error's location through the models.
 
     Returns the steps as a user would write them (without the tags of unions), the innermost models reached: several if
     the value may be of several kinds, and the kinds of the groups on the way.
     """
-    current: set[type[BaseModel]] = {model}
+    current: set[type[BaseModel]] = {root}
     steps: list[str] = []
     kinds: dict[tuple[str, ...], str] = {}
     for step in path:
         # pydantic names a branch of a union of models by its tag or by its class.
-        tagged = {one for one in current if _has_tag(one, str(step)) or one.__name__ == step}
+        tagged = {model for model in current if str(step) in _list_tags({model}) or model.__name__ == step}
         if tagged:
             current = tagged
             kinds[tuple(steps)] = str(step)
@@ -446,31 +430,16 @@ def _follow_location(
         if isinstance(step, str) and _UNION_BRANCH.fullmatch(step):
             continue
         steps.append(str(step))
-        fields = [one.model_fields[str(step)] for one in current if str(step) in one.model_fields]
+        fields = [model.model_fields[str(step)] for model in current if str(step) in model.model_fields]
         following = {found for field in fields for found in _find_models(field.annotation)}
         current = following or current
     return steps, current, kinds
-
-
-def _list_filled_in_fields(models: set[type[BaseModel]]) -> set[str]:
-    """Return the fields that the reader of a file fills in; users do not write them."""
-    return {name for one in models for name in getattr(one, "FILLED_IN", ())}
-
-
-def _list_used_up_keys(models: set[type[BaseModel]]) -> set[str]:
-    """Return the keys that a file may have although they are not fields: they are consumed before validation."""
-    return {name for one in models for name in getattr(one, "USED_UP", ())}
 
 
 def _list_tags(models: set[type[BaseModel]]) -> list[str]:
     """Return the kinds of some models."""
     kinds = (model.model_fields.get("kind") for model in models)
     return sorted({str(tag) for kind in kinds if kind is not None for tag in get_args(kind.annotation)})
-
-
-def _has_tag(model: type[BaseModel], tag: str) -> bool:
-    kind = model.model_fields.get("kind")
-    return kind is not None and tag in get_args(kind.annotation)
 
 
 def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -494,18 +463,14 @@ class DescribedJsonSchema(GenerateJsonSchema):
 
     def model_schema(self, schema: Any) -> dict[str, Any]:
         """Add the descriptions of a model's fields."""
-        made = super().model_schema(schema)
+        described = super().model_schema(schema)
         model: type[Any] = schema["cls"]
         if issubclass(model, Config):
             for name, field in model.model_fields.items():
-                text, written = describe_field(model, name), made["properties"].get(_get_written_name(name, field))
+                text, written = describe_field(model, name), described["properties"].get(field.alias or name)
                 if text and written is not None:
                     written["description"] = text
-        return made
-
-
-def _get_written_name(name: str, field: FieldInfo) -> str:
-    return field.alias or name
+        return described
 
 
 @cache

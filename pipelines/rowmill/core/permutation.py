@@ -148,8 +148,24 @@ class Feistel:
     def __call__(self, place: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
         """Map a place, or each of an array of places."""
         if isinstance(place, np.ndarray):
-            return self._permute_array(_require_places(place, self.n))
-        return self._permute_scalar(_require_place(place, self.n))
+            flat = _require_places(place, self.n).ravel()
+            out = np.empty(flat.shape, dtype=np.int64)
+            round_keys = np.array(self.round_keys, dtype=np.uint64)
+            for start in range(0, flat.size, _CHUNK_PLACES):
+                some = flat[start : start + _CHUNK_PLACES].astype(np.uint64)
+                out[start : start + _CHUNK_PLACES] = _apply_network(some, self.n, self.half_bits, round_keys, None)
+            return out.reshape(place.shape)
+        place = _require_place(place, self.n)
+        if self.n == 1:
+            return 0
+        half, low = self.half_bits, (1 << self.half_bits) - 1
+        while True:
+            left, right = place >> half, place & low
+            for round_key in self.round_keys:
+                left, right = right, left ^ (mix_bits(right + round_key) >> (64 - half))
+            place = left << half | right
+            if place < self.n:
+                return place
 
     def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Return the places that map to these: `inverse(self(x))` is x."""
@@ -160,27 +176,6 @@ class Feistel:
             # With exchanged halves, the rounds in reverse order are their own inverse.
             some = _swap_halves(flat[start : start + _CHUNK_PLACES].astype(np.uint64), self.half_bits)
             out[start : start + _CHUNK_PLACES] = _invert_network(some, self.n, self.half_bits, round_keys)
-        return out.reshape(places.shape)
-
-    def _permute_scalar(self, place: int) -> int:
-        half, low = self.half_bits, (1 << self.half_bits) - 1
-        if self.n == 1:
-            return 0
-        while True:
-            left, right = place >> half, place & low
-            for round_key in self.round_keys:
-                left, right = right, left ^ (mix_bits(right + round_key) >> (64 - half))
-            place = left << half | right
-            if place < self.n:
-                return place
-
-    def _permute_array(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        flat = places.ravel()
-        out = np.empty(flat.shape, dtype=np.int64)
-        round_keys = np.array(self.round_keys, dtype=np.uint64)
-        for start in range(0, flat.size, _CHUNK_PLACES):
-            some = flat[start : start + _CHUNK_PLACES].astype(np.uint64)
-            out[start : start + _CHUNK_PLACES] = _apply_network(some, self.n, self.half_bits, round_keys, None)
         return out.reshape(places.shape)
 
 

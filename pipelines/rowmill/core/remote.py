@@ -208,7 +208,8 @@ def retry_request(
     while True:
         attempt += 1
         try:
-            return _call_with_timeout(fs, function, wait.limit_of(size_bytes))
+            limit_s = wait.limit_of(size_bytes)
+            return call_with_time_limit(function, limit_s) if is_remote_filesystem(fs) else function()
         except (PipelineError, TypeError):
             # A TypeError is a bug of ours.
             raise
@@ -223,10 +224,6 @@ def retry_request(
                 raise unreachable_error(address, action, refusal, attempt) from public_cause(refusal)
         # Threads that were told to slow down at once must not come back at once.
         time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
-
-
-def _call_with_timeout(fs: Any, function: Callable[[], ResultT], limit_s: float) -> ResultT:
-    return call_with_time_limit(function, limit_s) if is_remote_filesystem(fs) else function()
 
 
 def read_file(fs: Any, path: str, *, size_bytes: int = UNKNOWN_SIZE) -> bytes:
@@ -374,24 +371,39 @@ class _RemoteFile(io.RawIOBase):
         return self._file is None or bool(self._file.seekable())
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        self._position = self._retry_request(lambda opened: _seek_file(opened, offset, whence), 0)
+        def seek(opened: Any) -> int:
+            opened.seek(offset, whence)
+            return int(opened.tell())
+
+        self._position = self._retry_request(seek, 0)
         return self._position
 
     def tell(self) -> int:
         return self._position
 
     def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
-        block = self._retry_request(lambda opened: self._read_block(opened, len(buffer)), len(buffer))
+        size = len(buffer)
+
+        def read(opened: Any) -> bytes:
+            block: bytes = opened.read(size)
+            if not block and size and self._position < self._version[0]:
+                raise ConnectionError(f"it ended after {self._position:,} of {self._version[0]:,} bytes")
+            return block
+
+        block = self._retry_request(read, size)
         buffer[: len(block)] = block
         self._position += len(block)
         return len(block)
 
     def _retry_request(self, function: Callable[[Any], ResultT], size_bytes: int) -> ResultT:
         def attempt() -> ResultT:
-            opened = self._reopen_file() if self._file is None else self._file
+            is_new = self._file is None
+            opened = self._fs.open(self._path, "rb") if self._file is None else self._file
             # If this does not return, the open file belongs to the abandoned thread.
             self._file = None
             try:
+                if is_new:
+                    self._restore_position(opened)
                 result = function(opened)
             except BaseException:
                 opened.close()
@@ -403,15 +415,6 @@ class _RemoteFile(io.RawIOBase):
             return retry_request(self._fs, self._address, "read", attempt, size_bytes=size_bytes)
         except FileNotFoundError as error:
             raise unreachable_error(self._address, "read", error) from error
-
-    def _reopen_file(self) -> Any:
-        opened: Any = self._fs.open(self._path, "rb")
-        try:
-            self._restore_position(opened)
-        except BaseException:
-            opened.close()
-            raise
-        return opened
 
     def _restore_position(self, opened: Any) -> None:
         """Move a reopened file to the current position."""
@@ -428,21 +431,10 @@ class _RemoteFile(io.RawIOBase):
             while left and (block := opened.read(min(left, _READ_AHEAD_BYTES))):
                 left -= len(block)
 
-    def _read_block(self, opened: Any, size: int) -> bytes:
-        block: bytes = opened.read(size)
-        if not block and size and self._position < self._version[0]:
-            raise ConnectionError(f"it ended after {self._position:,} of {self._version[0]:,} bytes")
-        return block
-
     def close(self) -> None:
         if not self.closed and self._file is not None:
             self._file.close()
         super().close()
-
-
-def _seek_file(opened: Any, offset: int, whence: int) -> int:
-    opened.seek(offset, whence)
-    return int(opened.tell())
 
 
 def _read_file_version(opened: Any) -> tuple[int, str]:

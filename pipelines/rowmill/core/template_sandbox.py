@@ -204,7 +204,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             case "*":
                 self.budget.grow(_measure_product(left, right))
             case "**":
-                self.budget.grow(_measure_power(left, right))
+                if (
+                    isinstance(left, int)
+                    and isinstance(right, int)
+                    and left.bit_length() * abs(right) > MAX_INTEGER_BITS
+                ):
+                    self.budget.grow(_UNBOUNDED_SIZE)
             case _:
                 if isinstance(left, str) and _WIDE_FORMAT.search(left):
                     raise BudgetError("the template formats with an enormous width")
@@ -216,21 +221,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         owner = getattr(called, "__self__", None)
         if type(owner) is str:
             self.budget.grow(len(owner) // 4)
-            self._charge_method(called.__name__, owner, args, kwargs)
+            if called.__name__ in _WIDTH_METHODS:
+                _check_widths(args, kwargs)
+            elif called.__name__ == "join":
+                self.budget.grow(_measure_joined(*args, owner))
+            elif called.__name__ == "replace":
+                self.budget.grow(_measure_replaced(owner, *args[:2]))
         result = super().call(context, called, *args, **kwargs)
         if type(result) is str:
             self.budget.grow(len(result))
         elif isinstance(called, _Dict):
             self.budget.grow(estimate_printed_size(result))
         return result
-
-    def _charge_method(self, name: str, owner: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if name in _WIDTH_METHODS:
-            _check_widths(args, kwargs)
-        elif name == "join":
-            self.budget.grow(_measure_joined(*args, owner))
-        elif name == "replace":
-            self.budget.grow(_measure_replaced(owner, *args[:2]))
 
     def wrap_str_format(self, value: Any) -> Any:
         """Refuse format strings with a computed or very large width."""
@@ -250,19 +252,20 @@ class Charges(Extension):
 
     def joined(self, *values: Any) -> str:
         """Join values as `~` does."""
-        text = [value if type(value) is str else self._charge_print(value) for value in values]
-        self.environment.budget.grow(sum(map(len, text)))  # pyrefly: ignore[missing-attribute]
-        return "".join(text)
+        budget: RenderBudget = self.environment.budget  # pyrefly: ignore[missing-attribute]
+        texts: list[str] = []
+        for value in values:
+            if type(value) is not str:
+                budget.emit(value)
+            texts.append(str(value))
+        budget.grow(sum(map(len, texts)))
+        return "".join(texts)
 
     def made(self, value: Any) -> Any:
         """Charge a list or dict literal, which nested often enough prints without end."""
         budget = self.environment.budget  # pyrefly: ignore[missing-attribute]
         budget.grow(estimate_printed_size(value, min(budget.characters, MAX_LITERAL_SIZE)))
         return value
-
-    def _charge_print(self, value: Any) -> str:
-        self.environment.budget.emit(value)  # pyrefly: ignore[missing-attribute]
-        return str(value)
 
 
 class _ChargeTransformer(NodeTransformer):
@@ -315,12 +318,6 @@ def _measure_product(left: Any, right: Any) -> int:
     if isinstance(right, (str, list, tuple)):
         left, right = right, left
     return _measure_sequence(left) * max(right, 0) if isinstance(right, int) else 0
-
-
-def _measure_power(left: Any, right: Any) -> int:
-    if isinstance(left, int) and isinstance(right, int):
-        return _UNBOUNDED_SIZE if left.bit_length() * abs(right) > MAX_INTEGER_BITS else 0
-    return 0
 
 
 def _measure_joined(parts: Any = (), separator: Any = "", *_: Any, **__: Any) -> int:

@@ -85,7 +85,14 @@ class _BoundedLoader(yaml.SafeLoader):
                     "an alias names "
                     "a value that ends before it; write the value out"
                 )
-            self._extents[node] = self._measure_node(node)
+            if isinstance(node, yaml.ScalarNode):
+                self._extents[node] = _VALUE_SIZE + len(node.value), 0
+            else:
+                is_list = isinstance(node, yaml.SequenceNode)
+                children = node.value if is_list else [child for pair in node.value for child in pair]
+                extents = [self._extents[child] for child in children]
+                longest = max((depth for _, depth in extents), default=0)
+                self._extents[node] = _VALUE_SIZE + sum(size for size, _ in extents), 1 + longest
         size, depth = self._extents[node]
         if self._level + depth > DEPTH_LIMIT:
             raise _depth_error(event)
@@ -96,13 +103,6 @@ class _BoundedLoader(yaml.SafeLoader):
                 "at most so many are allowed; use fewer aliases of aliases"
             )
         return node
-
-    def _measure_node(self, node: yaml.Node) -> tuple[int, int]:
-        if isinstance(node, yaml.ScalarNode):
-            return _VALUE_SIZE + len(node.value), 0
-        children = node.value if isinstance(node, yaml.SequenceNode) else [one for pair in node.value for one in pair]
-        extents = [self._extents[child] for child in children]
-        return _VALUE_SIZE + sum(size for size, _ in extents), 1 + max((depth for _, depth in extents), default=0)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Construct a value; an error that Python raises for it gets the line."""
@@ -118,8 +118,10 @@ class _BoundedLoader(yaml.SafeLoader):
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             kind = node.tag.rpartition(":")[2]
+            text = str(node.value) if isinstance(node, yaml.ScalarNode) else node.tag
+            shortened = repr(text if len(text) <= 60 else f"{text[:57]}...")
             raise ConfigError(
-                f"{_describe_line(node)}: {_shorten_node(node)} cannot be read as YAML's {kind} ({error}); "
+                f"{_describe_line(node)}: {shortened} cannot be read as YAML's {kind} ({error}); "
                 "write it in quotes if it "
                 "is a text"
             ) from error
@@ -157,11 +159,6 @@ def _depth_error(event: yaml.Event) -> ConfigError:
         f"{DEPTH_LIMIT} are "
         "allowed; correct the brackets or the indentation"
     )
-
-
-def _shorten_node(node: yaml.Node) -> str:
-    text = str(node.value) if isinstance(node, yaml.ScalarNode) else node.tag
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
 def _describe_line(where: yaml.Event | yaml.Node) -> str:

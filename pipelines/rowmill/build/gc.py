@@ -10,7 +10,7 @@ starts from it.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -77,12 +77,17 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
         # In reverse order: a stage's kept versions decide which versions of its inputs are needed.
         for key in reversed(keys):
             kept, removed = _split_versions(store, key, keep, needed, is_sibling=key in siblings)
-            needed |= {named for one in kept for named in one.inputs.items()}
+            needed |= {named for output in kept for named in output.inputs.items()}
             found = list(_find_garbage(store, key, kept))
-            found += _find_unfinished_files(store, key, [path for _, path in found])
+            # Files with temporary names, outside the folders that are removed anyway.
+            folders = tuple(f"{path}/" for _, path in found)
+            unfinished = [path for path in store.list_unfinished(get_stage_folder(key)) if not path.startswith(folders)]
+            found += [("unfinished file", path) for path in unfinished]
             items += [GarbageItem(key, kind, path, _measure_size(store, path)) for kind, path in found]
             if not dry_run:
-                _forget_statistics(store, key, removed)
+                recipe, scope = stats.split_stage_key(key)
+                for output in removed:
+                    stats.remove_version_tables(store, recipe, scope, output.version)
         if not dry_run:
             # Manifests are removed before their parts: if the process is killed, no manifest names missing files.
             for item in items:
@@ -108,19 +113,24 @@ def _split_versions(
 
 def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator[tuple[str, str]]:
     """Yield the kind and path of everything in a stage's folder that no kept version needs."""
-    at, versions = get_stage_folder(key), {one.version for one in kept}
+    at, versions = get_stage_folder(key), {output.version for output in kept}
     kept_manifests = list(kept)
     for name in store.list(f"{at}/manifests"):
-        one = manifest.read_manifest(store, f"{at}/manifests/{name}")
+        output = manifest.read_manifest(store, f"{at}/manifests/{name}")
         # Another fingerprint may lead to the same version, with parts of other names.
-        if one is not None and one.version in versions:
-            kept_manifests.append(one)
+        if output is not None and output.version in versions:
+            kept_manifests.append(output)
         else:
             yield "manifest", f"{at}/manifests/{name}"
+    files = [file for output in kept_manifests for part in output.parts for file in part.files.values()]
+    parts = {file.path.removeprefix(f"{at}/parts/").split("/", 1)[0] for file in files}
+    parts |= {name for output in kept_manifests for name in output.details.get("made_of", ())}
+    scanned = [part for output in kept_manifests for scan in output.details.get("scans", ()) for part in scan["parts"]]
+    staged = {str(part["staged"]).rsplit("/", 1)[-1] for part in scanned if part["staged"]}
     named = {
         "versions": ("version", {f"{version}.json" for version in versions}),
-        "parts": ("part", set(_iterate_part_names(at, kept_manifests))),
-        "staged": ("staged copy", set(_iterate_staged_names(kept_manifests))),
+        "parts": ("part", parts),
+        "staged": ("staged copy", staged),
         # The parts of shares go, too, unless a build has named them.
         share_versions.FOLDER_NAME: ("share's versions", set[str]()),
     }
@@ -130,35 +140,6 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
         if name.removesuffix(".json") not in versions:
             yield "check result", f"{at}/{judge.RESULTS_FOLDER}/{name}"
     yield from (("scratch folder", f"{at}/{name}") for name in store.list(at) if name.startswith("scratch-"))
-
-
-def _find_unfinished_files(store: Store, key: StageKey, removed: list[str]) -> list[tuple[str, str]]:
-    """Return files with temporary names outside the folders that are removed anyway."""
-    folders = tuple(f"{path}/" for path in removed)
-    return [
-        ("unfinished file", path)
-        for path in store.list_unfinished(get_stage_folder(key))
-        if not path.startswith(folders)
-    ]
-
-
-def _iterate_part_names(at: str, kept: Iterable[Manifest]) -> Iterator[str]:
-    for one in kept:
-        for part in one.parts:
-            yield from (file.path.removeprefix(f"{at}/parts/").split("/", 1)[0] for file in part.files.values())
-        yield from one.details.get("made_of", ())
-
-
-def _iterate_staged_names(kept: Iterable[Manifest]) -> Iterator[str]:
-    for one in kept:
-        for scan in one.details.get("scans", ()):
-            yield from (str(part["staged"]).rsplit("/", 1)[-1] for part in scan["parts"] if part["staged"])
-
-
-def _forget_statistics(store: Store, key: StageKey, removed: list[Manifest]) -> None:
-    recipe, scope = stats.split_stage_key(key)
-    for one in removed:
-        stats.remove_version_tables(store, recipe, scope, one.version)
 
 
 def _measure_size(store: Store, path: str) -> int:

@@ -36,8 +36,7 @@ from rowmill.core.storage import Store
 from rowmill.formats import KINDS
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
 from rowmill.formats.recognition import Sample, find_wrapped_records, recognise_format, write_options
-from rowmill.formats.unread_columns import UnreadColumn, detect_unread_columns
-from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.formats.unread_columns import detect_unread_columns
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS
 from rowmill.stages import catalog, inputs, raw_dataset, tokenizer_files
@@ -98,20 +97,20 @@ def find_mistakes(
     unmet = prepare.find_unmet_requirements(project, steps)
     found = {str(error): Finding(str(error), error) for error in unmet.values()}
     names = list(dict.fromkeys(step.dataset for step in steps if step.dataset is not None and not step.on_demand))
-    changed = [name for name in names if not _was_made_with_these_options(project, name)]
+    tried = [step for step in plan_steps(project) if step.name in _STAGES]
+    changed = [
+        name
+        for name in names
+        if not all(prepare.has_current_options(project, step) for step in tried if step.dataset == name)
+    ]
     if changed:
         if before_trial is not None and not unmet:
             before_trial(changed)
         with _open_trial(project) as trial:
             for name in changed:
-                for one in _try_dataset(project, trial, name, unmet):
-                    found.setdefault(one.text, one)
+                for finding in _try_dataset(project, trial, name, unmet):
+                    found.setdefault(finding.text, finding)
     return list(found.values())
-
-
-def _was_made_with_these_options(project: Project, dataset: str) -> bool:
-    own = (step for step in plan_steps(project) if step.dataset == dataset and step.name in _STAGES)
-    return all(prepare.has_current_options(project, step) for step in own)
 
 
 # ── Trying the first records ───────────────────────────────────────────────────────────────────────
@@ -122,62 +121,56 @@ def _open_trial(project: Project) -> Generator[Project]:
     """Yield a project whose builds read the first records only, in memory."""
     store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
     tokenizer_files.copy_tokenizers(project.store, store)
+    # Few records cannot have the numbers of held-out rows and sequences that a recipe asks for.
+    datasets = dict(project.recipe.datasets)
+    for name, dataset in datasets.items():
+        if dataset.splits.is_exact:
+            unheld = {"validation": 0, "test": 0, "max_rows": None, "method": "hash"}
+            splits = dataset.splits.model_copy(update=unheld)
+            datasets[name] = dataset.model_copy(update={"splits": splits})
+    mixture = project.recipe.mixture.model_copy(update={"num_validation_sequences": None})
+    # The trial's store is this process's memory.
+    execution = project.recipe.execution.limit_to_this_machine(workers=1)
+    adapted = {"mixture": mixture, "execution": execution, "datasets": datasets}
     try:
-        yield replace(project, recipe=_fit_to_few_records(project.recipe), store=store)
+        yield replace(project, recipe=project.recipe.model_copy(update=adapted), store=store)
     finally:
         if store.exists(""):
             store.remove("")
 
 
-def _fit_to_few_records(recipe: Recipe) -> Recipe:
-    """Return a recipe without numbers of held-out rows and sequences, which few records cannot have."""
-    mixture = recipe.mixture.model_copy(update={"num_validation_sequences": None})
-    # The trial's store is this process's memory.
-    execution = recipe.execution.limit_to_this_machine(workers=1)
-    datasets = {name: _hold_out_no_number(dataset) for name, dataset in recipe.datasets.items()}
-    return recipe.model_copy(update={"mixture": mixture, "execution": execution, "datasets": datasets})
-
-
-def _hold_out_no_number(dataset: Dataset) -> Dataset:
-    if not dataset.splits.is_exact:
-        return dataset
-    splits = dataset.splits.model_copy(update={"validation": 0, "test": 0, "max_rows": None, "method": "hash"})
-    return dataset.model_copy(update={"splits": splits})
-
-
 def _try_dataset(project: Project, trial: Project, dataset: str, unmet: Container[StageKey]) -> Iterator[Finding]:
     """Run the first records through the stages as far as they go; yield what is wrong and what is notable."""
-    made: dict[StageKey, Manifest] = {}
+    outputs: dict[StageKey, Manifest] = {}
     for step in plan_steps(trial):
         if step.dataset != dataset or step.name not in _STAGES:
             continue
-        if step.key in unmet or not all(key in made for key in step.inputs):
+        if step.key in unmet or not all(key in outputs for key in step.inputs):
             return
         try:
-            found = _try_step(project, trial, step, made)
+            few = step
+            if step.name == RAW_DATASET:
+                prepare_few = partial(raw_dataset.prepare_raw_dataset, first_records=FIRST_RECORDS)
+                few = replace(step, stage=replace(step.stage, prepare=prepare_few))
+            read = {key: outputs[key] for key in step.inputs} | open_generated_source(project, step)
+            output = runner.run_step(trial, few, read, looks_ahead=False).manifest
+            outputs[step.key] = output
+            found: list[Finding] = []
+            if step.name == RAW_DATASET:
+                found += _note_unexpected_formats(trial, step, output)
+                found += _note_unread_columns(trial, step, output)
+            elif step.name == TOKENIZED_EXAMPLES:
+                rows = next(outputs[key] for key in step.inputs if outputs[key].stage == CANONICAL_ROWS)
+                found += _note_unread_message_keys(trial, step, rows)
+            closer = partial(_propose_format, trial, step, outputs)
+            found += _judge_output(project, trial, step, output, closer, tried=_count_records(outputs))
         except PipelineError as error:
             yield Finding(_place_error(step, error), error)
             return
         yield from found
-        if any(one.error is not None for one in found):
+        if any(finding.error is not None for finding in found):
             # What comes after repeats it: rows that were rejected become no examples.
             return
-
-
-def _try_step(project: Project, trial: Project, step: Step, made: dict[StageKey, Manifest]) -> list[Finding]:
-    """Run one stage on the first records, and add its output to `made`; return what its output shows."""
-    read = {key: made[key] for key in step.inputs} | open_generated_source(project, step)
-    made[step.key] = runner.run_step(trial, _limit_records(step), read, looks_ahead=False).manifest
-    unread = _note_what_is_unread(trial, step, made)
-    closer = partial(_propose_format, trial, step, made)
-    return [*unread, *_judge_output(project, trial, step, made[step.key], closer, tried=_count_records(made))]
-
-
-def _limit_records(step: Step) -> Step:
-    if step.name != RAW_DATASET:
-        return step
-    prepare_few = partial(raw_dataset.prepare_raw_dataset, first_records=FIRST_RECORDS)
-    return replace(step, stage=replace(step.stage, prepare=prepare_few))
 
 
 def _count_records(made: dict[StageKey, Manifest]) -> int:
@@ -237,14 +230,10 @@ def _is_probable(result: CheckResult, tried: int) -> bool:
     check = CHECKS_BY_NAME[result.check]
     if not check.is_share or check.direction == "at_least" or result.value is None:
         return False
-    return _compute_least_share(result.value, tried) > result.bound
-
-
-def _compute_least_share(share: float, count: int) -> float:
-    """Return the lower end of Wilson's 95 % interval for a share that was seen in `count` records."""
-    z = 1.96
-    middle, margin = share + z**2 / (2 * count), z * math.sqrt((share * (1 - share) + z**2 / (4 * count)) / count)
-    return (middle - margin) / (1 + z**2 / count)
+    # The lower end of Wilson's 95 % interval for a share that was seen in so many records.
+    share, z = result.value, 1.96
+    middle, margin = share + z**2 / (2 * tried), z * math.sqrt((share * (1 - share) + z**2 / (4 * tried)) / tried)
+    return (middle - margin) / (1 + z**2 / tried) > result.bound
 
 
 def _word_result(
@@ -258,11 +247,15 @@ def _word_result(
         threshold.remedy for threshold in step.thresholds if threshold.check == result.check
     )
     remedy = format_remedy(remedy, format_recipe_argument(step.recipe, project.store.root), step.dataset or "")
-    record = _find_first_rejected(trial.store, output) if result.check in _CHECKS_OF_REJECTS else None
-    causes = [
-        *(_TRIAL_ROW_ID.sub("", cause) for cause in result.causes),
-        *([f"the record: {clean_value(record)}"] if record else []),
-    ]
+    causes = [_TRIAL_ROW_ID.sub("", cause) for cause in result.causes]
+    files = [part.files["rejects"] for part in output.parts if "rejects" in part.files]
+    if files and result.check in _CHECKS_OF_REJECTS:
+        tables = [cast("pl.DataFrame", pl.from_arrow(trial.store.table(file, ["reason", "raw"]))) for file in files]
+        rejects = pl.concat(tables)
+        # The first record with the most frequent reason to reject.
+        for reason, _ in Counter(rejects["reason"].to_list()).most_common(1):
+            raw: bytes = rejects.filter(pl.col("reason") == reason)["raw"][0]
+            causes += [f"the record: {clean_value(raw.decode(errors='replace'))}"] if raw else []
     return "\n  ".join([f"{at}: of {tried} records tried, {sentence}; {remedy}", *causes])
 
 
@@ -270,17 +263,6 @@ _TRIAL_ROW_ID = re.compile(r" \([0-9a-f]{16}[~0-9]*:\d+(\.\d+)?(#\d+)?\)")
 """A row's id, which begins with its part's digest: a part of the first records is none that a build has."""
 
 _CHECKS_OF_REJECTS = frozenset({"nonempty", "rejects", "content_dropped", "zero_loss_rows"})
-
-
-def _find_first_rejected(store: Store, output: Manifest) -> str | None:
-    """Return the first record with the most frequent reason to reject."""
-    files = [part.files["rejects"] for part in output.parts if "rejects" in part.files]
-    tables = [cast("pl.DataFrame", pl.from_arrow(store.table(file, ["reason", "raw"]))) for file in files]
-    if not tables or not (rejects := pl.concat(tables)).height:
-        return None
-    [(reason, _)] = Counter(rejects["reason"].to_list()).most_common(1)
-    raw: bytes = rejects.filter(pl.col("reason") == reason)["raw"][0]
-    return raw.decode(errors="replace")
 
 
 def _propose_format(trial: Project, step: Step, made: Mapping[StageKey, Manifest]) -> str:
@@ -304,16 +286,6 @@ def _read_records(trial: Project, raw: Manifest) -> list[Json]:
         for record in sources.read_records(part, trial.base)
         if record.value is not None
     ]
-
-
-def _note_what_is_unread(trial: Project, step: Step, made: Mapping[StageKey, Manifest]) -> Iterator[Finding]:
-    """Name columns that no option reads, and keys of messages that the template does not read either."""
-    if step.name == RAW_DATASET:
-        yield from _note_unexpected_formats(trial, step, made[step.key])
-        yield from _note_unread_columns(trial, step, made[step.key])
-    elif step.name == TOKENIZED_EXAMPLES:
-        rows = next(made[key] for key in step.inputs if made[key].stage == CANONICAL_ROWS)
-        yield from _note_unread_message_keys(trial, step, rows)
 
 
 def _note_unexpected_formats(trial: Project, step: Step, raw: Manifest) -> Iterator[Finding]:
@@ -363,16 +335,14 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
         return
     unread = detect_unread_columns(reader, _read_records(trial, raw))
     at = f"{trial.recipe.name}: datasets.{dataset}.format"
-    for one in unread:
-        if one.is_preference:
-            yield Finding(f"{at}: {_word_preference(one)}", is_warning=True)
+    for column in unread:
+        if column.is_preference:
+            share = f"{column.false} of {column.records} are false"
+            share = share if column.false else f"{column.present} of {column.records} have a value"
+            asked = f"`{column.name}` is not read; {share}: is this preference data?"
+            yield Finding(f"{at}: {asked}", is_warning=True)
+    unused = [column.name for column in unread if not column.is_preference]
     ignored = options.format.list_ignored_columns()
-    others = [f"`{clean_value(one.name)}`" for one in unread if not one.is_preference and one.name not in ignored]
+    others = [f"`{clean_value(name)}`" for name in unused if name not in ignored]
     if others:
         yield Finding(f"{at}: no option reads the {'column' if len(others) == 1 else 'columns'} {', '.join(others)}")
-
-
-def _word_preference(column: UnreadColumn) -> str:
-    share = f"{column.false} of {column.records} are false"
-    share = share if column.false else f"{column.present} of {column.records} have a value"
-    return f"`{column.name}` is not read; {share}: is this preference data?"

@@ -244,15 +244,17 @@ def require_equal_hosts(project: Project, *, again: bool = False) -> None:
     if not executor.spans_hosts or (asked in _CHECKED and not again):
         return
     probe, content = f".probe-{uuid.uuid4().hex}", uuid.uuid4().bytes
-    check = _HostCheck(
-        project.store.root, probe, content, project.base, _list_first_files(project), tuple(describe_versions().items())
-    )
+    # The first file of each source; rows of other kinds of source are in the store.
+    sources = [dataset.source for dataset in project.recipe.datasets.values()]
+    first_files = tuple(find_files(source, project.base)[0] for source in sources if isinstance(source, Files))
+    versions = tuple(describe_versions().items())
+    check = _HostCheck(project.store.root, probe, content, project.base, first_files, versions)
     project.store.write(probe, content)
     try:
         found = executor.run_on_hosts(check)
     finally:
         project.store.remove(probe)
-    problems = [f"{name} {' and '.join(one)}" for name, one in found.items() if one]
+    problems = [f"{name} {' and '.join(faults)}" for name, faults in found.items() if faults]
     if problems:
         raise ConfigError(
             f"execution.executor: {len(problems)} of {len(found)} hosts cannot take part: {'; '.join(problems)}; every "
@@ -261,9 +263,3 @@ def require_equal_hosts(project: Project, *, again: bool = False) -> None:
             "object store or a shared folder, install the same versions, and give the hosts credentials"
         )
     _CHECKED.add(asked)
-
-
-def _list_first_files(project: Project) -> tuple[SourceFile, ...]:
-    """Return the first file of each source; rows of other kinds of source are in the store."""
-    sources = [dataset.source for dataset in project.recipe.datasets.values()]
-    return tuple(find_files(one, project.base)[0] for one in sources if isinstance(one, Files))

@@ -248,9 +248,13 @@ def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> 
     ):
         if request.version is not None:
             return _restore_version(request, context, started)
-        held = find_held_version(context.store, step.key)
-        if held is not None:
-            return replace(_keep_held_version(request, context, held, started), held=held)
+        held_version = find_held_version(context.store, step.key)
+        if held_version is not None:
+            # Current again, in case a run of Dagster chose another version, without reading its files.
+            kept = manifest.load_version(context.store, context.key, held_version.version)
+            manifest.make_current(context.store, kept)
+            held_context = replace(context, inputs=manifest.load_inputs(context.store, kept))
+            return replace(_record_report(request, held_context, _report_reuse(kept, started)), held=held_version)
         fingerprint, prepared = prepare_step(context, step)
         kept = find_reusable_output(context.store, step, fingerprint, prepared)
         if kept is not None:
@@ -258,34 +262,27 @@ def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> 
             return _record_report(request, context, _report_reuse(kept, started))
         if request.looks_ahead:
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
-            require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
+            require_ready(project, [reader for reader in plan_steps(project) if step.key in reader.inputs])
         require_equal_hosts(project)
         share_versions.require_own_versions(context.store, step.key)
-        _warn_of_outside_change(project, step, context)
+        changed = find_outside_change(step, context, manifest.load_current_if_intact(context.store, step.key))
+        if changed is not None:
+            downstream = ", ".join("/".join(later.key[1:]) for later in find_downstream_steps(project, step.key))
+            _LOG.warning("%s: %s; it is made again, and so are the stages after it: %s", name, changed, downstream)
         draft = prepared.make()
-        made = manifest.save_manifest(
+        output = manifest.save_manifest(
             context.store, make_manifest(context, step, draft, fingerprint, started, request.run_id)
         )
         share_versions.forget_versions(context.store, step.key)
         report = StepReport(
-            made,
+            output,
             reused=False,
-            parts=stats.count_parts(made),
+            parts=stats.count_parts(output),
             parts_reused=draft.parts_reused,
             rows_made=draft.rows_made,
             seconds=time.monotonic() - started,
         )
         return _record_report(request, context, report)
-
-
-def _warn_of_outside_change(project: Project, step: Step, context: StageContext) -> None:
-    """Warn of a change outside the recipe, and of the stages that are made again because of it."""
-    changed = find_outside_change(step, context, manifest.load_current_if_intact(context.store, step.key))
-    if changed is not None:
-        downstream = ", ".join("/".join(one.key[1:]) for one in find_downstream_steps(project, step.key))
-        _LOG.warning(
-            "%s: %s; it is made again, and so are the stages after it: %s", "/".join(step.key), changed, downstream
-        )
 
 
 def _report_reuse(kept: Manifest, started: float) -> StepReport:
@@ -304,6 +301,10 @@ def _record_report(request: _RunRequest, context: StageContext, report: StepRepo
     step, store = request.step, context.store
     if step.stage.publish is not None:
         _publish_output(request.project, step, context, report.manifest, step.stage.publish)
+    # Only canonical rows are made of a source's records, whose domain can be read.
+    domain_key = None
+    if step.name == CANONICAL_ROWS:
+        domain_key = request.project.recipe.datasets[step.key[1]].format.domain_key
     record = partial(
         stats.record_manifest,
         store,
@@ -311,21 +312,13 @@ def _record_report(request: _RunRequest, context: StageContext, report: StepRepo
         step.stage.stats_inputs,
         reused=report.reused,
         parts_reused=report.parts_reused,
-        read_domain=_find_domain_reader(request.project, step),
+        read_domain=None if domain_key is None else partial(read_domain, domain_key),
     )
     if request.statistics is None or not store.is_local:
         record()
     else:
         request.statistics.submit(step, partial(_record_if_current, store, report.manifest, record))
     return report
-
-
-def _find_domain_reader(project: Project, step: Step) -> Callable[[bytes], str | None] | None:
-    """Return what reads the domain of a rejected record: only canonical rows are made of a source's records."""
-    if step.name != CANONICAL_ROWS:
-        return None
-    domain_key = project.recipe.datasets[step.key[1]].format.domain_key
-    return None if domain_key is None else partial(read_domain, domain_key)
 
 
 def _record_if_current(store: Store, made: Manifest, record: Callable[[], None]) -> None:
@@ -356,14 +349,6 @@ def _restore_version(request: _RunRequest, context: StageContext, started: float
     for one in (kept, *(made for made in inputs.values() if made.stage in shared)):
         manifest.verify_files(context.store, one)
     manifest.make_current(context.store, kept)
-    return _record_report(request, replace(context, inputs=inputs), _report_reuse(kept, started))
-
-
-def _keep_held_version(request: _RunRequest, context: StageContext, held: HeldVersion, started: float) -> StepReport:
-    """Make a held version current again, in case a run of Dagster chose another one, without reading its files."""
-    kept = manifest.load_version(context.store, context.key, held.version)
-    manifest.make_current(context.store, kept)
-    inputs = manifest.load_inputs(context.store, kept)
     return _record_report(request, replace(context, inputs=inputs), _report_reuse(kept, started))
 
 
@@ -477,7 +462,8 @@ def _build_steps(
         try:
             inputs = open_inputs(project, step)
         except GateError as error:
-            closed |= dict.fromkeys(_split_messages(error))
+            # One message per closed check; the causes of a check are indented below it.
+            closed |= dict.fromkeys(re.split(r"\n(?=\S)", str(error)))
             left_out[step.key] = None
             continue
         if begin is not None:
@@ -492,11 +478,6 @@ def _build_steps(
         names = ", ".join("/".join(key[1:]) for key in left_out)
         raise GateError("\n".join([*closed, f"not built because of that: {names}"]))
     return done
-
-
-def _split_messages(error: GateError) -> list[str]:
-    """Split a gate's error into one message per closed check; the causes of a check are indented below it."""
-    return re.split(r"\n(?=\S)", str(error))
 
 
 def copy_export(project: Project, name: str, target: Path) -> None:

@@ -7,7 +7,7 @@ run at once, twice, or beside a build; what two of them make has the same bytes,
 (`share_versions.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -77,7 +77,13 @@ def make_share(
         At the end, if a check of an input blocks.
 
     """
-    _require_divided_stages(project, only)
+    divided = dict.fromkeys(step.name for step in list_divided_steps(project))
+    for name in only:
+        if name not in divided:
+            raise ConfigError(
+                f"--only {name}: not a stage that is made in shares; there are {', '.join(divided)}; name one of them, "
+                "or make any other stage with rowmill build"
+            )
     # The batch service has chosen this machine: a share runs here, whatever executor the recipe names for builds.
     execution = project.recipe.execution.limit_to_this_machine()
     project = replace(project, recipe=project.recipe.model_copy(update={"execution": execution}))
@@ -154,16 +160,6 @@ def list_divided_steps(project: Project, only: Sequence[str] = ()) -> list[Step]
     return [step for step in divided if not only or step.name in only]
 
 
-def _require_divided_stages(project: Project, only: Sequence[str]) -> None:
-    known = dict.fromkeys(step.name for step in list_divided_steps(project))
-    for name in only:
-        if name not in known:
-            raise ConfigError(
-                f"--only {name}: not a stage that is made in shares; there are {', '.join(known)}; name one of them, "
-                "or make any other stage with rowmill build"
-            )
-
-
 # ── The jobs of a build in shares ──────────────────────────────────────────────────────────────────
 
 
@@ -180,16 +176,12 @@ class Job:
 
 def list_jobs(project: Project) -> list[Job]:
     """Return the jobs of a build in shares, each to be started after the one before it has ended."""
-    return list(_iterate_jobs(project))
-
-
-def _iterate_jobs(project: Project) -> Iterator[Job]:
+    jobs: list[Job] = []
     pending: list[str] = []
     divided = {step.name for step in list_divided_steps(project)}
     for name in dict.fromkeys(step.name for step in plan_steps(project) if not step.on_demand):
         if name in divided:
-            yield Job("build", tuple(pending))
-            yield Job("work", (name,))
+            jobs += [Job("build", tuple(pending)), Job("work", (name,))]
             pending.clear()
         pending.append(name)
-    yield Job("build", ())
+    return [*jobs, Job("build", ())]

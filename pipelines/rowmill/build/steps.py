@@ -75,8 +75,17 @@ class StepGraph:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """The steps in the order in which they can run."""
-        return tuple(_iterate_steps(self.recipe))
+        """The steps in the order in which they can run: of datasets, of the recipe, its exports, those on demand."""
+        recipe, steps = self.recipe, list[Step]()
+        for dataset in recipe.datasets:
+            steps += _iterate_dataset_steps(recipe, dataset, on_demand=False)
+        steps += [_make_step(recipe, stage, (recipe.name, stage.name)) for stage in catalog.list_stages("recipe")]
+        for stage in catalog.list_stages("export"):
+            keys = [(recipe.name, stage.name, export.name) for export in recipe.exports]
+            steps += [_make_step(recipe, stage, key) for key in keys]
+        for dataset in recipe.datasets:
+            steps += _iterate_dataset_steps(recipe, dataset, on_demand=True)
+        return tuple(steps)
 
     @cached_property
     def thresholds(self) -> Mapping[StageKey, tuple[Threshold, ...]]:
@@ -116,19 +125,6 @@ def plan_steps(project: Project) -> tuple[Step, ...]:
     return project.graph.steps
 
 
-def _iterate_steps(loaded: Recipe) -> Iterator[Step]:
-    """Yield the steps of every dataset, those of the recipe, its exports, and last the on-demand steps."""
-    for dataset in loaded.datasets:
-        yield from _iterate_dataset_steps(loaded, dataset, on_demand=False)
-    for stage in catalog.list_stages("recipe"):
-        yield _make_step(loaded, stage, (loaded.name, stage.name))
-    for stage in catalog.list_stages("export"):
-        for export in loaded.exports:
-            yield _make_step(loaded, stage, (loaded.name, stage.name, export.name))
-    for dataset in loaded.datasets:
-        yield from _iterate_dataset_steps(loaded, dataset, on_demand=True)
-
-
 def _iterate_dataset_steps(loaded: Recipe, dataset: str, *, on_demand: bool) -> Iterator[Step]:
     for stage in catalog.list_stages("dataset", on_demand=on_demand):
         if stage.applies(loaded.datasets[dataset]):
@@ -136,10 +132,26 @@ def _iterate_dataset_steps(loaded: Recipe, dataset: str, *, on_demand: bool) -> 
 
 
 def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: str | None = None) -> Step:
-    inputs = tuple(one for name in stage.inputs for one in _find_stage_keys(loaded, name, dataset))
-    gates = tuple(_find_gates(loaded, stage, inputs, dataset))
+    inputs = tuple(key for name in stage.inputs for key in _find_stage_keys(loaded, name, dataset))
+    # The checks of its inputs must have passed before a stage, and those of the gates that it names.
+    named = [key for name in stage.gates for key in _find_stage_keys(loaded, name, dataset)]
+    every = [
+        key
+        for other in (loaded.datasets if stage.gates_on_every_dataset else ())
+        for gate in catalog.list_stages("dataset")
+        for key in _find_stage_keys(loaded, gate.name, other)
+    ]
+    gates = tuple(dict.fromkeys((*every, *inputs, *named)))
+    # The checks whose options the dataset leaves at their defaults, or does not have.
+    off_checks = [
+        check.name
+        for check in CHECKS
+        if dataset is not None
+        and check.requested_by
+        and not any(_is_set(loaded.datasets[dataset], option) for option in check.requested_by)
+    ]
     row_kind = None if dataset is None else loaded.datasets[dataset].row_kind
-    recipe_kinds: set[RowKind] = {one.row_kind for one in loaded.datasets.values()}
+    recipe_kinds: set[RowKind] = {other.row_kind for other in loaded.datasets.values()}
     identity = "" if stage.scope == "recipe" else key[-1] if dataset is None else dataset
     return Step(
         stage=stage,
@@ -150,17 +162,8 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
         gates=gates,
         code_version=stage.code_version(loaded, identity, sorted(set(iterate_gate_waivers(loaded, gates)))),
         thresholds=list_thresholds(loaded.gates, stage.name, dataset, row_kind=row_kind, recipe_kinds=recipe_kinds),
-        off_checks=frozenset() if dataset is None else _find_off_checks(loaded.datasets[dataset]),
+        off_checks=frozenset(off_checks),
         generated_by=_find_generating_stage(loaded, dataset) if dataset is not None and not inputs else None,
-    )
-
-
-def _find_off_checks(dataset: Dataset) -> frozenset[str]:
-    """Return the checks whose options the dataset leaves at their defaults, or does not have."""
-    return frozenset(
-        check.name
-        for check in CHECKS
-        if check.requested_by and not any(_is_set(dataset, option) for option in check.requested_by)
     )
 
 
@@ -185,20 +188,6 @@ def _find_stage_keys(loaded: Recipe, name: str, dataset: str | None) -> Iterator
     for one in loaded.datasets if dataset is None else (dataset,):
         if stage.applies(loaded.datasets[one]):
             yield (loaded.name, one, name)
-
-
-def _find_gates(
-    loaded: Recipe, stage: StageDeclaration, inputs: Iterable[StageKey], dataset: str | None
-) -> list[StageKey]:
-    """Return the stages whose checks must have passed before a stage: its inputs, and the gates that it names."""
-    named = [key for name in stage.gates for key in _find_stage_keys(loaded, name, dataset)]
-    every = [
-        key
-        for one in (loaded.datasets if stage.gates_on_every_dataset else ())
-        for gate in catalog.list_stages("dataset")
-        for key in _find_stage_keys(loaded, gate.name, one)
-    ]
-    return list(dict.fromkeys((*every, *inputs, *named)))
 
 
 def _find_generating_stage(loaded: Recipe, dataset: str) -> StageKey | None:

@@ -225,7 +225,7 @@ def _measure_shrinkage(store: Store, output: Manifest) -> CrossStageMeasurement:
     fell = {name: 1 - now.get(name, 0) / count for name, count in before["counts"].items() if count}
     if not fell:
         return CrossStageMeasurement(NOT_APPLICABLE, "the published build had no such counts")
-    name, share = max(fell.items(), key=lambda one: one[1])
+    name, share = max(fell.items(), key=lambda item: item[1])
     value = round(max(share, 0.0), 9)
     since = f"since version {published['version'][:12]}, published {published['at'][:19]}"
     if not value:
@@ -234,19 +234,13 @@ def _measure_shrinkage(store: Store, output: Manifest) -> CrossStageMeasurement:
         f"{name}: {_format_count_or_share(now.get(name, 0))}, down from "
         f"{_format_count_or_share(before['counts'][name])} {since}"
     )
-    changed = _find_changed_options(store, output, published["stages"])
+    # A stage of the output's history whose options differ from the published build's.
+    earlier = published["stages"]
+    history = (("/".join(stage.key), stage.code_version) for stage in _iterate_history(store, output))
+    changed = next((name for name, code in history if earlier.get(name, {}).get("code_version") != code), "")
     return CrossStageMeasurement(
         value, f"{what}; the options of {changed} changed as well" if changed else what, bool(changed)
     )
-
-
-def _find_changed_options(store: Store, output: Manifest, published: Mapping[str, Any]) -> str:
-    """Return a stage of an output's history whose options differ from the published build's, or ""."""
-    for one in _iterate_history(store, output):
-        name = "/".join(one.key)
-        if published.get(name, {}).get("code_version") != one.code_version:
-            return name
-    return ""
 
 
 def _iterate_history(store: Store, output: Manifest) -> Iterator[Manifest]:

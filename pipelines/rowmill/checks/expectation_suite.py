@@ -58,19 +58,23 @@ def find_disagreements(results: Sequence[CheckResult], thresholds: Sequence[Thre
 def run_expectation_suite(asked: Sequence[tuple[Threshold, float]]) -> dict[str, bool]:
     """Return which checks pass for their values, by one suite over a one-row frame; checks that raised are omitted."""
     import great_expectations as gx
+    import great_expectations.expectations as gxe
     import pandas as pd
 
     # The library needs a context before a suite can be made.
     batch = _open_facts_batch()
     suite: Any = gx.ExpectationSuite(name="checks")
     for threshold, _ in asked:
-        suite.add_expectation(_make_expectation(threshold))
+        kind, arguments = threshold.rule
+        expectation = getattr(gxe, "".join(word.capitalize() for word in kind.split("_")))
+        severity = _GX_SEVERITIES[threshold.severity]
+        suite.add_expectation(expectation(meta={"check": threshold.check}, severity=severity, **arguments))
     frame = pd.DataFrame([{str(threshold.rule[1]["column"]): value for threshold, value in asked}])
     result: Any = batch.get_batch({"dataframe": frame}).validate(suite)
     return {
-        one.expectation_config.meta["check"]: bool(one.success)
-        for one in result.results
-        if not _has_raised(one.exception_info)
+        outcome.expectation_config.meta["check"]: bool(outcome.success)
+        for outcome in result.results
+        if not _has_raised(outcome.exception_info)
     }
 
 
@@ -83,14 +87,6 @@ def _open_facts_batch() -> Any:
     context.variables.progress_bars = {"globally": False}
     source: Any = context.data_sources.add_pandas("facts")
     return source.add_dataframe_asset("facts").add_batch_definition_whole_dataframe("all")
-
-
-def _make_expectation(threshold: Threshold) -> Any:
-    import great_expectations.expectations as gxe
-
-    kind, arguments = threshold.rule
-    expectation = getattr(gxe, "".join(word.capitalize() for word in kind.split("_")))
-    return expectation(meta={"check": threshold.check}, severity=_GX_SEVERITIES[threshold.severity], **arguments)
 
 
 def _has_raised(info: Mapping[str, Any]) -> bool:

@@ -238,17 +238,12 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
     ]
 
 
-def _read_fact(facts: Mapping[str, Any], threshold: Threshold) -> float | None:
-    value = facts.get(threshold.fact)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
 def _make_check_result(
     manifest: Manifest, threshold: Threshold, measured: cross_stage.CrossStageMeasurement | None, *, root: str
 ) -> CheckResult:
-    value = _read_fact(manifest.facts, threshold)
+    value = manifest.facts.get(threshold.fact)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    value = float(value) if is_number else None
     check = CHECKS_BY_NAME.get(threshold.check)
     if check is not None and check.is_share and threshold.expectation is None and value is not None and value > 1:
         raise ValueError(

@@ -90,7 +90,10 @@ class JinjaTemplate:
 
     def __init__(self, text: str, special_tokens: Mapping[str, str], kwargs: Mapping[str, Json], now: datetime) -> None:
         """Fix the values that a template may read."""
-        self._text = _fix_clock(text, now)
+        # Transformers' clock shows the real time, so a table of the formats in the template replaces it. Jinja drops
+        # the first newline after a block, so the template's own white space is unchanged.
+        formats = {form: now.strftime(form) for _, form in _CLOCK_CALL.findall(text)}
+        self._text = f"{{% set strftime_now = {json.dumps(formats)}.get %}}\n{text}" if formats else text
         absent = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
         self._values: dict[str, Any] = {**absent, **special_tokens, **kwargs}
         self.eos_token = str(self._values["eos_token"])
@@ -205,13 +208,6 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _fix_clock(text: str, now: datetime) -> str:
-    """Replace transformers' clock, which shows the real time, by a table of the formats in the template."""
-    formats = {form: now.strftime(form) for _, form in _CLOCK_CALL.findall(text)}
-    # Jinja drops the first newline after a block, so the template's own white space is unchanged.
-    return f"{{% set strftime_now = {json.dumps(formats)}.get %}}\n{text}" if formats else text
-
-
 # ── ownership ──
 
 
@@ -309,31 +305,27 @@ class _TextHider:
 
     def message(self, message: Message, index: int) -> Message:
         hidden = dict(message)
-        content = self._hide_content(message.get("content"), index)
+        content = message.get("content")
+        if isinstance(content, str):
+            content = self.hide(content, index, "content")
+        elif isinstance(content, list):
+            content = [
+                {**part, "text": self.hide(part["text"], index, "content", str(number))} if "text" in part else part
+                for number, part in enumerate(content)
+            ]
         hidden["content"] = message.get("content") if str(message.get("content")) in self._kept else content
         for key in _REASONING_KEYS:
             if isinstance(message.get(key), str):
                 hidden[key] = self.hide(message[key], index, "reasoning")
         if isinstance(message.get("tool_calls"), list):
-            calls = enumerate(message["tool_calls"])
-            hidden["tool_calls"] = [self._hide_call(call, index, str(number)) for number, call in calls]
+            hidden["tool_calls"] = []
+            for number, call in enumerate(message["tool_calls"]):
+                function = call["function"]
+                name = self.hide(function["name"], index, "call_name", str(number))
+                arguments = self._hide_arguments(function.get("arguments"), index, str(number))
+                hidden_function = {**function, "name": name, "arguments": arguments}
+                hidden["tool_calls"].append({**call, "function": hidden_function})
         return hidden
-
-    def _hide_content(self, content: Json, index: int) -> Json:
-        if isinstance(content, str):
-            return self.hide(content, index, "content")
-        if isinstance(content, list):
-            return [
-                {**part, "text": self.hide(part["text"], index, "content", str(number))} if "text" in part else part
-                for number, part in enumerate(content)
-            ]
-        return content
-
-    def _hide_call(self, call: Any, index: int, where: str) -> Any:
-        function = call["function"]
-        hidden = {**function, "name": self.hide(function["name"], index, "call_name", where)}
-        hidden["arguments"] = self._hide_arguments(function.get("arguments"), index, where)
-        return {**call, "function": hidden}
 
     def _hide_arguments(self, arguments: Json, index: int, where: str) -> Json:
         def hide(text: str, path: str) -> str:
@@ -361,18 +353,6 @@ def _list_code_points(text: str) -> NDArray[np.int64]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.int64)
 
 
-def _decode_private_codes(hidden: str) -> NDArray[np.int64]:
-    """Return for every character the number of the own character that it replaces, −1 for other characters."""
-    points = _list_code_points(hidden)
-    codes = np.full(len(points), -1)
-    begin = 0
-    for block in _PRIVATE_BLOCKS:
-        inside = (points >= block.start) & (points < block.stop)
-        codes[inside] = points[inside] - block.start + begin
-        begin += len(block)
-    return codes
-
-
 def _map_strings(value: Json, change: Callable[[str, str], str], path: str = "") -> Json:
     match value:
         case str():
@@ -395,26 +375,32 @@ def prove_owners(
     plain = template.render(messages, tools) if plain is None else plain
     if plain is None:
         return None
-    contents = [str(one.get("content")) for one in messages]
+    contents = [str(message.get("content")) for message in messages]
     repeated = frozenset(content for content in contents if contents.count(content) > 1)
     # A template may compare messages, and equal ones differ once their characters are replaced.
     attempts = [(parts, kept) for kept in dict.fromkeys((frozenset[str](), repeated)) for parts in _HIDDEN_PART_SETS]
     for parts, kept in attempts:
         hiding = _TextHider(parts, kept)
         offered = hiding.tools(tools)
-        hidden = template.render([hiding.message(one, i) for i, one in enumerate(messages)], offered)
+        hidden = template.render([hiding.message(message, i) for i, message in enumerate(messages)], offered)
         if hidden is None:
             continue
         originals = _list_code_points(hiding.originals)
         if len(originals) > len(_PRIVATE_CHARACTERS):
             return None
-        codes = _decode_private_codes(hidden)
+        # For every character the number of the own character that it replaces, −1 for other characters.
+        points = _list_code_points(hidden)
+        codes = np.full(len(points), -1)
+        begin = 0
+        for block in _PRIVATE_BLOCKS:
+            inside = (points >= block.start) & (points < block.stop)
+            codes[inside] = points[inside] - block.start + begin
+            begin += len(block)
         if len(codes) != len(plain) or codes.max(initial=-1) >= len(originals):
             continue
-        back = _list_code_points(hidden)
-        back[codes >= 0] = originals[codes[codes >= 0]]
-        if np.array_equal(back, _list_code_points(plain)):
-            unhidden = frozenset(i for i, one in enumerate(contents) if one in kept)
+        points[codes >= 0] = originals[codes[codes >= 0]]
+        if np.array_equal(points, _list_code_points(plain)):
+            unhidden = frozenset(i for i, content in enumerate(contents) if content in kept)
             return ProvenRender(plain, codes.tolist(), hiding.owners, unhidden)
     return None
 
@@ -554,7 +540,16 @@ class _MaskJudgement:
         for start, end in self.trained:
             self._trains[start:end] = b"\1" * (end - start)
         self._judge_own_characters()
-        self._judge_gaps()
+        # The template's characters between those that have an owner.
+        _, positions, messages = self.proven.printings
+        starts = np.append(0, positions + 1)
+        for i in np.flatnonzero(positions > starts[:-1]).tolist():
+            left, start = int(messages[i - 1]) if i else None, int(starts[i])
+            right, end = int(messages[i]), int(positions[i])
+            # White space between two words of a message may train or not.
+            if not (left == right and self.text[start:end].isspace()):
+                self._judge_gap(left, start, right, end)
+        self._judge_gap(int(messages[-1]) if len(messages) else None, int(starts[-1]), None, len(self.text))
         return self.found
 
     # ── characters with an owner ──
@@ -563,9 +558,9 @@ class _MaskJudgement:
         first = self.proven.first_printing
         codes = np.array(self.proven.codes, np.int64)
         supervised = np.array([self._is_supervised(index) for index in range(len(self.messages))] + [False])
-        own = np.flatnonzero(codes >= 0)
-        trains = np.frombuffer(self._trains, np.uint8)[own] > 0
-        for position in own[supervised[self.proven.messages[codes[own]]] != trains].tolist():
+        owned = np.flatnonzero(codes >= 0)
+        trains = np.frombuffer(self._trains, np.uint8)[owned] > 0
+        for position in owned[supervised[self.proven.messages[codes[owned]]] != trains].tolist():
             code = int(codes[position])
             owner = self.proven.owners[code].message
             train = self._is_supervised(owner)
@@ -579,17 +574,6 @@ class _MaskJudgement:
 
     # ── the template's characters between them ──
 
-    def _judge_gaps(self) -> None:
-        _, positions, messages = self.proven.printings
-        starts = np.append(0, positions + 1)
-        for i in np.flatnonzero(positions > starts[:-1]).tolist():
-            left, start = int(messages[i - 1]) if i else None, int(starts[i])
-            right, end = int(messages[i]), int(positions[i])
-            # White space between two words of a message may train or not.
-            if not (left == right and self.text[start:end].isspace()):
-                self._judge_gap(left, start, right, end)
-        self._judge_gap(int(messages[-1]) if len(messages) else None, int(starts[-1]), None, len(self.text))
-
     def _judge_gap(self, left: int | None, start: int, right: int | None, end: int) -> None:
         if start >= end:
             return
@@ -598,7 +582,13 @@ class _MaskJudgement:
             kind: MaskDefectKind = "frame_untrained" if train else "other_text_trained"
             self._expect_training(start, end, left, kind, train=train)
             return
-        if left is not None and right is not None and left > right and self._are_supervised(left, right):
+        if (
+            left is not None
+            and right is not None
+            and left > right
+            and self._is_supervised(left)
+            and self._is_supervised(right)
+        ):
             # The template merges turns of the model and prints their calls after all their texts.
             self._expect_training(start, end, left, "frame_untrained", train=True)
             return
@@ -611,20 +601,18 @@ class _MaskJudgement:
             and (right is None or not self._is_supervised(right))
             and self._continues_after(left, start)
         ):
-            stop = start + self._find_end_offset(start, end)
+            stop = self.text.find(self.judge.template.plain_end(self.tools), start, end)
+            stop = stop if stop >= 0 else end
             self._expect_training(start, stop, left, "other_text_trained", train=False)
             closing = _TurnEndRegion(start, self._find_token_end(stop, end))
-        if right is not None and self._is_supervised(right) and self._begins_at(right, end):
+        # Some templates print a message's call and the result before its own text.
+        if right is not None and self._is_supervised(right) and end == self.proven.first_position[right]:
             header, exact = self._find_header_end(right, max(start, closing.required), end)
         message, kind = self._assign_blame(left, right)
         if not self.judge.by_blocks or kind not in ("header_trained", "wrong_end"):
             self._expect_training(closing.allowed, max(closing.allowed, header), message, kind, train=False)
         if exact and right is not None and not self.judge.by_blocks:
             self._expect_training(max(header, closing.allowed), end, right, "start_untrained", train=True)
-
-    def _begins_at(self, message: int, position: int) -> bool:
-        """Return whether a message's own text begins there; some templates print its call and the result first."""
-        return position == self.proven.first_position[message]
 
     def _continues_after(self, message: int, start: int) -> bool:
         """Return whether a tool result is printed inside the model's turn, which then ends after it."""
@@ -636,14 +624,6 @@ class _MaskJudgement:
             return False
         call_end = self.proven.first_printing[self.proven.last_code[callers[-1]]]
         return call_end < start and ending not in self.text[call_end:start]
-
-    def _find_end_offset(self, start: int, end: int) -> int:
-        """Return the offset of the end of turn in a range; the range's length if it has none."""
-        at = self.text.find(self.judge.template.plain_end(self.tools), start, end)
-        return at - start if at >= 0 else end - start
-
-    def _are_supervised(self, *messages: int) -> bool:
-        return all(self._is_supervised(message) for message in messages)
 
     def _assign_blame(self, left: int | None, right: int | None) -> tuple[int, MaskDefectKind]:
         """Return which message to blame for trained template text between two messages, and the kind of defect."""
@@ -696,10 +676,17 @@ class _MaskJudgement:
         other = self._find_other_continuation(index, start, after, right)
         common = after if other is None else take_common_tokens(after, other)
         common = self.judge.template.without_header(common, self.tools).rstrip()
-        ends = [one for one in (self.judge.template.plain_end(self.tools), self.judge.template.eos_token) if one]
-        stops = [common.index(one) + len(one) for one in ends if one in common]
+        ends = [
+            marker for marker in (self.judge.template.plain_end(self.tools), self.judge.template.eos_token) if marker
+        ]
+        stops = [common.index(marker) + len(marker) for marker in ends if marker in common]
         if stops:
-            return self._judge_printed_end(index, start + min(stops), is_last=right is None)
+            stop = start + min(stops)
+            if right is not None or len(self.text) <= len(self.proven.text):
+                return _TurnEndRegion(stop, stop)
+            # The end of the last answer is printed, so nothing may be appended.
+            self._add_defect("wrong_end", index, len(self.proven.text), len(self.text))
+            return _TurnEndRegion(stop, len(self.text))
         if right is None:
             return self._judge_last_open_end(index, start + len(common), common)
         region = self._judge_open_end(start, end, common, other or "")
@@ -707,13 +694,6 @@ class _MaskJudgement:
         is_unanswered = self.messages[right]["role"] == "user" and bool(self.messages[index].get("tool_calls"))
         is_optional = is_unanswered or self._is_supervised(right)
         return _TurnEndRegion(start + len(common), region.allowed) if is_optional else region
-
-    def _judge_printed_end(self, index: int, stop: int, *, is_last: bool) -> _TurnEndRegion:
-        """Judge an answer whose end is printed: nothing may be appended."""
-        if is_last and len(self.text) > len(self.proven.text):
-            self._add_defect("wrong_end", index, len(self.proven.text), len(self.text))
-            return _TurnEndRegion(stop, len(self.text))
-        return _TurnEndRegion(stop, stop)
 
     def _judge_open_end(self, start: int, end: int, common: str, other: str) -> _TurnEndRegion:
         """Judge an answer whose end depends on the text after it: one more token may train.
@@ -731,12 +711,13 @@ class _MaskJudgement:
         """Judge the last answer if no known end is printed: a token after it, or an appended end, must train."""
         end, appended = len(self.text), len(self.proven.text)
         opener = self.judge.template.header_token(self.tools)
-        if opener and self.text.startswith(opener, required + _count_leading_space(self.text[required:end])):
+        behind = self.text[required:end]
+        if opener and self.text.startswith(opener, required + len(behind) - len(behind.lstrip())):
             # The next turn's header follows directly: the template prints no end that could train.
             return _TurnEndRegion(required, required)
         trains = any(self._trains[i] and not self.text[i].isspace() for i in range(required, end))
         is_stop = _STOP_WORDS.search(common) or (self._get_last_calls() and re.search(r"<[^/<>][^<>]*>$", common))
-        rest = self.judge.template.without_header(self.text[required:end], self.tools)
+        rest = self.judge.template.without_header(behind, self.tools)
         if not trains and not self.judge.by_blocks and (not is_stop or rest.strip()):
             self._add_defect("end_untrained", index, required, end)
         if end > appended and not self.text[required:appended].strip():
@@ -815,10 +796,13 @@ class _MaskJudgement:
             return max(len(prompted), start), bool(first) and first in suffix
         suffix = suffix or default_prompt
         header_text = self.text[start:end]
-        for length in _list_token_edges(suffix):
-            at = header_text.rfind(suffix[:length].strip())
-            if at >= 0:
-                return start + at + len(suffix[:length].strip()), False
+        # All prefixes that end after a whole token or word, longest first.
+        edges = {match.end() for match in re.finditer(rf"{TOKEN_PATTERN.pattern}|[^\s<\[]+", suffix)}
+        for length in sorted(edges, reverse=True):
+            begun = suffix[:length].strip()
+            at = header_text.rfind(begun)
+            if begun and at >= 0:
+                return start + at + len(begun), False
         return start, False
 
     def _render_prefix(self, index: int, *, add_generation_prompt: bool) -> str | None:
@@ -828,13 +812,3 @@ class _MaskJudgement:
 
 
 # ── texts ──
-
-
-def _count_leading_space(text: str) -> int:
-    return len(text) - len(text.lstrip())
-
-
-def _list_token_edges(text: str) -> list[int]:
-    """Return the lengths of all prefixes of a text that end after a whole token or word, longest first."""
-    edges = {match.end() for match in re.finditer(rf"{TOKEN_PATTERN.pattern}|[^\s<\[]+", text)}
-    return sorted((edge for edge in edges if text[:edge].strip()), reverse=True)

@@ -1,7 +1,7 @@
 """Facts about lengths: how long examples are, how many hit the limit, what another limit would change."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -132,10 +132,9 @@ def estimate_seq_len_effects(
 
 def make_lengths_table(histograms: Mapping[str, Histogram]) -> DisplayTable:
     """Return histograms, one per split, as lines `split, lower, upper, examples`; upper is exclusive."""
-    rows = [line for split, histogram in histograms.items() for line in _list_bins(split, histogram)]
+    rows = [
+        (split, int(lower), int(upper), count)
+        for split, histogram in histograms.items()
+        for lower, upper, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False)
+    ]
     return DisplayTable(columns=("split", "lower", "upper", "examples"), rows=tuple(rows))
-
-
-def _list_bins(split: str, histogram: Histogram) -> Sequence[tuple[str, int, int, int]]:
-    pairs = zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False)
-    return [(split, int(lower), int(upper), count) for lower, upper, count in pairs]

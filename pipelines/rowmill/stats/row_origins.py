@@ -3,7 +3,7 @@
 Everything is computed per column, except for rejected records, whose bytes may be anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -79,24 +79,20 @@ def find_source(store: Store, made: Manifest) -> tuple[StageKey, str] | None:
 
 def index_sources(store: Store, made: Manifest) -> SourceIndex:
     """Return the source that an output was made from."""
-    parts = _load_source_parts(store, made)
+    from rowmill.sources.parts import FileScan
+
+    source = find_source(store, made)
+    parts: list[SourcePart] = []
+    if source is not None:
+        scanned = made if source[0] == made.key else manifest.load_version(store, *source)
+        for scan in scanned.details.get("scans", ()):
+            parts += FileScan.from_json(scan).parts
     return SourceIndex(
         pa.array([part.part_id for part in parts], pa.string()),
         pa.array([part.url for part in parts], pa.string()),
         pa.array([part.first_record for part in parts], pa.int64()),
         pa.array([part.first_line if part.lines == part.records else None for part in parts], pa.int64()),
     )
-
-
-def _load_source_parts(store: Store, made: Manifest) -> "Sequence[SourcePart]":
-    from rowmill.sources.parts import FileScan
-
-    found = find_source(store, made)
-    if found is None:
-        return []
-    scanned = made if found[0] == made.key else manifest.load_version(store, *found)
-    scans = (FileScan.from_json(one) for one in scanned.details.get("scans", ()))
-    return [part for scan in scans for part in scan.parts]
 
 
 def preview_rows(rows: pa.Table) -> pa.Array:
@@ -108,7 +104,12 @@ def preview_rows(rows: pa.Table) -> pa.Array:
 
     messages = pl.col("messages")
     of_chat = pl.coalesce(messages.str.extract(_FIRST_QUESTION), messages.str.extract(_STRING_BEGIN))
-    taken = pl.coalesce(_decode_json_text(of_chat), *(_cut(pl.col(name)) for name in ("text", "record")))
+    # The escapes of JSON text are resolved, and each white-space or control character becomes a blank. Text that is
+    # written as JSON has no character 0, so it can stand for an escaped backslash meanwhile.
+    plain = of_chat.str.replace_all("\\\\", "\0", literal=True)
+    plain = plain.str.replace_all(r"\\(?:u[0-9a-fA-F]{4}|[bfnrt])", " ").str.replace_all(r"\\(.)", "$1")
+    plain = plain.str.replace_all("\0", "\\", literal=True)
+    taken = pl.coalesce(plain, *(_cut(pl.col(name)) for name in ("text", "record")))
     columns = pl.DataFrame(rows.select(PREVIEWED_COLUMNS))
     return (
         columns.select(_cut(taken.str.replace_all(r"\s+", " ").str.strip_chars()).str.strip_chars())
@@ -119,14 +120,6 @@ def preview_rows(rows: pa.Table) -> pa.Array:
 
 def _cut(text: "pl.Expr") -> "pl.Expr":
     return text.str.slice(0, PREVIEW_CHARACTERS)
-
-
-def _decode_json_text(text: "pl.Expr") -> "pl.Expr":
-    """Resolve the escapes of JSON text; each white-space or control character becomes a blank."""
-    # Text that is written as JSON has no character 0, so it can stand for an escaped backslash meanwhile.
-    held = text.str.replace_all("\\\\", "\0", literal=True)
-    plain = held.str.replace_all(r"\\(?:u[0-9a-fA-F]{4}|[bfnrt])", " ").str.replace_all(r"\\(.)", "$1")
-    return plain.str.replace_all("\0", "\\", literal=True)
 
 
 def describe_rejects(raws: pa.ChunkedArray, read_domain: ReadDomain | None) -> dict[str, pa.Array]:

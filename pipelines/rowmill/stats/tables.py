@@ -42,7 +42,7 @@ from rowmill.core.arrow_files import SUFFIX
 from rowmill.core.errors import DamagedFileError, SchemaError
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import Store, damaged_file_error, digest_json
-from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey, get_stage_name
+from rowmill.schema.manifest import File, Manifest, Part, StageKey, get_stage_name
 from rowmill.stats.row_origins import (
     ORIGIN_COLUMNS,
     PREVIEWED_COLUMNS,
@@ -243,11 +243,11 @@ def _choose_shaper(
     if table == "sequences":
         return (*names, "shard_row"), _make_sequence_shaper(manifest)
     if table == "rows":
-        own = [name for name in names if name not in (*ORIGIN_COLUMNS, "preview")]
-        return (*own, *PREVIEWED_COLUMNS), _make_row_shaper(index_sources(store, manifest))
+        stored = [name for name in names if name not in (*ORIGIN_COLUMNS, "preview")]
+        return (*stored, *PREVIEWED_COLUMNS), _make_row_shaper(index_sources(store, manifest))
     if table == "rejects":
-        own = [name for name in names if name not in (*ORIGIN_COLUMNS, "domain", "preview")]
-        return (*own, "raw"), _make_reject_shaper(index_sources(store, manifest), read_domain)
+        stored = [name for name in names if name not in (*ORIGIN_COLUMNS, "domain", "preview")]
+        return (*stored, "raw"), _make_reject_shaper(index_sources(store, manifest), read_domain)
     return (*names, "shard_row") if "sequence_id" in names else names, _shape_columns
 
 
@@ -467,9 +467,12 @@ def write_manifest_tables(
         If a part file or a table of the manifest lacks a column, which is a bug of the stage that wrote it.
 
     """
-    if reused and not store.is_local and _has_all_tables(store, manifest):
-        _write_build_row(store, manifest, inputs, reused, parts_reused)
-        return
+    if reused and not store.is_local:
+        # By the names of files alone: a version's tables may all have been written under the present schemas.
+        folder = _partition_path("builds", *split_stage_key(manifest.key), manifest.version)
+        if _list_stamped_files(store, folder, _MADE_PREFIX):
+            _write_build_row(store, manifest, inputs, reused, parts_reused)
+            return
     for table, lines, where in _list_short_tables(manifest, inputs):
         _write_lines(store, table, *split_stage_key(manifest.key), manifest.version, lines, where)
     for table, files in find_long_tables(manifest, inputs).items():
@@ -486,7 +489,19 @@ def write_check_results(
     again. Different ones, for example under other bounds, are added: the view shows the last, its history shows all.
     """
     folder = _partition_path("check_results", *split_stage_key(manifest.key), manifest.version)
-    lines = [_make_check_row(manifest.stage, result) for result in results]
+    lines: list[dict[str, Any]] = [
+        {
+            "stage": manifest.stage,
+            "check_name": result.check,
+            "severity": str(result.severity),
+            "value": None if result.value is None else float(result.value),
+            "bound": result.bound,
+            "outcome": result.outcome,
+            "passed": None if result.outcome == "not_applicable" else result.passed,
+            "waiver": result.waiver,
+        }
+        for result in results
+    ]
     newest = _read_newest(store, folder, "part", SCHEMAS["check_results"])
     if newest is not None and newest.drop_columns(["judged_at"]).to_pylist() == lines:
         return
@@ -511,19 +526,6 @@ def write_empty_tables(store: Store) -> None:
     store.write(
         "stats/_current/recipe=_/scope=_/stage=_/current-0.parquet", _encode_parquet(CURRENT_SCHEMA.empty_table())
     )
-
-
-def _make_check_row(stage: str, result: "CheckResult") -> dict[str, Any]:
-    return {
-        "stage": stage,
-        "check_name": result.check,
-        "severity": str(result.severity),
-        "value": None if result.value is None else float(result.value),
-        "bound": result.bound,
-        "outcome": result.outcome,
-        "passed": None if result.outcome == "not_applicable" else result.passed,
-        "waiver": result.waiver,
-    }
 
 
 def _write_build_row(store: Store, manifest: Manifest, inputs: StatsInputs, reused: bool, parts_reused: int) -> None:
@@ -552,12 +554,6 @@ _MADE_PREFIX = f"made-{digest_json({name: str(schema) for name, schema in SCHEMA
 """Prefix of the row of a build that made a version, which is written after all its tables: it says by which schemas."""
 
 
-def _has_all_tables(store: Store, manifest: Manifest) -> bool:
-    """Return whether a version's tables were all written under the present schemas, by the names of files alone."""
-    folder = _partition_path("builds", *split_stage_key(manifest.key), manifest.version)
-    return bool(_list_stamped_files(store, folder, _MADE_PREFIX))
-
-
 _Lines = list[dict[str, Any]]
 
 
@@ -571,15 +567,11 @@ def _list_short_tables(manifest: Manifest, inputs: StatsInputs) -> Iterator[tupl
             yield table, lines, f"{where}: {table}"
     for table in inputs.tables:
         if table in manifest.tables:
-            at = f"{where}: table {table}"
-            yield table, _align_lines(manifest.tables[table], SCHEMAS[table], at), at
-
-
-def _align_lines(table: DisplayTable, schema: pa.Schema, where: str) -> _Lines:
-    """Return the rows of a table under the columns of a schema; columns that the table lacks are null."""
-    require_schema_columns(schema, table.columns, where)
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    return [{name: row.get(name) for name in schema.names} for row in rows]
+            at, shown, schema = f"{where}: table {table}", manifest.tables[table], SCHEMAS[table]
+            require_schema_columns(schema, shown.columns, at)
+            rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
+            # Columns that the table lacks are null.
+            yield table, [{name: row.get(name) for name in schema.names} for row in rows], at
 
 
 def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str, lines: _Lines, where: str) -> None:

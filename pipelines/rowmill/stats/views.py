@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import orjson
-import pyarrow as pa
 
 from rowmill.core import remote
 from rowmill.core.errors import ConfigError
@@ -140,37 +139,38 @@ def _make_view_statements(store: Store, recipe: str | None = None) -> Iterator[s
     """
     where = "" if recipe is None else f" WHERE recipe = {_quote_text(recipe)}"
     yield f"CREATE SCHEMA {HISTORY}"
-    history, current = _select_history(store), _select_current(store)
+    # The current versions: those of each stage's newest pointer; a pointer never changes.
+    pointers = _quote_pattern(store, "stats/_current/*/*/*/*.parquet")
+    versions = (
+        "SELECT recipe, scope, stage, unnest(max_by(versions, stamp)) AS version "  # noqa: S608  (names are our own, the root is quoted)
+        f"FROM read_parquet({pointers}, {_format_hive_options('recipe', 'scope', 'stage')}) GROUP BY recipe, "
+        "scope, stage"
+    )
+    history: dict[str, str] = {}
+    current: dict[str, str] = {}
+    for table, schema in SCHEMAS.items():
+        dataset = "coalesce(t.dataset, t.scope)" if "dataset" in schema.names else "t.scope"
+        stored = [f't."{name}" AS "{name}"' for name in schema.names if name != "dataset"]
+        columns = ", ".join(["t.recipe AS recipe", f"{dataset} AS dataset", "t.version AS version", *stored])
+        pattern = _quote_pattern(store, f"stats/{table}/*/*/*/*.parquet")
+        scanned = f"read_parquet({pattern}, {_format_hive_options('recipe', 'scope', 'version')})"
+        history[table] = f"SELECT {columns} FROM {scanned} AS t"  # noqa: S608  (the same)
+        current[table] = (
+            f"SELECT {columns} FROM (SELECT DISTINCT recipe, scope, version FROM ({versions})) AS c "  # noqa: S608  (the same)
+            f"JOIN {scanned} AS t USING (recipe, scope, version)"
+            f"{LAST_RESULT_CLAUSE if table == 'check_results' else ''}"
+        )
     rows = current["rows"]
     shown = current | {
         name: query.format(table=current[name], rows=rows) for name, query in ROW_COLUMNS_QUERIES.items()
     }
     shown["truncation"] = TRUNCATION_QUERY.format(examples=current["examples"])
     shown["runs"] = RUNS_QUERY.format(builds=history["builds"])
-    shown["current_versions"] = _select_current_versions(store)
+    shown["current_versions"] = versions
     history["truncation"] = TRUNCATION_QUERY.format(examples=history["examples"])
-    for schema, views in (("main", shown), (HISTORY, history)):
+    for group, views in (("main", shown), (HISTORY, history)):
         for name, query in views.items():
-            yield f"CREATE VIEW {schema}.{name} AS SELECT * FROM ({query}){where}"  # noqa: S608  (names are our own, the root is quoted)
-
-
-def _select_history(store: Store) -> dict[str, str]:
-    """Return the query for all kept versions of each table."""
-    return {
-        table: f"SELECT {', '.join(_select_view_columns(schema))} FROM {_scan_table_files(store, table)} AS t"  # noqa: S608  (the same)
-        for table, schema in SCHEMAS.items()
-    }
-
-
-def _select_current(store: Store) -> dict[str, str]:
-    """Return the query for the current versions of each table."""
-    current = f"SELECT DISTINCT recipe, scope, version FROM ({_select_current_versions(store)})"  # noqa: S608  (the same)
-    return {
-        table: f"SELECT {', '.join(_select_view_columns(schema))} FROM ({current}) AS c "  # noqa: S608  (the same)
-        f"JOIN {_scan_table_files(store, table)} AS t USING (recipe, scope, version)"
-        f"{LAST_RESULT_CLAUSE if table == 'check_results' else ''}"
-        for table, schema in SCHEMAS.items()
-    }
+            yield f"CREATE VIEW {group}.{name} AS SELECT * FROM ({query}){where}"  # noqa: S608  (the same)
 
 
 def _make_comment_statements(connection: "duckdb.DuckDBPyConnection") -> Iterator[str]:
@@ -184,28 +184,6 @@ def _make_comment_statements(connection: "duckdb.DuckDBPyConnection") -> Iterato
     for schema, view, column in found:
         about = column_docs.describe_column(view, column)
         yield f'COMMENT ON COLUMN {schema}.{view}."{column}" IS {_quote_text(about)}'
-
-
-def _select_view_columns(schema: pa.Schema) -> Iterator[str]:
-    yield "t.recipe AS recipe"
-    yield "coalesce(t.dataset, t.scope) AS dataset" if "dataset" in schema.names else "t.scope AS dataset"
-    yield "t.version AS version"
-    yield from (f't."{name}" AS "{name}"' for name in schema.names if name != "dataset")
-
-
-def _select_current_versions(store: Store) -> str:
-    """Select the current versions: those of each stage's newest pointer; a pointer never changes."""
-    pattern = _quote_pattern(store, "stats/_current/*/*/*/*.parquet")
-    return (
-        "SELECT recipe, scope, stage, unnest(max_by(versions, stamp)) AS version "  # noqa: S608  (the same)
-        f"FROM read_parquet({pattern}, {_format_hive_options('recipe', 'scope', 'stage')}) GROUP BY recipe, "
-        "scope, stage"
-    )
-
-
-def _scan_table_files(store: Store, table: str) -> str:
-    pattern = _quote_pattern(store, f"stats/{table}/*/*/*/*.parquet")
-    return f"read_parquet({pattern}, {_format_hive_options('recipe', 'scope', 'version')})"
 
 
 def _format_hive_options(*keys: str) -> str:
@@ -287,23 +265,17 @@ def _open_connection(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnec
     else:
         _run_statements(connection, list(_make_view_statements(store, recipe)))
         _run_statements(connection, list(_make_comment_statements(connection)))
-    allowed = ", ".join(_quote_text(folder) for folder in _list_allowed_folders(store))
+    # The tables' folder in every spelling that DuckDB compares with: in a pattern, in a file name, and as some remote
+    # file systems list it, `memory:///x` for `memory://x`.
+    folder = f"{_find_root_path(store)}/stats"
+    spelled = {folder, _escape_glob(folder)}
+    if not store.is_local:
+        spelled |= {spelling.replace("://", ":///", 1) for spelling in spelled}
+    allowed = ", ".join(_quote_text(spelling) for spelling in sorted(spelled))
     connection.execute(f"SET allowed_directories = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
-
-
-def _list_allowed_folders(store: Store) -> tuple[str, ...]:
-    """Return the tables' folder in every spelling that DuckDB compares with.
-
-    In a pattern, in a file name, and as some remote file systems list it: `memory:///x` for `memory://x`.
-    """
-    folder = f"{_find_root_path(store)}/stats"
-    spelled = {folder, _escape_glob(folder)}
-    if not store.is_local:
-        spelled |= {one.replace("://", ":///", 1) for one in spelled}
-    return tuple(sorted(spelled))
 
 
 def _query_error(sql: str, why: str) -> ConfigError:

@@ -99,13 +99,14 @@ def _run_plan(args: argparse.Namespace) -> int:
 
 
 def _print_plan(args: argparse.Namespace) -> int:
-    from rowmill.build import plan
+    from rowmill.build import plan, preflight
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports.console import render_plan, render_remarks, render_table_plans
 
     project, console = open_project(args), terminal.make_console()
-    remarks = _try_first_records(project)
+    with _show_trial():
+        remarks = preflight.require_no_mistakes(project)
     forecasts = plan.forecast_steps(project)
     if args.json:
         from rowmill.reports import json_output
@@ -180,7 +181,9 @@ def _try_and_build(args: argparse.Namespace) -> int:
 
     project = open_project(args)
     only = _choose_stages(project, args.only, args.until)
-    steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, only)]
+    steps = [step for step in runner.plan_steps(project) if not step.on_demand]
+    if only:
+        steps = [step for step in runner.plan_steps(project) if not {step.name, step.label}.isdisjoint(only)]
     if not args.skip_preflight:
         remarks = _try_first_records_and_begin(project, steps)
         if remarks:
@@ -197,14 +200,6 @@ def _try_and_build(args: argparse.Namespace) -> int:
         summary = summarize_recipe(project, shown=[step.key for step in steps])
         print(f"\n{summary}\n\nreport  {_write_report(project)}")
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
-
-
-def _try_first_records(project: "Project") -> "list[Finding]":
-    """Run the pre-flight while a terminal shows that it runs."""
-    from rowmill.build import preflight
-
-    with _show_trial():
-        return preflight.require_no_mistakes(project)
 
 
 def _try_first_records_and_begin(project: "Project", steps: "Sequence[Step]") -> "list[Finding]":
@@ -277,10 +272,6 @@ def _choose_stages(project: "Project", only: Sequence[str], until: str | None) -
     _require_known_stages("--until", [until], known)
     last = [step for step in planned if until in (step.name, step.label)]
     return list(dict.fromkeys(step.label for step in (*find_upstream_steps(project, last), *last)))
-
-
-def _is_selected_step(step: "Step", only: Sequence[str]) -> bool:
-    return bool({step.name, step.label} & set(only)) if only else not step.on_demand
 
 
 def _require_known_stages(option: str, names: Sequence[str], known: set[str]) -> None:

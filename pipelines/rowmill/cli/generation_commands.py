@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +43,10 @@ def _run_parse(args: argparse.Namespace) -> int:
     if not args.files:
         return _run_after_training(args, stage)
     project = open_project(args)
-    dataset = _require_one_dataset(generated_output.select_datasets(project, stage, args.dataset))
-    parsed = generated_output.parse_files(project, dataset, args.files)
+    datasets = generated_output.select_datasets(project, stage, args.dataset)
+    if len(datasets) > 1:
+        raise ConfigError(f"several datasets are generated: {', '.join(datasets)}; choose one with --dataset")
+    parsed = generated_output.parse_files(project, datasets[0], args.files)
     terminal.make_console().print(render_parsed_files(parsed))
     if args.output:
         generated_output.write_json_lines(Path(args.output), parsed.records)
@@ -79,9 +80,3 @@ def _run_after_training(args: argparse.Namespace, stage: str) -> int:
         records = [text for one in manifests for text in generated_output.iterate_accepted_records(project.store, one)]
         generated_output.write_json_lines(Path(args.output), records)
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
-
-
-def _require_one_dataset(datasets: Sequence[str]) -> str:
-    if len(datasets) > 1:
-        raise ConfigError(f"several datasets are generated: {', '.join(datasets)}; choose one with --dataset")
-    return datasets[0]

@@ -18,7 +18,6 @@ from rowmill.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rowmill.build.runner import Project
     from rowmill.cli.projects import Commands
     from rowmill.inspection.verify import StageVerification
 
@@ -176,27 +175,19 @@ def _run_trace(args: argparse.Namespace) -> int:
 
 def _run_template_report(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.chat_templates import report_templates
+    from rowmill.inspection.chat_templates import prove_templates, report_templates
     from rowmill.reports import row_view
 
     project, console = open_project(args), terminal.make_console()
     if args.prove:
-        return _prove_templates(project)
+        all_right = True
+        for dataset, proof in prove_templates(project):
+            console.print(row_view.render_proof(dataset, proof))
+            all_right = all_right and not proof.defects
+        return ExitStatus.SUCCESS if all_right else ExitStatus.PROBLEM_FOUND
     for report in report_templates(project):
         console.print(row_view.render_template_report(report))
     return ExitStatus.SUCCESS
-
-
-def _prove_templates(project: "Project") -> int:
-    from rowmill.core import console as terminal
-    from rowmill.inspection.chat_templates import prove_templates
-    from rowmill.reports import row_view
-
-    console, all_right = terminal.make_console(), True
-    for dataset, proof in prove_templates(project):
-        console.print(row_view.render_proof(dataset, proof))
-        all_right = all_right and not proof.defects
-    return ExitStatus.SUCCESS if all_right else ExitStatus.PROBLEM_FOUND
 
 
 def _run_report(args: argparse.Namespace) -> int:

@@ -45,7 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A pipe may be ASCII; a character that it cannot encode must not end a build.
             stream.reconfigure(errors="replace")
-    _write_byte_code()
+    # Modules' byte code is kept, in this process and those that it starts. Container images set
+    # `PYTHONDONTWRITEBYTECODE`; where modules were installed without byte code (by uv, or with pip's `--no-compile`),
+    # every process would compile them again: 8 s for Great Expectations instead of 4.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     parser = _make_parser()
     args, unknown = parser.parse_known_args(arguments)
     command: Command | None = getattr(args, "command", None)
@@ -67,16 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error = name_missing_package(raised, command_line)
         _print_error(explain_error(error, command_line))
         return choose_exit_status(error)
-
-
-def _write_byte_code() -> None:
-    """Keep the byte code of imported modules, in this process and those that it starts.
-
-    Container images set `PYTHONDONTWRITEBYTECODE`; where modules were installed without byte code (by uv, or with pip's
-    `--no-compile`), every process would compile them again: 8 s for Great Expectations instead of 4.
-    """
-    sys.dont_write_bytecode = False
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def _is_output_unread() -> bool:

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from rowmill.core.errors import ConfigError, MissingPackageError
@@ -22,15 +21,6 @@ def default_settings() -> Path:
             "run pip install 'rowmill[dagster]'"
         )
     return Path(spec.origin).parent / "dagster.yaml"
-
-
-def _require_dagster() -> None:
-    missing = [name for name in ("dagster", "dagster_webserver") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingPackageError(
-            f"rowmill ui: the package {missing[0]} is not installed; rowmill ui runs Dagster's webserver; run pip "
-            "install 'rowmill[dagster]'"
-        )
 
 
 SERVER_ENVIRONMENT = {
@@ -56,7 +46,12 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
         If `root` is not a project, Dagster is not installed, or a port is in use.
 
     """
-    _require_dagster()
+    missing = [name for name in ("dagster", "dagster_webserver") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingPackageError(
+            f"rowmill ui: the package {missing[0]} is not installed; rowmill ui runs Dagster's webserver; run pip "
+            "install 'rowmill[dagster]'"
+        )
     if not (root / "workspace.yaml").is_file() and not (root / "configs").is_dir():
         raise ConfigError(
             f"{root}: no project; rowmill ui needs a folder with configs/, or a workspace.yaml; run it in the "
@@ -66,18 +61,14 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     environment = os.environ | SERVER_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
     if "ROWMILL_REPORTS_URL" not in environment:
         environment["ROWMILL_REPORTS_URL"] = _start_report_server(root, host, port + 1)
-    _report_earlier_builds(root, environment)
+    # Dagster shows what builds made before its history began, or on another machine. If that fails, it has said so, and
+    # the daemon reports the outputs later.
+    subprocess.run([sys.executable, "-m", "dagster_rowmill.outside_builds"], env=environment, cwd=root, check=False)
     os.chdir(root)
     # Dagster has no login, and anyone who reaches the port can run code, so the default address is loopback.
     loaded = ["-w", "workspace.yaml"] if (root / "workspace.yaml").is_file() else ["-m", "dagster_rowmill.definitions"]
     command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), *loaded]
     os.execvpe(command[0], command, environment)  # noqa: S606  (the arguments are ours, and no shell is wanted)
-
-
-def _report_earlier_builds(root: Path, environment: Mapping[str, str]) -> None:
-    """Have Dagster show what builds made before its history began, or on another machine."""
-    # If it fails, it has said so, and the daemon reports the outputs later.
-    subprocess.run([sys.executable, "-m", "dagster_rowmill.outside_builds"], env=environment, cwd=root, check=False)
 
 
 def _require_free_port(host: str, port: int, server: str, remedy: str) -> None:
@@ -104,7 +95,9 @@ def _require_free_port(host: str, port: int, server: str, remedy: str) -> None:
 
 def _start_report_server(root: Path, host: str, port: int) -> str:
     """Start the server of reports and return its address; empty if the storage root is not a local folder."""
-    store = os.environ.get("ROWMILL_STORE") or str(_find_project_folder(root) / ".rowmill")
+    configs = os.environ.get("ROWMILL_CONFIGS")
+    project_folder = Path(configs).absolute().parent if configs else root
+    store = os.environ.get("ROWMILL_STORE") or str(project_folder / ".rowmill")
     if "://" in store:
         return ""
     remedy = f"stop that program, or choose another --port: reports are served on the next one, here {port}"
@@ -118,11 +111,6 @@ def _start_report_server(root: Path, host: str, port: int) -> str:
     subprocess.Popen(command, stdin=reading)  # noqa: S603  (the arguments are ours)
     os.close(reading)
     return f"http://{host}:{port}"
-
-
-def _find_project_folder(root: Path) -> Path:
-    configs = os.environ.get("ROWMILL_CONFIGS")
-    return Path(configs).absolute().parent if configs else root
 
 
 def prepare_home(root: Path) -> Path:

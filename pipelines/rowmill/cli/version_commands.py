@@ -21,7 +21,7 @@ from rowmill.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rowmill.build.runner import Project, Step, StepReport
-    from rowmill.build.share import Job, ShareReport
+    from rowmill.build.share import ShareReport
     from rowmill.checks.judge import CheckResult
     from rowmill.cli.projects import Commands
 
@@ -225,7 +225,15 @@ def print_jobs(args: argparse.Namespace) -> int:
     from rowmill.build.share import list_jobs
 
     jobs = list_jobs(open_project(args))
-    lines = [(_KINDS[job.command], _write_command(args, job)) for job in jobs]
+    root = ["--root", args.root] if args.root else []
+    no_code = ["--no-code"] if args.no_code else []
+    overrides = [word for name, value in args.overrides.items() for word in (f"--{name}", value)]
+    lines: list[tuple[str, str]] = []
+    for job in jobs:
+        only = [word for name in job.stages for word in ("--only", name)]
+        share = ["--share", "I/N"] if job.command == "work" else []
+        words = ["rowmill", job.command, args.recipe, *root, *no_code, *overrides, *only, *share]
+        lines.append((_KINDS[job.command], shlex.join(words)))
     if args.json:
         listed: list[dict[str, Any]] = [
             {"kind": kind, "stages": list(job.stages), "command": command}
@@ -240,12 +248,3 @@ def print_jobs(args: argparse.Namespace) -> int:
 
 _KINDS = {"work": "array", "build": "one"}
 """How a batch service runs a job: as an array of N, or once."""
-
-
-def _write_command(args: argparse.Namespace, job: "Job") -> str:
-    only = [word for name in job.stages for word in ("--only", name)]
-    root = ["--root", args.root] if args.root else []
-    no_code = ["--no-code"] if args.no_code else []
-    overrides = [word for name, value in args.overrides.items() for word in (f"--{name}", value)]
-    share = ["--share", "I/N"] if job.command == "work" else []
-    return shlex.join(["rowmill", job.command, args.recipe, *root, *no_code, *overrides, *only, *share])

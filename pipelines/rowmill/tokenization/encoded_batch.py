@@ -181,25 +181,21 @@ NO_TEXT_BEHIND = 1 << 62
 def flatten_trained_spans(masked: Sequence[MaskedConversation], to_bytes: "Sequence[Ints | None]") -> FlatSpans:
     """Return the trained ranges of masked texts, with the bounds of the neighboring foreign text."""
     rows: list[tuple[int, int, int, int, int]] = []
-    for i, one in enumerate(masked):
+    for i, conversation in enumerate(masked):
         at = to_bytes[i]
-        for span in one.trained:
-            before, behind = _find_neighbours(one, span)
+        for span in conversation.trained:
+            before, behind = _find_neighbours(conversation, span)
             if at is None:
                 rows.append((i, span.start, span.end, before, behind))
             else:
-                known = int(at[behind]) if behind < NO_TEXT_BEHIND else behind
-                rows.append((i, int(at[span.start]), int(at[span.end]), int(at[before]), known))
+                limit = int(at[behind]) if behind < NO_TEXT_BEHIND else behind
+                rows.append((i, int(at[span.start]), int(at[span.end]), int(at[before]), limit))
     flat = np.array(rows, np.int64).reshape(-1, 5)
-    return FlatSpans(
-        *(np.ascontiguousarray(flat[:, column]) for column in range(5)), weights=_collect_span_weights(masked)
-    )
-
-
-def _collect_span_weights(masked: Sequence[MaskedConversation]) -> Weights | None:
-    if not any(one.weights for one in masked):
-        return None
-    return np.array([one.weights.get(span.message, 1.0) for one in masked for span in one.trained], np.float32)
+    weights = None
+    if any(conversation.weights for conversation in masked):
+        weighed = [owner.weights.get(span.message, 1.0) for owner in masked for span in owner.trained]
+        weights = np.array(weighed, np.float32)
+    return FlatSpans(*(np.ascontiguousarray(flat[:, column]) for column in range(5)), weights=weights)
 
 
 def _find_neighbours(one: MaskedConversation, trained: Span) -> tuple[int, int]:

@@ -65,7 +65,9 @@ class Encoder:
     @cached_property
     def _ordinary_text_backend(self) -> Any:
         """The tokenizer without its added tokens, for strings that must stay ordinary text."""
-        return open_reference_backend(_remove_dummy_prefix(_remove_added_tokens(self._backend)))
+        parsed: dict[str, Any] = orjson.loads(self._backend)
+        plain = orjson.dumps(parsed | {"added_tokens": [], "post_processor": None}).decode()
+        return open_reference_backend(_remove_dummy_prefix(plain))
 
     @cached_property
     def _continuation_backend(self) -> Any:
@@ -180,17 +182,17 @@ class Encoder:
             encoded = replace_texts(encoded, np.array(later, np.int64), again, counted=False)
         apart = [i for i, piece in enumerate(pieces) if piece.is_ordinary]
         if apart:
-            by_text = self._encode_ordinary({pieces[i].text for i in apart})
+            # These texts must not become control tokens.
+            ordered = sorted({pieces[i].text for i in apart})
+            encodings = self._ordinary_text_backend.encode_batch(ordered, add_special_tokens=False)
+            by_text = {
+                text: self._locate_token_bytes(text, encoding)
+                for text, encoding in zip(ordered, encodings, strict=True)
+            }
             found = join_encodings([by_text[pieces[i].text] for i in apart], reference_texts=0)
             encoded = replace_texts(encoded, np.array(apart, np.int64), found)
         begins = np.flatnonzero([piece.start == 0 for piece in pieces])
         return rejoin_pieces(encoded, [piece.text for piece in pieces], np.diff(begins, append=len(pieces)))
-
-    def _encode_ordinary(self, texts: set[str]) -> "dict[str, tuple[NDArray[np.int32], Ints, Ints]]":
-        """Return the ids, and the bytes that they begin and end at, of texts that must not become control tokens."""
-        ordered = sorted(texts)
-        encodings = self._ordinary_text_backend.encode_batch(ordered, add_special_tokens=False)
-        return {text: self._locate_token_bytes(text, one) for text, one in zip(ordered, encodings, strict=True)}
 
     def find_control_strings(self, texts: Sequence[str], encoded: EncodedTexts) -> set[str]:
         """Return the added tokens that occur in a batch, also those of which an engine made other tokens."""
@@ -299,11 +301,6 @@ def _encode_fast(
         return encoded
     places: list[int] = again.tolist()
     return replace_texts(encoded, again, encode_reference([texts[i] for i in places]))
-
-
-def _remove_added_tokens(backend: str) -> str:
-    parsed: dict[str, Any] = orjson.loads(backend)
-    return orjson.dumps(parsed | {"added_tokens": [], "post_processor": None}).decode()
 
 
 def _remove_dummy_prefix(backend: str) -> str:

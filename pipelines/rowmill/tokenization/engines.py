@@ -125,16 +125,17 @@ class FastEngine:
     def encode(self, texts: Sequence[str]) -> EngineResult:
         """Encode a batch; never raises because of a text."""
         if self._panics < MAX_PANICS:
-            self._bound_memory(texts)
+            # The engine is opened again once the words that it keeps may have filled their share of a worker's memory.
+            self._characters += sum(map(len, texts))
+            may_be_full = self._characters * _BYTES_PER_CHARACTER >= MAX_GROWTH_BYTES and self._encode is not None
+            if may_be_full and _read_resident_bytes() - self._resident_bytes > MAX_GROWTH_BYTES:
+                self._open()
             try:
                 return EngineResult(*self._encode_unguarded(texts), [])
             except BaseException as error:
                 if not is_engine_failure(error):
                     raise
                 self._recover(error)
-        return self._encode_one_by_one(texts)
-
-    def _encode_one_by_one(self, texts: Sequence[str]) -> EngineResult:
         rows = [self._encode_alone(text) for text in texts]
         ids, offsets = join_ids([np.empty(0, np.uint32) if row is None else row for row in rows])
         return EngineResult(ids, offsets, [place for place, row in enumerate(rows) if row is None])
@@ -163,14 +164,6 @@ class FastEngine:
         self._panics += 1
         self._encode = None
         _LOG.warning("tokenizer: %s panicked (%s); its text takes the reference path", self._name, error)
-
-    def _bound_memory(self, texts: Sequence[str]) -> None:
-        """Open the engine again once the words that it keeps may have filled their share of a worker's memory."""
-        self._characters += sum(map(len, texts))
-        if self._characters * _BYTES_PER_CHARACTER < MAX_GROWTH_BYTES or self._encode is None:
-            return
-        if _read_resident_bytes() - self._resident_bytes > MAX_GROWTH_BYTES:
-            self._open()
 
 
 def is_engine_failure(error: BaseException) -> bool:

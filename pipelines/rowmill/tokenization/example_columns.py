@@ -68,7 +68,11 @@ class ExampleColumns:
         names = row_ids.take(rows)
         numbers = pa.array(self.ks).cast(pa.string()) if self.ks.any() else pa.scalar("0")
         token_offsets, span_offsets = compute_offsets(self.lengths), compute_offsets(self.span_counts)
-        trained, template = count_true(self.mask, token_offsets), self._count_template_tokens(token_offsets)
+        trained = count_true(self.mask, token_offsets)
+        # The first span of an example begins at its first token, so every span ends where the next one begins.
+        begins = self.span_starts + np.repeat(token_offsets[:-1], self.span_counts)
+        in_template = np.repeat(self.span_kinds == TEMPLATE_KIND, np.diff(np.append(begins, len(self.mask))))
+        template = count_true(in_template & ~self.mask, token_offsets)
         zeros = pa.array(np.zeros(len(self.rows), np.int32))
         removed = [pa.array(self.removed[name].astype(np.int32)) if name in self.removed else zeros
                    for name in _REMOVED_COLUMNS]  # fmt: skip
@@ -118,13 +122,6 @@ class ExampleColumns:
         partly = (trained > 0) & (trained < sizes) & (self.span_kinds != TEMPLATE_KIND)
         examples = np.repeat(np.arange(len(self.rows)), self.span_counts)
         return len(self.rows) - len(find_distinct(examples[partly]))
-
-    def _count_template_tokens(self, token_offsets: Ints) -> Ints:
-        """Count the untrained template tokens of each example."""
-        # The first span of an example begins at its first token, so every span ends where the next one begins.
-        begins = self.span_starts + np.repeat(token_offsets[:-1], self.span_counts)
-        sizes = np.diff(np.append(begins, len(self.mask)))
-        return count_true(np.repeat(self.span_kinds == TEMPLATE_KIND, sizes) & ~self.mask, token_offsets)
 
 
 def make_columns(parts: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:

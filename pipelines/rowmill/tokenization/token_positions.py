@@ -161,9 +161,14 @@ def read_token_lengths(backend: str, *, byte_level: bool) -> TokenLengths | str:
         nowhere = np.zeros(len(lengths), bool)
         return TokenLengths(lengths, nowhere, nowhere, DummyPrefix.NEVER)
     parsed: dict[str, Any] = orjson.loads(backend)
-    why = _find_obstacle(parsed)
-    if why is not None:
-        return why
+    model: dict[str, Any] = parsed["model"]
+    if model["type"] != "BPE" or not model.get("byte_fallback"):
+        return "neither a byte-level BPE nor a BPE with byte tokens"
+    if any(token["normalized"] for token in parsed["added_tokens"]):
+        return "an added token is searched in normalized text"
+    prefix = _find_dummy_prefix(parsed)
+    if prefix is None:
+        return "its normalizer or pre-tokenizer does more than write spaces as U+2581"
     pieces = read_sentencepiece_bytes(backend)
     if pieces is None:
         return "its vocabulary has no pieces with spaces"
@@ -171,24 +176,10 @@ def read_token_lengths(backend: str, *, byte_level: bool) -> TokenLengths | str:
     added[[int(token["id"]) for token in parsed["added_tokens"]]] = True
     lengths = np.fromiter((len(piece) or -1 for piece in pieces), np.int64, len(pieces))
     partial = np.fromiter((len(piece) == 1 and piece[0] >= 0x80 for piece in pieces), bool, len(pieces))
-    unknown = parsed["model"].get("unk_token")
-    if unknown in parsed["model"]["vocab"]:
-        lengths[parsed["model"]["vocab"][unknown]] = _NEVER_ADDS_UP
-    prefix = _find_dummy_prefix(parsed)
-    assert prefix is not None
+    unknown = model.get("unk_token")
+    if unknown in model["vocab"]:
+        lengths[model["vocab"][unknown]] = _NEVER_ADDS_UP
     return TokenLengths(lengths, added, partial, prefix)
-
-
-def _find_obstacle(parsed: dict[str, Any]) -> str | None:
-    """Return why the ids of a SentencePiece tokenizer do not give positions; None if they do."""
-    model: dict[str, Any] = parsed["model"]
-    if model["type"] != "BPE" or not model.get("byte_fallback"):
-        return "neither a byte-level BPE nor a BPE with byte tokens"
-    if any(token["normalized"] for token in parsed["added_tokens"]):
-        return "an added token is searched in normalized text"
-    if _find_dummy_prefix(parsed) is None:
-        return "its normalizer or pre-tokenizer does more than write spaces as U+2581"
-    return None
 
 
 def _find_dummy_prefix(parsed: dict[str, Any]) -> DummyPrefix | None:

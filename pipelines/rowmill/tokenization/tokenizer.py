@@ -133,7 +133,8 @@ def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
     """Convert an open tokenizer to plain data that names the reference as its engine."""
     backend = cast(str, hf.backend_tokenizer.to_str())
     parsed: dict[str, Any] = orjson.loads(backend)
-    byte_level = _is_byte_level(parsed)
+    decoder = orjson.dumps(parsed.get("decoder")).decode()
+    byte_level = parsed["model"]["type"] == "BPE" and "ByteLevel" in decoder and "ByteFallback" not in decoder
     added = tuple((int(i), str(t.content), bool(t.special)) for i, t in sorted(hf.added_tokens_decoder.items()))
     plain = cast("list[int]", hf.encode("a", add_special_tokens=False))
     with_special = cast("list[int]", hf.encode("a", add_special_tokens=True))
@@ -176,11 +177,6 @@ def _load_from_folder(name: str, folder: Path) -> Any:
             "save it once with AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
         )
     return hf
-
-
-def _is_byte_level(parsed: dict[str, Any]) -> bool:
-    decoder = orjson.dumps(parsed.get("decoder")).decode()
-    return parsed["model"]["type"] == "BPE" and "ByteLevel" in decoder and "ByteFallback" not in decoder
 
 
 def _choose_engine(tokenizer: LoadedTokenizer) -> Encoder:

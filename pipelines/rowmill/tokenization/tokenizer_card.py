@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rowmill.core.arrays import Bools
 from rowmill.tokenization.engines import REFERENCE_ENGINE
 from rowmill.tokenization.token_positions import DummyPrefix, TokenLengths, read_token_lengths
 
@@ -106,8 +105,14 @@ def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
     raw = orjson.loads(stored)
     card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
     kept = raw.get("token_lengths")
-    lengths = None if kept is None else _parse_token_lengths(kept)
-    return LoadedTokenizer(TokenizerCard(**card), base64.b64decode(raw["backend"]).decode(), lengths)
+    token_lengths = None
+    if kept is not None:
+        lengths = np.frombuffer(base64.b64decode(kept["lengths"]), "<i8").astype(np.int64)
+        added, partial = np.zeros(len(lengths), bool), np.zeros(len(lengths), bool)
+        added[kept["added"]] = True
+        partial[kept["partial"]] = True
+        token_lengths = TokenLengths(lengths, added, partial, DummyPrefix(kept["prefix"]))
+    return LoadedTokenizer(TokenizerCard(**card), base64.b64decode(raw["backend"]).decode(), token_lengths)
 
 
 def _digest(stored: bytes) -> bytes:
@@ -116,15 +121,3 @@ def _digest(stored: bytes) -> bytes:
 
 def _encode_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-def _parse_token_lengths(raw: dict[str, Any]) -> TokenLengths:
-    lengths = np.frombuffer(base64.b64decode(raw["lengths"]), "<i8").astype(np.int64)
-    added, partial = (_mark_ids(raw[name], len(lengths)) for name in ("added", "partial"))
-    return TokenLengths(lengths, added, partial, DummyPrefix(raw["prefix"]))
-
-
-def _mark_ids(ids: list[int], size: int) -> Bools:
-    marks = np.zeros(size, bool)
-    marks[ids] = True
-    return marks

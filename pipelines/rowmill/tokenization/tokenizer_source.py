@@ -77,7 +77,19 @@ class FoundTokenizer:
             If they are not in the cache and cannot be fetched.
 
         """
-        return self.folder if self.folder is not None else _fetch_from_hub(self.choice, self.commit or "")
+        if self.folder is not None:
+            return self.folder
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+        name, commit = self.choice.name, self.commit or ""
+        try:
+            return Path(snapshot_download(name, revision=commit, allow_patterns=list(_FETCHED_PATTERNS)))
+        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+            raise _make_tokenizer_error(self.choice, f"the hub has no commit {commit[:12]} of it") from error
+        # Network errors have many types.
+        except Exception as error:
+            raise _make_unreachable_error(self.choice, error) from error
 
 
 def find_tokenizer_folder(name: str, base: Path) -> Path | None:
@@ -198,14 +210,14 @@ def _ask_hub_for_commit(choice: TokenizerChoice, last_commit: str | None) -> str
         raise _make_tokenizer_error(choice, "the hub has no such name, or you have no access to it") from error
     # Network errors have many types.
     except Exception as error:
-        known = last_commit or _find_cached_commit(choice)
-        if known is None:
+        known_commit = last_commit or _find_cached_commit(choice)
+        if known_commit is None:
             raise _make_unreachable_error(choice, error) from error
         _LOG.warning(
             "tokenizer: the hub did not resolve %s to a commit (%s); continuing with %s, the last known one",
-            describe_tokenizer(choice), type(error).__name__, known[:12],
+            describe_tokenizer(choice), type(error).__name__, known_commit[:12],
         )  # fmt: skip
-        return known
+        return known_commit
     if commit is None:
         raise _make_tokenizer_error(choice, "the hub returned no commit for it")
     return commit
@@ -222,19 +234,6 @@ def _find_cached_commit(choice: TokenizerChoice) -> str | None:
     except (OSError, ValueError):
         return None
     return Path(folder).name
-
-
-def _fetch_from_hub(choice: TokenizerChoice, commit: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        return Path(snapshot_download(choice.name, revision=commit, allow_patterns=list(_FETCHED_PATTERNS)))
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise _make_tokenizer_error(choice, f"the hub has no commit {commit[:12]} of it") from error
-    # As above.
-    except Exception as error:
-        raise _make_unreachable_error(choice, error) from error
 
 
 def describe_tokenizer(choice: TokenizerChoice) -> str:

@@ -25,7 +25,6 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, requires
 from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin
@@ -34,40 +33,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
-from rowmill.core.errors import ConfigError, MissingPackageError, find_related_names, join_choices, suggest_name
+from rowmill.core.errors import ConfigError, find_related_names, join_choices, suggest_name
 from rowmill.core.yaml_text import SIZE_LIMIT, parse_yaml
-
-_EXTRAS = ("build", "dagster")
-"""The extras that commands need, in the order in which they are searched."""
-
-_DISTRIBUTIONS = {"yaml": "pyyaml"}
-"""Modules whose name differs from their distribution's."""
-
-_REQUIREMENT = re.compile(r"""^([\w.-]+).*;.*extra\s*==\s*["']([\w-]+)["']""")
-
-
-def explain_missing_package(where: str, error: ModuleNotFoundError) -> MissingPackageError | None:
-    """Return the error for a failed import of a package that an extra brings; None if no extra brings it."""
-    missing = (error.name or "").partition(".")[0]
-    wanted = _normalize_name(_DISTRIBUTIONS.get(missing, missing))
-    try:
-        lines = requires("rowmill") or []
-    except PackageNotFoundError:
-        return None
-    found = [match.groups() for line in lines if (match := _REQUIREMENT.match(line))]
-    brought_by = {extra for name, extra in found if _normalize_name(name) == wanted}
-    extra = next((extra for extra in _EXTRAS if extra in brought_by), None)
-    if extra is None:
-        return None
-    return MissingPackageError(
-        f"{where}: the package {missing} is not installed; the base install of rowmill only reads built partitions; "
-        f"run pip install 'rowmill[{extra}]'"
-    )
-
-
-def _normalize_name(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
 
 # ── Finds where an option belongs that a recipe writes one level too high, too low, or under another kin ──
 

@@ -176,6 +176,26 @@ def test_header_of_a_second_answer_in_a_row_does_not_train() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("tail", "shown"),
+    [("", ""), ("<|TURN|><|BOT|>", "<|TURN|><|BOT|>")],
+    ids=["header-in-the-prompt", "header-always-printed"],
+)
+def test_end_that_also_closes_a_preamble_belongs_to_the_answer(tail: str, shown: str) -> None:
+    opened = "<|SAY|>" if tail else "<|TURN|><|BOT|><|SAY|>"
+    template = (
+        "<|TURN|><|SYS|>Be brief.<|TURN_END|>{% for m in messages %}{% if m.role == 'user' %}<|TURN|><|ASK|>"
+        "{{ m.content }}{% else %}<|TURN|><|BOT|><|SAY|>{{ m.content }}<|SAY_END|>{% endif %}<|TURN_END|>{% endfor %}"
+        f"{tail}{{% if add_generation_prompt %}}{opened}{{% endif %}}"
+    )
+
+    assert mask(template, [*TALK, user("And then"), assistant("No")]) == (
+        "<|TURN|><|SYS|>Be brief.<|TURN_END|><|TURN|><|ASK|>Hello there<|TURN_END|><|TURN|><|BOT|><|SAY|>"
+        "⟦Good day<|SAY_END|><|TURN_END|>⟧<|TURN|><|ASK|>And then<|TURN_END|><|TURN|><|BOT|><|SAY|>"
+        f"⟦No<|SAY_END|><|TURN_END|>⟧{shown}"
+    )
+
+
 @pytest.mark.slow
 def test_index_looked_up_in_a_tool_result_does_not_train() -> None:
     template = (

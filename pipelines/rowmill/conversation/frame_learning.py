@@ -6,6 +6,7 @@ refuses a shape, nothing is learned from it, and the template refuses rows of th
 shape shows is not on the closed list, so a row that shows it is rejected, not trained.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,6 +21,7 @@ from rowmill.conversation.template_frames import (
     cut_at_last_token,
     find_common_end,
     find_common_start,
+    find_first_control_token,
     find_opening_token,
     get_call_ids,
     measure_json_closing,
@@ -38,6 +40,9 @@ MAX_CACHED_FRAMES = 512
 
 _FRAME_CACHE: dict[str, TemplateFrames] = {}
 """Frames by renderer identity, roles and template values, shared by all datasets and maskers of a process."""
+
+_END_NAME = re.compile(r"end|eo[tm]", re.IGNORECASE)
+"""Names of control tokens that end a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,10 @@ class FrameLearner:
         """Render all shapes and return the template text around the model's own text."""
         seen = self._render_shapes()
         turns = [turn for turn in seen if turn.role in self._roles]
-        self._headers = find_common_headers([turn for turn in seen if turn.role not in self._roles], self._tokens)
+        common = find_common_headers([turn for turn in seen if turn.role not in self._roles], self._tokens)
+        prompt = self._renderer.generation_prompt("user", has_tools=False, kwargs=self._kwargs)
+        opening = find_first_control_token(prompt, self._tokens)
+        self._headers = {role: self._remove_previous_end(header, opening) for role, header in common.items()}
         self._learn_prefixes(turns)
         inner = {
             (
@@ -146,6 +154,22 @@ class FrameLearner:
         )
         headers = {role: known.find_header(header) or header for role, header in self._headers.items()}
         return replace(known, headers=headers, closings=self._learn_closings(seen, headers, known))
+
+    def _remove_previous_end(self, header: str, opening: str) -> str:
+        """Return a role's header without the end of the turn before it.
+
+        Where a template prints a preamble, even the first message follows the end of a turn, so that this end is common
+        to all places. The header begins where the generation prompt's first token stands, or behind tokens that are
+        called ends if another token follows them.
+        """
+        if opening and opening in header:
+            return header[header.rfind(opening) :]
+        while (token := find_first_control_token(header, self._tokens)) and _END_NAME.search(token):
+            rest = header.lstrip()[len(token) :]
+            if not find_first_control_token(rest, self._tokens):
+                break
+            header = rest
+        return header
 
     # ── renders of the probes ──
 

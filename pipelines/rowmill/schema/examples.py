@@ -43,9 +43,6 @@ as good or bad; prompts: the model answers by itself, so nothing is trained.
 IGNORED_LABEL = -100
 """The label of a position that is not a target, which PyTorch's cross entropy skips."""
 
-TRUNCATION_STAGES = ("exchanges", "reasoning", "tokens")
-"""The stages of structured truncation, in the order in which they act."""
-
 EXAMPLE_SCHEMA = pa.schema(
     [
         pa.field("example_id", pa.string(), nullable=False),

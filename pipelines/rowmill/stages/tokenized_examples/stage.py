@@ -67,11 +67,6 @@ LENGTH_REASONS = frozenset({"overlong", "overlong_after_structure"})
 NO_TARGET_REASONS = frozenset({"no_loss_tokens", "no_assistant", "assistant_untrained"})
 
 
-UNVERIFIED_REASONS = frozenset(
-    {"span_not_found", "own_text_untrained", "foreign_text_trained", "reasoning_not_located", "mask_judged_wrong"}
-)
-
-
 def describe_tokenizer_origin(context: StageContext, tokenizer: LoadedTokenizer) -> dict[str, Any]:
     """Record the tokenizer's name and commit; they are not part of the output's identity."""
     found = find_recipe_tokenizer(context)

@@ -83,8 +83,8 @@ def test_wheel_is_what_the_programs_import(run: Run, wheel: Path) -> None:
 
     assert shown.split() == [str(wheel / "rowmill/__init__.py"), str(wheel / "dagster_rowmill/__init__.py")]
     assert (wheel / "rowmill/py.typed").is_file()
-    files = {path.name for path in (wheel / "rowmill/reports").iterdir() if path.suffix != ".py"}
-    assert files >= {"report.css", "report.js", "report.html.jinja", "sequence.html.jinja"}
+    files = {path.name for path in (wheel / "rowmill/reports").glob("*.*") if path.suffix != ".py"}
+    assert files == {"report.css", "report.js", "report.html.jinja", "sequence.html.jinja"}
 
 
 @pytest.mark.campaign

@@ -283,7 +283,17 @@ def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
 
     size = Path(report_page.write_report(built.project)).stat().st_size
 
+    budgets = (report_page.MAX_REJECT_BYTES, report_page.MAX_SAMPLE_BYTES, report_page.MAX_SEQUENCE_BYTES)
+    assert sum(budgets) < 1_200_000
     assert size < report_page.MAX_PAGE_BYTES
+
+
+def test_report_of_the_same_build_is_the_same_text_whenever_it_is_written(reported: Built) -> None:
+    path = Path(report_page.write_report(reported.project))
+    first = path.read_text(encoding="utf-8")
+    path.unlink()
+
+    assert Path(report_page.write_report(reported.project)).read_text(encoding="utf-8") == first
 
 
 @pytest.mark.slow

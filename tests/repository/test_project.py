@@ -232,5 +232,5 @@ def test_module_that_a_docstring_names_exists() -> None:
         for name in re.findall(r"`([\w/]+\.py)`", path.read_text(encoding="utf-8"))
     ]
 
-    assert len(named) > 50
+    assert len(named) > 80
     assert [pair for pair in named if pair[1] not in known] == []

@@ -38,9 +38,10 @@ from rowmill.recipe.recipe import Recipe, parse_recipe
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA
 from rowmill.schema.manifest import File, Manifest, Part, read_manifest
 from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
-from rowmill.stages.base import StageContext, part_folder
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
 from rowmill.stages.part_files import open_host_scratch, write_table
+from rowmill.stages.parts import part_folder
 from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenizer_files import open_recipe_tokenizer, open_shared_encoder
 from rowmill.stages.training_splits import sequence_order
@@ -142,7 +143,7 @@ def measure_duplicates(folder: Path, count: int) -> dict[str, Any]:
     """Find and remove the duplicates among so many rows."""
     context = make_context(folder, ("a", "canonical_rows"))
     made = make_rows(context, count)
-    found = measure_step(lambda: duplicate_rows.drop_duplicates(context, made).parts)
+    found = measure_step(lambda: duplicate_rows.drop_duplicates(context, made))
     kept = sum(int(part.facts["kept"]) for part in found.pop("result"))
     return {"rows": count, "parts": len(made), "duplicates": count - kept, **found}
 
@@ -266,9 +267,7 @@ def _order_sequences(context: StageContext, sizes: dict[str, int], sequences: se
     steps = rank_assignment.plan_steps(
         context.recipe.partitions, mixed.epoch_offsets, batch_sizes=mixture.batch_sizes, steps=None
     )
-    source = sequence_order.OrderSource(
-        context.store.root, context.folder, mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens"
-    )
+    source = sequence_order.OrderSource(mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens")
     written = sequence_order.write_order(context, source, ("bench", sizes))
     states = sequence_order.find_sequence_states(context.store, source, written)
     sequence_order.tabulate_schedule(list(sizes), source, written, states)

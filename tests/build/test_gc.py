@@ -55,9 +55,9 @@ def test_rewritten_part_is_reused_by_the_next_build(tmp_path: Path) -> None:
     workspace.write("c.jsonl", [pair(9)])
     after = workspace.build(only=("raw_dataset", "canonical_rows")).report("rows", "canonical_rows")
 
-    # Of three parts only the one whose file changed is read; b's part without its duplicate exists in addition to the
-    # whole one.
-    assert len(made_of) == 1
+    # Of three parts only the one whose file changed is read. Beside b's part without its duplicate there is the whole
+    # one, and the hashes, their comparison, and what it removes.
+    assert len(made_of) == 4
     assert (after.parts, after.parts_reused, after.rows_made) == (3, 2, 1)
 
 
@@ -69,7 +69,8 @@ def test_removed_versions_take_their_intermediate_parts_along(tmp_path: Path) ->
     workspace.write("a.jsonl", [pair(1), pair(1), pair(2)])
     workspace.build(only=("raw_dataset", "canonical_rows"))
     folder = workspace.store / "mini" / "rows" / "canonical_rows" / "parts"
-    assert len(list(folder.iterdir())) == 4
+    # Of each version a part with the duplicate and one without, and the hashes, their comparison, and its result.
+    assert len(list(folder.iterdir())) == 2 * 5
 
     collect_garbage(workspace.project, keep=1, dry_run=False)
 

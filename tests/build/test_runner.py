@@ -508,7 +508,7 @@ def test_progress_names_the_dataset_beside_the_stage(workspace: Workspace) -> No
     workspace.build(progress=hear)
 
     assert "chats/canonical_rows 1/1" in heard
-    assert all(where.count("/") == 2 for where in heard)
+    assert {where.partition(" ")[0] for where in heard if where.count("/") == 1} == {"training_splits"}
 
 
 def test_version_of_a_renamed_dataset_is_checked_against_current_bounds(tmp_path: Path) -> None:

@@ -300,8 +300,8 @@ def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_p
     assert "; raise format.assembly.max_seq_length (at most seq_len), or choose a finer" in str(caught.value)
     assert "format.assembly.on_overflow: split" in str(caught.value)
     written = [path for path in (workspace.store / "mini" / "rows" / "tokenized_examples").rglob("*") if path.is_file()]
-    # The ids of the records are kept; they are those of any plan.
-    assert sorted(path.name for path in written) == [".lock", "part.json", "tokens.arrow"]
+    # The ids of the records are kept, which are those of any plan, and the plan with what does not fit.
+    assert sorted(path.name for path in written) == [".lock", "part.json", "part.json", "states.arrow", "tokens.arrow"]
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_buckets_of_many_blocks_write_what_one_block_writes(
     assert in_blocks.digests() == whole.digests()
     assert in_blocks.versions() == whole.versions()
     assert len(list_hashes(tmp_path / "blocks")) > FILES
-    assert list_hashes(tmp_path / "whole") == set()
+    assert len(list_hashes(tmp_path / "whole")) == 1
 
 
 def test_appended_rows_leave_the_hashes_of_other_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_files_add_up_to_one(tmp_path_factory: Any, rows: list[dict[str, Any]], 
     for workers in (1, 2):  # in one run, and each half alone
         assert describe(measure_examples(store, halves, LocalPool(workers))) == describe(whole)
     for at_once in (1, len(rows) + 1):  # file by file, and both together
-        assert describe(measure_files((store.root, tuple(halves)), rows_at_once=at_once)) == describe(whole)
+        assert describe(measure_files(store, halves, rows_at_once=at_once)) == describe(whole)
     own = pl.DataFrame(rows, schema=list(COLUMNS), infer_schema_length=None) if rows else None
     if own is not None:
         lost = own["original_tokens"] - own["tokens"]

@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 
 from rowmill.packing.pack_plan import plan_best_fit
-from rowmill.schema.manifest import Part
-from rowmill.stages.base import make_parts
+from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards import pack_group, stage
-from rowmill.stages.packed_shards.pack_group import PackGroupTask
+from rowmill.stages.packed_shards.pack_group import PackGroupInputs
 from rowmill.stages.packed_shards.shard_files import ShardCut, ShardWriter, WrittenShard
+from rowmill.stages.parts import PartPlace, PartResult
 from rowmill.stages.tokenized_examples import table_tokens
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
 from tests.support.tiers import mark_all_but
@@ -214,12 +215,13 @@ def test_sequences_held_out_by_number_name_the_source_parts_of_their_rows_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Any] = []
+    map_parts = StageContext.map
 
-    def keep_tasks(context: Any, function: Any, tasks: Any, **options: Any) -> Any:
-        planned.extend(one.task for one in tasks)
-        return make_parts(context, function, tasks, **options)
+    def keep_inputs(context: StageContext, function: Any, inputs: Any) -> Any:
+        planned.extend(inputs)
+        return map_parts(context, function, inputs)
 
-    monkeypatch.setattr(stage, "make_parts", keep_tasks)
+    monkeypatch.setattr(StageContext, "map", keep_inputs)
     held: dict[str, Any] = {"mixture": {"num_validation_sequences": {"rows": 1}}, "splits": {}}
     built = packed(workspace_of(tmp_path, TEN_FILES, packing=SMALL_GROUPS, **held))
 
@@ -259,12 +261,12 @@ def test_threads_of_a_task_do_not_change_its_shards(
     grouped: tuple[Workspace, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker has one thread; sixteen have several for each of the few groups, and begin with the largest."""
-    planned: list[PackGroupTask] = []
+    planned: list[tuple[PackGroupInputs, PartPlace]] = []
     threads: set[int] = set()
 
-    def keep_order(task: PackGroupTask) -> Part:
-        planned.append(task)
-        return pack_group.pack_group(task)
+    def keep_order(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
+        planned.append((inputs, place))
+        return pack_group.pack_group.function(inputs, place)
 
     def write(writer: ShardWriter, cut: ShardCut) -> WrittenShard:
         threads.add(threading.get_ident())
@@ -274,12 +276,13 @@ def test_threads_of_a_task_do_not_change_its_shards(
     write_shard = ShardWriter.write_shard
     monkeypatch.setattr(pack_group, "SHARD_TOKENS", 2_000)
     alone = packed(workspace_of(tmp_path / "one", TEN_FILES, **GROUPED))
-    monkeypatch.setattr(stage, "pack_group", keep_order)
+    monkeypatch.setattr(stage, "pack_group", replace(pack_group.pack_group, function=keep_order))
     monkeypatch.setattr(ShardWriter, "write_shard", write)
     shared = packed(workspace_of(tmp_path / "many", TEN_FILES, **GROUPED, execution={"workers": 16}))
 
     assert len(shards(alone)) > 2 * len(shards(before))
     assert shards(shared) == shards(alone)
-    assert [task.tokens for task in planned] == sorted((task.tokens for task in planned), reverse=True)
-    assert {task.threads for task in planned} == {-(-32 // len(planned))}
+    tokens = [inputs.tokens for inputs, _ in planned]
+    assert tokens == sorted(tokens, reverse=True)
+    assert {place.threads for _, place in planned} == {-(-32 // len(planned))}
     assert len(threads) > 1

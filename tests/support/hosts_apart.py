@@ -4,10 +4,12 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rowmill.shards import gather
+from rowmill.stages.parts import PartFunction
 
 
 class HostsApart:
@@ -27,7 +29,10 @@ class HostsApart:
     def map(
         self, function: Callable[..., Any], tasks: Iterable[object], *, size_bytes: int, shared: object = None
     ) -> Iterator[Any]:
-        where = str(getattr(getattr(function, "args", (function,))[0], "__module__", ""))
+        called = function
+        if isinstance(function, partial):
+            called = function.args[0] if isinstance(function.args[0], PartFunction) else function.func
+        where = str(getattr(called, "__module__", ""))
         for task in tasks:
             call, argument, value = pickle.loads(pickle.dumps((function, task, shared)))
             self.ran.append(where)

@@ -201,17 +201,14 @@ class Workspace:
         assert not isinstance(source, sources.GeneratedSource)
         for scan in sources.scan_source(source, project.base, stage, {}):
             for part in scan.parts:
-                base = str(project.base)
-                rows = text_rows.canonicalize_part(
-                    text_rows.CanonicalTask(
-                        context.store.root, "r", part.sha256, base, dataset, context.dataset, ((part, None),)
-                    )
+                rows = text_rows.canonicalize_part.make(
+                    text_rows.CanonicalInputs("mini", ((part, None),), context.dataset, dataset, project.base),
+                    context.store,
+                    "r",
                 )
-                made = text_parts.tokenize_part(
-                    text_parts.TokenizeTask(
-                        root=context.store.root,
-                        folder="e",
-                        fingerprint=part.sha256,
+                made = text_parts.tokenize_part.make(
+                    text_parts.TokenizeInputs(
+                        options="mini",
                         tokenizer=path,
                         dataset=context.dataset,
                         renderer=tokenized_examples.resolve_renderer_spec(context, loaded),
@@ -219,8 +216,10 @@ class Workspace:
                         vocab_size=loaded.card.vocab_size,
                         rows=rows.files["rows"],
                         min_compared_chars=MIN_PART_CHARS,
-                        base=base,
-                    )
+                        base=project.base,
+                    ),
+                    context.store,
+                    "e",
                 )
                 found += project.store.table(made.files["examples"]).to_pylist()
         return found

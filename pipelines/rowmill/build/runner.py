@@ -372,7 +372,7 @@ def make_manifest(
         schema=tuple(draft.schema),
         card=draft.card,
         waivers=tuple(list_waivers(context, step)),
-        details=draft.details,
+        details=draft.details | {"made_of": sorted(context.mapped - {part.fingerprint for part in draft.parts})},
         built_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         run_id=run_id,
         seconds=round(time.monotonic() - started, 3),

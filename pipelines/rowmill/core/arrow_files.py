@@ -7,10 +7,12 @@ What it costs beside Parquet is in decision 36.
 """
 
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 SUFFIX = ".arrow"
@@ -153,3 +155,10 @@ def _end_bits(held: pa.Buffer, first_byte: int, count: int) -> pa.Buffer:
 
 def _pack_bits(values: "NDArray[np.bool_]") -> pa.Buffer:
     return pa.py_buffer(np.packbits(values, bitorder="little"))
+
+
+def encode_parquet(table: pa.Table) -> bytes:
+    """Return a table as a Parquet file, for what other programs read, too."""
+    buffer = BytesIO()
+    pq.write_table(table, buffer, compression="zstd", compression_level=1)
+    return buffer.getvalue()

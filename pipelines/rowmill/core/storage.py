@@ -249,6 +249,11 @@ class Store:
         with self.create(relative) as handle:
             handle.write(content)
 
+    def put(self, relative: str, content: bytes, rows: int = 0) -> File:
+        """Write a whole file atomically, and return it with its digest."""
+        self.write(relative, content)
+        return File(relative, len(content), digest_bytes(content), rows)
+
     @contextmanager
     def create(self, relative: str) -> Generator[BinaryIO]:
         """Open a file for writing; it appears under its name only if the block ends without an error."""

@@ -12,10 +12,9 @@ from rowmill.executors import LocalPool
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.sources import StoreStager
-from rowmill.stages import generated_series, generated_texts, parsed_records
+from rowmill.stages import generated_series, parsed_records
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
-from rowmill.stages.generated_texts import expected_texts
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tabular import parsing
 
@@ -94,8 +93,7 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
         at = (project.recipe.name, dataset, parsed_records.STAGE.name)
         context = StageContext(project.recipe, store, Path.cwd(), at, dataset, {key: made}, LocalPool(1))
         scans = parsed_records.scan_text_urls(urls, context.base, StoreStager(store, "staged"), ())
-        tasks = [one.task for one in parsed_records.plan_parse_tasks(context, scans, expected_texts(context))]
-        parts = [generated_texts.parse_texts(task) for task in tasks]
+        parts = parsed_records.parse_parts(context, scans).parts
         records = [text for part in parts for text in _read_records(store, part.files["records"])]
     report = parsing.SpanCounts(
         parsed_records.sum_class_counts(parts, "items"), parsed_records.sum_class_counts(parts, "characters")

@@ -203,16 +203,10 @@ def _inspect_part(context: StageContext, part: SourcePart, wanted: range) -> Ite
     """Process some records of a part as a build does."""
     records = [one for one in sources.read_records(part, context.base) if one.number in wanted]
     names = [f"{part.part_id}:{one.number}" for one in records]
-    task = text_rows.CanonicalTask(
-        context.store.root,
-        "rows",
-        part.sha256,
-        str(context.base),
-        context.dataset_name or "",
-        context.dataset,
-        ((part, wanted.stop),),
+    chosen = text_rows.CanonicalInputs(
+        "inspected", ((part, wanted.stop),), context.dataset, context.dataset_name or "", context.base
     )
-    made = text_rows.canonicalize_part(task)
+    made = text_rows.canonicalize_part.make(chosen, context.store, "rows")
     rows = _filter_records(context.store.table(made.files["rows"]), names)
     rejects = [_filter_records(context.store.table(made.files["rejects"]), names)]
     samples: dict[str, list[InspectedExample]] = {}
@@ -360,10 +354,8 @@ def _filter_records(table: pa.Table, names: Sequence[str]) -> pa.Table:
 
 def _tokenize_rows(context: StageContext, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
     loaded, path = tokenizer_files.open_recipe_tokenizer(context)
-    task = text_parts.TokenizeTask(
-        root=context.store.root,
-        folder="examples",
-        fingerprint=uuid.uuid4().hex,
+    chosen = text_parts.TokenizeInputs(
+        options=uuid.uuid4().hex,
         tokenizer=path,
         dataset=context.dataset,
         renderer=tokenized_examples.resolve_renderer_spec(context, loaded),
@@ -371,9 +363,9 @@ def _tokenize_rows(context: StageContext, rows: pa.Table) -> tuple[manifest.Part
         vocab_size=context.recipe.vocab_size or loaded.card.vocab_size,
         rows=part_files.write_table(context.store, "chosen.arrow", rows),
         min_compared_chars=MIN_PART_CHARS,
-        base=str(context.base),
+        base=context.base,
     )
-    return text_parts.tokenize_part(task), Encoder(loaded)
+    return text_parts.tokenize_part.make(chosen, context.store, "examples"), Encoder(loaded)
 
 
 def _make_inspected_record(

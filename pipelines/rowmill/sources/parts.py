@@ -80,6 +80,11 @@ class SourcePart:
     lines: int | None
     """Lines of the file that it consists of, as in `PartContent`."""
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What decides the rows that are made of it: not where its file lies, nor what comes before it there."""
+        return self.part_id, self.sha256, self.reader, self.arrow, self.split_hint
+
     def to_json(self) -> dict[str, Any]:
         """Return the part as a JSON object."""
         return asdict(self)

@@ -1,12 +1,4 @@
-"""What a stage is made of: its declaration, its context, and the parts that its work is cut into.
-
-Finished parts of a stage, which later builds find under their fingerprints.
-
-    <stage>/parts/<fingerprint>/part.json    one part is complete; written after its files
-    <stage>/kept_parts/<function>.json       the records of all parts that a function made; on object stores alone
-
-On an object store a record per part would be a request per part; the list is one. A stage may map a function more than
-once: its list then has the parts of all of its maps.
+"""What every stage is made of: its declaration, which all else is derived from, and the context that it runs in.
 
 The stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe.
 
@@ -28,23 +20,20 @@ and `shard_files` of packed shards, `leakage` of training splits.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import polars as pl
 
 from rowmill.checks.judge import CheckResult
-from rowmill.core.remote_index import CONCURRENT_REQUESTS
 from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.executors import Executor, OtherSharesMissingError, Share
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import (
-    KEPT_PARTS_FOLDER,
     DisplayTable,
     Histogram,
     Manifest,
@@ -52,83 +41,22 @@ from rowmill.schema.manifest import (
     StageKey,
     get_stage_folder,
     get_stage_name,
-    parse_part,
+)
+from rowmill.stages.parts import (
+    InputsT,
+    MappedParts,
+    PartFunction,
+    PartLists,
+    PartPlace,
+    batch_tasks,
+    identify,
+    make_and_keep,
+    part_folder,
 )
 from rowmill.stats import StatsInputs
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-
-def part_folder(stage_folder: str, fingerprint: str) -> str:
-    """Return the folder of a part's files."""
-    return f"{stage_folder}/parts/{fingerprint}"
-
-
-def load_kept_part(store: Store, stage_folder: str, fingerprint: str) -> Part | None:
-    """Return a part that an earlier build finished, even if that build was killed later."""
-    raw = store.read_sealed(f"{part_folder(stage_folder, fingerprint)}/part.json")
-    part = None if raw is None else parse_part(raw)
-    return part if part is not None and all(store.has(file) for file in part.files.values()) else None
-
-
-def save_kept_part(store: Store, stage_folder: str, part: Part) -> None:
-    """Record that a part is complete; written after its files."""
-    store.write_sealed(f"{part_folder(stage_folder, part.fingerprint)}/part.json", part)
-
-
-@dataclass(slots=True)
-class _PartList:
-    """The parts of a function: those listed when the run began, those of the run, and what the list names now."""
-
-    earlier: Mapping[str, Part]
-    current: dict[str, Part] = field(default_factory=dict[str, Part])
-    written: frozenset[str] = frozenset()
-
-
-class PartLists:
-    """The lists of finished parts of a stage, one per function, for the length of one run of the stage."""
-
-    def __init__(self) -> None:
-        """Begin with no list; each is read when it is first asked for."""
-        self._lists: dict[str, _PartList] = {}
-
-    def find_parts(self, store: Store, folder: str, function: str, fingerprints: Sequence[str]) -> dict[str, Part]:
-        """Return the finished parts among some, by fingerprint; on an object store from the list of the last build."""
-        if store.is_local:
-            loaded = [load_kept_part(store, folder, name) for name in fingerprints]
-            return {part.fingerprint: part for part in loaded if part is not None}
-        earlier = self._open(store, folder, function).earlier
-        found = {
-            name: earlier[name]
-            for name in fingerprints
-            if name in earlier and all(store.has(file) for file in earlier[name].files.values())
-        }
-        others = [name for name in dict.fromkeys(fingerprints) if name not in found]
-        with ThreadPoolExecutor(CONCURRENT_REQUESTS) as threads:
-            loaded = list(threads.map(partial(load_kept_part, store, folder), others))
-        return found | {part.fingerprint: part for part in loaded if part is not None}
-
-    def add_parts(self, store: Store, folder: str, function: str, parts: Iterable[Part]) -> None:
-        """Have the list name these parts and those of the run's other maps, so that the next build reads it alone."""
-        if store.is_local:
-            return
-        own = self._open(store, folder, function)
-        own.current |= {part.fingerprint: part for part in parts}
-        if not own.current.keys() <= own.written:
-            store.write_sealed_list([_list_path(folder, function)], {"parts": own.current})
-            own.written = frozenset(own.current)
-
-    def _open(self, store: Store, folder: str, function: str) -> _PartList:
-        if function not in self._lists:
-            raw = store.read_sealed(_list_path(folder, function)) or {}
-            earlier = {str(name): parse_part(one) for name, one in raw.get("parts", {}).items()}
-            self._lists[function] = _PartList(earlier, written=frozenset(earlier))
-        return self._lists[function]
-
-
-def _list_path(folder: str, function: str) -> str:
-    return f"{folder}/{KEPT_PARTS_FOLDER}/{function}.json"
 
 
 # ── The stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe ──
@@ -162,8 +90,9 @@ class StageContext:
     ranks: Sequence[str] = ()
     share: Share | None = None
     """The only parts to make; the stage ends where it needs parts of other shares."""
-    """What was made for this build already, which is not counted as reused."""
     part_lists: PartLists = field(default_factory=PartLists)
+    mapped: set[str] = field(default_factory=set[str])
+    """Fingerprints of all parts of this run's maps, which garbage collection keeps for the next build."""
 
     @property
     def stage(self) -> str:
@@ -190,6 +119,90 @@ class StageContext:
     def input(self, stage: str) -> Manifest:
         """Return the manifest of another stage of the same dataset."""
         return self.inputs[(*self.dataset_key, stage)]
+
+    def map(self, function: PartFunction[InputsT], inputs: Sequence[InputsT], *, shared: object = None) -> MappedParts:
+        """Return a part for each of the inputs: finished ones are reused, the others are made by the executor.
+
+        Equal inputs give one part, made once. `shared` is handed to the function after the place, and sent once per
+        worker.
+
+        Raises
+        ------
+        OtherSharesMissingError
+            If a share is made, and parts of others are not finished.
+
+        """
+        names = [function.identify(each) for each in inputs]
+        self.mapped.update(names)
+        finished = self.part_lists.find_parts(self.store, self.folder, function.name, names)
+        missing = {name: each for name, each in zip(names, inputs, strict=True) if name not in finished}
+        chosen = self.select_share(missing)
+        threads = 1
+        if function.uses_threads and chosen and not self.pool.spans_hosts:
+            # More than one thread for each part if there are fewer than two parts per worker.
+            # A cluster reserves one core for a task, so there it is one.
+            threads = min(self.pool.workers, -(-2 * self.pool.workers // len(chosen)))
+        if function.uses_threads:
+            chosen = sorted(chosen, key=lambda name: missing[name].input_bytes, reverse=True)
+        tasks = [(missing[name], PartPlace(self.store, self.folder, name, threads)) for name in chosen]
+        batches = batch_tasks(tasks, self.pool.workers) if function.makes_many else [[task] for task in tasks]
+        size = sum(each.input_bytes for each, _ in tasks)
+        made = self.pool.map(partial(make_and_keep, function), batches, size_bytes=size, shared=shared)
+        for part in self._report_progress(chain.from_iterable(made), [each.input_rows for each, _ in tasks]):
+            finished[part.fingerprint] = part
+        self.require_all_shares(chosen, missing)
+        # Shares run at once, and each would overwrite the others' list.
+        if self.share is None:
+            reusable = [part for part in finished.values() if function.is_reusable(part)]
+            self.part_lists.add_parts(self.store, self.folder, function.name, reusable)
+        return MappedParts(
+            [finished[name] for name in names],
+            sum(name not in missing for name in names),
+            sum(each.input_rows for each in missing.values()),
+        )
+
+    def place(self, *identity: object) -> PartPlace:
+        """Return the place of a part that the stage itself makes, without a map, from what decides its content."""
+        return PartPlace(self.store, self.folder, digest_json(*map(identify, identity)))
+
+    def drop_parts(self, parts: Sequence[Part]) -> None:
+        """Remove parts of a map that no later build needs."""
+        for part in parts:
+            self.store.remove(part_folder(self.folder, part.fingerprint))
+            self.mapped.discard(part.fingerprint)
+
+    def select_share(self, missing: Iterable[str]) -> list[str]:
+        """Return those fingerprints of missing parts that this process makes: all of them, except for a share."""
+        return [name for name in missing if self.share is None or self.share.has(name)]
+
+    @staticmethod
+    def require_all_shares(chosen: Sized, missing: Sized) -> None:
+        """End the stage here if other shares have to make some of the parts that were missing."""
+        if len(chosen) < len(missing):
+            raise OtherSharesMissingError(len(chosen), len(missing) - len(chosen))
+
+    def _report_progress(self, made: Iterator[Part], rows: Sequence[int]) -> Iterator[Part]:
+        """Pass parts through, and report before the first part and after each how far the stage is."""
+        begin, rows_done, tokens = time.monotonic(), 0, 0
+
+        def report(done: int) -> None:
+            if self.progress is not None and rows:
+                self.progress(
+                    "/".join(self.key[1:]),
+                    done=done,
+                    total=len(rows),
+                    rows=rows_done,
+                    total_rows=sum(rows),
+                    tokens=tokens,
+                    seconds=time.monotonic() - begin,
+                )
+
+        report(0)
+        for done, part in enumerate(made, 1):
+            rows_done += rows[done - 1]
+            tokens += int(part.facts.get("tokens", 0))
+            report(done)
+            yield part
 
 
 @dataclass(slots=True)
@@ -348,158 +361,6 @@ class StageDeclaration:
         `inputs` maps the keys of its inputs to content versions; `waivers` are all that apply.
         """
         return digest_json(code_version, dict(inputs), list(waivers), list(outside))
-
-
-# ── Parts ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-BATCH_BYTES = 4 << 20
-"""Maximum size of the parts that are made together: their fixed cost is then small, and so is the memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartTask:
-    """A part to make or reuse: its fingerprint, its task, and the size of its input."""
-
-    fingerprint: str
-    task: Any
-    rows: int
-    size_bytes: int
-
-
-class _PlannedPart(Protocol):
-    @property
-    def fingerprint(self) -> str: ...
-
-
-PlannedT = TypeVar("PlannedT", bound=_PlannedPart)
-
-
-def select_own_parts(context: StageContext, missing: Sequence[PlannedT]) -> Sequence[PlannedT]:
-    """Return those of the missing parts that this process makes: all of them, except for a share."""
-    return missing if context.share is None else [one for one in missing if context.share.has(one.fingerprint)]
-
-
-def require_all_shares(own: Sequence[object], missing: Sequence[object]) -> None:
-    """End the stage here if other shares have to make some of the parts that were missing."""
-    if len(own) < len(missing):
-        raise OtherSharesMissingError(len(own), len(missing) - len(own))
-
-
-def _is_always_reusable(_: Part) -> bool:
-    return True
-
-
-def make_parts(
-    context: StageContext,
-    function: Callable[..., Part],
-    planned: Sequence[PartTask],
-    *,
-    is_reusable: Callable[[Part], bool] = _is_always_reusable,
-    shared: object = None,
-    set_threads: Callable[[Any, int], Any] | None = None,
-    make_many: Callable[[Sequence[Any]], list[Part]] | None = None,
-) -> tuple[list[Part], int, int]:
-    """Return all parts in order: kept ones are reused, the others are made by the executor.
-
-    Later builds make a part again that is not `is_reusable`, a module-level function. `function` is given a task, and
-    what is `shared` if there is such. Returns the parts, how many were reused, and how many rows were read to make the
-    others. `set_threads`, for a stage with few tasks of uneven size, returns a task that may use so many threads: the
-    largest tasks then begin first, and use the cores for which there is no task. `make_many`, for a stage of small
-    parts with a fixed cost, makes the same parts as `function`, of several tasks at once.
-
-    Raises
-    ------
-    OtherSharesMissingError
-        If a share is made, and parts of others are not finished.
-
-    """
-    names = [p.fingerprint for p in planned]
-    kept = context.part_lists.find_parts(context.store, context.folder, function.__name__, names)
-    missing = [p for p in planned if p.fingerprint not in kept]
-    share = select_own_parts(context, missing)
-    if set_threads is not None:
-        # More than one thread for each task if there are fewer than two tasks per worker.
-        # A cluster reserves one core for a task, so there it is one.
-        pool = context.pool
-        threads = 1 if pool.spans_hosts or not share else min(pool.workers, -(-2 * pool.workers // len(share)))
-        largest_first = sorted(share, key=lambda plan: plan.size_bytes, reverse=True)
-        share = [replace(plan, task=set_threads(plan.task, threads)) for plan in largest_first]
-    size = sum(p.size_bytes for p in share)
-    if make_many is None:
-        make = partial(_make_and_keep, function, is_reusable, context.store, context.folder)
-        results = context.pool.map(make, [p.task for p in share], size_bytes=size, shared=shared)
-    else:
-        make_batch = partial(_make_and_keep_many, make_many, is_reusable, context.store, context.folder)
-        batches = _batch_tasks(share, context.pool.workers)
-        results = chain.from_iterable(context.pool.map(make_batch, batches, size_bytes=size, shared=shared))
-    for part, plan in zip(_report_progress(context, results, share), share, strict=True):
-        kept[plan.fingerprint] = part
-    require_all_shares(share, missing)
-    # Shares run at once, and each would overwrite the others' list.
-    if context.share is None:
-        reusable = [part for part in kept.values() if is_reusable(part)]
-        context.part_lists.add_parts(context.store, context.folder, function.__name__, reusable)
-    return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
-
-
-def _make_and_keep(
-    function: Callable[..., Part],
-    is_reusable: Callable[[Part], bool],
-    store: Store,
-    stage_folder: str,
-    *given: object,
-) -> Part:
-    part = function(*given)
-    if is_reusable(part):
-        save_kept_part(store, stage_folder, part)
-    return part
-
-
-def _make_and_keep_many(
-    make_many: Callable[..., list[Part]],
-    is_reusable: Callable[[Part], bool],
-    store: Store,
-    stage_folder: str,
-    *given: object,
-) -> list[Part]:
-    parts = make_many(*given)
-    for part in filter(is_reusable, parts):
-        save_kept_part(store, stage_folder, part)
-    return parts
-
-
-def _batch_tasks(planned: Sequence[PartTask], workers: int) -> list[list[Any]]:
-    """Return the tasks in batches of at most `BATCH_BYTES`, and smaller ones if each worker would get fewer than 4."""
-    limit = min(BATCH_BYTES, sum(one.size_bytes for one in planned) // (4 * workers))
-    batches: list[list[Any]] = []
-    size = 0
-    for one in planned:
-        if not batches or size + one.size_bytes > limit:
-            batches.append([])
-            size = 0
-        batches[-1].append(one.task)
-        size += one.size_bytes
-    return batches
-
-
-def _report_progress(context: StageContext, made: Iterator[Part], planned: Sequence[PartTask]) -> Iterator[Part]:
-    """Pass parts through, and report before the first part and after each how far the stage is."""
-    begin, rows, tokens, total_rows = time.monotonic(), 0, 0, sum(plan.rows for plan in planned)
-
-    def report(done: int) -> None:
-        if context.progress is not None and planned:
-            where, seconds = "/".join(context.key[1:]), time.monotonic() - begin
-            context.progress(
-                where, done=done, total=len(planned), rows=rows, total_rows=total_rows, tokens=tokens, seconds=seconds
-            )
-
-    report(0)
-    for done, part in enumerate(made, 1):
-        rows += planned[done - 1].rows
-        tokens += int(part.facts.get("tokens", 0))
-        report(done)
-        yield part
 
 
 def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.LazyFrame:

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from rowmill.core.arrays import format_count
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, TOKENIZED_EXAMPLES
-from rowmill.core.storage import digest_json, read_tables
+from rowmill.core.storage import read_tables
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
-from rowmill.schema.manifest import DisplayTable
+from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages import generated_tables, generated_texts, tokenizer_files
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
@@ -196,10 +196,9 @@ def _build_series_output(context: StageContext, meant: GeneratedTextSpec, result
         raw = item.text.encode("utf-8", "surrogatepass")
         log.add(f"{item.source}#{number}", Rejected(item.reason, item.column), raw)
     statuses = Counter(series.status for series in result.series)
-    content = digest_json([accepted.texts, log.row_ids, log.reasons])
-    part = generated_texts.save_parsed_part(
-        context.store, context.folder, content, accepted, log, {"kept": len(result.records)}
-    )
+    place = context.place(accepted.texts, log.row_ids, log.reasons)
+    content = generated_texts.save_records(place, accepted, log, {"kept": len(result.records)})
+    part = Part(place.fingerprint, content.files, content.facts)
     reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
     bad = sum(count for reason, count in reasons.items() if reason not in UNUSED_REASONS)
     beside = generated_tables.compare_with_train(context, [part])

@@ -6,6 +6,7 @@ each table, because the measures sort values in memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,17 +47,6 @@ class TrainComparison:
     samples: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _TrainSearchTask:
-    """A part of training rows, of which every `stride`-th row is sampled."""
-
-    root: str
-    rows: File
-    columns: tuple[str, ...]
-    compared: tuple[str, ...]
-    stride: int
-
-
 def compare_with_train(context: StageContext, parts: Sequence[Part]) -> TrainComparison:
     """Compare the records of some parts with the rows that the model was trained on."""
     trained = context.input(TOKENIZED_EXAMPLES)
@@ -74,9 +64,9 @@ def compare_with_train(context: StageContext, parts: Sequence[Part]) -> TrainCom
     cells = read_cells(generated.column("record"), schema.names)
     hashes = _sum_cell_hashes(cells, compared)
     files, stride = rows.files("rows"), -(-train // MAX_SAMPLED_ROWS)
-    tasks = [_TrainSearchTask(context.store.root, file, schema.names, compared, stride) for file in files]
+    search = partial(search_train_part, context.store, schema.names, compared, stride)
     size = sum(file.bytes for file in files)
-    made = list(context.pool.map(search_train_part, tasks, size_bytes=size, shared=find_distinct(hashes)))
+    made = list(context.pool.map(search, files, size_bytes=size, shared=find_distinct(hashes)))
     copied = are_among(hashes, find_distinct(np.concatenate([one for one, _, _ in made])))
     every = np.concatenate([one for _, one, _ in made])
     taken = pl.concat([one for _, _, one in made])
@@ -116,15 +106,20 @@ def _build_comparison(
 
 
 def search_train_part(
-    task: _TrainSearchTask, generated: NDArray[np.uint64]
+    store: Store,
+    columns: Sequence[str],
+    compared: Sequence[str],
+    stride: int,
+    file: File,
+    generated: NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], pl.DataFrame]:
-    """Return the generated records equal to training rows of a part, a hash per row, and the cells of sampled rows."""
-    rows = Store(task.root).table(task.rows, ["split", "record"])
+    """Return the generated records that a part's training rows equal, a hash per row, and every `stride`-th's cells."""
+    rows = store.table(file, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
-    cells = read_cells(train.column("record"), task.columns)
-    hashes = _sum_cell_hashes(cells, task.compared)
+    cells = read_cells(train.column("record"), columns)
+    hashes = _sum_cell_hashes(cells, compared)
     equal = generated[are_among(generated, find_distinct(hashes))]
-    return equal, hashes, cells.gather_every(task.stride)
+    return equal, hashes, cells.gather_every(stride)
 
 
 def _sum_cell_hashes(cells: pl.DataFrame, names: Sequence[str]) -> NDArray[np.uint64]:

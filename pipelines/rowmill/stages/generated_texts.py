@@ -19,7 +19,7 @@ servers report that they removed the EOS.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
@@ -34,11 +34,12 @@ from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS, TOKENIZED
 from rowmill.core.storage import Store
 from rowmill.formats import Records
 from rowmill.schema import manifest
-from rowmill.schema.manifest import File, Manifest, Part
+from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import Rejected
 from rowmill.sources import ContentStager, FileScan, GeneratedSource, GenerationStage
 from rowmill.stages.base import StageContext
-from rowmill.stages.part_files import RejectLog, count_accounts, write_table
+from rowmill.stages.part_files import RejectLog, count_accounts
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 from rowmill.tabular import parsing
 from rowmill.tabular.generation import Generation
 from rowmill.tabular.parsing import Parser, PlacementColumns, SpanCounts, TextSpan, Validation
@@ -135,15 +136,23 @@ class GeneratedTextSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ParseTask:
+class ParseInputs(PartInputs):
     """A part of a file to parse."""
 
-    root: str
-    folder: str
-    fingerprint: str
-    base: str
+    scan_version: int
     part: sources.SourcePart
     meant: GeneratedTextSpec
+    base: Path = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Texts of the part."""
+        return self.part.records
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the part."""
+        return self.part.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +249,14 @@ def read_texts(part: sources.SourcePart, base: Path) -> Iterator[GeneratedText]:
                     yield GeneratedText(text_id, "", is_closed=False, rejected=rejected, raw=record.raw)
 
 
-def parse_texts(task: ParseTask) -> Part:
+@part_function(version=1)
+def parse_texts(inputs: ParseInputs, place: PartPlace) -> PartResult:
     """Parse the texts of a part, and write records and rejects."""
-    parser, write = _open_parser(task.meant)
+    parser, write = _open_parser(inputs.meant)
     log = RejectLog(PARSED_RECORDS)
     made = AcceptedRecords()
     reports: list[SpanCounts] = []
-    for text in read_texts(task.part, Path(task.base)):
+    for text in read_texts(inputs.part, inputs.base):
         if text.rejected is not None:
             log.add(text.text_id, text.rejected, text.raw)
             continue
@@ -262,7 +272,7 @@ def parse_texts(task: ParseTask) -> Part:
         "characters": dict(report.characters),
         **count_accounts(log),
     }
-    return save_parsed_part(Store(task.root), task.folder, task.fingerprint, made, log, facts)
+    return save_records(place, made, log, facts)
 
 
 def log_invalid_spans(log: RejectLog, text_id: str, text: str, spans: Sequence[TextSpan]) -> None:
@@ -290,19 +300,12 @@ class AcceptedRecords:
             self.texts.append(line.removesuffix("\n"))
 
 
-def save_parsed_part(
-    store: Store, folder: str, fingerprint: str, made: AcceptedRecords, log: RejectLog, facts: dict[str, Any]
-) -> Part:
+def save_records(place: PartPlace, made: AcceptedRecords, log: RejectLog, facts: dict[str, Any]) -> PartResult:
     """Write a part's records and rejects."""
-    path = f"{folder}/parts/{fingerprint}"
     table = pa.table(
         [[log.stage] * len(made.ids), made.ids, pa.array(made.numbers, pa.int32()), made.texts], schema=PARSED
     )
-    files: dict[str, File] = {
-        "records": write_table(store, f"{path}/records.arrow", table),
-        "rejects": write_table(store, f"{path}/rejects.arrow", log.table()),
-    }
-    return Part(fingerprint, files, facts)
+    return PartResult({"records": place.write("records", table), "rejects": place.write("rejects", log.table())}, facts)
 
 
 def get_generation_options(context: StageContext) -> tuple[Records, Generation]:

@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,11 +21,10 @@ import orjson
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from rowmill import sources
 from rowmill.core.arrays import format_count
-from rowmill.core.arrow_files import encode_table
+from rowmill.core.arrow_files import encode_parquet, encode_table
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema import manifest
@@ -37,23 +35,17 @@ from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages import inputs
 from rowmill.stages.base import StageContext
+from rowmill.stages.parts import PartPlace
 
 
 def write_table(store: Store, path: str, table: pa.Table) -> File:
     """Write a table that only stages read, atomically, as an Arrow file."""
-    return _write_content(store, path, encode_table(table), table.num_rows)
+    return store.put(path, encode_table(table), table.num_rows)
 
 
 def write_parquet(store: Store, path: str, table: pa.Table) -> File:
     """Write a table that other programs read, too, atomically."""
-    buffer = BytesIO()
-    pq.write_table(table, buffer, compression="zstd", compression_level=1)
-    return _write_content(store, path, buffer.getvalue(), table.num_rows)
-
-
-def _write_content(store: Store, path: str, content: bytes, rows: int) -> File:
-    store.write(path, content)
-    return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=rows)
+    return store.put(path, encode_parquet(table), table.num_rows)
 
 
 @dataclass(slots=True)
@@ -86,19 +78,16 @@ class RejectLog:
 
 
 def write_accounts(
-    store: Store,
-    stage_folder: str,
-    fingerprint: str,
+    place: PartPlace,
     kept: pa.ChunkedArray,
     log: RejectLog,
     left_out: Sequence[str] = (),
     state: str = NOT_TAKEN,
 ) -> dict[str, File]:
     """Write the rejects and the ledger of a part; `left_out` records share one state."""
-    at = f"{stage_folder}/parts/{fingerprint}"
     return {
-        "rejects": _write_rejects(store, stage_folder, at, log),
-        "ledger": write_table(store, f"{at}/ledger.arrow", _build_ledger(kept, log, left_out, state)),
+        "rejects": _write_rejects(place, log),
+        "ledger": place.write("ledger", _build_ledger(kept, log, left_out, state)),
     }
 
 
@@ -115,14 +104,14 @@ def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NO
     }
 
 
-def _write_rejects(store: Store, stage_folder: str, at: str, log: RejectLog) -> File:
+def _write_rejects(place: PartPlace, log: RejectLog) -> File:
     """Write a part's rejects; parts without rejects share one file."""
     if log.row_ids:
-        return write_table(store, f"{at}/rejects.arrow", log.table())
-    path = f"{stage_folder}/no_rejects.arrow"
+        return place.write("rejects", log.table())
+    path = f"{place.stage_folder}/no_rejects.arrow"
     content = _empty_rejects()
-    if not store.exists(path):
-        store.write(path, content)
+    if not place.store.exists(path):
+        place.store.write(path, content)
     return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=0)
 
 

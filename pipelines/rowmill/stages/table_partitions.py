@@ -14,19 +14,19 @@ gives its rows other ids, and with these the examples that have them.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
-from rowmill.core.storage import File, Store, digest_json, map_reads, read_tables
+from rowmill.core.storage import File, Store, map_reads, read_tables
 from rowmill.formats import Records
 from rowmill.packing.pack_plan import cut_groups
 from rowmill.schema.manifest import Part
-from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
-from rowmill.stages.part_files import write_table
+from rowmill.stages.base import StageContext
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
+from rowmill.stages.shuffle import collect_buckets, cut_blocks, write_buckets
 from rowmill.tabular import row_index
 from rowmill.tabular.row_index import KEY_COLUMNS, RowIndex
 from rowmill.tabular.schema import RecordSchema
@@ -112,8 +112,6 @@ def read_row_column(store: Store, files: Sequence[File], index: RowIndex, rows: 
 # ── The rows of a table in partitions, each of which one task plans ──
 
 
-VERSION = 1
-"""Increase it when the rows of a partition may be others, or the files of blocks may have other content."""
 BLOCK_ROWS = 1 << 21
 """Rows of a block, whose keys a task holds: some 200 bytes each."""
 
@@ -146,10 +144,10 @@ def choose_borders(context: StageContext, rows: Sequence[File]) -> PartitionBord
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """A part of rows, the ids of its records, and the fingerprint of these ids."""
+    """A part of rows, the ids of its records, and the fingerprint of these ids, which identifies both."""
 
-    rows: File
-    tokens: File
+    rows: File = field(compare=False)
+    tokens: File = field(compare=False)
     fingerprint: str
 
 
@@ -167,7 +165,7 @@ class TablePartition:
     name: str | None = None
 
     @property
-    def content(self) -> list[object]:
+    def identity(self) -> list[object]:
         """Everything that decides which rows it has, how they are numbered, what they are called, and their lengths."""
         names = [part.fingerprint for part in self.parts]
         if not self.keys:
@@ -213,64 +211,46 @@ _KEY_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class KeyBlockTask:
+class KeyBlockInputs(PartInputs):
     """Consecutive parts whose keys and lengths are divided among partitions."""
 
-    root: str
-    folder: str
-    fingerprint: str
     parts: tuple[RowPart, ...]
     bits: int
 
+    @property
+    def input_rows(self) -> int:
+        """Rows of the parts."""
+        return sum(part.rows.rows for part in self.parts)
 
-def partition_rows(
-    context: StageContext, borders: PartitionBorders, parts: Sequence[RowPart]
-) -> tuple[list[TablePartition], list[str]]:
-    """Return the partitions of a table, and the fingerprints of what was written for them."""
+    @property
+    def input_bytes(self) -> int:
+        """Size of the rows."""
+        return sum(part.rows.bytes for part in self.parts)
+
+
+def partition_rows(context: StageContext, borders: PartitionBorders, parts: Sequence[RowPart]) -> list[TablePartition]:
+    """Return the partitions of a table."""
     if not borders.bits:
-        return [TablePartition(first, tuple(parts[first:end])) for first, end in borders.runs], []
-    # Blocks of at most `BLOCK_ROWS` rows; appended parts change the last block only.
-    blocks: list[tuple[RowPart, ...]] = []
-    first, total = 0, 0
-    for number, part in enumerate(parts):
-        if total + part.rows.rows > BLOCK_ROWS and number > first:
-            blocks.append(tuple(parts[first:number]))
-            first, total = number, 0
-        total += part.rows.rows
-    blocks.append(tuple(parts[first:]))
-    planned: list[PartTask] = []
-    for block in blocks:
-        fingerprint = digest_json("table keys", VERSION, [part.fingerprint for part in block], borders.bits)
-        task = KeyBlockTask(context.store.root, context.folder, fingerprint, block, borders.bits)
-        planned.append(
-            PartTask(fingerprint, task, sum(part.rows.rows for part in block), sum(part.rows.bytes for part in block))
-        )
-    written = make_parts(context, split_block_keys, planned)[0]
-    found: list[TablePartition] = []
-    for number in range(1 << borders.bits):
-        keys = tuple(
-            (len(block), of_block.files.get(str(number))) for block, of_block in zip(blocks, written, strict=True)
-        )
-        if any(file is not None for _, file in keys):
-            found.append(TablePartition(0, tuple(parts), keys, name_partition(number, borders.bits)))
-    return found, [task.fingerprint for task in planned]
+        return [TablePartition(first, tuple(parts[first:end])) for first, end in borders.runs]
+    blocks = cut_blocks([part.rows.rows for part in parts], BLOCK_ROWS)
+    written = context.map(
+        split_block_keys, [KeyBlockInputs(tuple(parts[block.start : block.stop]), borders.bits) for block in blocks]
+    ).parts
+    partitions: list[TablePartition] = []
+    for number, lines in collect_buckets(written):
+        file_of_block = {block.block: block.lines for block in lines}
+        keys = tuple((len(block), file_of_block.get(at)) for at, block in enumerate(blocks))
+        partitions.append(TablePartition(0, tuple(parts), keys, name_partition(number, borders.bits)))
+    return partitions
 
 
-def split_block_keys(task: KeyBlockTask) -> Part:
+@part_function(version=1)
+def split_block_keys(inputs: KeyBlockInputs, place: PartPlace) -> PartResult:
     """Write the keys and lengths of a block's rows, in a file per partition."""
-    store = Store(task.root)
-    tables = map_reads(store, lambda one: _read_part_keys(store, *one), enumerate(task.parts))
+    tables = map_reads(place.store, lambda numbered: _read_part_keys(place.store, *numbered), enumerate(inputs.parts))
     lines = pa.concat_tables(tables)
-    of_partition = row_index.assign_partitions(lines.column("group_key"), task.bits)
-    order = np.argsort(of_partition, kind="stable")
-    borders = np.searchsorted(of_partition[order], np.arange((1 << task.bits) + 1))
-    at = part_folder(task.folder, task.fingerprint)
-    files = {
-        str(number): write_table(store, f"{at}/keys-{number:03d}.arrow", lines.take(pa.array(order[begin:end])))
-        for number, (begin, end) in enumerate(pairwise(borders.tolist()))
-        if begin < end
-    }
-    return Part(task.fingerprint, files, {})
+    of_partition = row_index.assign_partitions(lines.column("group_key"), inputs.bits)
+    return PartResult(write_buckets(place, lines, of_partition.astype(np.int64), 1 << inputs.bits))
 
 
 def _read_part_keys(store: Store, number: int, part: RowPart) -> pa.Table:

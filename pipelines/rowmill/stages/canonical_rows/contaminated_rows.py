@@ -17,7 +17,7 @@ A search is kept under the part's and the index's fingerprints: the next build s
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import pyarrow as pa
 from rowmill import sources
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
-from rowmill.core.storage import File, Store, digest_json
+from rowmill.core.storage import File, Store
 from rowmill.formats.filters import Benchmark, Decontaminate
 from rowmill.formats.messages import get_at_path, is_mapping
 from rowmill.schema import manifest
@@ -47,7 +47,7 @@ from rowmill.similarity.contamination import (
 from rowmill.similarity.words import HashedTexts, hash_words, make_offsets, split_words
 from rowmill.sources import FileScan
 from rowmill.sources.reading import read_records
-from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.rewritten_parts import plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import (
     MAX_SHOWN_CHARS,
@@ -57,10 +57,7 @@ from rowmill.stages.canonical_rows.row_texts import (
     shorten_text,
 )
 from rowmill.stages.inputs import load_scans
-from rowmill.stages.part_files import write_table
-
-ITEMS_VERSION = 2
-"""Increase it when the same benchmarks may give other items or another index."""
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 
 ITEM_SCHEMA = pa.schema(
     [
@@ -107,34 +104,45 @@ def identify_benchmarks(scanned: Sequence[ScannedBenchmark]) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _IndexTask:
-    root: str
-    folder: str
-    fingerprint: str
-    base: str
-    where: str
-    options: Decontaminate
-    scanned: tuple[ScannedBenchmark, ...]
+class IndexInputs(PartInputs):
+    """The benchmarks' files, and the options that decide their items."""
+
+    options: dict[str, Any]
+    benchmarks: list[Any]
+    """What identifies the content of the files (`identify_benchmarks`)."""
+    scanned: tuple[ScannedBenchmark, ...] = field(compare=False)
+    base: Path = field(compare=False)
+    where: str = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Records of the benchmarks."""
+        return sum(scan.records for benchmark in self.scanned for scan in benchmark.scans)
 
 
 def make_index(context: StageContext, options: Decontaminate, scanned: tuple[ScannedBenchmark, ...]) -> Part:
     """Return the part that holds the items and the index, made now or by an earlier build."""
-    decides = options.model_dump(mode="json", exclude={"coverage", "action"})
-    fingerprint = digest_json("benchmark items", ITEMS_VERSION, decides, identify_benchmarks(scanned))
-    where = f"datasets.{context.dataset_name}.filters.decontaminate"
-    task = _IndexTask(context.store.root, context.folder, fingerprint, str(context.base), where, options, scanned)
-    records = sum(scan.records for one in scanned for scan in one.scans)
-    [made], _, _ = make_parts(context, _make_index_part, [PartTask(fingerprint, task, records, 0)])
-    return made
+    inputs = IndexInputs(
+        options.model_dump(mode="json", exclude={"coverage", "action"}),
+        identify_benchmarks(scanned),
+        scanned,
+        context.base,
+        f"datasets.{context.dataset_name}.filters.decontaminate",
+    )
+    [index] = context.map(index_benchmarks, [inputs]).parts
+    return index
 
 
-def _make_index_part(task: _IndexTask) -> Part:
+@part_function(version=2)
+def index_benchmarks(inputs: IndexInputs, place: PartPlace) -> PartResult:
+    """Write the benchmarks' items, and the index of their n-grams."""
+    ngram, max_ngrams = inputs.options["ngram"], inputs.options["max_ngrams"]
     lines: list[dict[str, Any]] = []
     counts: list[list[Any]] = []
-    for benchmark in task.scanned:
+    for benchmark in inputs.scanned:
         before = 0
         for scan in benchmark.scans:
-            records = _read_file(benchmark.options, scan, Path(task.base))
+            records = _read_file(benchmark.options, scan, inputs.base)
             lines += [line | {"item": before + line["record"] - 1} for line in records]
             counts.append([benchmark.options.name, scan.url, scan.records, len(records)])
             before += scan.records
@@ -146,25 +154,24 @@ def _make_index_part(task: _IndexTask) -> Part:
     lengths = words.lengths
     words = HashedTexts(words.hashes[np.repeat(is_kept, lengths)], make_offsets(lengths[is_kept]))
     owners = np.searchsorted(kept, owners[is_kept])
-    ngrams = int(np.maximum(words.lengths - task.options.ngram + 1, 0).sum())
-    if ngrams > task.options.max_ngrams:
+    ngrams = int(np.maximum(words.lengths - ngram + 1, 0).sum())
+    if ngrams > max_ngrams:
         raise ConfigError(
-            f"{task.where}.max_ngrams: the items of {len(task.scanned)} benchmarks have {ngrams:,} n-grams of "
-            f"{task.options.ngram} words; at most {task.options.max_ngrams:,} are allowed, since every worker holds "
+            f"{inputs.where}.max_ngrams: the items of {len(inputs.scanned)} benchmarks have {ngrams:,} n-grams of "
+            f"{ngram} words; at most {max_ngrams:,} are allowed, since every worker holds "
             "them; raise max_ngrams, or name fewer fields or files"
         )
-    index = build_index(words, owners, len(kept), task.options.ngram)
+    index = build_index(words, owners, len(kept), ngram)
     items = pa.Table.from_pylist(
         [lines[k] | {"words": count} for k, count in zip(kept.tolist(), index.words.tolist(), strict=True)],
         schema=ITEM_SCHEMA,
     )
-    at, store = part_folder(task.folder, task.fingerprint), Store(task.root)
     files = {
-        "items": write_table(store, f"{at}/items.arrow", items),
-        "ngrams": write_table(store, f"{at}/ngrams.arrow", _make_table(index.ngrams)),
-        "short": write_table(store, f"{at}/short.arrow", _make_table(index.short)),
+        "items": place.write("items", items),
+        "ngrams": place.write("ngrams", _make_table(index.ngrams)),
+        "short": place.write("short", _make_table(index.short)),
     }
-    return Part(task.fingerprint, files, {"files": counts, "items": len(kept), "ignored_ngrams": index.ignored})
+    return PartResult(files, {"files": counts, "items": len(kept), "ignored_ngrams": index.ignored})
 
 
 def _make_table(columns: ItemNGrams | ShortTexts) -> pa.Table:
@@ -217,9 +224,9 @@ class BenchmarkItems:
 
 
 @lru_cache(maxsize=1)
-def load_items(root: str, files: tuple[tuple[str, File], ...], n: int) -> BenchmarkItems:
+def load_items(store: Store, files: tuple[tuple[str, File], ...], n: int) -> BenchmarkItems:
     """Load an index; a worker loads it once."""
-    store, by_name = Store(root), dict(files)
+    by_name = dict(files)
     items = store.table(by_name["items"]).combine_chunks()
     ngrams, short = (store.table(by_name[name]) for name in ("ngrams", "short"))
 
@@ -238,9 +245,6 @@ def load_items(root: str, files: tuple[tuple[str, File], ...], n: int) -> Benchm
 
 # ── Finds the rows that have an item of a benchmark, over all parts, and removes them ──
 
-
-SEARCH_VERSION = 1
-"""Increase it when a row may match another item, or with another coverage."""
 
 CONTAMINATION_FILE = "contamination"
 
@@ -271,7 +275,6 @@ class ContaminationSearch:
     fewest_items: int
     """Items in the benchmark file that has fewest."""
     tables: Mapping[str, DisplayTable]
-    made_of: frozenset[str]
 
 
 def remove_contaminated_rows(
@@ -283,46 +286,46 @@ def remove_contaminated_rows(
         return None
     index = make_index(context, options, scanned)
     texts = TextSource.of_dataset(context)
-    decides = [index.fingerprint, options.coverage, *texts.identity]
-    files = tuple(sorted(index.files.items()))
-    searches: list[PartTask] = []
-    for part in made:
-        fingerprint, rows = digest_json("contamination", SEARCH_VERSION, part.fingerprint, *decides), part.files["rows"]
-        task = _SearchTask(context.store.root, context.folder, fingerprint, rows, texts, files, options)
-        searches.append(PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes))
-    searched, _, _ = make_parts(context, search_part, searches)
+    searched = context.map(
+        search_part,
+        [SearchInputs(part.files["rows"], texts, index, options.ngram, options.coverage) for part in made],
+    ).parts
     parts = made
     if options.action == "reject":
         removals = [dict(_list_rejects(context, part)) for part in searched]
-        planned = [plan_removal(context, part, removed) for part, removed in zip(made, removals, strict=True)]
-        parts = rewrite_parts(context, made, planned)
+        changes = [plan_removal(part, removed) for part, removed in zip(made, removals, strict=True)]
+        parts = rewrite_parts(context, made, changes)
     return ContaminationSearch(
         parts=parts,
         found=[part.files for part in searched],
         rows=sum(int(part.facts["rows"]) for part in searched),
         fewest_items=min(int(items) for _, _, _, items in index.facts["files"]),
         tables=_build_tables(context, index, searched),
-        made_of=frozenset({index.fingerprint, *(part.fingerprint for part in searched)}),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _SearchTask:
-    root: str
-    folder: str
-    fingerprint: str
+class SearchInputs(PartInputs):
+    """The rows of a part, and the index to search them with."""
+
     rows: File
     texts: TextSource
-    index: tuple[tuple[str, File], ...]
-    options: Decontaminate
+    index: Part
+    ngram: int
+    coverage: float
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of the part."""
+        return self.rows.rows
 
 
-def search_part(task: _SearchTask) -> Part:
+@part_function(version=1)
+def search_part(inputs: SearchInputs, place: PartPlace) -> PartResult:
     """Find the rows of a part that have an item of a benchmark."""
-    store = Store(task.root)
-    rows = store.table(task.rows, ("row_id", *task.texts.columns))
-    known = load_items(task.root, task.index, task.options.ngram)
-    lines = list(_match_rows(known, task.texts.list_texts(rows), task.options.coverage))
+    rows = place.store.table(inputs.rows, ("row_id", *inputs.texts.columns))
+    known = load_items(place.store, tuple(sorted(inputs.index.files.items())), inputs.ngram)
+    lines = list(_match_rows(known, inputs.texts.list_texts(place.store, rows), inputs.coverage))
     files: dict[str, File] = {}
     if lines:
         row_ids = rows.column("row_id").take(pa.array([line["place"] for line in lines])).to_pylist()
@@ -330,9 +333,8 @@ def search_part(task: _SearchTask) -> Part:
             [line | {"row_id": row_id} for line, row_id in zip(lines, row_ids, strict=True)],
             schema=CONTAMINATION_SCHEMA,
         )
-        path = f"{part_folder(task.folder, task.fingerprint)}/contamination.arrow"
-        files[CONTAMINATION_FILE] = write_table(store, path, table)
-    return Part(task.fingerprint, files, {"rows": len(lines)})
+        files[CONTAMINATION_FILE] = place.write("contamination", table)
+    return PartResult(files, {"rows": len(lines)})
 
 
 def _match_rows(benchmark_items: BenchmarkItems, texts: RowTexts, coverage: float) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ Only rows that share a key with another are looked at together, and buckets are 
 calling process follows the number of candidates, not of rows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.json import to_json
-from rowmill.core.storage import File, Store, digest_json
+from rowmill.core.storage import File, Store
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.near_duplicates import (
@@ -44,14 +44,12 @@ from rowmill.similarity.near_duplicates import (
     hash_bands,
 )
 from rowmill.similarity.words import hash_words, join_texts, make_offsets
-from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
-from rowmill.stages.canonical_rows.duplicate_rows import PartBlock, count_buckets, cut_blocks, write_buckets
-from rowmill.stages.canonical_rows.rewritten_parts import plan_removal, rewrite_parts
+from rowmill.stages.base import StageContext
+from rowmill.stages.canonical_rows.rewritten_parts import RewriteInputs, plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
-from rowmill.stages.part_files import scratch_folder, write_table
-
-BANDS_VERSION = 1
-"""Increase it when the files of blocks and buckets may have other content."""
+from rowmill.stages.part_files import scratch_folder
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
+from rowmill.stages.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
 
 BLOCK_LINES = 1 << 22
 """Lines of a block, some 64 MB."""
@@ -62,20 +60,34 @@ def collect_groups(context: StageContext, signed: Sequence[Part], starts: Ints) 
 
     `starts` are the first rows of the parts; each part has its lines in the file `bands`, and their number in `lines`.
     """
-    blocks = cut_blocks(signed, "lines", BLOCK_LINES)
-    # Small integers: the calling process holds all lines at once.
+    blocks = cut_blocks([int(part.facts["lines"]) for part in signed], BLOCK_LINES)
+    buckets = count_buckets(len(blocks))
+    firsts = [int(starts[block.start]) for block in blocks]
+    divided = context.map(
+        split_block_bands,
+        [
+            BlockBands(
+                tuple(signed[number].files["bands"] for number in block),
+                tuple((starts[block.start : block.stop] - first).tolist()),
+                buckets,
+            )
+            for block, first in zip(blocks, firsts, strict=True)
+        ],
+    ).parts
+    compared = context.map(
+        compare_band_bucket,
+        [
+            BucketBands(tuple(block.lines for block in lines), tuple(firsts[block.block] for block in lines))
+            for _, lines in collect_buckets(divided)
+        ],
+    ).parts
+    context.drop_parts(divided)
+    # Small integers: the calling process holds the lines of all shared keys at once.
     groups: list[Integers] = [np.empty(0, np.int32)]
     rows: list[Integers] = [np.empty(0, np.int32)]
     first = 0
-    # Of each bucket, the lines whose key another row has, too.
-    tables: Iterable[pa.Table]
-    if len(blocks) == 1:
-        bands = _read_band_lines(context.store, [part.files["bands"] for part in signed], starts[:-1])
-        tables = [_find_shared_keys(bands)]
-    else:
-        buckets = _compare_blocks(context, blocks, starts)
-        tables = (context.store.table(file) for bucket in buckets for file in bucket.files.values())
-    for table in tables:
+    for part in compared:
+        table = context.store.table(part.files["groups"])
         numbers = table.column("group").to_numpy()
         groups.append(narrow_integers(numbers + first))
         rows.append(narrow_integers(table.column("row").to_numpy()))
@@ -83,11 +95,11 @@ def collect_groups(context: StageContext, signed: Sequence[Part], starts: Ints) 
     return np.concatenate(groups), np.concatenate(rows)
 
 
-def _read_band_lines(store: Store, bands: Sequence[File], starts: Ints) -> pa.Table:
+def _read_band_lines(store: Store, bands: Sequence[File], starts: Sequence[int]) -> pa.Table:
     """Return the lines of some parts, their rows counted from the parts' `starts`."""
     tables = [store.table(file, ("key", "row")) for file in bands]
     keys = [table.column("key").to_numpy() for table in tables]
-    rows = [table.column("row").to_numpy() + start for table, start in zip(tables, starts.tolist(), strict=True)]
+    rows = [table.column("row").to_numpy() + start for table, start in zip(tables, starts, strict=True)]
     return pa.table({"key": np.concatenate(keys), "row": np.concatenate(rows)})
 
 
@@ -108,70 +120,39 @@ def _find_shared_keys(lines: pa.Table) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _BlockTask:
-    root: str
-    folder: str
-    fingerprint: str
+class BlockBands(PartInputs):
+    """The band keys of a block's parts, and the first row of each part in the block."""
+
     bands: tuple[File, ...]
     starts: tuple[int, ...]
     buckets: int
 
 
+@part_function(version=1)
+def split_block_bands(inputs: BlockBands, place: PartPlace) -> PartResult:
+    """Write the lines of a block's parts in a file per bucket, their rows counted through the block."""
+    lines = _read_band_lines(place.store, inputs.bands, inputs.starts)
+    first_bytes = (lines.column("key").to_numpy() >> np.uint64(56)).astype(np.uint8)
+    return PartResult(write_buckets(place, lines, choose_buckets(first_bytes, inputs.buckets), inputs.buckets))
+
+
 @dataclass(frozen=True, slots=True)
-class _BandBucketTask:
-    root: str
-    folder: str
-    fingerprint: str
+class BucketBands(PartInputs):
+    """The lines of one bucket, block by block, and the first row of each block."""
+
     lines: tuple[File, ...]
     starts: tuple[int, ...]
 
 
-def _compare_blocks(context: StageContext, blocks: Sequence[PartBlock], starts: Ints) -> list[Part]:
-    buckets = count_buckets(blocks)
-    firsts = [int(starts[block.first]) for block in blocks]
-    planned: list[PartTask] = []
-    for block, first in zip(blocks, firsts, strict=True):
-        bands = tuple(part.files["bands"] for part in block.parts)
-        own = tuple((starts[block.first : block.first + len(bands)] - first).tolist())
-        fingerprint = digest_json("bands", BANDS_VERSION, [part.fingerprint for part in block.parts], own, buckets)
-        task = _BlockTask(context.store.root, context.folder, fingerprint, bands, own, buckets)
-        planned.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in bands)))
-    split = make_parts(context, split_block_bands, planned)[0]
-    compared: list[PartTask] = []
-    for name in sorted({name for one in split for name in one.files}, key=int):
-        own = [(one.files[name], first) for one, first in zip(split, firsts, strict=True) if name in one.files]
-        fingerprint = digest_json("shared bands", BANDS_VERSION, [one.fingerprint for one in split], firsts, name)
-        files, begins = tuple(file for file, _ in own), tuple(first for _, first in own)
-        task = _BandBucketTask(context.store.root, context.folder, fingerprint, files, begins)
-        compared.append(PartTask(fingerprint, task, 0, sum(file.bytes for file in files)))
-    found = make_parts(context, compare_band_bucket, compared)[0]
-    for one in split:
-        context.store.remove(part_folder(context.folder, one.fingerprint))
-    return found
-
-
-def split_block_bands(task: _BlockTask) -> Part:
-    """Write the lines of a block's parts in a file per bucket, their rows counted through the block."""
-    store = Store(task.root)
-    lines = _read_band_lines(store, task.bands, np.array(task.starts, np.int64))
-    first_bytes = (lines.column("key").to_numpy() >> np.uint64(56)).astype(np.uint8)
-    files = write_buckets(store, part_folder(task.folder, task.fingerprint), lines, first_bytes, task.buckets)
-    return Part(task.fingerprint, files, {})
-
-
-def compare_band_bucket(task: _BandBucketTask) -> Part:
+@part_function(version=1)
+def compare_band_bucket(inputs: BucketBands, place: PartPlace) -> PartResult:
     """Write the rows of a bucket that share a key with another."""
-    store = Store(task.root)
-    found = _find_shared_keys(_read_band_lines(store, task.lines, np.array(task.starts, np.int64)))
-    path = f"{part_folder(task.folder, task.fingerprint)}/groups.arrow"
-    return Part(task.fingerprint, {"groups": write_table(store, path, found)}, {})
+    shared = _find_shared_keys(_read_band_lines(place.store, inputs.lines, inputs.starts))
+    return PartResult({"groups": place.write("groups", shared)})
 
 
 # ── Finds the rows of a dataset that resemble a longer row, over all parts, and removes them ──
 
-
-VERSION = 1
-"""Increase it when another row may go."""
 
 NEAR_DUPLICATES_FILE = "near_duplicates"
 
@@ -196,7 +177,6 @@ class NearDuplicateSearch:
     rows: int
     displaced: int
     tables: Mapping[str, DisplayTable]
-    made_of: frozenset[str]
 
 
 def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDuplicateSearch | None:
@@ -205,30 +185,26 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
     if options is None:
         return None
     texts = TextSource.of_dataset(context)
-    decides = [options.ngram, options.min_words, *texts.identity]
-    tasks: list[PartTask] = []
-    for part in parts:
-        fingerprint, rows = digest_json("signatures", VERSION, part.fingerprint, decides), part.files["rows"]
-        task = _SignTask(context.store.root, context.folder, fingerprint, rows, texts, options.ngram, options.min_words)
-        tasks.append(PartTask(fingerprint, task, int(part.facts["kept"]), rows.bytes))
-    signed, _, _ = make_parts(context, sign_part, tasks)
+    signed = context.map(
+        sign_part,
+        [SignInputs(part.files["rows"], texts, options.ngram, options.min_words) for part in parts],
+    ).parts
     starts = make_offsets([int(part.facts["kept"]) for part in parts])
     removed = _find_removed(context, signed, starts, options.threshold)
     names = _name_rows(context, parts, starts, removed)
     found: list[dict[str, File]] = []
-    planned: list[PartTask | None] = []
+    changes: list[RewriteInputs | None] = []
     for number, part in enumerate(parts):
         # Part by part: lines as Python objects take ten times the memory of the columns that they become.
         lines = _list_lines(removed, names, starts, number)
         found.append(_write_lines(context, part, lines))
-        planned.append(plan_removal(context, part, _reject(lines)) if options.action == "reject" else None)
+        changes.append(plan_removal(part, _reject(lines)) if options.action == "reject" else None)
     return NearDuplicateSearch(
-        parts=rewrite_parts(context, parts, planned),
+        parts=rewrite_parts(context, parts, changes),
         found=found,
         rows=len(removed.rows),
         displaced=int((removed.kept > removed.rows).sum()),
         tables=_tabulate_pairs(context, parts, removed, names, starts),
-        made_of=frozenset(part.fingerprint for part in signed),
     )
 
 
@@ -236,25 +212,29 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
 
 
 @dataclass(frozen=True, slots=True)
-class _SignTask:
-    root: str
-    folder: str
-    fingerprint: str
+class SignInputs(PartInputs):
+    """The rows of a part, whose texts are compared as n-grams of words if they have `min_words`."""
+
     rows: File
     texts: TextSource
     ngram: int
     min_words: int
 
+    @property
+    def input_rows(self) -> int:
+        """Rows of the part."""
+        return self.rows.rows
 
-def sign_part(task: _SignTask) -> Part:
+
+@part_function(version=1)
+def sign_part(inputs: SignInputs, place: PartPlace) -> PartResult:
     """Write the shingles and the band keys of a part's rows; rows with too few words have none."""
-    store = Store(task.root)
-    rows = store.table(task.rows, ("content_hash", *task.texts.columns))
-    texts = task.texts.list_texts(rows)
+    rows = place.store.table(inputs.rows, ("content_hash", *inputs.texts.columns))
+    texts = inputs.texts.list_texts(place.store, rows)
     # A dialogue is one text: what its turns say to each other counts, and turns shorter than an n-gram do.
     words = join_texts(hash_words(texts.texts), texts.rows, texts.count)
-    shingles = collect_shingles(words, task.ngram)
-    asked = np.flatnonzero((words.lengths >= task.min_words) & (shingles.sizes > 0))
+    shingles = collect_shingles(words, inputs.ngram)
+    asked = np.flatnonzero((words.lengths >= inputs.min_words) & (shingles.sizes > 0))
     asked_sizes = shingles.sizes[asked]
     chosen = Shingles(shingles.values[expand_ranges(shingles.offsets[asked], asked_sizes)], make_offsets(asked_sizes))
     keys = hash_bands(compute_signatures(chosen.values, chosen.offsets)).ravel()
@@ -262,14 +242,13 @@ def sign_part(task: _SignTask) -> Part:
     sizes = np.zeros(texts.count, np.int64)
     sizes[asked] = chosen.sizes
     lists = pa.LargeListArray.from_arrays(make_offsets(sizes), pa.array(chosen.values))
-    at = part_folder(task.folder, task.fingerprint)
     bands = pa.table({"key": keys[order], "row": np.repeat(asked, BANDS)[order]})
     columns = {"characters": texts.characters, "content_hash": rows.column("content_hash"), "shingles": lists}
     files = {
-        "bands": write_table(store, f"{at}/bands.arrow", bands),
-        "shingles": write_table(store, f"{at}/shingles.arrow", pa.table(columns)),
+        "bands": place.write("bands", bands),
+        "shingles": place.write("shingles", pa.table(columns)),
     }
-    return Part(task.fingerprint, files, {"lines": len(keys)})
+    return PartResult(files, {"lines": len(keys)})
 
 
 # ── All parts ────────────────────────────────────────────────────────────────────────────────────────
@@ -390,9 +369,7 @@ def _write_lines(context: StageContext, part: Part, lines: Sequence[Mapping[str,
     if not lines:
         return {}
     table = pa.Table.from_pylist(list(lines), schema=NEAR_DUPLICATE_SCHEMA)
-    fingerprint = digest_json("near duplicates", VERSION, part.fingerprint, table.to_pydict())
-    path = f"{part_folder(context.folder, fingerprint)}/near_duplicates.arrow"
-    return {NEAR_DUPLICATES_FILE: write_table(context.store, path, table)}
+    return {NEAR_DUPLICATES_FILE: context.place("near duplicates", part, table).write("near_duplicates", table)}
 
 
 def _tabulate_pairs(
@@ -425,7 +402,9 @@ def _shorten_row_texts(context: StageContext, parts: Sequence[Part], starts: Int
         first, last = np.searchsorted(rows, starts[number : number + 2])
         if first < last:
             places = pa.array(rows[first:last] - starts[number])
-            texts = source.list_texts(context.store.table(part.files["rows"], source.columns).take(places))
+            texts = source.list_texts(
+                context.store, context.store.table(part.files["rows"], source.columns).take(places)
+            )
             for k, row in enumerate(rows[first:last].tolist()):
                 found[row] = shorten_text("\n".join(texts.of_row(k)))
     return found

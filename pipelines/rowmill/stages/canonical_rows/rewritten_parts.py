@@ -27,17 +27,18 @@ from numpy.typing import NDArray
 
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.core.storage import File, Store, digest_json
+from rowmill.core.storage import File
 from rowmill.formats.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.schema.ledger import LEDGER_SCHEMA, REJECTED
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected, subtract_messages
-from rowmill.stages.base import PartTask, StageContext, make_parts
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.text_rows import count_rows
-from rowmill.stages.part_files import RejectLog, row_as_bytes, write_table
+from rowmill.stages.part_files import RejectLog, row_as_bytes
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 
 SPLITS = ("train", "validation", "test")
-"""Meaning of the codes in `RewriteTask.splits`."""
+"""Meaning of the codes in `RewriteInputs.splits`."""
 
 REMOVED_SCHEMA = pa.schema(
     [
@@ -50,54 +51,50 @@ REMOVED_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class RewriteTask:
+class RewriteInputs(PartInputs):
     """A part, the rows to remove in `REMOVED_SCHEMA`, and each row's split (None: unchanged).
 
-    Removed rows are a table, or a file if a worker chose them: the tasks of all parts are in memory at once.
+    Removed rows are a table, or a file if a worker chose them: the inputs of all parts are in memory at once.
     """
 
-    root: str
-    folder: str
-    fingerprint: str
     part: Part
     removed: "File | pa.Table"
     splits: bytes | None = None
 
+    @property
+    def input_bytes(self) -> int:
+        """Size of the rows."""
+        return self.part.files["rows"].bytes
 
-def rewrite_parts(context: StageContext, parts: Sequence[Part], planned: Sequence[PartTask | None]) -> list[Part]:
-    """Return the parts after what is planned for each of them; None: it stays as it is."""
-    rewritten = iter(make_parts(context, rewrite_rows, [plan for plan in planned if plan is not None])[0])
-    return [part if plan is None else next(rewritten) for part, plan in zip(parts, planned, strict=True)]
+
+def rewrite_parts(context: StageContext, parts: Sequence[Part], changes: Sequence[RewriteInputs | None]) -> list[Part]:
+    """Return the parts after what is to change in each of them; None: it stays as it is."""
+    rewritten = iter(context.map(rewrite_rows, [change for change in changes if change is not None]).parts)
+    return [part if change is None else next(rewritten) for part, change in zip(parts, changes, strict=True)]
 
 
-def plan_removal(context: StageContext, part: Part, removed: Mapping[int, Rejected]) -> PartTask | None:
-    """Return the task that rejects some rows of a part; None if there are none."""
-    drop = tuple(sorted(removed))
-    if not drop:
-        return None
-    why = tuple(removed[place] for place in drop)
-    fingerprint = digest_json(part.fingerprint, "without", drop, [[one.reason, one.detail] for one in why])
-    task = RewriteTask(context.store.root, context.folder, fingerprint, part, tabulate_removed(removed))
-    return PartTask(fingerprint, task, 0, part.files["rows"].bytes)
+def plan_removal(part: Part, removed: Mapping[int, Rejected]) -> RewriteInputs | None:
+    """Return what rejects some rows of a part; None if there are none."""
+    return RewriteInputs(part, tabulate_removed(removed)) if removed else None
 
 
 def tabulate_removed(removed: Mapping[int, Rejected]) -> pa.Table:
-    """Return rows of a part that go, by their places, for `RewriteTask.removed`."""
+    """Return rows of a part that go, by their places, for `RewriteInputs.removed`."""
     places = sorted(removed)
     reasons, details = [removed[place].reason for place in places], [removed[place].detail for place in places]
     return pa.table([places, reasons, details], schema=REMOVED_SCHEMA)
 
 
-def rewrite_rows(task: RewriteTask) -> Part:
+@part_function(version=1)
+def rewrite_rows(inputs: RewriteInputs, place: PartPlace) -> PartResult:
     """Rewrite a part; dropped rows are added to its rejects."""
-    store = Store(task.root)
-    at = f"{task.folder}/parts/{task.fingerprint}"
-    rows = store.table(task.part.files["rows"])
-    if task.splits is not None:
-        names = np.array(SPLITS)[np.frombuffer(task.splits, np.int8)]
+    store, part = place.store, inputs.part
+    rows = store.table(part.files["rows"])
+    if inputs.splits is not None:
+        names = np.array(SPLITS)[np.frombuffer(inputs.splits, np.int8)]
         rows = rows.set_column(rows.schema.get_field_index("split"), rows.schema.field("split"), pa.array(names))
     log = RejectLog(CANONICAL_ROWS)
-    removed = store.table(task.removed) if isinstance(task.removed, File) else task.removed
+    removed = store.table(inputs.removed) if isinstance(inputs.removed, File) else inputs.removed
     drop, why, details = (column.to_pylist() for column in removed.columns)
     dropped = rows.take(pa.array(drop, pa.int64())).to_pylist()
     for row, reason, detail in zip(dropped, why, details, strict=True):
@@ -105,8 +102,8 @@ def rewrite_rows(task: RewriteTask) -> Part:
     keep = np.ones(rows.num_rows, bool)
     keep[drop] = False
     kept = rows.filter(pa.array(keep))
-    rejects = pa.concat_tables([store.table(task.part.files["rejects"]), log.table()])
-    before = store.table(task.part.files["ledger"])
+    rejects = pa.concat_tables([store.table(part.files["rejects"]), log.table()])
+    before = store.table(part.files["ledger"])
     states, reasons = before.column("state").to_pylist(), before.column("reason").to_pylist()
     gone = dict(zip(log.row_ids, log.reasons, strict=True))
     for i, row_id in enumerate(before.column("row_id").to_pylist()):
@@ -114,22 +111,22 @@ def rewrite_rows(task: RewriteTask) -> Part:
             states[i], reasons[i] = REJECTED, gone[row_id]
     ledger = pa.table([before.column("row_id"), before.column("stage"), states, reasons], schema=LEDGER_SCHEMA)
     files = {
-        "rows": write_table(store, f"{at}/rows.arrow", kept),
-        "rejects": write_table(store, f"{at}/rejects.arrow", rejects),
-        "ledger": write_table(store, f"{at}/ledger.arrow", ledger),
+        "rows": place.write("rows", kept),
+        "rejects": place.write("rejects", rejects),
+        "ledger": place.write("ledger", ledger),
     }
-    samples = {reason: list(ids) for reason, ids in task.part.facts["examples_of_rejects"].items()}
+    samples = {reason: list(ids) for reason, ids in part.facts["examples_of_rejects"].items()}
     for row_id, reason in zip(log.row_ids, log.reasons, strict=True):
         first_ids = samples.setdefault(reason, [])
         if len(first_ids) < 3:
             first_ids.append(row_id)
-    facts = task.part.facts | {
-        **{name: count for name, count in count_rows(kept).items() if name in task.part.facts},
-        **subtract_messages(task.part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
-        "reasons": dict(sorted((Counter(task.part.facts["reasons"]) + Counter(log.counts())).items())),
+    facts = part.facts | {
+        **{name: count for name, count in count_rows(kept).items() if name in part.facts},
+        **subtract_messages(part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
+        "reasons": dict(sorted((Counter(part.facts["reasons"]) + Counter(log.counts())).items())),
         "examples_of_rejects": dict(sorted(samples.items())),
     }
-    return Part(task.fingerprint, files, facts)
+    return PartResult(files, facts)
 
 
 # ── Splits by time that need all rows: boundaries from shares, and groups on both sides of a boundary ──
@@ -159,8 +156,8 @@ def split_by_time(context: StageContext, parts: list[Part]) -> tuple[list[Part],
     decided = [_decide_by_time(context, part, splitter) for part in parts]
     if splits.group_key is not None:
         decided = _reconcile_groups(context, parts, decided, later=splits.crossing_groups == "later")
-    planned = [_plan_rewrite(context, part, one) for part, one in zip(parts, decided, strict=True)]
-    return rewrite_parts(context, parts, planned), resolved
+    changes = [_plan_rewrite(context, part, decisions) for part, decisions in zip(parts, decided, strict=True)]
+    return rewrite_parts(context, parts, changes), resolved
 
 
 def _count_times(context: StageContext, parts: Sequence[Part]) -> Iterator[tuple[str, int]]:
@@ -215,14 +212,9 @@ def _reconcile_part(
     return _SplitDecisions(np.where(moves, -1, decided.codes).astype(np.int8), decided.rejected | rejected)
 
 
-def _plan_rewrite(context: StageContext, part: Part, decided: _SplitDecisions) -> PartTask | None:
+def _plan_rewrite(context: StageContext, part: Part, decided: _SplitDecisions) -> RewriteInputs | None:
     before = context.store.table(part.files["rows"], ["split"]).column(0).to_pylist()
     if [SPLITS.index(name) for name in before] == decided.codes.tolist():
         return None
-    drop = sorted(decided.rejected)
     # A dropped row is written with an arbitrary split, which its reject does not show.
-    codes = np.maximum(decided.codes, 0).tobytes()
-    why = tuple(decided.rejected[place] for place in drop)
-    fingerprint = digest_json(part.fingerprint, "by time", drop, [[one.reason, one.detail] for one in why], codes.hex())
-    task = RewriteTask(context.store.root, context.folder, fingerprint, part, tabulate_removed(decided.rejected), codes)
-    return PartTask(fingerprint, task, 0, part.files["rows"].bytes)
+    return RewriteInputs(part, tabulate_removed(decided.rejected), np.maximum(decided.codes, 0).tobytes())

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Ints
 from rowmill.core.json import Json, from_json, to_json
+from rowmill.core.storage import Store
 from rowmill.schema.rows import make_row_schema
 from rowmill.stages.base import StageContext
 from rowmill.stages.tokenizer_files import open_encoder, open_recipe_tokenizer
@@ -55,7 +56,6 @@ class TextSource:
     """Where the texts of a dataset's rows are: columns, and for rows of token ids the tokenizer in the store."""
 
     columns: tuple[str, ...]
-    root: str
     tokenizer: str | None
 
     @classmethod
@@ -63,18 +63,13 @@ class TextSource:
         """Find the columns of the dataset's kind of rows; open its tokenizer if they are token ids."""
         known = (*MESSAGE_COLUMNS, *PLAIN_COLUMNS, "record", ID_COLUMN)
         columns = tuple(name for name in make_row_schema(context.dataset.row_kind).names if name in known)
-        return cls(columns, context.store.root, open_recipe_tokenizer(context)[1] if ID_COLUMN in columns else None)
+        return cls(columns, open_recipe_tokenizer(context)[1] if ID_COLUMN in columns else None)
 
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What decides the texts beside the rows: the tokenizer, if there is one."""
-        return () if self.tokenizer is None else (self.tokenizer,)
-
-    def list_texts(self, rows: pa.Table) -> RowTexts:
+    def list_texts(self, store: Store, rows: pa.Table) -> RowTexts:
         """Return the texts of rows, whose table has the columns."""
         if self.tokenizer is None:
             return list_row_texts(rows)
-        texts = open_encoder(self.root, self.tokenizer).decode_texts(rows.column(ID_COLUMN).to_pylist())
+        texts = open_encoder(store.root, self.tokenizer).decode_texts(rows.column(ID_COLUMN).to_pylist())
         return RowTexts(texts, np.arange(len(texts)), len(texts))
 
 

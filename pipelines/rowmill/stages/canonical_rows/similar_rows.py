@@ -46,12 +46,6 @@ class FilteredRows:
         if self.contamination is not None:
             draft.details["scans"] = list(self.scans)
 
-    @property
-    def made_of(self) -> frozenset[str]:
-        """Fingerprints of the parts that the searches are kept in."""
-        found = (self.contamination, self.near_duplicates)
-        return frozenset(name for one in found if one is not None for name in one.made_of)
-
 
 def filter_similar_rows(
     context: StageContext, parts: list[Part], benchmarks: tuple[ScannedBenchmark, ...]
@@ -67,8 +61,8 @@ def filter_similar_rows(
 def identify_filters(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions of the filters that a dataset asks for."""
     dataset = recipe.datasets[name]
-    versions = {"decontaminate": [contaminated_rows.ITEMS_VERSION, contaminated_rows.SEARCH_VERSION],
-                "near_duplicates": [near_duplicate_rows.VERSION]}  # fmt: skip
+    versions = {"decontaminate": [contaminated_rows.index_benchmarks.version, contaminated_rows.search_part.version],
+                "near_duplicates": [near_duplicate_rows.sign_part.version]}  # fmt: skip
     removal = identify_removal_filters(dataset.filters)
     own: dict[str, Any] = {"removal": {name: [*versions[name], options] for name, options in removal.items()}}
     # The texts of token ids are those that the tokenizer has for them.

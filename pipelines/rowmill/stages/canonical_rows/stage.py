@@ -25,11 +25,10 @@ from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, make_row_schema
-from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes
+from rowmill.sources.sharing import TakenGroup
 from rowmill.stages import inputs, part_files
 from rowmill.stages.base import (
     ComparedFact,
-    PartTask,
     PreparedStage,
     StageContext,
     StageDeclaration,
@@ -37,7 +36,6 @@ from rowmill.stages.base import (
     collect_samples,
     compute_share,
     format_rejected,
-    make_parts,
     scan_rows,
 )
 from rowmill.stages.canonical_rows import (
@@ -94,28 +92,21 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     options = digest_json(CANONICAL_ROWS, name, identify_canonical_rows(context.recipe, name)["rows"])
     if context.dataset.format.IS_TABLE:
         # A cell is located by its place in its part, so small files of tables are not grouped.
-        parts, reused, rows_made, observed = table_contract.make_table_rows(
+        made, observed = table_contract.make_table_rows(
             context, _flatten_groups(_limit_groups(context, part_groups)), options
         )
     else:
-        tasks: list[PartTask] = []
-        for taken in _limit_groups(context, part_groups):
-            each = [[part.part_id, part.sha256, part.arrow, part.split_hint, take] for part, take in taken]
-            fingerprint = digest_json(options, each)
-            task = text_rows.CanonicalTask(
-                context.store.root,
-                context.folder,
-                fingerprint,
-                str(context.base),
-                context.dataset_name or "",
-                context.dataset,
-                taken,
-            )
-            tasks.append(PartTask(fingerprint, task, count_group_records(taken), estimate_group_bytes(taken)))
-        parts, reused, rows_made = make_parts(context, text_rows.canonicalize_part, tasks)
+        made = context.map(
+            text_rows.canonicalize_part,
+            [
+                text_rows.CanonicalInputs(options, taken, context.dataset, context.dataset_name or "", context.base)
+                for taken in _limit_groups(context, part_groups)
+            ],
+        )
         observed = None
+    parts = made.parts
     distinct = duplicate_rows.drop_duplicates(context, parts)
-    filtered = similar_rows.filter_similar_rows(context, distinct.parts, benchmarks)
+    filtered = similar_rows.filter_similar_rows(context, distinct, benchmarks)
     split, resolved = rewritten_parts.split_by_time(context, filtered.parts)
     final = split if observed is None else table_contract.apply_exact_splits(context, split, observed)
     boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
@@ -128,11 +119,8 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
     draft = _build_rows_output(context, facts, final, groups)
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
-    draft.parts_reused, draft.rows_made = reused, rows_made
-    ends = {part.fingerprint for part in final}
-    steps = {part.fingerprint for part in (*parts, *distinct.parts, *filtered.parts, *split)}
+    draft.parts_reused, draft.rows_made = made.reused, made.rows_made
     filtered.complete_output(draft)
-    draft.details["made_of"] = sorted((steps | distinct.made_of | filtered.made_of) - ends)
     return draft if observed is None else table_contract.complete_table_output(context, draft, facts, observed)
 
 

@@ -16,6 +16,7 @@ that is planned whole, are compared row by row: those need an index of all rows.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,12 @@ from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
 from rowmill.schema.rows import parse_row_id
 from rowmill.sources import FileScan
-from rowmill.stages.base import PartTask, StageContext, StageOutput, compute_share, make_parts
+from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.canonical_rows import table_rows
-from rowmill.stages.canonical_rows.rewritten_parts import RewriteTask, rewrite_parts, tabulate_removed
+from rowmill.stages.canonical_rows.rewritten_parts import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.stages.inputs import load_scans, load_source_parts
 from rowmill.stages.part_files import clean_value
+from rowmill.stages.parts import MappedParts
 from rowmill.stages.table_partitions import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import row_index, sizing, table_contract
 from rowmill.tabular.ambiguous_times import (
@@ -230,44 +232,37 @@ def make_table_rows(
     scanned: Sequence[tuple[sources.SourcePart, int | None]],
     options: str,
     known: ObservedTable | None = None,
-) -> tuple[list[Part], int, int, ObservedTable]:
+) -> tuple[MappedParts, ObservedTable]:
     """Observe all parts, decide schema and sort key unless they are `known`, and make the rows of all parts.
 
-    `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, the number of
-    reused ones, the rows read for the others, and the observed table.
+    `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, and the
+    observed table.
     """
     seen = _observe_parts(context, scanned)
     known = known or _decide_table(context, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
-    stored = None if known.contract is None else known.contract.to_json()
-    contract = "" if stored is None else orjson.dumps(stored).decode()
-    planned: list[PartTask] = []
-    for (part, take), own in zip(scanned, seen, strict=True):
-        fingerprint = digest_json(
-            options, VERSION, known.to_json(), stored, own.fingerprint, part.part_id, part.split_hint
-        )
-        task = table_rows.TableRowsTask(
-            context.store.root, context.folder, fingerprint, str(context.base), context.dataset_name or "",
-            context.dataset, part, take, contract, schema, known.order,
-        )  # fmt: skip
-        planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
-    made, reused, rows_made = make_parts(
-        context, table_rows.make_table_part, planned, make_many=table_rows.make_table_part_batch
+    contract = "" if known.contract is None else orjson.dumps(known.contract.to_json()).decode()
+    name = context.dataset_name or ""
+    rows = context.map(
+        table_rows.make_table_part,
+        [
+            table_rows.TableRowsInputs(
+                options, part, take, contract, schema, known.order, context.dataset, name, context.base
+            )
+            for part, take in scanned
+        ],
     )
-    return made, reused, rows_made, known
+    return rows, known
 
 
 def _observe_parts(context: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]) -> list[Part]:
-    planned: list[PartTask] = []
-    for part, take in scanned:
-        fingerprint = digest_json("observe", VERSION, sources.SCAN_VERSION, part.sha256, part.reader, take)
-        task = table_rows.ObserveTask(context.store.root, context.folder, fingerprint, str(context.base), part, take)
-        planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
-    # Equal parts are observed once: two workers must not write the same folder.
-    distinct = list({one.fingerprint: one for one in planned}.values())
-    parts, _, _ = make_parts(context, table_rows.observe_part, distinct, make_many=table_rows.observe_part_batch)
-    made = {one.fingerprint: one for one in parts}
-    return [made[one.fingerprint] for one in planned]
+    return context.map(
+        table_rows.observe_part,
+        [
+            table_rows.ObserveInputs(sources.SCAN_VERSION, part.sha256, part.reader, take, part, context.base)
+            for part, take in scanned
+        ],
+    ).parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,18 +425,11 @@ def apply_exact_splits(context: StageContext, parts: list[Part], observed: Obser
         wanted = np.zeros(len(index.splits), np.int8)
         if len(index.keys) != 1 or _find_hinted_rows(context, index).any():
             return parts
-    planned: list[PartTask | None] = []
-    for i, part in enumerate(parts):
-        of_part = slice(int(index.first_rows[i]), int(index.first_rows[i + 1]))
-        if (wanted[of_part] == index.splits[of_part]).all():
-            planned.append(None)
-            continue
-        fingerprint = digest_json(part.fingerprint, "splits", wanted[of_part].tobytes().hex())
-        task = RewriteTask(
-            context.store.root, context.folder, fingerprint, part, tabulate_removed({}), wanted[of_part].tobytes()
-        )
-        planned.append(PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
-    return rewrite_parts(context, parts, planned)
+    changes: list[RewriteInputs | None] = []
+    for part, (begin, end) in zip(parts, pairwise(index.first_rows.tolist()), strict=True):
+        is_same = (wanted[begin:end] == index.splits[begin:end]).all()
+        changes.append(None if is_same else RewriteInputs(part, tabulate_removed({}), wanted[begin:end].tobytes()))
+    return rewrite_parts(context, parts, changes)
 
 
 def _find_hinted_rows(context: StageContext, index: RowIndex) -> NDArray[np.bool_]:
@@ -727,7 +715,6 @@ def complete_table_output(
             group_advice=_report_groups(context, draft, keys, sizes, characters / max(int(sizes.sum()), 1)),
             groups=len(keys),
         )
-    draft.details["made_of"] = sorted({*draft.details["made_of"], *observed.observed})
     draft.details["records"] = observed.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
     # Parsing of generated records reads the schema, so a different schema is a different version.
     draft.card["schema"] = digest_json(observed.schema.to_json())

@@ -15,7 +15,7 @@ Their files are the same as if each were taken alone.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
 from itertools import chain, groupby, pairwise
@@ -33,12 +33,10 @@ from rowmill import sources
 from rowmill.core.arrays import Bools
 from rowmill.core.json import Json, from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.core.storage import Store, digest_bytes
 from rowmill.formats import Records, filters
 from rowmill.formats.long_runs import reject_long_run
 from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
 from rowmill.stages.canonical_rows.typed_cells import (
     ABSENT,
@@ -51,7 +49,8 @@ from rowmill.stages.canonical_rows.typed_cells import (
     resolve_column_roles,
     split_columns,
 )
-from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
+from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 from rowmill.tabular.ambiguous_times import mark_zones
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import make_exact_decoder
@@ -62,35 +61,54 @@ from rowmill.tabular.time_order import ISO8601, SortKey
 
 
 @dataclass(frozen=True, slots=True)
-class ObserveTask:
-    """A source part to observe; `take` as in `TableRowsTask`."""
+class ObserveInputs(PartInputs):
+    """A source part to observe; `take` as in `TableRowsInputs`."""
 
-    root: str
-    folder: str
-    fingerprint: str
-    base: str
-    part: sources.SourcePart
+    scan_version: int
+    sha256: str
+    reader: str
     take: int | None
+    part: sources.SourcePart = field(compare=False)
+    base: Path = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Records of the part."""
+        return self.part.records
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the part; a record of typed files counts 200 bytes."""
+        return max(self.part.length, self.part.records * 200)
 
 
 @dataclass(frozen=True, slots=True)
-class TableRowsTask:
+class TableRowsInputs(PartInputs):
     """A source part to make rows from: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
 
-    `contract` is empty if no record has a column; `take` is how many of its records `max_items` allows (None: all).
+    `contract` is empty if no record has a column; `take` is how many of its records `max_items` allows (None: all);
+    `options` identifies the dataset's options that are read.
     """
 
-    root: str
-    folder: str
-    fingerprint: str
-    base: str
-    dataset_name: str
-    dataset: Dataset
+    options: str
     part: sources.SourcePart
     take: int | None
     contract: str
     schema: str
     order: SortKey | None
+    dataset: Dataset = field(compare=False)
+    dataset_name: str = field(compare=False)
+    base: Path = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Records of the part."""
+        return self.part.records
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the part; a record of typed files counts 200 bytes."""
+        return max(self.part.length, self.part.records * 200)
 
 
 def _has_cells(part: sources.SourcePart) -> bool:
@@ -100,29 +118,20 @@ def _has_cells(part: sources.SourcePart) -> bool:
 # ── First pass ──────────────────────────────────────────────────────────────────────────────
 
 
-def observe_part(task: ObserveTask) -> Part:
-    """Collect the evidence of a part's values."""
-    return observe_part_batch([task])[0]
-
-
-def observe_part_batch(tasks: Sequence[ObserveTask]) -> list[Part]:
+@part_function(version=1, makes_many=True)
+def observe_part(tasks: Sequence[tuple[ObserveInputs, PartPlace]]) -> list[PartResult]:
     """Collect the evidence of the values of each part."""
-    made: list[Part] = []
+    evidence: list[TableEvidence] = []
     # Observing types does not need exact digits.
-    for own, decoded in _decode_parts(tasks, is_exact=False):
+    for _, decoded in _decode_parts([inputs for inputs, _ in tasks], is_exact=False):
         if decoded.cells is None:
-            seen = [table_evidence.observe_records(decoded.values, decoded.numbers)]
+            evidence.append(table_evidence.observe_records(decoded.values, decoded.numbers))
         else:
-            seen = observe_cells(decoded.cells, decoded.numbers, decoded.borders)
-        made += map(_save_evidence, own, seen)
-    return made
-
-
-def _save_evidence(task: ObserveTask, seen: TableEvidence) -> Part:
-    store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
-    content = orjson.dumps(seen.to_json())
-    store.write(f"{at}/seen.json", content)
-    return Part(task.fingerprint, {"seen": File(f"{at}/seen.json", len(content), digest_bytes(content), 0)})
+            evidence += observe_cells(decoded.cells, decoded.numbers, decoded.borders)
+    return [
+        PartResult({"seen": place.write_bytes("seen.json", orjson.dumps(seen.to_json()))})
+        for (_, place), seen in zip(tasks, evidence, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +150,12 @@ class _DecodedParts:
     borders: Sequence[int]
 
 
-_TaskT = TypeVar("_TaskT", ObserveTask, TableRowsTask)
+_InputsT = TypeVar("_InputsT", ObserveInputs, TableRowsInputs)
 
 
 def _decode_parts(
-    tasks: Sequence[_TaskT], *, is_exact: bool = True
-) -> Iterator[tuple[Sequence[_TaskT], _DecodedParts]]:
+    tasks: Sequence[_InputsT], *, is_exact: bool = True
+) -> Iterator[tuple[Sequence[_InputsT], _DecodedParts]]:
     """Decode the records of parts, those of a CSV file together; numbers keep their digits if `is_exact`."""
     for _, group in groupby(tasks, key=lambda task: (task.part.url, task.part.split_hint)):
         own = list(group)
@@ -160,11 +169,11 @@ def _decode_parts(
             yield own, _decode_records(own[0], is_exact=is_exact)
 
 
-def _decode_records(task: ObserveTask | TableRowsTask, *, is_exact: bool) -> _DecodedParts:
+def _decode_records(task: ObserveInputs | TableRowsInputs, *, is_exact: bool) -> _DecodedParts:
     """Decode a part's records one by one."""
     part, numbers, read_exactly = task.part, list[int](), make_exact_line_reader()
     found = _DecodedParts([], None, numbers, [], [], ())
-    for raw in sources.read_records(part, Path(task.base)):
+    for raw in sources.read_records(part, task.base):
         if task.take is not None and raw.number >= task.take:
             break
         if raw.value is None:
@@ -185,12 +194,12 @@ def _decode_records(task: ObserveTask | TableRowsTask, *, is_exact: bool) -> _De
     return replace(found, values=[], cells=cells)
 
 
-def _decode_cells(tasks: Sequence[ObserveTask | TableRowsTask]) -> _DecodedParts | None:
+def _decode_cells(tasks: Sequence[ObserveInputs | TableRowsInputs]) -> _DecodedParts | None:
     """Decode parts of a CSV file; None if a row is not as wide as the header or is not text."""
     lines: list[bytes] = []
     borders = [0]
     for task in tasks:
-        own = sources.read_part_bytes(task.part, Path(task.base)).split(b"\n")
+        own = sources.read_part_bytes(task.part, task.base).split(b"\n")
         if own.pop():
             # The last line has no end.
             return None
@@ -276,17 +285,20 @@ def make_table_splitter(form: Records, splits: Splits) -> Splitter:
     return Splitter(splits, by_group=form.is_grouped)
 
 
-def make_table_part(task: TableRowsTask) -> Part:
-    """Make the rows of a source part."""
-    return make_table_part_batch([task])[0]
-
-
-def make_table_part_batch(tasks: Sequence[TableRowsTask]) -> list[Part]:
+@part_function(version=1, makes_many=True)
+def make_table_part(tasks: Sequence[tuple[TableRowsInputs, PartPlace]]) -> list[PartResult]:
     """Make the rows of source parts of one dataset."""
-    return [part for own, decoded in _decode_parts(tasks) for part in _make_decoded_parts(own, decoded)]
+    places = iter([place for _, place in tasks])
+    return [
+        result
+        for inputs, decoded in _decode_parts([inputs for inputs, _ in tasks])
+        for result in _make_decoded_parts(inputs, places, decoded)
+    ]
 
 
-def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) -> Iterator[Part]:
+def _make_decoded_parts(
+    tasks: Sequence[TableRowsInputs], places: Iterator[PartPlace], decoded: _DecodedParts
+) -> Iterator[PartResult]:
     """Make the rows of parts of one file, all columns at once, and save them part by part."""
     task = tasks[0]
     if not task.contract:
@@ -298,7 +310,7 @@ def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) 
                 rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
             for number, raw in zip(decoded.numbers[begin:end], decoded.raws[begin:end], strict=True):
                 rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
-            yield _save_table_rows(task, empty, rejects, MismatchLog(), {})
+            yield _save_table_rows(task, next(places), empty, rejects, MismatchLog(), {})
         return
     made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
     cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
@@ -338,11 +350,11 @@ def _make_decoded_parts(tasks: Sequence[TableRowsTask], decoded: _DecodedParts) 
         part_rows = table.slice(begin, end - begin)
         part_rows = part_rows if kept[begin:end].all() else part_rows.filter(kept[begin:end])
         zones = {} if times is None else _count_zones(times, kept[begin:end], begin, decoded.numbers[begin:end])
-        yield _save_table_rows(task, part_rows, rejects, log, zones)
+        yield _save_table_rows(task, next(places), part_rows, rejects, log, zones)
 
 
 def _assign_splits(
-    task: TableRowsTask, splitter: Splitter, typed: TypedColumns, contents: Sequence[bytes]
+    task: TableRowsInputs, splitter: Splitter, typed: TypedColumns, contents: Sequence[bytes]
 ) -> tuple[pl.Series, dict[int, Rejected]]:
     """Return the splits of the rows of parts of one file, and the rejects; `task` is that of one of the parts."""
     hint, refused = task.part.split_hint, dict(typed.refused)
@@ -430,7 +442,7 @@ def _as_arrow(column: pl.Series) -> pa.LargeStringArray:
 
 
 def _build_row_table(
-    task: TableRowsTask,
+    task: TableRowsInputs,
     row_ids: pl.Series,
     typed: TypedColumns,
     contents: Sequence[bytes],
@@ -464,7 +476,7 @@ def _empty_column(field: pa.Field, count: int) -> Any:
     return pa.repeat(pa.scalar(0).cast(field.type), count)
 
 
-def _read_zoned_times(task: TableRowsTask, decoded: _DecodedParts) -> CellColumn | None:
+def _read_zoned_times(task: TableRowsInputs, decoded: _DecodedParts) -> CellColumn | None:
     """Return the times of the order column, of which each may have a zone; None if its format decides that."""
     name = task.dataset.format.require_table().order_column
     if name is None or task.order != ISO8601:
@@ -491,20 +503,20 @@ def _count_zones(times: CellColumn, kept: Bools, begin: int, numbers: Sequence[i
 
 
 def _save_table_rows(
-    task: TableRowsTask,
+    inputs: TableRowsInputs,
+    place: PartPlace,
     table: pa.Table,
     log: RejectLog,
     mismatches: MismatchLog,
     zones: Mapping[str, list[int | str]],
-) -> Part:
+) -> PartResult:
     """Save a part's rows, its rejects and its ledger."""
-    store = Store(task.root)
-    taken = task.part.records if task.take is None else min(task.take, task.part.records)
-    left_out = [f"{task.part.part_id}:{number}" for number in range(taken, task.part.records)]
+    taken = inputs.part.records if inputs.take is None else min(inputs.take, inputs.part.records)
+    left_out = [f"{inputs.part.part_id}:{number}" for number in range(taken, inputs.part.records)]
     splits = {one["values"]: one["counts"] for one in table.column("split").value_counts().to_pylist()}
     characters = pc.sum(pc.utf8_length(table.column("record"))).as_py() or 0
     facts: dict[str, Any] = {
-        "records": task.part.records,
+        "records": inputs.part.records,
         "further_rows": 0,
         "kept": table.num_rows,
         **count_accounts(log, left_out),
@@ -518,7 +530,7 @@ def _save_table_rows(
         "zones": zones,
     }
     files = {
-        "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),
-        **write_accounts(store, task.folder, task.fingerprint, table.column("row_id"), log, left_out),
+        "rows": place.write("rows", table),
+        **write_accounts(place, table.column("row_id"), log, left_out),
     }
-    return Part(task.fingerprint, files, facts)
+    return PartResult(files, facts)

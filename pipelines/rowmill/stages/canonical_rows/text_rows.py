@@ -9,7 +9,7 @@ Prompts of ASCII characters are folded together as bytes, the others one by one.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.core.storage import Store
 from rowmill.formats import filters
 from rowmill.formats.canonicalization import Canonicalizer
 from rowmill.formats.long_runs import list_row_texts, reject_long_run
@@ -48,9 +47,10 @@ from rowmill.schema.rows import (
     make_row_schema,
 )
 from rowmill.sources.parts import SplitHint
-from rowmill.sources.sharing import TakenGroup, count_group_records, read_taken_records
+from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes, read_taken_records
 from rowmill.stages.base import StageContext, compute_share, scan_rows
-from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts, write_table
+from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 
 
 def measure_preferences(context: StageContext, final: Sequence[Part]) -> dict[str, Any]:
@@ -362,32 +362,41 @@ def _take_reports(reports: Sequence[ParseReport], places: Sequence[int]) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class CanonicalTask:
-    """Source parts whose rows are made together."""
+class CanonicalInputs(PartInputs):
+    """Source parts whose rows are made together; `options` identifies those of the dataset's options that are read."""
 
-    root: str
-    folder: str
-    fingerprint: str
-    base: str
-    dataset_name: str
-    dataset: Dataset
+    options: str
     taken: TakenGroup
+    dataset: Dataset = field(compare=False)
+    dataset_name: str = field(compare=False)
+    base: Path = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Records that are taken."""
+        return count_group_records(self.taken)
+
+    @property
+    def input_bytes(self) -> int:
+        """About the size of their records."""
+        return estimate_group_bytes(self.taken)
 
 
-def canonicalize_part(task: CanonicalTask) -> Part:
+@part_function(version=1)
+def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
     """Make canonical rows of some source parts; a kind may make several of one record."""
     # A user's class may keep state: every part gets a new reader.
-    reader = task.dataset.format.open_row_reader(task.dataset, Path(task.base), task.dataset_name)
-    splitter = Splitter(task.dataset.splits, by_group=task.dataset.format.has_groups(task.dataset))
+    reader = inputs.dataset.format.open_row_reader(inputs.dataset, inputs.base, inputs.dataset_name)
+    splitter = Splitter(inputs.dataset.splits, by_group=inputs.dataset.format.has_groups(inputs.dataset))
     log = RejectLog(CANONICAL_ROWS)
-    by_prefix = task.dataset.filters.deduplicate == "prefix200"
-    schema = make_row_schema(task.dataset.row_kind, task.dataset.format.get_rollout_fields().columns)
-    columns = RowColumns(task.dataset_name, schema, task.taken[0][0], splitter, by_prefix=by_prefix)
-    is_searched = isinstance(reader, Canonicalizer) and task.dataset.row_kind != "tokens"
+    by_prefix = inputs.dataset.filters.deduplicate == "prefix200"
+    schema = make_row_schema(inputs.dataset.row_kind, inputs.dataset.format.get_rollout_fields().columns)
+    columns = RowColumns(inputs.dataset_name, schema, inputs.taken[0][0], splitter, by_prefix=by_prefix)
+    is_searched = isinstance(reader, Canonicalizer) and inputs.dataset.row_kind != "tokens"
     unread = UnreadTextCounter(reader.read_elsewhere if is_searched else None)
     left_out: list[str] = []
-    further, most_chars = 0, task.dataset.source.limits.max_run_chars
-    for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
+    further, most_chars = 0, inputs.dataset.source.limits.max_run_chars
+    for part, row_id, record in read_taken_records(inputs.taken, inputs.base, left_out):
         may_have_long_run = len(record.raw) > most_chars
         plain = None
         if record.value is not None and not (by_prefix or may_have_long_run):
@@ -411,35 +420,22 @@ def canonicalize_part(task: CanonicalTask) -> Part:
                 log.add(name, refused, record.raw)
             elif isinstance(row, Row):
                 unread.add(record.value, row)
-    return _save_rows(task, columns, log, left_out, unread, further=further)
-
-
-def _save_rows(
-    task: CanonicalTask,
-    columns: RowColumns,
-    log: RejectLog,
-    not_taken: Sequence[str],
-    unread: UnreadTextCounter,
-    *,
-    further: int,
-) -> Part:
-    store = Store(task.root)
     table = columns.table()
     facts: dict[str, Any] = {
-        "records": count_group_records(task.taken),
-        "is_text_file": sources.find_file_format(task.taken[0][0].reader).has_documents,
+        "records": count_group_records(inputs.taken),
+        "is_text_file": sources.find_file_format(inputs.taken[0][0].reader).has_documents,
         "further_rows": further,
-        **count_accounts(log, not_taken),
+        **count_accounts(log, left_out),
         **columns.count(),
         **count_rows(table),
         "unread_text": dict(sorted(unread.columns.items())),
         "rows_searched": unread.rows,
     }
     files = {
-        "rows": write_table(store, f"{task.folder}/parts/{task.fingerprint}/rows.arrow", table),
-        **write_accounts(store, task.folder, task.fingerprint, table.column("row_id"), log, not_taken),
+        "rows": place.write("rows", table),
+        **write_accounts(place, table.column("row_id"), log, left_out),
     }
-    return Part(task.fingerprint, files, facts)
+    return PartResult(files, facts)
 
 
 def count_rows(table: pa.Table) -> dict[str, Any]:

@@ -33,9 +33,6 @@ from rowmill.stages.base import (
     StageContext,
     StageDeclaration,
     StageOutput,
-    load_kept_part,
-    part_folder,
-    save_kept_part,
 )
 from rowmill.stages.exports.export_files import (
     build_export_card,
@@ -48,6 +45,7 @@ from rowmill.stages.exports.export_files import (
     write_export_files,
 )
 from rowmill.stages.part_files import open_host_scratch
+from rowmill.stages.parts import load_kept_part, part_folder, save_kept_part
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
 VERSION = 6

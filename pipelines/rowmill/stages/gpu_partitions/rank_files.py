@@ -44,7 +44,7 @@ from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
-from rowmill.core.storage import Store, digest_bytes, digest_json
+from rowmill.core.storage import Store, digest_json
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.examples import WEIGHT_COLUMN
@@ -58,9 +58,9 @@ from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages import inputs, part_files
 from rowmill.stages.base import (
     StageContext,
-    part_folder,
 )
 from rowmill.stages.part_files import open_host_scratch
+from rowmill.stages.parts import part_folder
 
 VERSION = 7
 """Increase it when the bytes of any rank, or facts, may change."""
@@ -296,9 +296,8 @@ def _write_rank_index(context: StageContext, sources: RankSources, name: str) ->
         use_dictionary=["dataset", "pass"],
     )
     files = {
-        "index": _save(context.store, f"{folder}/index.parquet", sink.getvalue(), table.num_rows),
-        "filler": _save(
-            context.store,
+        "index": context.store.put(f"{folder}/index.parquet", sink.getvalue(), table.num_rows),
+        "filler": context.store.put(
             f"{folder}/filler.parquet",
             native.encode_native_shard(sources.filler, card, group_rows=1),
             sources.filler.num_rows,
@@ -339,11 +338,6 @@ def _tabulate_index(sources: RankSources, own: slice) -> pa.Table:
         (rows - sources.first_rows[shards]).astype(np.int32),
     ]
     return pa.Table.from_arrays([pa.array(one) for one in columns], schema=RANK_INDEX_SCHEMA)
-
-
-def _save(store: Store, path: str, content: bytes, rows: int) -> File:
-    store.write(path, content)
-    return File(path, len(content), digest_bytes(content), rows)
 
 
 def _locate_lines(store: Store, index: File, first_rows: Ints) -> Ints:
@@ -398,7 +392,6 @@ class _RankSource:
 class _RankTask:
     """Shards of one rank, the first of them number `first`; `wanted` are the rows of their sequences."""
 
-    root: str
     folder: str
     first: int
     wanted: Ints
@@ -428,7 +421,7 @@ def write_copied_ranks(context: StageContext, names: Sequence[str]) -> Iterator[
         copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=True)
         source = _RankSource(copies, sources.first_rows, sources.filler)
         every = [task for own in tasks.values() for task in own]
-        made = context.pool.map(write_rank_shards, every, size_bytes=size, shared=source)
+        made = context.pool.map(partial(write_rank_shards, context.store), every, size_bytes=size, shared=source)
         for name, own in tasks.items():
             written = [next(made) for _ in own]
             yield _make_rank_part(sources, name, rows[name], written)
@@ -455,7 +448,6 @@ def _plan_tasks(context: StageContext, name: str, wanted: Ints) -> list[_RankTas
     per_task = TASK_SHARDS * per_shard
     return [
         _RankTask(
-            root=context.store.root,
             folder=_locate_rank(context, name),
             first=begin // per_shard,
             wanted=wanted[begin : begin + per_task],
@@ -489,9 +481,8 @@ def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequen
 # ── One task ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def write_rank_shards(task: _RankTask, source: _RankSource) -> _WrittenShards:
+def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _WrittenShards:
     """Write some shards of a rank, and read them back."""
-    store = Store(task.root)
     # This host's copies of all shards, of which those that the task needs are there, and of the filler.
     scratch, fillers = source.copies.scratch, len(source.first_rows) - 2
     needed = find_distinct(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
@@ -513,8 +504,7 @@ def write_rank_shards(task: _RankTask, source: _RankSource) -> _WrittenShards:
         table = typed.cast(native.make_sequence_schema(weighted=weighted, columns=added_fields))
         content = native.encode_native_shard(table, task.card, group_rows=task.group_rows)
         name = f"data/part-{number:05d}.parquet"
-        store.write(f"{task.folder}/{name}", content)
-        files[name] = File(f"{task.folder}/{name}", len(content), digest_bytes(content), table.num_rows)
+        files[name] = store.put(f"{task.folder}/{name}", content, table.num_rows)
         back = store.table(files[name]).combine_chunks()
         found += sum(native.hash_sequences(native.recover_segments(back)))
         # Fillers are counted separately.

@@ -20,8 +20,6 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
-    load_kept_part,
-    save_kept_part,
 )
 from rowmill.stages.gpu_partitions.rank_files import (
     RANK_INDEX_SCHEMA,
@@ -36,6 +34,7 @@ from rowmill.stages.gpu_partitions.rank_files import (
     write_copied_ranks,
     write_rank_indexes,
 )
+from rowmill.stages.parts import load_kept_part, save_kept_part
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
-from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
-from rowmill.core.storage import digest_bytes, digest_json
+from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.packing.layout import round_up
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch
 from rowmill.recipe.recipe import Recipe
@@ -26,8 +25,8 @@ from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
 from rowmill.shards import native
 from rowmill.sources import SourcePart
 from rowmill.stages import inputs
-from rowmill.stages.base import PartTask, StageContext
-from rowmill.stages.packed_shards.pack_group import PackGroupTask
+from rowmill.stages.base import StageContext
+from rowmill.stages.packed_shards.pack_group import PackGroupInputs
 from rowmill.stages.packed_shards.split_plans import SPLITS, HeldOutValidation, PackingRules, get_holdout_size
 
 VERSION = 8
@@ -77,60 +76,43 @@ def get_packing_rules(context: StageContext) -> PackingRules:
     )
 
 
-def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[PartTask]:
+def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[PackGroupInputs]:
     """Cut the parts into groups and describe the work of each; parts without examples are in no group."""
     rules = get_packing_rules(context)
     parts = _list_example_parts(context, held)
     target = choose_group_tokens(rules.seq_len, rules.packing.group_tokens)
     borders = cut_groups([part.tokens for part in parts], [part.file.digest for part in parts], target)
     streams = _count_streams(context, rules, parts, held) if rules.strategy == "concat" else None
-    planned: list[PartTask] = []
+    groups: list[PackGroupInputs] = []
     for first, end in borders:
         stretches = None if streams is None else _find_stretches(rules, streams, first, end)
         last = end if streams is None or stretches is None else _find_last_part(streams, stretches, first, end)
-        planned.append(_make_task(context, rules, parts[first:last], end - first, stretches))
-    return planned
+        groups.append(_make_inputs(context, rules, parts[first:last], end - first, stretches))
+    return groups
 
 
-def plan_held_group(context: StageContext, held: HeldOutValidation, parts: Sequence[Part]) -> list[PartTask]:
+def plan_held_group(context: StageContext, held: HeldOutValidation, parts: Sequence[Part]) -> list[PackGroupInputs]:
     """Describe the work of packing the validation sequences that the groups set aside."""
     files = [part.files["held"] for part in parts if "held" in part.files]
     if not files:
         return []
     rules = get_packing_rules(context)
     code = SPLITS.index("validation")
-    tokens = int(held.tokens[held.splits == code].sum())
-    plan = held.plan.plan
     # Sequences are held out of a few parts: the others are in no segment.
-    touched = [one for one in _list_example_parts(context, held) if one.splits is not None and code in one.splits]
-    sources = _locate_sources([source for one in touched for source in one.sources])
-    fingerprint = digest_json(
-        _identify_group(context, files, 0),
-        "held",
-        _identify_sources(sources),
-        digest_bytes(plan.examples.tobytes()),
-        digest_bytes(plan.ranges.tobytes()),
-        digest_bytes(plan.sequence_offsets.tobytes()),
-    )
-    task = PackGroupTask(
-        root=context.store.root,
-        folder=context.folder,
-        fingerprint=fingerprint,
-        dataset=context.dataset_name or "",
-        rules=rules,
-        files=tuple(files),
-        own=len(files),
-        tokens=tokens,
-        sources=sources,
-        card=_format_card(context),
-        stores_weights=context.recipe.has_loss_weights,
-        weighted=context.recipe.has_loss_weights,
-        fields=context.recipe.rollout_fields,
-        pad_id=_choose_pad_id(context),
-        splits=np.full(sum(file.rows for file in files), code, np.int8),
-        planned=held.plan,
-    )
-    return [PartTask(fingerprint, task, sum(file.rows for file in files), tokens)]
+    touched = [part for part in _list_example_parts(context, held) if part.splits is not None and code in part.splits]
+    return [
+        PackGroupInputs(
+            **_get_common_inputs(context),
+            files=tuple(files),
+            own=len(files),
+            tokens=int(held.tokens[held.splits == code].sum()),
+            sources=_locate_sources([source for part in touched for source in part.sources]),
+            rules=rules,
+            stores_weights=context.recipe.has_loss_weights,
+            splits=np.full(sum(file.rows for file in files), code, np.int8),
+            planned=held.plan,
+        )
+    ]
 
 
 # ── The parts of a group ───────────────────────────────────────────────────────────────────────────
@@ -176,69 +158,40 @@ def _locate_sources(parts: Sequence[SourcePart]) -> dict[str, tuple[str, int]]:
     return {part.part_id: (part.url, part.first_record) for part in parts}
 
 
-def _identify_sources(sources: Mapping[str, tuple[str, int]]) -> list[tuple[str, str, int]]:
-    """Return what the lineage of a group names: a moved file is another name for the same rows."""
-    return sorted((part, *place) for part, place in sources.items())
-
-
-def _make_task(
+def _make_inputs(
     context: StageContext,
     rules: PackingRules,
     parts: Sequence[_ExamplePart],
     own: int,
     stretches: Mapping[str, StreamStretch] | None,
-) -> PartTask:
-    files = tuple(part.file for part in parts)
-    sources = _locate_sources([source for one in parts for source in one.sources])
+) -> PackGroupInputs:
     splits = [part.splits for part in parts if part.splits is not None]
-    joined = np.concatenate(splits) if splits else None
-    fingerprint = digest_json(
-        _identify_group(context, files, own),
-        _identify_sources(sources),
-        None if stretches is None else {k: [s.begin, s.end, s.left_until] for k, s in sorted(stretches.items())},
-        None if joined is None else digest_bytes(joined.tobytes()),
-    )
-    tokens = sum(part.tokens for part in parts)
-    task = PackGroupTask(
-        root=context.store.root,
-        folder=context.folder,
-        fingerprint=fingerprint,
-        dataset=context.dataset_name or "",
-        rules=rules,
-        files=files,
+    return PackGroupInputs(
+        **_get_common_inputs(context),
+        files=tuple(part.file for part in parts),
         own=own,
-        tokens=tokens,
-        sources=sources,
-        card=_format_card(context),
+        tokens=sum(part.tokens for part in parts),
+        sources=_locate_sources([source for part in parts for source in part.sources]),
+        rules=rules,
         stores_weights=context.dataset.loss.weights,
-        weighted=context.recipe.has_loss_weights,
-        fields=context.recipe.rollout_fields,
-        pad_id=_choose_pad_id(context),
         stretches=stretches,
-        splits=joined,
+        splits=np.concatenate(splits) if splits else None,
     )
-    return PartTask(fingerprint, task, sum(file.rows for file in files[:own]), tokens)
 
 
-def _identify_group(context: StageContext, files: Sequence[File], own: int) -> str:
+def _get_common_inputs(context: StageContext) -> dict[str, Any]:
+    """Return what all groups of a dataset are made of."""
     name = context.dataset_name or ""
-    # The card is in every shard: another one must not take the place of files that a kept version names.
-    return digest_json(
-        PACKED_SHARDS,
-        name,
-        identify_packed_shards(context.recipe, name),
-        build_shard_card(context),
-        [file.digest for file in files],
-        own,
-    )
-
-
-def _choose_pad_id(context: StageContext) -> int | None:
-    return native.choose_pad_id(build_shard_card(context)) if context.recipe.segment_multiple_of > 1 else None
-
-
-def _format_card(context: StageContext) -> dict[str, str]:
-    return {name: str(value) for name, value in build_shard_card(context).items()}
+    card = build_shard_card(context)
+    return {
+        # The card is in every shard: another one must not take the place of files that a kept version names.
+        "options": {"recipe": identify_packed_shards(context.recipe, name), "card": card},
+        "dataset": name,
+        "card": {field: str(value) for field, value in card.items()},
+        "weighted": context.recipe.has_loss_weights,
+        "fields": context.recipe.rollout_fields,
+        "pad_id": native.choose_pad_id(card) if context.recipe.segment_multiple_of > 1 else None,
+    }
 
 
 # ── Joined documents ───────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +54,7 @@ from rowmill.stages.packed_shards.split_plans import (
     plan_split,
     plan_stretch,
 )
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 
 SHARD_TOKENS = 2 << 20
 """Maximum tokens of a shard: some 60 MB while a thread gathers and writes it."""
@@ -80,7 +81,7 @@ LEFT_OUT = pa.schema(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackGroupTask:
+class PackGroupInputs(PartInputs):
     """A group to pack: the files of its examples, the first `own` of which are its own.
 
     The others are those of the following parts from which its last sequences take tokens (`stretches`, if documents are
@@ -88,55 +89,68 @@ class PackGroupTask:
     is then set aside in the file `held`. `planned` is the plan of those, if this is the group that packs them.
     """
 
-    root: str
-    folder: str
-    fingerprint: str
+    options: Mapping[str, Any]
+    """Everything in the recipe that decides shards, and their card."""
     dataset: str
-    rules: PackingRules
     files: tuple[File, ...]
     own: int
-    tokens: int
     sources: Mapping[str, tuple[str, int]]
-    card: Mapping[str, str]
     stores_weights: bool
-    weighted: bool
-    fields: RolloutFields
+    rules: PackingRules = field(compare=False)
+    tokens: int = field(compare=False)
+    card: Mapping[str, str] = field(compare=False)
+    weighted: bool = field(compare=False)
+    fields: RolloutFields = field(compare=False)
     stretches: Mapping[str, StreamStretch] | None = None
     splits: "NDArray[np.int8] | None" = None
     planned: SplitPlan | None = None
-    pad_id: int | None = None
+    pad_id: int | None = field(default=None, compare=False)
     """Set if segments are padded."""
-    threads: int = 1
-    """Shards that are written, or read back, at once."""
+
+    @property
+    def input_rows(self) -> int:
+        """Examples of the group's own files."""
+        return sum(file.rows for file in self.files[: self.own])
+
+    @property
+    def input_bytes(self) -> int:
+        """Tokens of the files."""
+        return self.tokens
 
 
-def pack_group(task: PackGroupTask) -> Part:
+def is_intact(part: Part) -> bool:
+    """Whether what was read back is what was to be written; later builds do not reuse other groups."""
+    return not part.facts["damaged"] and part.facts["expected"] == part.facts["found"]
+
+
+@part_function(version=1, is_reusable=is_intact, uses_threads=True)
+def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
     """Pack one group; the part names its shards in `facts["shards"]`, with a file and a lineage file each."""
-    store = Store(task.root)
-    with _read_group(task, store) as (tokens, lengths):
-        own_examples = int(lengths.first_rows[task.own])
-        plans = _plan_group(task, lengths, own_examples)
+    store = place.store
+    with _read_group(inputs, place) as (tokens, lengths):
+        own_examples = int(lengths.first_rows[inputs.own])
+        plans = _plan_group(inputs, lengths, own_examples)
         surplus = np.flatnonzero(lengths.splits[:own_examples] == SURPLUS_CODE)
         left = find_left_out(lengths, plans, surplus)
         writer = ShardWriter(
             store=store,
-            folder=f"{task.folder}/parts/{task.fingerprint}",
+            folder=place.folder,
             tokens=tokens,
-            dataset=task.dataset,
-            sources=task.sources,
-            card=task.card,
-            packing=task.rules.packing,
-            row_kind=task.rules.row_kind,
-            fields=task.fields,
-            group_rows=native.count_group_rows(task.rules.seq_len),
-            pad_id=task.pad_id,
+            dataset=inputs.dataset,
+            sources=inputs.sources,
+            card=inputs.card,
+            packing=inputs.rules.packing,
+            row_kind=inputs.rules.row_kind,
+            fields=inputs.fields,
+            group_rows=native.count_group_rows(inputs.rules.seq_len),
+            pad_id=inputs.pad_id,
         )
         parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
-        cuts = [cut for split, plan in parted for cut in cut_shards(split, plan, _count_shard_sequences(task, plan))]
-        shards = _map_in_threads(task.threads, writer.write_shard, cuts)
-        expected = sum(hash_planned_segments(tokens, plan, task.rules.packing) for _, plan in parted)
-        files = _write_side_files(task, store, tokens, lengths, left, own_examples)
-        back = _map_in_threads(task.threads, lambda written: read_back(store, written.shard, written.segments), shards)
+        cuts = [cut for split, plan in parted for cut in cut_shards(split, plan, _count_shard_sequences(inputs, plan))]
+        shards = _map_in_threads(place.threads, writer.write_shard, cuts)
+        expected = sum(hash_planned_segments(tokens, plan, inputs.rules.packing) for _, plan in parted)
+        files = _write_side_files(inputs, place, tokens, lengths, left, own_examples)
+        back = _map_in_threads(place.threads, lambda written: read_back(store, written.shard, written.segments), shards)
         # Only pairs are read once more; what is damaged cannot be read, and is counted as such.
         intact = [written.shard for written, (damaged, _) in zip(shards, back, strict=True) if not damaged]
         paired = intact if SIDE_LENGTHS in tokens.own.column_names else []
@@ -148,7 +162,7 @@ def pack_group(task: PackGroupTask) -> Part:
         "expected": f"{expected % native.HASH_MODULUS:032x}",
         "found": f"{joined.sum_content(np.arange(len(joined.tokens))):032x}",
         "damaged": sum(damaged for damaged, _ in back),
-        **_count_group(task, lengths, plans, left, own_examples),
+        **_count_group(inputs, lengths, plans, left, own_examples),
         "pairs": pairs,
     }
     named = {f"shard-{i:05d}": written.shard for i, written in enumerate(shards)}
@@ -157,7 +171,7 @@ def pack_group(task: PackGroupTask) -> Part:
         f"sequences-{i:05d}": part_files.write_table(store, _name_hashes_file(written.shard.path), table)
         for i, (written, (_, table)) in enumerate(zip(shards, back, strict=True))
     }
-    return Part(task.fingerprint, named | lineage | hashes | files, facts)
+    return PartResult(named | lineage | hashes | files, facts)
 
 
 ItemT = TypeVar("ItemT")
@@ -178,32 +192,27 @@ def _name_hashes_file(shard: str) -> str:
     return f"{folder.removesuffix('/data')}/sequences/{split}-{name.removesuffix('.parquet')}.arrow"
 
 
-def _count_shard_sequences(task: PackGroupTask, plan: SequencePlan) -> int:
+def _count_shard_sequences(inputs: PackGroupInputs, plan: SequencePlan) -> int:
     """Return the sequences of a shard: as many as fit if all were full, or of prompts, which are short, on average."""
-    if task.rules.row_kind != "prompt":
-        return max(1, SHARD_TOKENS // task.rules.seq_len)
+    if inputs.rules.row_kind != "prompt":
+        return max(1, SHARD_TOKENS // inputs.rules.seq_len)
     return max(1, SHARD_TOKENS * plan.sequences // max(1, int(plan.tokens.sum())))
 
 
-def is_intact(part: Part) -> bool:
-    """Whether what was read back is what was to be written; later builds do not reuse other groups."""
-    return not part.facts["damaged"] and part.facts["expected"] == part.facts["found"]
-
-
-def _plan_group(task: PackGroupTask, lengths: ExampleLengths, own: int) -> list[SplitPlan]:
-    if task.planned is not None:
-        return [task.planned]
+def _plan_group(inputs: PackGroupInputs, lengths: ExampleLengths, own: int) -> list[SplitPlan]:
+    if inputs.planned is not None:
+        return [inputs.planned]
     plans: list[SplitPlan] = []
     for code, split in enumerate(SPLITS):
-        if code == VALIDATION_CODE and task.splits is not None:
+        if code == VALIDATION_CODE and inputs.splits is not None:
             continue
         numbers = np.flatnonzero(lengths.splits == code)
         if not len(numbers) or numbers[0] >= own:
             continue
-        if task.stretches is None:
-            plans.append(plan_split(task.rules, lengths, split, numbers))
+        if inputs.stretches is None:
+            plans.append(plan_split(inputs.rules, lengths, split, numbers))
         else:
-            plans.append(plan_stretch(task.rules, lengths, split, numbers, task.stretches[split]))
+            plans.append(plan_stretch(inputs.rules, lengths, split, numbers, inputs.stretches[split]))
     return plans
 
 
@@ -211,48 +220,49 @@ def _plan_group(task: PackGroupTask, lengths: ExampleLengths, own: int) -> list[
 
 
 @contextmanager
-def _read_group(task: PackGroupTask, store: Store) -> Generator[tuple[GroupTokens, ExampleLengths]]:
-    if task.tokens <= IN_MEMORY_TOKENS:
-        yield _load_examples(task, store, None)
+def _read_group(inputs: PackGroupInputs, place: PartPlace) -> Generator[tuple[GroupTokens, ExampleLengths]]:
+    store = place.store
+    if inputs.tokens <= IN_MEMORY_TOKENS:
+        yield _load_examples(inputs, store, None)
         return
-    local = Path(store.path(task.folder)) if store.is_local else None
+    local = Path(store.path(place.stage_folder)) if store.is_local else None
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=local) as folder:
-        yield _load_examples(task, store, Path(folder))
+        yield _load_examples(inputs, store, Path(folder))
 
 
-def _load_examples(task: PackGroupTask, store: Store, scratch: Path | None) -> tuple[GroupTokens, ExampleLengths]:
-    ids = _make_array(scratch, "ids", np.int32, task.tokens)
-    mask = _make_array(scratch, "mask", np.bool_, task.tokens)
-    weights = _make_array(scratch, "weights", np.float32, task.tokens) if task.weighted else None
-    fields = {name: _make_array(scratch, name, np.float32, task.tokens) for name in task.fields.per_token}
-    kind_columns = [field.name for field in EXAMPLE_COLUMNS.get(task.rules.row_kind, ())]
+def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) -> tuple[GroupTokens, ExampleLengths]:
+    ids = _make_array(scratch, "ids", np.int32, inputs.tokens)
+    mask = _make_array(scratch, "mask", np.bool_, inputs.tokens)
+    weights = _make_array(scratch, "weights", np.float32, inputs.tokens) if inputs.weighted else None
+    fields = {name: _make_array(scratch, name, np.float32, inputs.tokens) for name in inputs.fields.per_token}
+    kind_columns = [field.name for field in EXAMPLE_COLUMNS.get(inputs.rules.row_kind, ())]
     small: list[pa.Table] = []
     at = 0
-    for file in task.files:
-        stored = [*_TOKEN_COLUMNS, *((WEIGHT_COLUMN,) if task.stores_weights else ()), *task.fields.names]
+    for file in inputs.files:
+        stored = [*_TOKEN_COLUMNS, *((WEIGHT_COLUMN,) if inputs.stores_weights else ()), *inputs.fields.names]
         # A field that a dataset does not declare is not in its examples, and not read.
         table = store.table(file, [*_SMALL_COLUMNS, *stored, *kind_columns])
-        for field in task.fields.row_columns:
-            if field.name not in table.column_names:
-                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-        small.append(table.select([*_SMALL_COLUMNS, *kind_columns, *task.fields.per_row]))
+        for declared in inputs.fields.row_columns:
+            if declared.name not in table.column_names:
+                table = table.append_column(declared, pa.nulls(table.num_rows, declared.type))
+        small.append(table.select([*_SMALL_COLUMNS, *kind_columns, *inputs.fields.per_row]))
         flat = _flatten(table, "input_ids")
         end = at + len(flat)
         ids[at:end] = flat
         mask[at:end] = _flatten(table, "loss_mask")
         if weights is not None:
             # Examples of a dataset without loss weights weigh 1 where the mask is true.
-            weights[at:end] = _flatten(table, WEIGHT_COLUMN if task.stores_weights else "loss_mask")
+            weights[at:end] = _flatten(table, WEIGHT_COLUMN if inputs.stores_weights else "loss_mask")
         for name, values in fields.items():
             values[at:end] = _flatten(table, name) if name in table.column_names else 0
         at = end
-    assert at == task.tokens, (at, task.tokens)
+    assert at == inputs.tokens, (at, inputs.tokens)
     columns = pa.concat_tables(small)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(columns.column("tokens").to_numpy(), dtype=np.int64)))
     example_ids = columns.column("example_id").combine_chunks()
-    of_kind = columns.select([*kind_columns, *task.fields.per_row]).combine_chunks()
+    of_kind = columns.select([*kind_columns, *inputs.fields.per_row]).combine_chunks()
     tokens = GroupTokens(ids, mask, weights, fields, offsets, example_ids, of_kind)
-    return tokens, _make_group_lengths(task, columns, [table.num_rows for table in small], tokens)
+    return tokens, _make_group_lengths(inputs, columns, [table.num_rows for table in small], tokens)
 
 
 _SMALL_COLUMNS = ("example_id", "tokens", "trained_tokens", "split")
@@ -261,7 +271,7 @@ _TOKEN_COLUMNS = ("input_ids", "loss_mask")
 
 
 def _make_group_lengths(
-    task: PackGroupTask, columns: pa.Table, counts: list[int], tokens: GroupTokens
+    inputs: PackGroupInputs, columns: pa.Table, counts: list[int], tokens: GroupTokens
 ) -> ExampleLengths:
     firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
 
@@ -275,9 +285,9 @@ def _make_group_lengths(
         )
 
     lengths = make_lengths(columns, counts, read_column)
-    if task.splits is None:
+    if inputs.splits is None:
         return lengths
-    return replace(lengths, splits=task.splits)
+    return replace(lengths, splits=inputs.splits)
 
 
 def _make_array(scratch: Path | None, name: str, dtype: Any, size: int) -> "NDArray[Any]":
@@ -294,20 +304,24 @@ def _flatten(table: pa.Table, name: str) -> "NDArray[Any]":
 
 
 def _write_side_files(
-    task: PackGroupTask, store: Store, tokens: GroupTokens, lengths: ExampleLengths, left_out: LeftOutExamples, own: int
+    inputs: PackGroupInputs,
+    place: PartPlace,
+    tokens: GroupTokens,
+    lengths: ExampleLengths,
+    left_out: LeftOutExamples,
+    own: int,
 ) -> dict[str, File]:
-    at = f"{task.folder}/parts/{task.fingerprint}"
     files: dict[str, File] = {}
     if len(left_out.examples):
         names: list[str] = tokens.example_ids.take(pa.array(left_out.examples)).to_pylist()
         row_ids = [name.rsplit("#", 1)[0] for name in names]
         fates = [list(column) for column in zip(*left_out.fates, strict=True)]
         table = pa.table([names, row_ids, *fates, left_out.tokens, lengths.tokens[left_out.examples]], schema=LEFT_OUT)
-        files["left_out"] = part_files.write_table(store, f"{at}/left_out.arrow", table)
-    if task.splits is not None and task.planned is None:
+        files["left_out"] = place.write("left_out", table)
+    if inputs.splits is not None and inputs.planned is None:
         held_out = np.flatnonzero(lengths.splits[:own] == VALIDATION_CODE)
         if len(held_out):
-            files["held"] = part_files.write_table(store, f"{at}/held.arrow", tokens.take(held_out, lengths.trained))
+            files["held"] = place.write("held", tokens.take(held_out, lengths.trained))
     return files
 
 
@@ -315,13 +329,13 @@ def _write_side_files(
 
 
 def _count_group(
-    task: PackGroupTask, lengths: ExampleLengths, plans: Sequence[SplitPlan], left_out: LeftOutExamples, own: int
+    inputs: PackGroupInputs, lengths: ExampleLengths, plans: Sequence[SplitPlan], left_out: LeftOutExamples, own: int
 ) -> dict[str, Any]:
     fates = Counter(f"{state}/{reason}" for _, state, reason in left_out.fates)
     splits = lengths.splits[:own]
     # What is set aside is counted by the group that packs it.
     entered = splits != SURPLUS_CODE
-    if task.splits is not None and task.planned is None:
+    if inputs.splits is not None and inputs.planned is None:
         entered &= splits != VALIDATION_CODE
     tails = sum(
         min(int(lengths.trained[number]), tokens)
@@ -331,7 +345,7 @@ def _count_group(
         if state == "tail"
     )
     counted = entered | (splits == SURPLUS_CODE)
-    fills = np.concatenate([plan.plan.tokens for plan in plans] or [np.empty(0, np.int64)]) / task.rules.seq_len
+    fills = np.concatenate([plan.plan.tokens for plan in plans] or [np.empty(0, np.int64)]) / inputs.rules.seq_len
     fill_counts, _ = np.histogram(fills, bins=FILL_BINS, range=(0.0, 1.0))
     return {
         "tokens_read": int(lengths.tokens[:own][counted].sum()),
@@ -341,7 +355,7 @@ def _count_group(
         "trained_lost": sum(plan.trained_lost for plan in plans) + tails,
         "left_out": dict(sorted(fates.items())),
         "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
-        "unlimited": sum(_count_unlimited(task.rules, lengths, plan) for plan in plans),
+        "unlimited": sum(_count_unlimited(inputs.rules, lengths, plan) for plan in plans),
         "fill": [int(count) for count in fill_counts],
     }
 

@@ -9,7 +9,6 @@ An example has its tokens in sequences, or a line in `left_out` that says how ma
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -17,13 +16,13 @@ import numpy as np
 
 from rowmill.core.arrays import format_percent
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
-from rowmill.core.storage import Store, digest_json
+from rowmill.core.storage import Store
 from rowmill.schema.facts import PackedShardsFacts
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
-from rowmill.stages import inputs, part_files
+from rowmill.stages import inputs
 from rowmill.stages.base import (
     ComparedFact,
     PreparedStage,
@@ -31,8 +30,6 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
-    make_parts,
-    part_folder,
 )
 from rowmill.stages.packed_shards.group_tasks import (
     build_shard_card,
@@ -41,7 +38,7 @@ from rowmill.stages.packed_shards.group_tasks import (
     plan_groups,
     plan_held_group,
 )
-from rowmill.stages.packed_shards.pack_group import FILL_BINS, PackGroupTask, is_intact, pack_group
+from rowmill.stages.packed_shards.pack_group import FILL_BINS, pack_group
 from rowmill.stages.packed_shards.split_plans import SPLITS, get_holdout_size, hold_out_validation
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
@@ -50,29 +47,19 @@ def make_packed_shards(context: StageContext) -> StageOutput:
     """Pack all groups, and the validation sequences that are held out by number."""
     wanted = get_holdout_size(context.recipe, context.dataset_name or "")
     held_out = None if wanted is None else hold_out_validation(context, get_packing_rules(context), wanted)
-    groups, reused, rows = make_parts(
-        context, pack_group, plan_groups(context, held_out), is_reusable=is_intact, set_threads=_set_threads
-    )
+    maps = [context.map(pack_group, plan_groups(context, held_out))]
     side: list[Part] = []
     if held_out is not None:
-        packed, again, more = make_parts(
-            context,
-            pack_group,
-            plan_held_group(context, held_out, groups),
-            is_reusable=is_intact,
-            set_threads=_set_threads,
-        )
-        groups, reused, rows = [*groups, *packed], reused + again, rows + more
-        fingerprint = digest_json(PACKED_SHARDS, "moved", held_out.moved.to_pylist())
-        path = f"{part_folder(context.folder, fingerprint)}/moved.arrow"
-        side.append(
-            Part(fingerprint, {"moved": part_files.write_table(context.store, path, held_out.moved)}, _NO_SPLIT)
-        )
-    return _build_shards_output(context, groups, side, reused=reused, rows_made=rows)
-
-
-def _set_threads(task: PackGroupTask, threads: int) -> PackGroupTask:
-    return replace(task, threads=threads)
+        maps.append(context.map(pack_group, plan_held_group(context, held_out, maps[0].parts)))
+        place = context.place("moved", held_out.moved)
+        side.append(Part(place.fingerprint, {"moved": place.write("moved", held_out.moved)}, _NO_SPLIT))
+    return _build_shards_output(
+        context,
+        [group for made in maps for group in made.parts],
+        side,
+        reused=sum(made.reused for made in maps),
+        rows_made=sum(made.rows_made for made in maps),
+    )
 
 
 _NO_SPLIT = {"split": ""}

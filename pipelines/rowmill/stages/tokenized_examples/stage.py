@@ -33,7 +33,6 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
 from rowmill.schema.rows import EXAMPLE_COLUMNS, describe_columns
 from rowmill.stages.base import (
     ComparedFact,
-    PartTask,
     PreparedStage,
     StageContext,
     StageDeclaration,
@@ -41,9 +40,9 @@ from rowmill.stages.base import (
     collect_samples,
     compute_share,
     format_rejected,
-    make_parts,
 )
 from rowmill.stages.part_files import describe_rejects
+from rowmill.stages.parts import MappedParts
 from rowmill.stages.tokenized_examples import table_examples, text_parts
 from rowmill.stages.tokenized_examples.shared_templates import share_template
 from rowmill.stages.tokenizer_files import (
@@ -185,14 +184,24 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
     rows = context.input(CANONICAL_ROWS).parts
     # Everything that decides the examples of a part, except its rows.
     identity = identify_tokenized_examples(context.recipe, context.dataset_name or "")["examples"]
-    options = digest_json(TOKENIZED_EXAMPLES, identity, tokenizer.card.digest, _spec_to_json(spec))
-    names = [digest_json(options, part.files["rows"].digest) for part in rows]
-    compared = divide_minimum(len(rows))
-    planned = [
-        _plan_tokenize_task(context, path, spec, part, name, tokenizer, compared)
-        for part, name in zip(rows, names, strict=True)
-    ]
-    parts, reused, rows_made = make_parts(context, text_parts.tokenize_part, planned)
+    made = context.map(
+        text_parts.tokenize_part,
+        [
+            text_parts.TokenizeInputs(
+                options=digest_json(identity, tokenizer.card.digest, _spec_to_json(spec)),
+                rows=part.files["rows"],
+                tokenizer=path,
+                dataset=context.dataset,
+                renderer=spec,
+                limit=context.recipe.limit_of(context.dataset_name or ""),
+                vocab_size=context.recipe.vocab_size or tokenizer.card.vocab_size,
+                min_compared_chars=divide_minimum(len(rows)),
+                base=context.base,
+            )
+            for part in rows
+        ],
+    )
+    parts = made.parts
     found = [(str(row_id), int(length)) for part in parts for row_id, length in part.facts["overlong"]]
     total = sum(int(part.facts["overlong_rows"]) for part in parts)
     dataset = context.dataset
@@ -200,44 +209,13 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         form, limit = dataset.format, context.recipe.limit_of(context.dataset_name or "")
         remedies = f"{form.suggest_longer_examples(dataset)}, or {form.suggest_overlong_policies(dataset)}"
         raise text_parts.make_overlong_error(limit, total, found, f"datasets.{context.dataset_name}", remedies)
-    return _build_examples_output(context, parts, tokenizer, spec, reused=reused, rows_made=rows_made)
-
-
-def _plan_tokenize_task(
-    context: StageContext,
-    path: str,
-    spec: RendererSpec | None,
-    part: Part,
-    fingerprint: str,
-    tokenizer: LoadedTokenizer,
-    min_compared_chars: int,
-) -> PartTask:
-    task = text_parts.TokenizeTask(
-        root=context.store.root,
-        folder=context.folder,
-        fingerprint=fingerprint,
-        tokenizer=path,
-        dataset=context.dataset,
-        renderer=spec,
-        limit=context.recipe.limit_of(context.dataset_name or ""),
-        vocab_size=context.recipe.vocab_size or tokenizer.card.vocab_size,
-        rows=part.files["rows"],
-        min_compared_chars=min_compared_chars,
-        base=str(context.base),
-    )
-    # Compressed rows have about a quarter of their text's size.
-    return PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes)
+    return _build_examples_output(context, made, tokenizer, spec)
 
 
 def _build_examples_output(
-    context: StageContext,
-    parts: list[Part],
-    tokenizer: LoadedTokenizer,
-    spec: RendererSpec | None,
-    *,
-    reused: int,
-    rows_made: int,
+    context: StageContext, made: MappedParts, tokenizer: LoadedTokenizer, spec: RendererSpec | None
 ) -> StageOutput:
+    parts = made.parts
     reasons = sum_counts(p.facts["reasons"] for p in parts)
     rows = sum(int(p.facts["rows"]) for p in parts)
     kept = sum(int(p.facts["kept"]) for p in parts)
@@ -298,8 +276,8 @@ def _build_examples_output(
         },
         schema=tuple((f.name, str(f.type)) for f in _make_part_schema(context.dataset)),
         card=build_examples_card(tokenizer, spec),
-        parts_reused=reused,
-        rows_made=rows_made,
+        parts_reused=made.reused,
+        rows_made=made.rows_made,
     )
 
 

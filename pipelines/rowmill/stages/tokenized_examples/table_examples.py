@@ -15,8 +15,9 @@ examples is stored under the digest of its content; one new row changes the shuf
 examples of this, which are then assembled from the stored ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,21 +25,13 @@ import orjson
 
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.core.storage import digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
 from rowmill.stages import table_partitions
-from rowmill.stages.base import (
-    StageContext,
-    StageOutput,
-    compute_share,
-    make_parts,
-    require_all_shares,
-    select_own_parts,
-)
+from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.part_files import describe_rejects, open_host_scratch
 from rowmill.stages.table_partitions import (
     IndexOptions,
@@ -66,9 +59,8 @@ from rowmill.stages.tokenized_examples.table_plans import (
     account_part,
     plan_held_partitions,
     plan_partitions,
-    plan_whole_table,
 )
-from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES, VERSION, EncodedPart, EncodeTask
+from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES, VERSION, EncodeInputs
 from rowmill.stages.tokenizer_files import open_reference_encoder
 from rowmill.tabular import prompt
 from rowmill.tabular.assembly import ExampleLimits
@@ -76,6 +68,7 @@ from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import SPLITS, RowIndex
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.reference_sample import divide_minimum
+from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 
@@ -90,7 +83,6 @@ def build_table_output(
     *,
     reused: int,
     rows_made: int,
-    made_of: Sequence[str],
 ) -> StageOutput:
     """Sum the counts of a table's rows (`accounts`) and examples (`built`)."""
     examples = [part for part in built if "examples" in part.files]
@@ -166,7 +158,6 @@ def build_table_output(
         card={**tokenizer.card.describe(), "template_digest": None},
         details={
             "records": _describe_table_model(context, observed, frame, plan),
-            "made_of": sorted(made_of),
         },
         parts_reused=reused,
         rows_made=rows_made,
@@ -226,16 +217,12 @@ def _draw_histogram(title: str, sizes: ValueCounts, limit: int) -> Histogram:
 def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; those of generation do not."""
     return {
-        "versions": [VERSION, tokenizer.TOKENIZATION_VERSION, table_partitions.VERSION],
+        "versions": [VERSION, tokenizer.TOKENIZATION_VERSION, table_partitions.split_block_keys.version],
         "format": recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"}),
         "limit": recipe.limit_of(name),
         "seed": recipe.seed,
         "vocab_size": recipe.vocab_size,
     }
-
-
-def _list_row_files(context: StageContext) -> list[File]:
-    return [part.files["rows"] for part in context.input(CANONICAL_ROWS).parts]
 
 
 def resolve_prompt_frame(
@@ -270,54 +257,24 @@ def resolve_prompt_frame(
 # ── Encoding and planning ──────────────────────────────────────────────────────────────────────────
 
 
-def _fingerprint_tokens(
-    context: StageContext, observed: ObservedTable, loaded: LoadedTokenizer, frame: PromptFrame, rows: File
-) -> str:
-    wire = get_table_options(context).codec.wire
-    return digest_json(
-        "tokens", VERSION, tokenizer.TOKENIZATION_VERSION, loaded.card.digest, wire, observed.schema.to_json(),
-        frame.special_tokens,
-        rows.digest,
-    )  # fmt: skip
-
-
-def _encode_parts(
-    context: StageContext,
-    observed: ObservedTable,
-    tokenizer: LoadedTokenizer,
-    path: str,
-    frame: PromptFrame,
-    *,
-    keep: bool,
-    returns_lengths: bool,
-) -> tuple[list[EncodedPart], list[str], list[bool]]:
-    """Encode all parts of rows; return their lengths and facts, the fingerprints of their ids, and which are new.
-
-    With `keep`, ids are stored part by part before planning, so that the build after an overflow or a kill reuses them.
-    Lengths are returned only where the calling process plans.
-    """
-    rows = _list_row_files(context)
-    names = [_fingerprint_tokens(context, observed, tokenizer, frame, file) for file in rows]
-    schema = orjson.dumps(observed.schema.to_json()).decode()
-    made_by = table_tokens.encode_part.__name__
-    kept = context.part_lists.find_parts(context.store, context.folder, made_by, names)
-    tasks = [
-        EncodeTask(
-            context.store.root, context.folder if keep else None, name, path, file, schema,
-            get_table_options(context).codec.wire, frame.special_tokens, kept.get(name), returns_lengths,
-            divide_minimum(len(rows)),
+def _list_encode_inputs(
+    context: StageContext, observed: ObservedTable, tokenizer: LoadedTokenizer, path: str, frame: PromptFrame
+) -> list[EncodeInputs]:
+    """Return what the ids of each part of rows are made of."""
+    rows = context.input(CANONICAL_ROWS).files("rows")
+    return [
+        EncodeInputs(
+            versions=(VERSION, TOKENIZATION_VERSION),
+            tokenizer_digest=tokenizer.card.digest,
+            rows=file,
+            schema=orjson.dumps(observed.schema.to_json()).decode(),
+            wire=get_table_options(context).codec.wire,
+            special_tokens=frame.special_tokens,
+            tokenizer=path,
+            min_compared_chars=divide_minimum(len(rows)),
         )
-        for file, name in zip(rows, names, strict=True)
-    ]  # fmt: skip
-    missing = [task for task in tasks if task.kept is None]
-    own = select_own_parts(context, missing)
-    wanted = tasks if len(own) == len(missing) else own
-    size = sum(4 * task.rows.bytes for task in own)
-    encoded = list(context.pool.map(table_tokens.encode_part, wanted, size_bytes=size))
-    require_all_shares(own, missing)
-    if keep and context.share is None:
-        context.part_lists.add_parts(context.store, context.folder, made_by, [one.require_kept() for one in encoded])
-    return encoded, names, [task.kept is None for task in tasks]
+        for file in rows
+    ]
 
 
 def _describe_options(
@@ -352,7 +309,9 @@ def _prepare_planning(
     form, limits = get_table_options(context), _get_example_limits(context, frame)
     name = context.dataset_name or ""
     require_record_room(name, form, limits, _list_widest_names(observed))
-    request = TablePlanRequest(dataset=name, seed=context.recipe.seed, form=form, limits=limits, wanted=form.wanted)
+    # What is generated later decides nothing.
+    trained = form.model_copy(update={"generation": None})
+    request = TablePlanRequest(dataset=name, seed=context.recipe.seed, form=trained, limits=limits, wanted=form.wanted)
     vocab_size = context.recipe.vocab_size or tokenizer.card.vocab_size
     return TablePlanning(request, IndexOptions.of(context, observed), observed.schema, frame, vocab_size)
 
@@ -363,11 +322,12 @@ def _join_plan(
     planning: TablePlanning,
     splits: tuple[SplitFacts, ...],
     overflows: OverflowFacts,
-    encoded: Sequence[EncodedPart],
+    facts: Iterable[Mapping[str, Any]],
 ) -> TablePlan:
+    """Join the plan; `facts` are those of the encoded parts."""
     limits = planning.request.limits
     options = _describe_options(context, observed, planning.frame, limits)
-    changed = sum(int(one.facts["changed"]) for one in encoded)
+    changed = sum(int(of_part["changed"]) for of_part in facts)
     return TablePlan(planning.request.form.mode, limits, options, splits, overflows, changed)
 
 
@@ -392,15 +352,14 @@ def dry_run_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) 
     """
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(context, tokenizer, path, known)
-    encoded, _, _ = _encode_parts(context, known, tokenizer, path, frame, keep=False, returns_lengths=True)
+    lengths, facts = _measure_parts(context, _list_encode_inputs(context, known, tokenizer, path, frame))
     planning = _prepare_planning(context, known, frame, tokenizer)
-    files = _list_row_files(context)
-    lengths = [one.require_lengths() for one in encoded]
+    files = context.input(CANONICAL_ROWS).files("rows")
     held = list(hold_partitions(context.store, files, lengths, choose_borders(context, files), planning.options))
     plans = plan_held_partitions(context.store, planning, held)
     splits = join_split_facts([plan.summarize_splits() for plan in plans], SPLITS)
     overflows = OverflowFacts.join([OverflowFacts.of(plan.overflows) for plan in plans])
-    return _join_plan(context, known, planning, splits, overflows, encoded)
+    return _join_plan(context, known, planning, splits, overflows, facts)
 
 
 def measure_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> MeasuredTable:
@@ -408,9 +367,16 @@ def measure_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) 
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(context, tokenizer, path, known)
     index = index_parts(context, context.input(CANONICAL_ROWS).parts, known)
-    encoded, _, _ = _encode_parts(context, known, tokenizer, path, frame, keep=False, returns_lengths=True)
-    lengths = join_lengths([one.require_lengths() for one in encoded])
-    return MeasuredTable(get_table_options(context), _get_example_limits(context, frame), index, lengths)
+    lengths, _ = _measure_parts(context, _list_encode_inputs(context, known, tokenizer, path, frame))
+    limits = _get_example_limits(context, frame)
+    return MeasuredTable(get_table_options(context), limits, index, join_lengths(lengths))
+
+
+def _measure_parts(context: StageContext, parts: Sequence[EncodeInputs]) -> tuple[list[Ints], list[dict[str, Any]]]:
+    """Encode all records without writing to the store; return the lengths and the facts of each part."""
+    measure, size = partial(table_tokens.measure_part, context.store), sum(part.input_bytes for part in parts)
+    measured = list(context.pool.map(measure, parts, size_bytes=size))
+    return [lengths for lengths, _ in measured], [facts for _, facts in measured]
 
 
 def _get_example_limits(context: StageContext, frame: PromptFrame) -> ExampleLimits:
@@ -423,28 +389,19 @@ def make_table_examples(context: StageContext, tokenizer: LoadedTokenizer, path:
     """Encode, plan, and write examples; if planning fails, no examples are written."""
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(context, tokenizer, path, known)
-    files = _list_row_files(context)
-    borders = choose_borders(context, files)
-    encoded, names, fresh = _encode_parts(
-        context, known, tokenizer, path, frame, keep=True, returns_lengths=borders.is_whole
-    )
+    files = context.input(CANONICAL_ROWS).files("rows")
+    encoded = context.map(table_tokens.encode_part, _list_encode_inputs(context, known, tokenizer, path, frame))
     parts = [
-        RowPart(file, one.require_kept().files["tokens"], name)
-        for file, one, name in zip(files, encoded, names, strict=True)
+        RowPart(file, ids.files["tokens"], ids.fingerprint) for file, ids in zip(files, encoded.parts, strict=True)
     ]
     planning = _prepare_planning(context, known, frame, tokenizer)
     with open_host_scratch(context) as scratch:
-        if borders.is_whole:
-            lengths = [one.require_lengths() for one in encoded]
-            [whole] = hold_partitions(context.store, files, lengths, borders, planning.options)
-            planned = plan_whole_table(context, planning, whole, parts, encoded, scratch)
-        else:
-            planned = plan_partitions(context, planning, borders, parts, encoded, scratch)
-        accounts = make_parts(context, account_part, planned.ledgers)[0]
-        built, reused, _ = make_parts(context, table_tokens.build_part, planned.examples)
-    rows_made = sum(file.rows for file, is_fresh in zip(files, fresh, strict=True) if is_fresh)
-    joined = _join_plan(context, known, planning, planned.splits, planned.overflows, encoded)
+        planned = plan_partitions(context, planning, choose_borders(context, files), parts, encoded.parts, scratch)
+        accounts = context.map(account_part, planned.ledgers).parts
+        built = context.map(table_tokens.build_part, planned.examples)
+    facts = [ids.facts for ids in encoded.parts]
+    joined = _join_plan(context, known, planning, planned.splits, planned.overflows, facts)
     return build_table_output(
-        context, known, frame, joined, accounts, [*built, *planned.prefills], tokenizer,
-        reused=reused, rows_made=rows_made, made_of=planned.made_of,
+        context, known, frame, joined, accounts, [*built.parts, *planned.prefills], tokenizer,
+        reused=built.reused, rows_made=encoded.rows_made,
     )  # fmt: skip

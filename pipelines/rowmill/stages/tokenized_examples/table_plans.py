@@ -17,14 +17,14 @@ is one partition is planned by the calling process, which then hands each task i
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
@@ -32,8 +32,9 @@ from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
+from rowmill.stages.base import StageContext
 from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_table
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 from rowmill.stages.table_partitions import (
     HeldPartition,
     IndexOptions,
@@ -56,13 +57,9 @@ from rowmill.stages.table_plan import (
     require_fitting_units,
     require_single_use,
 )
-from rowmill.stages.tokenized_examples import table_tokens
 from rowmill.stages.tokenized_examples.overflow_names import make_overflow_naming
 from rowmill.stages.tokenized_examples.table_tokens import (
-    VERSION,
-    BuildExamplesTask,
-    EncodedPart,
-    ExampleSlice,
+    BuildExamplesInputs,
     PrefillOptions,
     RecordSource,
     cut_slices,
@@ -98,8 +95,8 @@ class PartStates:
     """States of a part's rows that are not kept: a digest of them, their file, and the part's number in this file."""
 
     digest: str
-    file: File
-    number: int
+    file: File = field(compare=False)
+    number: int = field(compare=False)
 
 
 def save_states(store: Store, path: str, plan: PartitionPlan, index: RowIndex) -> tuple[File, dict[str, str]]:
@@ -141,134 +138,67 @@ class _OverflowDetails:
         order = np.argsort(rows, kind="stable")
         return cls(rows[order], which[order], tuple(overflow.description for overflow in plan.overflows))
 
-    def between(self, first: int, last: int) -> dict[int, str]:
-        """Return the messages of consecutive rows, by their index among these."""
-        begin, end = np.searchsorted(self.rows, (first, last)).tolist()
-        places = (self.rows[begin:end] - first).tolist()
-        return {place: self.sentences[i] for place, i in zip(places, self.which[begin:end].tolist(), strict=True)}
-
 
 # ── Ledgers of parts ───────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerTask:
-    """A part of rows after planning; `states[i]` indexes `ROW_STATES`: kept, left out, or a reject reason.
+class LedgerInputs(PartInputs):
+    """A part of rows and of their ids after planning, with the states of those rows that are not kept."""
 
-    Without `states`, all rows are kept except those that `partitions` say, and those whose reasons are in the part's
-    facts. `tokens` are its stored ids.
-    """
-
-    root: str
-    folder: str
-    fingerprint: str
     rows: File
-    tokens: File
-    facts: dict[str, Any]
-    states: bytes | None
-    details: Mapping[int, str]
-    partitions: tuple[PartStates, ...] = ()
+    encoded: Part
+    partitions: tuple[PartStates, ...]
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of the part."""
+        return self.rows.rows
+
+    @property
+    def input_bytes(self) -> int:
+        """About the size of the rows' text, of which the file has a quarter."""
+        return 4 * self.rows.bytes
 
 
-def plan_ledgers(
-    context: StageContext,
-    plan: PartitionPlan,
-    index: RowIndex,
-    parts: Sequence[RowPart],
-    encoded: Sequence[EncodedPart],
-) -> list[PartTask]:
-    """Return the tasks of the ledgers of a table that is one partition."""
-    overflows = _OverflowDetails.of(plan)
-    planned: list[PartTask] = []
-    for number, (part, one) in enumerate(zip(parts, encoded, strict=True)):
-        first, last = int(index.first_rows[number]), int(index.first_rows[number + 1])
-        states, details = plan.states[first:last].copy(), overflows.between(first, last)
-        _note_rejects(states, details, one.facts)
-        held = states.tobytes()
-        fingerprint = digest_json(part.fingerprint, "account", held.hex(), details)
-        planned.append(_plan_ledger(context, part, one, fingerprint, held, details))
-    return planned
-
-
-def plan_joined_ledgers(
-    context: StageContext,
-    parts: Sequence[RowPart],
-    encoded: Sequence[EncodedPart],
-    states: Mapping[int, Sequence[PartStates]],
-) -> list[PartTask]:
-    """Return the tasks of the ledgers of a table in partitions; `states` are those of each part, by partition."""
-    planned: list[PartTask] = []
-    for number, (part, one) in enumerate(zip(parts, encoded, strict=True)):
-        own = tuple(states.get(number, ()))
-        fingerprint = digest_json(part.fingerprint, "joined account", [found.digest for found in own])
-        planned.append(_plan_ledger(context, part, one, fingerprint, None, {}, own))
-    return planned
-
-
-def _plan_ledger(
-    context: StageContext,
-    part: RowPart,
-    one: EncodedPart,
-    fingerprint: str,
-    states: bytes | None,
-    details: Mapping[int, str],
-    partitions: tuple[PartStates, ...] = (),
-) -> PartTask:
-    task = LedgerTask(
-        context.store.root, context.folder, fingerprint, part.rows, part.tokens, one.facts, states, details, partitions,
-    )  # fmt: skip
-    return PartTask(fingerprint, task, part.rows.rows, 4 * part.rows.bytes)
-
-
-def _note_rejects(states: NDArray[np.int8], details: dict[int, str], facts: Mapping[str, Any]) -> None:
-    """Set the states and details of records that were rejected when they were encoded."""
-    for place, reason, detail in facts["rejects"]:
-        states[place] = ROW_STATES.index(reason)
-        details[place] = detail
-
-
-def _join_states(store: Store, task: LedgerTask) -> tuple[NDArray[np.int8], Mapping[int, str]]:
-    """Return the states of a part's rows, and why they were rejected, by row."""
-    if task.states is not None:
-        return np.frombuffer(task.states, np.int8), task.details
-    states, details = np.zeros(task.rows.rows, np.int8), dict[int, str]()
-    for found in task.partitions:
-        table = store.table(found.file)
-        begin, end = np.searchsorted(table.column("part").to_numpy(), (found.number, found.number + 1)).tolist()
-        own = table.slice(begin, end - begin)
-        places = own.column("place").to_numpy()
-        states[places] = own.column("state").to_numpy()
-        texts = zip(places.tolist(), own.column("detail").to_pylist(), strict=True)
-        details |= {place: text for place, text in texts if text}
-    _note_rejects(states, details, task.facts)
-    return states, details
-
-
-def account_part(task: LedgerTask) -> Part:
+@part_function(version=1)
+def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
     """Write a part's ledger and rejects."""
-    store = Store(task.root)
-    row_ids: list[str] = store.table(task.rows, ["row_id"]).column(0).to_pylist()
-    states, details = _join_states(store, task)
+    store = place.store
+    # Indexes of `ROW_STATES`: kept, left out, or a reject reason, whose details are by row.
+    states, details = np.zeros(inputs.rows.rows, np.int8), dict[int, str]()
+    for partition in inputs.partitions:
+        table = store.table(partition.file)
+        begin, end = np.searchsorted(table.column("part").to_numpy(), (partition.number, partition.number + 1)).tolist()
+        of_part = table.slice(begin, end - begin)
+        places = of_part.column("place").to_numpy()
+        states[places] = of_part.column("state").to_numpy()
+        texts = zip(places.tolist(), of_part.column("detail").to_pylist(), strict=True)
+        details |= {at: text for at, text in texts if text}
+    for at, reason, detail in inputs.encoded.facts["rejects"]:
+        states[at] = ROW_STATES.index(reason)
+        details[at] = detail
+    row_ids: list[str] = store.table(inputs.rows, ["row_id"]).column(0).to_pylist()
     log = RejectLog(TOKENIZED_EXAMPLES)
     places = np.flatnonzero(states > 1).tolist()
-    raw = store.table(task.rows).take(pa.array(places, pa.int64())).to_pylist() if places else []
-    for place, row in zip(places, raw, strict=True):
-        reason = ROW_STATES[int(states[place])]
-        log.add(row_ids[place], Rejected(reason, details.get(place, "")), row_as_bytes(row))
+    raw = store.table(inputs.rows).take(pa.array(places, pa.int64())).to_pylist() if places else []
+    for at, row in zip(places, raw, strict=True):
+        reason = ROW_STATES[int(states[at])]
+        log.add(row_ids[at], Rejected(reason, details.get(at, "")), row_as_bytes(row))
     shown = [row_ids[place] for place in np.flatnonzero(states == 0).tolist()]
     left_out = [row_ids[place] for place in np.flatnonzero(states == 1).tolist()]
     kept = pa.chunked_array([shown], pa.string())
     files = {
-        "tokens": task.tokens,
-        **write_accounts(store, task.folder, task.fingerprint, kept, log, left_out, ROW_STATES[1]),
+        "tokens": inputs.encoded.files["tokens"],
+        **write_accounts(place, kept, log, left_out, ROW_STATES[1]),
     }
     facts: dict[str, Any] = {
         "rows": len(row_ids),
         "kept": len(shown),
         **count_accounts(log, left_out, ROW_STATES[1]),
-        **{name: task.facts[name] for name in _COUNTED_FACTS},
+        **{name: inputs.encoded.facts[name] for name in _COUNTED_FACTS},
     }
-    return Part(task.fingerprint, files, facts)
+    return PartResult(files, facts)
 
 
 # ── Plans of a table's partitions, each made by a task, and their sum ──
@@ -300,17 +230,13 @@ class TablePlanning:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
-    """The plan of a table: facts, the tasks of its ledgers and examples, and the prefills of its series.
-
-    `made_of` are the fingerprints of what else was written for it.
-    """
+    """The plan of a table: facts, the tasks of its ledgers and examples, and the prefills of its series."""
 
     splits: tuple[SplitFacts, ...]
     overflows: OverflowFacts
-    ledgers: Sequence[PartTask]
-    examples: Sequence[PartTask]
+    ledgers: Sequence[LedgerInputs]
+    examples: Sequence[BuildExamplesInputs]
     prefills: Sequence[Part]
-    made_of: Sequence[str] = ()
 
 
 # ── In the calling process ─────────────────────────────────────────────────────────────────────────
@@ -348,76 +274,26 @@ def _plan_rows(store: Store, request: TablePlanRequest, rows: PartitionRows, fil
     return plan_partition(request, rows.index, rows.lengths, naming=naming)
 
 
-def plan_whole_table(
-    context: StageContext,
-    planning: TablePlanning,
-    whole: HeldPartition,
-    parts: Sequence[RowPart],
-    encoded: Sequence[EncodedPart],
-    scratch: HostScratch,
-) -> PlannedTable:
-    """Plan a table that is one partition, and hand each task its own slice and states."""
-    [plan] = plan_held_partitions(context.store, planning, [whole])
-    sources = _list_sources(parts)
-    examples = [
-        _plan_examples(context, planning, scratch, tuple(sources[n] for n in piece.parts.tolist()), piece)
-        for piece in cut_slices(plan, whole.rows.index, parts, planning.frame)
-    ]
-    ledgers = plan_ledgers(context, plan, whole.rows.index, parts, encoded)
-    overflows = OverflowFacts.of(plan.overflows)
-    prefills = write_prefill(context.store, context.folder, planning.prefill, whole.files, whole.rows.index, plan)
-    return PlannedTable(plan.summarize_splits(), overflows, ledgers, examples, prefills)
-
-
 def _list_sources(parts: Sequence[RowPart]) -> tuple[RecordSource, ...]:
     return tuple(RecordSource(part.rows, part.tokens) for part in parts)
-
-
-def _plan_examples(
-    context: StageContext,
-    planning: TablePlanning,
-    scratch: HostScratch,
-    sources: tuple[RecordSource, ...],
-    piece: "ExampleSlice | SavedSlice",
-) -> PartTask:
-    task = BuildExamplesTask(
-        root=context.store.root,
-        folder=context.folder,
-        fingerprint=piece.fingerprint,
-        sources=sources,
-        piece=piece if isinstance(piece, ExampleSlice) else piece.file,
-        frame=planning.frame,
-        is_grouped=planning.request.form.mode == "grouped",
-        vocab_size=planning.vocab_size,
-        scratch=scratch,
-    )
-    return PartTask(piece.fingerprint, task, piece.records, 4 * piece.tokens)
 
 
 # ── By tasks ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class SavedSlice:
-    """A slice in a file: the fingerprint of its part of examples, and its sizes."""
-
-    fingerprint: str
-    records: int
-    tokens: int
-    file: File
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPlanTask:
+class PartitionPlanInputs(PartInputs):
     """A partition to plan; its request has the partition's share of the sample."""
 
-    root: str
-    folder: str
-    fingerprint: str
     partition: TablePartition
     options: IndexOptions
     request: TablePlanRequest
     prefill: PrefillOptions
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the partition's files."""
+        return self.partition.bytes
 
 
 def plan_partitions(
@@ -425,32 +301,42 @@ def plan_partitions(
     planning: TablePlanning,
     borders: PartitionBorders,
     parts: Sequence[RowPart],
-    encoded: Sequence[EncodedPart],
+    encoded: Sequence[Part],
     scratch: HostScratch,
 ) -> PlannedTable:
     """Plan the partitions of a table by a map; errors as in `plan_held_partitions`."""
-    partitions, blocks = partition_rows(context, borders, parts)
-    plain = [
-        PartitionPlanTask(
-            context.store.root, context.folder, "", partition, planning.options,
-            replace(planning.request, partition=partition.name), planning.prefill,
+    partitions = partition_rows(context, borders, parts)
+    plans = [
+        PartitionPlanInputs(
+            partition, planning.options, replace(planning.request, partition=partition.name), planning.prefill
         )
         for partition in partitions
-    ]  # fmt: skip
+    ]
     shares: list[int | None] = [None] * len(partitions)
     if planning.request.wanted is not None:
-        size = sum(partition.bytes for partition in partitions)
-        shares = planning.divide_sample([*context.pool.map(count_partition_rows, plain, size_bytes=size)])
-    tasks = [_identify_plan(task, share) for task, share in zip(plain, shares, strict=True)]
-    planned = [PartTask(task.fingerprint, task, 0, task.partition.bytes) for task in tasks]
-    written = make_parts(context, plan_partition_part, planned)[0]
+        count, size = partial(count_partition_rows, context.store), sum(partition.bytes for partition in partitions)
+        shares = planning.divide_sample([*context.pool.map(count, plans, size_bytes=size)])
+    plans = [
+        replace(plan, request=replace(plan.request, wanted=share)) for plan, share in zip(plans, shares, strict=True)
+    ]
+    written = context.map(plan_partition_part, plans).parts
     overflows = OverflowFacts.join([OverflowFacts.from_json(part.facts["overflows"]) for part in written])
     require_fitting_units(planning.request.dataset, planning.request.form, overflows)
     examples = [
-        _plan_examples(context, planning, scratch, sources, SavedSlice(*facts, file=part.files[facts[0]]))
+        BuildExamplesInputs(
+            slice_fingerprint=fingerprint,
+            is_grouped=planning.request.form.mode == "grouped",
+            vocab_size=planning.vocab_size,
+            records=records,
+            tokens=tokens,
+            sources=sources,
+            piece=part.files[fingerprint],
+            frame=planning.frame,
+            scratch=scratch,
+        )
         for partition, part in zip(partitions, written, strict=True)
-        for sources in [_list_sources(partition.parts)]
-        for facts in part.facts["slices"]
+        for sources in [tuple(RecordSource(part.rows, part.tokens) for part in partition.parts)]
+        for fingerprint, records, tokens in part.facts["slices"]
     ]
     states: defaultdict[int, list[PartStates]] = defaultdict(list)
     for partition, part in zip(partitions, written, strict=True):
@@ -460,43 +346,36 @@ def plan_partitions(
     return PlannedTable(
         join_split_facts(splits, SPLITS),
         overflows,
-        plan_joined_ledgers(context, parts, encoded, states),
+        [
+            LedgerInputs(part.rows, ids, tuple(states.get(number, ())))
+            for number, (part, ids) in enumerate(zip(parts, encoded, strict=True))
+        ],
         examples,
         [Part(name, {"prefill": part.files[name]}) for part in written for name in part.facts["prefills"]],
-        made_of=[*blocks, *(part.fingerprint for part in written)],
     )
 
 
-def _identify_plan(task: PartitionPlanTask, share: int | None) -> PartitionPlanTask:
-    request = replace(task.request, wanted=share)
-    form = request.form.model_dump(mode="json", exclude={"generation"})
-    fingerprint = digest_json(
-        "table plan", VERSION, table_tokens.PART_TOKENS, task.partition.content, task.prefill.frame.to_json(),
-        request.dataset, request.seed, form, asdict(request.limits), share,
-    )  # fmt: skip
-    return replace(task, request=request, fingerprint=fingerprint)
-
-
-def count_partition_rows(task: PartitionPlanTask) -> int:
+def count_partition_rows(store: Store, inputs: PartitionPlanInputs) -> int:
     """Count the train records of a partition that fit."""
-    rows = read_partition(Store(task.root), task.partition, task.options)
-    return count_sampled_rows(task.request, rows.index, rows.lengths)
+    rows = read_partition(store, inputs.partition, inputs.options)
+    return count_sampled_rows(inputs.request, rows.index, rows.lengths)
 
 
-def plan_partition_part(task: PartitionPlanTask) -> Part:
+@part_function(version=1)
+def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartResult:
     """Plan a partition, and write its slices and the states of its rows."""
-    store, at = Store(task.root), part_folder(task.folder, task.fingerprint)
-    parts = task.partition.parts
-    rows = read_partition(store, task.partition, task.options)
+    store = place.store
+    parts = inputs.partition.parts
+    rows = read_partition(store, inputs.partition, inputs.options)
     row_files = [part.rows for part in parts]
-    plan = _plan_rows(store, task.request, rows, row_files)
-    prefills = write_prefill(store, task.folder, task.prefill, row_files, rows.index, plan)
+    plan = _plan_rows(store, inputs.request, rows, row_files)
+    prefills = write_prefill(store, place.stage_folder, inputs.prefill, row_files, rows.index, plan)
     files: dict[str, File] = {one.fingerprint: one.files["prefill"] for one in prefills}
     slices: list[tuple[str, int, int]] = []
-    for number, piece in enumerate(cut_slices(plan, rows.index, parts, task.prefill.frame)):
-        files[piece.fingerprint] = save_slice(store, f"{at}/slice-{number:05d}.arrow", piece)
+    for number, piece in enumerate(cut_slices(plan, rows.index, parts, inputs.prefill.frame)):
+        files[piece.fingerprint] = save_slice(store, f"{place.folder}/slice-{number:05d}.arrow", piece)
         slices.append((piece.fingerprint, piece.records, piece.tokens))
-    states, digests = save_states(store, f"{at}/states.arrow", plan, rows.index)
+    states, digests = save_states(store, f"{place.folder}/states.arrow", plan, rows.index)
     facts: dict[str, Any] = {
         "splits": [one.to_json() for one in plan.summarize_splits()],
         "overflows": OverflowFacts.of(plan.overflows).to_json(),
@@ -504,4 +383,4 @@ def plan_partition_part(task: PartitionPlanTask) -> Part:
         "states": digests,
         "prefills": [one.fingerprint for one in prefills],
     }
-    return Part(task.fingerprint, {**files, "states": states}, facts)
+    return PartResult({**files, "states": states}, facts)

@@ -13,7 +13,7 @@ Each record is encoded separately and once per dataset: passes and examples only
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -32,8 +32,8 @@ from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages.base import part_folder, save_kept_part
 from rowmill.stages.part_files import write_table
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 from rowmill.stages.table_partitions import RowPart, read_row_column
 from rowmill.stages.table_plan import PartitionPlan, SplitTablePlan
 from rowmill.stages.tokenized_examples import text_parts
@@ -166,69 +166,41 @@ VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeTask:
-    """A part of rows to encode; `kept` are its ids if an earlier build stored them.
+class EncodeInputs(PartInputs):
+    """A part of rows to encode; the ids do not depend on the plan, so a build that ends in planning keeps them."""
 
-    Otherwise they are stored under `fingerprint` in `folder`; without a folder they are not stored.
-    """
-
-    root: str
-    folder: str | None
-    fingerprint: str
-    tokenizer: str
+    versions: tuple[int, ...]
+    tokenizer_digest: str
     rows: File
     schema: str
     wire: Wire
     special_tokens: tuple[str, ...]
-    kept: Part | None
-    returns_lengths: bool
-    min_compared_chars: int
+    tokenizer: str = field(compare=False)
+    """The tokenizer's file in the store."""
+    min_compared_chars: int = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of the part."""
+        return self.rows.rows
+
+    @property
+    def input_bytes(self) -> int:
+        """About the size of the rows' text, of which the file has a quarter."""
+        return 4 * self.rows.bytes
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPart:
-    """An encoded part: tokens of each record (−1: rejected) if they were asked for, facts, the part of stored ids."""
-
-    lengths: Ints | None
-    facts: dict[str, Any]
-    kept: Part | None
-
-    def require_kept(self) -> Part:
-        """Return the part of stored ids, which every build has."""
-        assert self.kept is not None, "a build stores all ids"
-        return self.kept
-
-    def require_lengths(self) -> Ints:
-        """Return the lengths, which were asked for."""
-        assert self.lengths is not None, "the lengths are wanted"
-        return self.lengths
-
-
-def encode_part(task: EncodeTask) -> EncodedPart:
+@part_function(version=1)
+def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
     """Encode a part's records and store their ids; a rejected one has an empty list, and its reason in the facts."""
-    store = Store(task.root)
-    if task.kept is not None:
-        lengths = store.table(task.kept.files["tokens"], ["length"]).column(0) if task.returns_lengths else None
-        return EncodedPart(None if lengths is None else lengths.to_numpy().astype(np.int64), task.kept.facts, task.kept)
-    ids, facts = _encode_records(task, store.table(task.rows, ("record", "row_id")))
-    lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
-    lengths[[place for place, _, _ in facts["rejects"]]] = -1
-    tokens = pa.table([ids, lengths], schema=_TOKENS_SCHEMA)
-    held = lengths.astype(np.int64) if task.returns_lengths else None
-    return EncodedPart(held, facts, _keep_tokens(store, task, tokens, facts))
+    tokens, facts = _encode_records(place.store, inputs)
+    return PartResult({"tokens": place.write("tokens", tokens)}, facts)
 
 
-def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[str, Any]) -> Part | None:
-    """Store a part's ids under the fingerprint of its texts and the tokenizer, which does not depend on the plan.
-
-    The part counts as finished at once, so that a build that ends later finds it.
-    """
-    if task.folder is None:
-        return None
-    path = f"{part_folder(task.folder, task.fingerprint)}/tokens.arrow"
-    part = Part(task.fingerprint, {"tokens": write_table(store, path, tokens)}, facts)
-    save_kept_part(store, task.folder, part)
-    return part
+def measure_part(store: Store, inputs: EncodeInputs) -> tuple[Ints, dict[str, Any]]:
+    """Encode a part's records; return the tokens of each (−1: rejected), and the facts."""
+    tokens, facts = _encode_records(store, inputs)
+    return tokens.column("length").to_numpy().astype(np.int64), facts
 
 
 @lru_cache(maxsize=2)
@@ -239,15 +211,19 @@ def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
     return encoder, RoundTripDecoder(backend, table, encoder.decode)
 
 
-def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, dict[str, Any]]:
-    encoder, decoder = _open_codec(task.root, task.tokenizer)
-    texts, rejects, changed, escaped = _serialise_records(task, rows.column("record"))
-    counts = TokenizationCounts(sample=ReferenceSample(task.min_compared_chars))
+def _encode_records(store: Store, inputs: EncodeInputs) -> tuple[pa.Table, dict[str, Any]]:
+    """Return the ids and the length of each record, in `_TOKENS_SCHEMA`, and the facts."""
+    rows = store.table(inputs.rows, ("record", "row_id"))
+    encoder, decoder = _open_codec(store.root, inputs.tokenizer)
+    texts, rejects, changed, escaped = _serialise_records(inputs, rows.column("record"))
+    counts = TokenizationCounts(sample=ReferenceSample(inputs.min_compared_chars))
     pieces, altered = _encode_batches(encoder, decoder, texts, counts)
     if counts.engine_differs:
         counts = TokenizationCounts(fast_path_mismatches=counts.fast_path_mismatches)
         pieces, altered = _encode_batches(encoder.without_fast_path(), decoder, texts, counts)
-    column = pa.chunked_array(pieces, _TOKENS_SCHEMA.field("input_ids").type)
+    ids = pa.chunked_array(pieces, _TOKENS_SCHEMA.field("input_ids").type)
+    lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
+    lengths[[place for place, _, _ in rejects]] = -1
     facts: dict[str, Any] = {
         "rejects": rejects,
         "changed": changed,
@@ -257,7 +233,7 @@ def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, 
         "reference_path_texts": counts.reference_path_texts,
         "fast_path_mismatches": counts.fast_path_mismatches,
     }
-    return column, facts
+    return pa.table([ids, lengths], schema=_TOKENS_SCHEMA), facts
 
 
 def _encode_batches(
@@ -286,7 +262,7 @@ def _encode_continuations(
 
 
 def _serialise_records(
-    task: EncodeTask, records: pa.ChunkedArray
+    inputs: EncodeInputs, records: pa.ChunkedArray
 ) -> tuple[list[str], list[tuple[int, str, str]], int, int]:
     """Return the training text of every record, and the rejects.
 
@@ -294,17 +270,17 @@ def _serialise_records(
     lossless text is the row's own except for special tokens, which are rare and found in one pass.
     """
     texts: list[str] = [f"{text}\n" for text in records.to_pylist()]
-    schema = RecordSchema.from_json(orjson.loads(task.schema))
-    write = Serialiser(schema, special_tokens=task.special_tokens, wire=task.wire)
-    read, reread = RecordDecoder(schema), RecordDecoder(schema, wire=task.wire)
+    schema = RecordSchema.from_json(orjson.loads(inputs.schema))
+    write = Serialiser(schema, special_tokens=inputs.special_tokens, wire=inputs.wire)
+    read, reread = RecordDecoder(schema), RecordDecoder(schema, wire=inputs.wire)
     rejects: list[tuple[int, str, str]] = []
     changed = 0
     # Which records contain the text of a special token.
     special = np.zeros(len(records), bool)
-    if task.special_tokens:
-        pattern = _make_alternation(task.special_tokens)
+    if inputs.special_tokens:
+        pattern = _make_alternation(inputs.special_tokens)
         special = pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
-    again = range(len(records)) if task.wire == "reference" else np.flatnonzero(special).tolist()
+    again = range(len(records)) if inputs.wire == "reference" else np.flatnonzero(special).tolist()
     for place in again:
         record = read(read_json(texts[place]))
         assert not isinstance(record, RecordProblem), record
@@ -314,7 +290,7 @@ def _serialise_records(
             texts[place] = ""
             continue
         texts[place] = line
-        changed += task.wire == "reference" and reread(read_json(line)) != record
+        changed += inputs.wire == "reference" and reread(read_json(line)) != record
     return texts, rejects, changed, int(special.sum())
 
 
@@ -332,30 +308,35 @@ _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BuildExamplesTask:
-    """A slice of a partition's plan, or its file, and the parts of rows that it has records of.
+class BuildExamplesInputs(PartInputs):
+    """A slice of a partition's plan, which `slice_fingerprint` identifies with its records, and all its parts."""
 
-    With a file, `sources` are all parts of the partition.
-    """
-
-    root: str
-    folder: str
-    fingerprint: str
-    sources: tuple[RecordSource, ...]
-    piece: ExampleSlice | File
-    frame: PromptFrame
+    slice_fingerprint: str
     is_grouped: bool
     vocab_size: int
-    scratch: HostScratch
+    records: int = field(compare=False)
+    tokens: int = field(compare=False)
+    sources: tuple[RecordSource, ...] = field(compare=False)
+    piece: File = field(compare=False)
+    frame: PromptFrame = field(compare=False)
+    scratch: HostScratch = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Records of the slice."""
+        return self.records
+
+    @property
+    def input_bytes(self) -> int:
+        """About the size of the ids."""
+        return 4 * self.tokens
 
 
-def build_part(task: BuildExamplesTask) -> Part:
+@part_function(version=1)
+def build_part(inputs: BuildExamplesInputs, place: PartPlace) -> PartResult:
     """Gather the records of a slice of the plan and write them as examples."""
-    piece, sources = task.piece, task.sources
-    if isinstance(piece, File):
-        piece = load_slice(Store(task.root), piece)
-        sources = [sources[number] for number in piece.parts.tolist()]
-    table = _build_examples_table(task, piece, sources)
+    piece = load_slice(place.store, inputs.piece)
+    table = _build_examples_table(place.store, inputs, piece)
     tokens = table.column("tokens").to_numpy().astype(np.int64)
     classes = {
         "trained": int(table.column("trained_tokens").to_numpy().sum()),
@@ -371,14 +352,13 @@ def build_part(task: BuildExamplesTask) -> Part:
         "records": len(piece.rows),
         "tokens": int(tokens.sum()),
         "tokens_by_split": {piece.split: classes},
-        "outside_vocabulary": example_columns.count_outside_vocabulary(table, task.vocab_size),
+        "outside_vocabulary": example_columns.count_outside_vocabulary(table, inputs.vocab_size),
         "verified": count_verified(table),
         "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
         "flushes": dict(Counter(FLUSHES[flush] for flush in piece.flushes.tolist())),
         "source_parts": sorted(pc.unique(parts).to_pylist()),
     }
-    path = f"{task.folder}/parts/{task.fingerprint}/examples.arrow"
-    return Part(task.fingerprint, {"examples": write_table(Store(task.root), path, table)}, facts)
+    return PartResult({"examples": place.write("examples", table)}, facts)
 
 
 def count_verified(table: pa.Table) -> int:
@@ -399,18 +379,19 @@ def count_verified(table: pa.Table) -> int:
     return int((~wrong).sum())
 
 
-def _build_examples_table(task: BuildExamplesTask, piece: ExampleSlice, sources: Sequence[RecordSource]) -> pa.Table:
+def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: ExampleSlice) -> pa.Table:
     """Return a slice of the plan as `RECORD_EXAMPLES`."""
+    sources, frame = [inputs.sources[number] for number in piece.parts.tolist()], inputs.frame
     wanted, back = np.unique(piece.rows, return_inverse=True)
     first_rows = compute_offsets([source.rows.rows for source in sources])
-    taken = gather.take_rows(require_copies(sources, task.root, task.scratch), first_rows, wanted)
+    taken = gather.take_rows(require_copies(sources, store.root, inputs.scratch), first_rows, wanted)
     ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
-    layout = _lay_out_examples(piece, len(task.frame.prompt_ids), lengths[back])
+    layout = _lay_out_examples(piece, len(frame.prompt_ids), lengths[back])
     out = np.empty(layout.total, np.int32)
-    prompt = np.array(task.frame.prompt_ids, np.int32)
+    prompt = np.array(frame.prompt_ids, np.int32)
     out[layout.example_starts[:, None] + np.arange(len(prompt))] = prompt
-    out[layout.unit_starts] = task.frame.bos_id
-    out[layout.unit_starts + layout.unit_lengths - 1] = task.frame.eos_id
+    out[layout.unit_starts] = frame.bos_id
+    out[layout.unit_starts + layout.unit_lengths - 1] = frame.eos_id
     own = lengths[back]
     ends = np.cumsum(own)
     steps = np.arange(int(ends[-1]) if len(ends) else 0)
@@ -421,7 +402,7 @@ def _build_examples_table(task: BuildExamplesTask, piece: ExampleSlice, sources:
     mask[layout.example_starts[:, None] + np.arange(len(prompt))] = False
     # No token before an example's first one could predict it.
     mask[layout.example_starts] = False
-    return _assemble_table(task, piece, taken, back, layout, out, mask)
+    return _assemble_table(inputs, piece, taken, back, layout, out, mask)
 
 
 def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
@@ -488,7 +469,7 @@ def _lay_out_spans(
 
 
 def _assemble_table(
-    task: BuildExamplesTask,
+    inputs: BuildExamplesInputs,
     piece: ExampleSlice,
     taken: pa.Table,
     back: Ints,
@@ -496,15 +477,15 @@ def _assemble_table(
     ids: NDArray[np.int32],
     mask: NDArray[np.bool_],
 ) -> pa.Table:
-    counts, span_starts, span_messages, span_kinds = _lay_out_spans(piece, len(task.frame.prompt_ids), layout)
+    counts, span_starts, span_messages, span_kinds = _lay_out_spans(piece, len(inputs.frame.prompt_ids), layout)
     record_offsets = piece.units[piece.examples]
     row_ids = taken.column("row_id").combine_chunks().take(pa.array(back))
     firsts = pa.array(record_offsets[:-1])
     names = row_ids.take(firsts).to_pylist()
     examples = len(layout.example_starts)
-    trained = layout.example_lengths - np.maximum(len(task.frame.prompt_ids), 1)
+    trained = layout.example_lengths - np.maximum(len(inputs.frame.prompt_ids), 1)
     keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(piece.units[:-1]))
-    by_unit = piece.examples if task.is_grouped else np.arange(examples + 1)
+    by_unit = piece.examples if inputs.is_grouped else np.arange(examples + 1)
     # Offsets into the non-null keys: rows without groups have none.
     before = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
     columns: dict[str, Any] = {
@@ -596,9 +577,8 @@ def write_prefill(
             }
         )
     table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
-    fingerprint = digest_json("prefill", VERSION, lines)
-    path = f"{part_folder(folder, fingerprint)}/prefill.arrow"
-    return [Part(fingerprint, {"prefill": write_table(store, path, table)}, {})]
+    place = PartPlace(store, folder, digest_json("prefill", VERSION, lines))
+    return [Part(place.fingerprint, {"prefill": place.write("prefill", table)}, {})]
 
 
 def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:

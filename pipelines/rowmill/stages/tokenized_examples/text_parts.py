@@ -16,7 +16,7 @@ import gc
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -36,9 +36,10 @@ from rowmill.core.storage import Store
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
-from rowmill.schema.manifest import File, Part
+from rowmill.schema.manifest import File
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, Rejected, RowKind
-from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts, write_table
+from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.stages.tokenized_examples.conversation_examples import (
     ConversationEncoder,
@@ -209,21 +210,23 @@ class ExampleBuilder:
         columns = concat_columns(built or [make_columns([])])
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
         examples = columns.table(*names, weighted=self._dataset.loss.weights)
-        for field in EXAMPLE_COLUMNS.get(self._dataset.row_kind, ()):
+        for declared in EXAMPLE_COLUMNS.get(self._dataset.row_kind, ()):
             # A column that only examples of this kind of rows have: what their builder made, or the row's.
             if columns.own or not len(columns.rows):
-                values = pa.array([of_row[field.name] for of_row in columns.own], field.type)
+                values = pa.array([of_row[declared.name] for of_row in columns.own], declared.type)
             else:
-                values = table.column(field.name).take(pa.array(columns.rows))
-            examples = examples.append_column(field, values)
+                values = table.column(declared.name).take(pa.array(columns.rows))
+            examples = examples.append_column(declared, values)
         # Declared fields: those per token as they were cut, those per row from the rows.
         fields = self._dataset.format.get_rollout_fields()
-        for field in fields.columns:
-            is_of_tokens = field.name in fields.per_token
+        for declared in fields.columns:
+            is_of_tokens = declared.name in fields.per_token
             values = (
-                columns.list_token_field(field.name) if is_of_tokens else table.column(field.name).take(columns.rows)
+                columns.list_token_field(declared.name)
+                if is_of_tokens
+                else table.column(declared.name).take(columns.rows)
             )
-            examples = examples.append_column(field, values)
+            examples = examples.append_column(declared, values)
         return PreparedExamples(
             examples=sort_by_row(examples, columns),
             places=np.sort(columns.rows),
@@ -324,23 +327,32 @@ def _require_targets(outcome: RowOutcome, counts: TokenizationCounts) -> RowOutc
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizeTask:
-    """One part of canonical rows to tokenize; `tokenizer` is a file of the store, `renderer` plain data.
+class TokenizeInputs(PartInputs):
+    """One part of canonical rows to tokenize; `options` identifies everything else that decides its examples.
 
-    At least `min_compared_chars` of its texts are compared with the reference tokenizer.
+    `tokenizer` is a file of the store, `renderer` plain data. At least `min_compared_chars` of its texts are compared
+    with the reference tokenizer.
     """
 
-    root: str
-    folder: str
-    fingerprint: str
-    tokenizer: str
-    dataset: Dataset
-    renderer: RendererSpec | None
-    limit: int
-    vocab_size: int
+    options: str
     rows: File
-    min_compared_chars: int
-    base: str = ""
+    tokenizer: str = field(compare=False)
+    dataset: Dataset = field(compare=False)
+    renderer: RendererSpec | None = field(compare=False)
+    limit: int = field(compare=False)
+    vocab_size: int = field(compare=False)
+    min_compared_chars: int = field(compare=False)
+    base: Path = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of the part."""
+        return self.rows.rows
+
+    @property
+    def input_bytes(self) -> int:
+        """About the size of the rows' text, of which the file has a quarter."""
+        return 4 * self.rows.bytes
 
 
 READ_COLUMNS = (
@@ -356,15 +368,18 @@ _MAX_BUILDERS = 8
 _EXAMPLE_BUILDERS: dict[str, "ExampleBuilder"] = {}
 
 
-def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
-    """Return this process's example builder for a task's options; the latest are cached, for any store."""
-    key = repr((task.tokenizer, task.renderer, task.limit, task.base, task.vocab_size)) + task.dataset.model_dump_json()
+def _get_example_builder(store: Store, inputs: TokenizeInputs) -> "ExampleBuilder":
+    """Return this process's example builder for some options; the latest are cached, for any store."""
+    key = (
+        repr((inputs.tokenizer, inputs.renderer, inputs.limit, inputs.base, inputs.vocab_size))
+        + inputs.dataset.model_dump_json()
+    )
     if key not in _EXAMPLE_BUILDERS:
         while len(_EXAMPLE_BUILDERS) >= _MAX_BUILDERS:
             del _EXAMPLE_BUILDERS[next(iter(_EXAMPLE_BUILDERS))]
-        encoder = open_encoder(task.root, task.tokenizer)
+        encoder = open_encoder(store.root, inputs.tokenizer)
         _EXAMPLE_BUILDERS[key] = ExampleBuilder(
-            encoder, task.dataset, task.renderer, task.limit, base=Path(task.base), vocab_size=task.vocab_size
+            encoder, inputs.dataset, inputs.renderer, inputs.limit, base=inputs.base, vocab_size=inputs.vocab_size
         )
         if multiprocessing.parent_process() is not None:
             # Opened objects live as long as the worker: scanning them at every garbage collection cost 10 % of a part.
@@ -373,12 +388,13 @@ def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
     return _EXAMPLE_BUILDERS[key]
 
 
-def tokenize_part(task: TokenizeTask) -> Part:
+@part_function(version=1)
+def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
     """Tokenize one part of canonical rows."""
-    store, preparer = Store(task.root), _get_example_builder(task)
-    kind_columns = (field.name for field in ROW_KIND_COLUMNS.get(task.dataset.row_kind, ()))
-    rows = store.table(task.rows, (*READ_COLUMNS, *kind_columns, *task.dataset.format.get_rollout_fields().names))
-    counts = TokenizationCounts(sample=ReferenceSample(task.min_compared_chars))
+    store, preparer = place.store, _get_example_builder(place.store, inputs)
+    kind_columns = (field.name for field in ROW_KIND_COLUMNS.get(inputs.dataset.row_kind, ()))
+    rows = store.table(inputs.rows, (*READ_COLUMNS, *kind_columns, *inputs.dataset.format.get_rollout_fields().names))
+    counts = TokenizationCounts(sample=ReferenceSample(inputs.min_compared_chars))
     prepared = preparer.prepare(rows, counts)
     if counts.engine_differs:
         # What the sample showed of some texts may be so in all: nothing of the engine's is kept.
@@ -388,13 +404,13 @@ def tokenize_part(task: TokenizeTask) -> Part:
         counts.fast_path_mismatches = mismatches
     preparer.compare_prompts(rows, prepared, counts)
     log = RejectLog(TOKENIZED_EXAMPLES)
-    for place, rejected in prepared.rejected:
-        row = rows.slice(place, 1).to_pylist()[0]
+    for at, rejected in prepared.rejected:
+        row = rows.slice(at, 1).to_pylist()[0]
         log.add(row["row_id"], rejected, row_as_bytes(row))
     kept = rows.select(("row_id", "tools"))
     if prepared.rejected:
         is_kept = np.ones(rows.num_rows, bool)
-        is_kept[[place for place, _ in prepared.rejected]] = False
+        is_kept[[at for at, _ in prepared.rejected]] = False
         kept = kept.filter(pa.array(is_kept))
     is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
     original = prepared.examples.column("original_tokens").to_numpy()
@@ -405,8 +421,8 @@ def tokenize_part(task: TokenizeTask) -> Part:
     }
     tools, printed = prompt_parity.ToolLengths(), kept.column("tools")
     if preparer.printer is not None and printed.null_count < len(printed):
-        tools = prompt_parity.measure_tools(printed, preparer.printer, open_encoder(task.root, task.tokenizer))
-    return _save_examples(task, kept.column("row_id"), prepared, log, counts, lengths, tools)
+        tools = prompt_parity.measure_tools(printed, preparer.printer, open_encoder(store.root, inputs.tokenizer))
+    return _save_examples(inputs, place, kept.column("row_id"), prepared, log, counts, lengths, tools)
 
 
 def make_overlong_error(
@@ -426,17 +442,18 @@ SHORT_TOKENS = 20
 
 
 def _save_examples(
-    task: TokenizeTask,
+    inputs: TokenizeInputs,
+    place: PartPlace,
     kept: pa.ChunkedArray,
     prepared: PreparedExamples,
     log: RejectLog,
     counts: TokenizationCounts,
     documents: dict[str, int],
     tools: prompt_parity.ToolLengths,
-) -> Part:
+) -> PartResult:
     table = prepared.examples
     by_split = _count_tokens_by_split(table)
-    overlong = _list_overlong_rows(task, table)
+    overlong = _list_overlong_rows(inputs, table)
     facts: dict[str, Any] = {
         "rows": len(kept) + len(log.row_ids),
         "kept": len(kept),
@@ -453,7 +470,7 @@ def _save_examples(
             if WEIGHT_COLUMN in table.column_names
             else {}
         ),
-        "outside_vocabulary": example_columns.count_outside_vocabulary(table, task.vocab_size),
+        "outside_vocabulary": example_columns.count_outside_vocabulary(table, inputs.vocab_size),
         "overlong": overlong[:20],
         "overlong_rows": len(overlong),
         "dropped": dict(sorted(counts.dropped.items())),
@@ -476,20 +493,16 @@ def _save_examples(
         "most_tool_tokens": tools.most,
         **dict(sorted(counts.of_kind.items())),
     }
-    store = Store(task.root)
-    files = {
-        "examples": write_table(store, f"{task.folder}/parts/{task.fingerprint}/examples.arrow", table),
-        **write_accounts(store, task.folder, task.fingerprint, kept, log),
-    }
-    return Part(task.fingerprint, files, facts)
+    files = {"examples": place.write("examples", table), **write_accounts(place, kept, log)}
+    return PartResult(files, facts)
 
 
-def _list_overlong_rows(task: TokenizeTask, table: pa.Table) -> list[tuple[str, int]]:
+def _list_overlong_rows(inputs: TokenizeInputs, table: pa.Table) -> list[tuple[str, int]]:
     """List the rows over the limit with their lengths, longest first, if such rows stop the build."""
-    if task.dataset.truncation.overlong != "raise":
+    if inputs.dataset.truncation.overlong != "raise":
         return []
     lengths = _measure_longest_sides(table)
-    places = np.flatnonzero(lengths > task.limit)
+    places = np.flatnonzero(lengths > inputs.limit)
     places = places[np.argsort(-lengths[places], kind="stable")]
     names: list[str] = table.column("example_id").take(pa.array(places)).to_pylist()
     return [(name.rpartition("#")[0], int(n)) for name, n in zip(names, lengths[places].tolist(), strict=True)]

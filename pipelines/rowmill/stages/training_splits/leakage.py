@@ -27,6 +27,7 @@ Only keys outside train are held in memory.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,15 +110,6 @@ class NearRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class _NearRecordTask:
-    """A part of rows, and the columns to compare."""
-
-    root: str
-    rows: File
-    columns: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _HeldCells:
     """What is looked for in train: the distinct signatures and cells of the held-out records, sorted."""
 
@@ -131,9 +123,8 @@ def find_near_records(context: StageContext, canonical: Manifest, group_columns:
     if len(names) < 2:
         return NearRecords(0, ())
     files = canonical.files("rows")
-    tasks = [_NearRecordTask(context.store.root, file, tuple(names)) for file in files]
     size = sum(file.bytes for file in files)
-    parts = list(context.pool.map(hash_held_cells, tasks, size_bytes=size))
+    parts = list(context.pool.map(partial(hash_held_cells, context.store, names), files, size_bytes=size))
     row_ids = [row_id for ids, _ in parts for row_id in ids]
     held = np.concatenate([np.empty((0, len(names)), np.uint64), *(hashes for _, hashes in parts)])
     if not row_ids:
@@ -142,7 +133,8 @@ def find_near_records(context: StageContext, canonical: Manifest, group_columns:
     seen = np.zeros(len(looked_for.signatures), bool)
     counts = np.zeros(len(looked_for.cells), np.int64)
     total = 0
-    for places, own, rows in context.pool.map(find_cells_in_train, tasks, size_bytes=size, shared=looked_for):
+    search = partial(find_cells_in_train, context.store, names)
+    for places, own, rows in context.pool.map(search, files, size_bytes=size, shared=looked_for):
         seen[places] = True
         counts += own
         total += rows
@@ -168,18 +160,20 @@ def _compute_signatures(hashes: Hashes) -> Hashes:
     return hashes.sum(axis=1, keepdims=True, dtype=np.uint64) - hashes + left_out
 
 
-def hash_held_cells(task: _NearRecordTask) -> tuple[list[str], Hashes]:
+def hash_held_cells(store: Store, columns: Sequence[str], file: File) -> tuple[list[str], Hashes]:
     """Return the ids and cells of a part's held-out rows."""
-    rows = Store(task.root).table(task.rows, ["row_id", "split", "record"])
+    rows = store.table(file, ["row_id", "split", "record"])
     held = rows.filter(pc.not_equal(rows.column("split"), "train"))
-    return held.column("row_id").to_pylist(), hash_cells(read_cells(held.column("record"), task.columns))
+    return held.column("row_id").to_pylist(), hash_cells(read_cells(held.column("record"), columns))
 
 
-def find_cells_in_train(task: _NearRecordTask, held: _HeldCells) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def find_cells_in_train(
+    store: Store, columns: Sequence[str], file: File, held: _HeldCells
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Return the held-out signatures found in a part's train rows, the count of each held-out cell, and of rows."""
-    rows = Store(task.root).table(task.rows, ["split", "record"])
+    rows = store.table(file, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
-    hashes = hash_cells(read_cells(train.column("record"), task.columns))
+    hashes = hash_cells(read_cells(train.column("record"), columns))
     places = _locate_hashes(held.signatures, _compute_signatures(hashes))
     own = np.bincount(_locate_hashes(held.cells, hashes), minlength=len(held.cells))
     return find_distinct(places), own, train.num_rows
@@ -402,35 +396,33 @@ def _find_near_examples(context: StageContext, packed: Sequence[Manifest]) -> tu
     parts = [part for one in packed for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
-    held = [_NgramTask(context.store.root, file) for file in others]
     grams = _HeldOutNgrams.of(
-        list(context.pool.map(sample_held_out, held, size_bytes=sum(file.bytes for file in others)))
+        list(
+            context.pool.map(
+                partial(sample_held_out, context.store), others, size_bytes=sum(file.bytes for file in others)
+            )
+        )
     )
     seen = np.zeros(len(grams.distinct), np.bool_)
-    tasks = [_NgramTask(context.store.root, file) for file in train if len(grams.distinct)]
-    size = sum(file.bytes for file in train)
-    for places in context.pool.map(find_ngrams_in_train, tasks, size_bytes=size, shared=grams.distinct):
+    searched = train if len(grams.distinct) else []
+    size = sum(file.bytes for file in searched)
+    search = partial(find_ngrams_in_train, context.store)
+    for places in context.pool.map(search, searched, size_bytes=size, shared=grams.distinct):
         seen[places] = True
     return grams.examples, grams.examples_with(seen)
 
 
-@dataclass(frozen=True, slots=True)
-class _NgramTask:
-    root: str
-    shard: File
-
-
-def sample_held_out(task: _NgramTask) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":
+def sample_held_out(store: Store, shard: File) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":
     """Return the example of each segment of a held-out shard, its sampled n-grams, and the segment of each."""
     columns = ("input_ids", "labels", "segment_lengths", "example_ids", "starts")
-    segments = native.recover_segments(read_unpadded(Store(task.root), task.shard, columns))
+    segments = native.recover_segments(read_unpadded(store, shard, columns))
     hashes, owners = sample_ngrams(segments.ids, segments.offsets)
     return segments.example_ids.to_pylist(), hashes, owners
 
 
-def find_ngrams_in_train(task: _NgramTask, held: NDArray[np.uint64]) -> NDArray[np.int64]:
+def find_ngrams_in_train(store: Store, shard: File, held: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return which held-out n-grams, by index in their sorted list, occur in a training shard."""
-    table = read_unpadded(Store(task.root), task.shard, ("input_ids", "segment_lengths"))
+    table = read_unpadded(store, shard, ("input_ids", "segment_lengths"))
     ids, lengths = (table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False) for name in table.column_names)
     hashes, _ = sample_ngrams(ids, compute_offsets(lengths))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)

@@ -48,9 +48,9 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages import part_files
-from rowmill.stages.base import PartTask, StageContext, make_parts, part_folder
+from rowmill.stages.base import StageContext
 from rowmill.stages.part_files import open_host_scratch
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 
 SENT_SEQUENCES: Final = 1 << 20
 """As many sequences are sent to the workers, 24 MB; the facts of more are in a file."""
@@ -96,9 +96,13 @@ def _fetch(root: str, relative: str, path: str) -> None:
 @contextmanager
 def open_sequences(context: StageContext, packed: Mapping[str, Manifest]) -> Generator[SequenceTable]:
     """Lend the facts of all train sequences."""
-    tasks = [task for one in packed.values() for task in _list_tasks(context, one)]
-    count, size = sum(task.shard.rows for task in tasks), sum(task.shard.bytes for task in tasks)
-    found = context.pool.map(read_shard_sequences, tasks, size_bytes=size)
+    partitions = context.recipe.partitions
+    shards = [
+        part.files["shard"] for output in packed.values() for part in output.parts if part.facts["split"] == "train"
+    ]
+    count, size = sum(shard.rows for shard in shards), sum(shard.bytes for shard in shards)
+    linear = partitions.flops_linear if partitions.balance == "flops" else None
+    found = context.pool.map(partial(read_shard_sequences, context.store, linear), shards, size_bytes=size)
     with open_host_scratch(context) as scratch:
         if count <= SENT_SEQUENCES:
             yield SequenceTable(count, np.concatenate([np.empty(0, SEQUENCE_DTYPE), *found]), scratch)
@@ -121,34 +125,15 @@ def _write_sequences(found: Iterator[NDArray[Any]], path: str) -> None:
         file.writelines(one.tobytes() for one in found)
 
 
-# ── One shard ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class _ShardTask:
-    root: str
-    shard: File
-    flops_linear: int | None
-    """None: costs are not wanted."""
-
-
-def _list_tasks(context: StageContext, packed: Manifest) -> Iterator[_ShardTask]:
-    partitions = context.recipe.partitions
-    linear = partitions.flops_linear if partitions.balance == "flops" else None
-    for part in packed.parts:
-        if part.facts["split"] == "train":
-            yield _ShardTask(context.store.root, part.files["shard"], linear)
-
-
 def list_open_datasets(recipe: Recipe) -> Sequence[str]:
     """Return the datasets in which attention crosses segments."""
     return [name for name, one in recipe.datasets.items() if not one.packing.block_cross_document_attention]
 
 
-def read_shard_sequences(task: _ShardTask) -> NDArray[Any]:
-    """Return the sequences of a shard, in `SEQUENCE_DTYPE`."""
-    columns = ("tokens", "trained_tokens", "segment_lengths", *(() if task.flops_linear is None else ("seq_lengths",)))
-    table = Store(task.root).table(task.shard, columns).combine_chunks()
+def read_shard_sequences(store: Store, flops_linear: int | None, shard: File) -> NDArray[Any]:
+    """Return the sequences of a shard, in `SEQUENCE_DTYPE`; costs only with `flops_linear`."""
+    columns = ("tokens", "trained_tokens", "segment_lengths", *(() if flops_linear is None else ("seq_lengths",)))
+    table = store.table(shard, columns).combine_chunks()
     lists = table.column("segment_lengths").combine_chunks()
     offsets = np.asarray(lists.offsets, np.int64)
     offsets = offsets - offsets[0]
@@ -158,11 +143,11 @@ def read_shard_sequences(task: _ShardTask) -> NDArray[Any]:
         found[name] = table.column(name).to_numpy()
     found["segments"] = np.diff(offsets)
     found["longest_segment"] = np.maximum.reduceat(lengths, offsets[:-1]) if len(found) else 0
-    if task.flops_linear is not None:
+    if flops_linear is not None:
         # The spans that a trainer's kernels see: with open attention whole sequences, and with their padding.
         spans = table.column("seq_lengths").combine_chunks()
         bounds = np.asarray(spans.offsets, np.int64)
-        costs = rank_assignment.compute_flops(spans.flatten().to_numpy(), bounds - bounds[0], task.flops_linear)
+        costs = rank_assignment.compute_flops(spans.flatten().to_numpy(), bounds - bounds[0], flops_linear)
         found["flops"] = costs
     return found
 
@@ -189,8 +174,6 @@ ORDER_SCHEMA = pa.schema(
 class OrderSource:
     """What all blocks are made of; `sizes` are the train sequences of each dataset."""
 
-    root: str
-    folder: str
     schedule: SampleSchedule
     steps: StepPlan
     sequences: SequenceTable
@@ -201,16 +184,26 @@ class OrderSource:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTask:
-    """Some steps, and the positions of the mixed order that are in no other block."""
+class BlockInputs(PartInputs):
+    """Some steps, and the positions of the mixed order that are in no other block; `order` identifies the order."""
 
-    fingerprint: str
+    order: str
     first_step: int
     end_step: int
     begin: int
     end: int
     has_files: bool = True
     """False: it is only counted, for its positions are beyond the last step."""
+
+    @property
+    def input_rows(self) -> int:
+        """Positions of the block."""
+        return self.end - self.begin
+
+    @property
+    def input_bytes(self) -> int:
+        """About what the places of a block take."""
+        return 64 * BLOCK_PLACES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,12 +223,7 @@ class WrittenOrder:
 
 def write_order(context: StageContext, source: OrderSource, identity: Sequence[Any]) -> WrittenOrder:
     """Write the order; `identity` is what decides it."""
-    tasks = list(_cut_order(source, identity))
-    if len(tasks) == 1:
-        made = [write_order_block(tasks[0], source)]
-    else:
-        planned = [PartTask(task.fingerprint, task, task.end - task.begin, 64 * BLOCK_PLACES) for task in tasks]
-        made = make_parts(context, write_order_block, planned, shared=source)[0]
+    made = context.map(write_order_block, list(_cut_order(source, digest_json(*identity))), shared=source).parts
     labels = np.zeros((len(source.schedule.block_offsets) - 1, len(source.sizes)), np.int64)
     for part in made:
         counts = np.array(part.facts["labels"], np.int64).reshape(-1, len(source.sizes))
@@ -248,13 +236,12 @@ def write_order(context: StageContext, source: OrderSource, identity: Sequence[A
     return WrittenOrder(parts, labels=labels, **sums)
 
 
-def _cut_order(source: OrderSource, identity: Sequence[Any]) -> Iterator[BlockTask]:
+def _cut_order(source: OrderSource, order: str) -> Iterator[BlockInputs]:
     """Cut the steps into blocks, then the positions that no step has; an order that fits one block is one."""
     steps, length = source.steps, source.schedule.length
-    whole = digest_json(*identity)
     count = len(steps.step_offsets) - 1
     if max(steps.places, length) <= BLOCK_PLACES:
-        yield BlockTask(whole, 0, count, 0, length)
+        yield BlockInputs(order, 0, count, 0, length)
         return
     borders = np.searchsorted(steps.step_offsets, np.arange(0, max(steps.places, 1), BLOCK_PLACES)).tolist()
     ends = list(dict.fromkeys([*borders[1:], count]))
@@ -262,20 +249,21 @@ def _cut_order(source: OrderSource, identity: Sequence[Any]) -> Iterator[BlockTa
     blocks = [(*one, True) for one in zip([0, *ends], ends, begins, begins[1:], strict=False)]
     rest = range(begins[-1], length, BLOCK_PLACES)
     blocks += [(count, count, begin, min(begin + BLOCK_PLACES, length), False) for begin in rest]
-    for number, block in enumerate(blocks):
-        yield BlockTask(digest_json(whole, "block", number, block), *block)
+    for block in blocks:
+        yield BlockInputs(order, *block)
 
 
-def write_order_block(task: BlockTask, source: OrderSource) -> Part:
+@part_function(version=1)
+def write_order_block(inputs: BlockInputs, place: PartPlace, source: OrderSource) -> PartResult:
     """Write the places of a block, and the totals of each rank and step; a block without steps is only counted."""
-    order = source.schedule.take(task.begin, task.end)
-    first_block, labels = source.schedule.count_datasets(task.begin, order.datasets)
+    order = source.schedule.take(inputs.begin, inputs.end)
+    first_block, labels = source.schedule.count_datasets(inputs.begin, order.datasets)
     facts = source.sequences.load()[compute_offsets(source.sizes)[order.datasets] + order.items]
     dealt = rank_assignment.assign_places(
-        source.steps, task.first_step, task.end_step, lambda positions: facts[source.load][positions - task.begin]
+        source.steps, inputs.first_step, inputs.end_step, lambda positions: facts[source.load][positions - inputs.begin]
     )
     is_filler = dealt.order == FILLER
-    shown = dealt.order[~is_filler] - task.begin
+    shown = dealt.order[~is_filler] - inputs.begin
     width = len(source.sizes)
     counted = {
         "places": len(dealt.order),
@@ -288,42 +276,37 @@ def write_order_block(task: BlockTask, source: OrderSource) -> Part:
             "trained_tokens": _sum_by_dataset(order.datasets[shown], facts["trained_tokens"][shown], width),
         },
     }
-    if not task.has_files:
-        return Part(task.fingerprint, {}, counted)
-    store, at = Store(source.root), part_folder(source.folder, task.fingerprint)
-    files = {
-        "order": part_files.write_parquet(store, f"{at}/order.parquet", _tabulate_order(task, order, dealt)),
-        "rank_steps": part_files.write_parquet(
-            store, f"{at}/rank_steps.parquet", _tabulate_steps(task, source, dealt, facts)
-        ),
-    }
-    return Part(task.fingerprint, files, counted)
+    files: dict[str, File] = {}
+    if inputs.has_files:
+        files["order"] = place.write_parquet("order", _tabulate_order(inputs, order, dealt))
+        files["rank_steps"] = place.write_parquet("rank_steps", _tabulate_steps(inputs, source, dealt, facts))
+    return PartResult(files, counted)
 
 
 def _sum_by_dataset(datasets: NDArray[np.int32], values: NDArray[np.int32], width: int) -> list[int]:
     return [int(values[datasets == number].sum(dtype=np.int64)) for number in range(width)]
 
 
-def _tabulate_order(task: BlockTask, order: SampleOrder, dealt: RankOrder) -> pa.Table:
+def _tabulate_order(inputs: BlockInputs, order: SampleOrder, dealt: RankOrder) -> pa.Table:
     is_filler = dealt.order == FILLER
-    shown = dealt.order[~is_filler] - task.begin
+    shown = dealt.order[~is_filler] - inputs.begin
 
     def fill(values: NDArray[Any], filler: int) -> NDArray[Any]:
         column = np.full(len(is_filler), filler, values.dtype)
         column[~is_filler] = values[shown]
         return column
 
-    step = task.first_step + np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
+    step = inputs.first_step + np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
     columns = [fill(order.datasets, -1), fill(order.items, -1), fill(order.passes, 0), step, is_filler]
     return pa.table(columns, schema=ORDER_SCHEMA)
 
 
-def _tabulate_steps(task: BlockTask, source: OrderSource, dealt: RankOrder, facts: NDArray[Any]) -> pa.Table:
+def _tabulate_steps(inputs: BlockInputs, source: OrderSource, dealt: RankOrder, facts: NDArray[Any]) -> pa.Table:
     """Return the totals of the block's steps for each rank, the ranks one after the other."""
     world = source.world_size
     is_filler = dealt.order == FILLER
     by_place = np.zeros(len(is_filler), facts.dtype)
-    by_place[~is_filler] = facts[dealt.order[~is_filler] - task.begin]
+    by_place[~is_filler] = facts[dealt.order[~is_filler] - inputs.begin]
     tables: list[pa.Table] = []
     for rank in range(world):
         totals = rank_assignment.summarize_steps(
@@ -336,7 +319,7 @@ def _tabulate_steps(task: BlockTask, source: OrderSource, dealt: RankOrder, fact
                 {
                     "rank": np.full(count, rank),
                     "world_size": np.full(count, world),
-                    "step": task.first_step + np.arange(count),
+                    "step": inputs.first_step + np.arange(count),
                     "sequences": totals.sequences,
                     "fillers": totals.fillers,
                     "segments": totals.segments,

@@ -86,8 +86,6 @@ def make_training_splits(context: StageContext) -> StageOutput:
     order = identify_training_splits(context.recipe, "")["order"]
     with open_sequences(context, packed) as sequences:
         source = OrderSource(
-            root=context.store.root,
-            folder=context.folder,
             schedule=schedule,
             steps=steps,
             sequences=sequences,

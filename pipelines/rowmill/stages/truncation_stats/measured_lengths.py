@@ -12,7 +12,8 @@ of truncation, records that are too large for an example are counted, and a what
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -34,8 +35,9 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import TokenizedExamplesFacts, read_facts, require_counted
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
-from rowmill.stages.base import PartTask, StageContext, StageOutput, compute_share, make_parts, part_folder
-from rowmill.stages.part_files import describe_rejects, write_table
+from rowmill.stages.base import StageContext, StageOutput, compute_share
+from rowmill.stages.part_files import describe_rejects
+from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 from rowmill.stages.table_partitions import (
     IndexOptions,
     RowPart,
@@ -103,18 +105,16 @@ def measure_examples(
 ) -> MeasuredExamples:
     """Measure the examples of some files, in runs that the workers share."""
     each = -(-len(files) // (pool.workers * runs_per_worker)) or 1
-    runs = [(store.root, tuple(files[first : first + each])) for first in range(0, len(files), each)]
-    return _join(list(pool.map(measure_files, runs, size_bytes=sum(file.bytes for file in files))))
+    runs = [tuple(files[first : first + each]) for first in range(0, len(files), each)]
+    return _join(list(pool.map(partial(measure_files, store), runs, size_bytes=sum(file.bytes for file in files))))
 
 
 MEASURED_ROWS = 1 << 18
 """Examples that are measured at once: a part has a few hundred, and each step costs more than that takes."""
 
 
-def measure_files(task: tuple[str, tuple[File, ...]], *, rows_at_once: int = MEASURED_ROWS) -> MeasuredExamples:
-    """Measure the examples of some files of a storage root, a few files at once."""
-    root, files = task
-    store = Store(root)
+def measure_files(store: Store, files: Sequence[File], *, rows_at_once: int = MEASURED_ROWS) -> MeasuredExamples:
+    """Measure the examples of some files, a few files at once."""
     runs = _cut_runs(files, rows_at_once)
     return _join([_measure(pa.concat_tables(read_tables(store, run, COLUMNS))) for run in runs])
 
@@ -197,9 +197,6 @@ def _read_ints(table: pa.Table, name: str) -> NDArray[np.int64]:
 # ── Plans of a table at other maximum lengths, partition by partition ──
 
 
-REPLAN_VERSION = 1
-"""Increase it when the files of partitions may have other content."""
-
 _LENGTH_SCHEMA = pa.schema(
     [
         pa.field("limit", pa.int32(), nullable=False),
@@ -211,15 +208,17 @@ _LENGTH_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class ReplanTask:
+class ReplanInputs(PartInputs):
     """A partition to plan at other lengths: a request for each of them."""
 
-    root: str
-    folder: str
-    fingerprint: str
     partition: TablePartition
     options: IndexOptions
     requests: tuple[TablePlanRequest, ...]
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the partition's files."""
+        return self.partition.bytes
 
 
 def replan_table(
@@ -229,87 +228,59 @@ def replan_table(
     rows: Sequence[File],
     tokens: Sequence[File],
     limits: Sequence[int],
-) -> tuple[list[ReplannedTable], list[str]]:
-    """Plan a table at each length; return the plans, and the fingerprints of what was written for them.
+) -> list[ReplannedTable]:
+    """Plan a table at each length.
 
     `rows` are the files of its rows, `tokens` those of their ids.
     """
     parts = [RowPart(*both, digest_json(*(file.digest for file in both))) for both in zip(rows, tokens, strict=True)]
     borders = choose_borders(context, rows)
-    partitions, blocks = partition_rows(context, borders, parts)
+    partitions = partition_rows(context, borders, parts)
     requests = [
         replace(request, limits=ExampleLimits(limit, request.limits.prompt, request.limits.cap)) for limit in limits
     ]
-    if borders.is_whole:
-        partition = read_partition(context.store, partitions[0], options)
-        return [replan_partition(request, partition.index, partition.lengths) for request in requests], []
-    tasks = _list_replan_tasks(context, partitions, options, requests)
-    planned = [PartTask(task.fingerprint, task, 0, task.partition.bytes) for task in tasks]
-    replanned = make_parts(context, replan_partition_part, planned)[0]
-    return _join_partitions(context.store, limits, replanned), sorted(
-        [*blocks, *(part.fingerprint for part in replanned)]
-    )
-
-
-def _list_replan_tasks(
-    context: StageContext,
-    partitions: Sequence[TablePartition],
-    options: IndexOptions,
-    requests: Sequence[TablePlanRequest],
-) -> list[ReplanTask]:
-    plain = [
-        ReplanTask(
-            context.store.root,
-            context.folder,
-            "",
-            one,
-            options,
-            tuple(replace(own, partition=one.name) for own in requests),
-        )
-        for one in partitions
+    plans = [
+        ReplanInputs(partition, options, tuple(replace(own, partition=partition.name) for own in requests))
+        for partition in partitions
     ]
-    wanted = requests[0].wanted if requests else None
+    wanted = request.wanted
     if wanted is not None:
         # What fits depends on the length, and with it the share of each partition.
-        counts = list(context.pool.map(count_partition_samples, plain, size_bytes=sum(one.bytes for one in partitions)))
-        shares = [share_sample(wanted, own) for own in zip(*counts, strict=True)]
-        plain = [
+        count, size = partial(count_partition_samples, context.store), sum(part.bytes for part in partitions)
+        counts = list(context.pool.map(count, plans, size_bytes=size))
+        shares = zip(*(share_sample(wanted, of_length) for of_length in zip(*counts, strict=True)), strict=True)
+        plans = [
             replace(
-                task,
-                requests=tuple(replace(one, wanted=own[at]) for one, own in zip(task.requests, shares, strict=True)),
+                plan,
+                requests=tuple(
+                    replace(own, wanted=share) for own, share in zip(plan.requests, of_partition, strict=True)
+                ),
             )
-            for at, task in enumerate(plain)
+            for plan, of_partition in zip(plans, shares, strict=True)
         ]
-    return [replace(task, fingerprint=_identify_task(task)) for task in plain]
+    replanned = context.map(replan_partition_part, plans).parts
+    return _join_partitions(context.store, limits, replanned)
 
 
-def _identify_task(task: ReplanTask) -> str:
-    first = task.requests[0]
-    form = first.form.model_dump(mode="json", exclude={"generation"})
-    plans = [[asdict(request.limits), request.wanted] for request in task.requests]
-    return digest_json("replanned", REPLAN_VERSION, task.partition.content, first.dataset, first.seed, form, plans)
-
-
-def count_partition_samples(task: ReplanTask) -> list[int]:
+def count_partition_samples(store: Store, inputs: ReplanInputs) -> list[int]:
     """Count the train records of a partition that fit at each length."""
-    rows = read_partition(Store(task.root), task.partition, task.options)
-    return [count_sampled_rows(request, rows.index, rows.lengths) for request in task.requests]
+    rows = read_partition(store, inputs.partition, inputs.options)
+    return [count_sampled_rows(request, rows.index, rows.lengths) for request in inputs.requests]
 
 
-def replan_partition_part(task: ReplanTask) -> Part:
+@part_function(version=1)
+def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
     """Plan a partition at each length, and write the lengths of its examples."""
-    store = Store(task.root)
-    rows = read_partition(store, task.partition, task.options)
-    replanned = [replan_partition(request, rows.index, rows.lengths) for request in task.requests]
+    rows = read_partition(place.store, inputs.partition, inputs.options)
+    replanned = [replan_partition(request, rows.index, rows.lengths) for request in inputs.requests]
     pieces = [
-        pa.table([np.full(len(own), one.limit), np.full(len(own), split), own], schema=_LENGTH_SCHEMA)
-        for one in replanned
-        for split, own in enumerate(one.lengths)
+        pa.table([np.full(len(lengths), plan.limit), np.full(len(lengths), split), lengths], schema=_LENGTH_SCHEMA)
+        for plan in replanned
+        for split, lengths in enumerate(plan.lengths)
     ]
     table = pa.concat_tables([_LENGTH_SCHEMA.empty_table(), *pieces])
-    path = f"{part_folder(task.folder, task.fingerprint)}/lengths.arrow"
-    over = [[one.records_over, one.tokens_over] for one in replanned]
-    return Part(task.fingerprint, {"lengths": write_table(store, path, table)}, {"over": over})
+    over = [[plan.records_over, plan.tokens_over] for plan in replanned]
+    return PartResult({"lengths": place.write("lengths", table)}, {"over": over})
 
 
 def _join_partitions(store: Store, limits: Sequence[int], parts: Sequence[Part]) -> list[ReplannedTable]:
@@ -366,7 +337,7 @@ def make_table_lengths(context: StageContext) -> StageOutput:
     }
     quantiles = stats.compute_length_quantiles(lengths)
     hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
-    what_if, made_of = _compare_table_seq_lens(context, made, limit)
+    what_if = _compare_table_seq_lens(context, made, limit)
     return StageOutput(
         facts=TruncationStatsFacts(
             context_overflow=compute_share(over, records),
@@ -389,32 +360,30 @@ def make_table_lengths(context: StageContext) -> StageOutput:
         },
         histograms={"lengths": stats.make_length_histogram(lengths, limit, title="example length")},
         samples={"context_overflow": describe_rejects(context, made.parts, overflows)},
-        details={"made_of": made_of},
     )
 
 
 # ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _compare_table_seq_lens(context: StageContext, output: Manifest, limit: int) -> tuple[DisplayTable, list[str]]:
-    """Return the result at each length: examples, records in no example, and packed sequences.
-
-    Followed by the fingerprints of what was written to find out.
-    """
+def _compare_table_seq_lens(context: StageContext, output: Manifest, limit: int) -> DisplayTable:
+    """Return the result at each length: examples, records in no example, and packed sequences."""
     limits = stats.choose_candidate_seq_lens(limit)
     form = get_table_options(context)
+    # What is generated later decides nothing.
+    trained = form.model_copy(update={"generation": None})
     own = ExampleLimits(limit, _read_prompt_tokens(output), form.cap)
-    request = TablePlanRequest(context.dataset_name or "", context.recipe.seed, form, own, form.wanted)
+    request = TablePlanRequest(context.dataset_name or "", context.recipe.seed, trained, own, form.wanted)
     key = (*context.dataset_key, CANONICAL_ROWS)
     rows = manifest.load_version(context.store, key, output.inputs["/".join(key)])
     options = IndexOptions.of(context, load_observed_table(output.details))
-    replanned, made_of = replan_table(context, request, options, rows.files("rows"), output.files("tokens"), limits)
+    replanned = replan_table(context, request, options, rows.files("rows"), output.files("tokens"), limits)
     lines: list[tuple[int, ...]] = []
     for one in replanned:
         examples = sum(len(split) for split in one.lengths)
         lines.append((one.limit, examples, one.records_over, one.tokens_over, _count_sequences(context, one)))
     columns = ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
-    return DisplayTable(columns, tuple(lines)), made_of
+    return DisplayTable(columns, tuple(lines))
 
 
 def _read_prompt_tokens(output: Manifest) -> int:

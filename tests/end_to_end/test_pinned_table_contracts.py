@@ -9,8 +9,8 @@ import yaml
 from rowmill.cli import main
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError
+from rowmill.parts import functions
 from rowmill.recipe import recipe
-from rowmill.stages import parts
 from rowmill.tabular.table_contract import TableContract
 from tests.end_to_end.test_table_drift import (
     GROUPED,
@@ -251,7 +251,7 @@ def test_rows_are_the_same_whether_parts_are_made_together_or_alone(
     }}  # fmt: skip
     made: list[dict[str, bytes]] = []
     for name, size in (("together", 1 << 30), ("alone", 0)):
-        monkeypatch.setattr(parts, "BATCH_BYTES", size)
+        monkeypatch.setattr(functions, "BATCH_BYTES", size)
         workspace = project(tmp_path / name, as_csv(rows), {**GROUPED, "table": table})
         workspace.build(only=TO_ROWS)
         folder = workspace.store / "mini" / "rows" / "canonical_rows"

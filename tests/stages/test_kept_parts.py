@@ -6,8 +6,8 @@ import pytest
 
 from rowmill.core import json
 from rowmill.core.storage import Store
+from rowmill.parts.functions import PartLists, save_kept_part
 from rowmill.schema.manifest import Part
-from rowmill.stages.parts import PartLists, save_kept_part
 from tests.support.object_server import ObjectServer, serving_s3fs
 from tests.support.tiny_project import FOREIGN_WARNINGS
 

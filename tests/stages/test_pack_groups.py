@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rowmill.packing.pack_plan import plan_best_fit
+from rowmill.parts.functions import PartPlace, PartResult
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards import pack_group, stage
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs
 from rowmill.stages.packed_shards.shard_files import ShardCut, ShardWriter, WrittenShard
-from rowmill.stages.parts import PartPlace, PartResult
 from rowmill.stages.tokenized_examples import table_tokens
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
 from tests.support.tiers import mark_all_but

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from rowmill.core.storage import File, Store
 from rowmill.executors.local import LocalPool
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, identify, part_function
+from rowmill.parts.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext
-from rowmill.stages.parts import PartInputs, PartPlace, PartResult, identify, part_function
-from rowmill.stages.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
 from tests.support.tiers import draw
 
 FILE = File("rows.arrow", bytes=10, digest="d1", rows=2)

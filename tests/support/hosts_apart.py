@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rowmill.parts.functions import PartFunction
 from rowmill.shards import gather
-from rowmill.stages.parts import PartFunction
 
 
 class HostsApart:

@@ -32,17 +32,7 @@ import polars as pl
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.executors import Executor, OtherSharesMissingError, Share
-from rowmill.recipe.recipe import Dataset, Recipe
-from rowmill.schema.manifest import (
-    DisplayTable,
-    Histogram,
-    Manifest,
-    Part,
-    StageKey,
-    get_stage_folder,
-    get_stage_name,
-)
-from rowmill.stages.parts import (
+from rowmill.parts.functions import (
     InputsT,
     MappedParts,
     PartFunction,
@@ -52,6 +42,16 @@ from rowmill.stages.parts import (
     identify,
     make_and_keep,
     part_folder,
+)
+from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.schema.manifest import (
+    DisplayTable,
+    Histogram,
+    Manifest,
+    Part,
+    StageKey,
+    get_stage_folder,
+    get_stage_name,
 )
 from rowmill.stats import StatsInputs
 

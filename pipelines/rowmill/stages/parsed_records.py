@@ -12,6 +12,7 @@ from rowmill import sources
 from rowmill.core.arrays import format_count
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
+from rowmill.parts.functions import MappedParts
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
@@ -35,7 +36,6 @@ from rowmill.stages.generated_texts import (
     get_generation_options,
 )
 from rowmill.stages.inputs import load_scans
-from rowmill.stages.parts import MappedParts
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tabular import parsing
 

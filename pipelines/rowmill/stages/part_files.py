@@ -27,6 +27,7 @@ from rowmill.core.arrays import format_count
 from rowmill.core.arrow_files import encode_parquet, encode_table
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store, digest_bytes
+from rowmill.parts.functions import PartPlace
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
 from rowmill.schema.manifest import File, Part
@@ -35,7 +36,6 @@ from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages import inputs
 from rowmill.stages.base import StageContext
-from rowmill.stages.parts import PartPlace
 
 
 def write_table(store: Store, path: str, table: pa.Table) -> File:

@@ -23,10 +23,10 @@ from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
 from rowmill.core.storage import File, Store, map_reads, read_tables
 from rowmill.formats import Records
 from rowmill.packing.pack_plan import cut_groups
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.shuffle import collect_buckets, cut_blocks, write_buckets
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext
-from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
-from rowmill.stages.shuffle import collect_buckets, cut_blocks, write_buckets
 from rowmill.tabular import row_index
 from rowmill.tabular.row_index import KEY_COLUMNS, RowIndex
 from rowmill.tabular.schema import RecordSchema

@@ -31,6 +31,7 @@ from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store
 from rowmill.formats.filters import Benchmark, Decontaminate
 from rowmill.formats.messages import get_at_path, is_mapping
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
@@ -57,7 +58,6 @@ from rowmill.stages.canonical_rows.row_texts import (
     shorten_text,
 )
 from rowmill.stages.inputs import load_scans
-from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 
 ITEM_SCHEMA = pa.schema(
     [

@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.near_duplicates import (
@@ -48,8 +50,6 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.rewritten_parts import RewriteInputs, plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
 from rowmill.stages.part_files import scratch_folder
-from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
-from rowmill.stages.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
 
 BLOCK_LINES = 1 << 22
 """Lines of a block, some 64 MB."""

@@ -33,6 +33,7 @@ from rowmill.core.storage import digest_json, map_reads, read_tables
 from rowmill.formats import Records, splits
 from rowmill.formats.filters import REMOVAL_FILTERS
 from rowmill.formats.splits import Splitter
+from rowmill.parts.functions import MappedParts
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts
@@ -44,7 +45,6 @@ from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.canonical_rows.rewritten_parts import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.stages.inputs import load_scans, load_source_parts
 from rowmill.stages.part_files import clean_value
-from rowmill.stages.parts import MappedParts
 from rowmill.stages.table_partitions import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import row_index, sizing, table_contract
 from rowmill.tabular.ambiguous_times import (

@@ -45,6 +45,7 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
+from rowmill.parts.functions import part_folder
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.examples import WEIGHT_COLUMN
@@ -60,7 +61,6 @@ from rowmill.stages.base import (
     StageContext,
 )
 from rowmill.stages.part_files import open_host_scratch
-from rowmill.stages.parts import part_folder
 
 VERSION = 7
 """Increase it when the bytes of any rank, or facts, may change."""

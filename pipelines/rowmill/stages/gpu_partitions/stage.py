@@ -9,6 +9,7 @@ from rowmill.core.arrays import format_count
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store
 from rowmill.packing.rank_assignment import RankLayout
+from rowmill.parts.functions import load_kept_part, save_kept_part
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.shards import native
@@ -34,7 +35,6 @@ from rowmill.stages.gpu_partitions.rank_files import (
     write_copied_ranks,
     write_rank_indexes,
 )
-from rowmill.stages.parts import load_kept_part, save_kept_part
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 

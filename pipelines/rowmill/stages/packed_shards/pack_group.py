@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from rowmill.core.storage import Store
 from rowmill.packing.layout import SequencePlan
 from rowmill.packing.pack_plan import StreamStretch, count_best_fit
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema.examples import WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
@@ -54,7 +55,6 @@ from rowmill.stages.packed_shards.split_plans import (
     plan_split,
     plan_stretch,
 )
-from rowmill.stages.parts import PartInputs, PartPlace, PartResult, part_function
 
 SHARD_TOKENS = 2 << 20
 """Maximum tokens of a shard: some 60 MB while a thread gathers and writes it."""

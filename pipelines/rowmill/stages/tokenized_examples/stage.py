@@ -25,6 +25,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
+from rowmill.parts.functions import MappedParts
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.examples import make_example_schema
 from rowmill.schema.facts import TokenizedExamplesFacts
@@ -42,7 +43,6 @@ from rowmill.stages.base import (
     format_rejected,
 )
 from rowmill.stages.part_files import describe_rejects
-from rowmill.stages.parts import MappedParts
 from rowmill.stages.tokenized_examples import table_examples, text_parts
 from rowmill.stages.tokenized_examples.shared_templates import share_template
 from rowmill.stages.tokenizer_files import (

@@ -16,8 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.storage import File
+from rowmill.parts.functions import PartPlace
 from rowmill.schema.manifest import Part
-from rowmill.stages.parts import PartPlace
 
 MAX_BUCKETS = 256
 

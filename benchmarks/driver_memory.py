@@ -63,7 +63,9 @@ def make_context(folder: Path, stage: tuple[str, ...]) -> StageContext:
     """Return the context of a stage of a small recipe, with an empty store."""
     recipe = _parse(folder)
     dataset = stage[0] if len(stage) > 1 else None
-    return StageContext(recipe, Store(str(folder)), folder, (recipe.name, *stage), dataset, {}, LocalPool(WORKERS))
+    return StageContext(
+        Store(str(folder)), folder, (recipe.name, *stage), dataset, {}, LocalPool(WORKERS), recipe=recipe
+    )
 
 
 def _parse(folder: Path, kind: str = "text") -> Recipe:

@@ -63,7 +63,7 @@ class _TracedRow:
         """The stage context of tokenization, to open the same tokenizer and template as the build."""
         key = (self.project.recipe.name, DEMO_DATASET, tokenized_examples.STAGE.name)
         return StageContext(
-            self.project.recipe, self.project.store, self.project.base, key, DEMO_DATASET, {}, LocalPool(1)
+            self.project.store, self.project.base, key, DEMO_DATASET, {}, LocalPool(1), recipe=self.project.recipe
         )
 
     def made(self, *key: str) -> Manifest:

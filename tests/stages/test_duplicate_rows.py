@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.executors import LocalPool
+from rowmill.parts.context import compute_share
 from rowmill.schema.manifest import Part
-from rowmill.stages.base import StageContext, compute_share
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows
 from rowmill.stages.canonical_rows.duplicate_rows import match_repeats
 from rowmill.stages.canonical_rows.rewritten_parts import rewrite_parts
@@ -80,7 +81,7 @@ def test_appended_rows_leave_the_hashes_of_other_blocks(tmp_path: Path, monkeypa
 def test_part_that_stays_is_not_read(tmp_path: Path) -> None:
     project = Workspace(tmp_path).one("rows.jsonl", CONTENTS[0], TEXT).project
     key = ("mini", "rows", "canonical_rows")
-    context = StageContext(project.recipe, project.store, project.base, key, "rows", {}, LocalPool(1))
+    context = StageContext(project.store, project.base, key, "rows", {}, LocalPool(1), recipe=project.recipe)
     part = Part("of which nothing is kept", {}, {})
 
     assert rewrite_parts(context, [part], [None]) == [part]

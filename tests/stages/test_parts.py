@@ -48,7 +48,7 @@ def write_bad(inputs: Inputs, place: PartPlace) -> PartResult:
 
 def context_of(folder: Path) -> StageContext:
     recipe = Recipe.model_construct(name="mini")
-    return StageContext(recipe, Store(str(folder)), folder, ("mini", "rows", "stage"), "rows", {}, LocalPool(1))
+    return StageContext(Store(str(folder)), folder, ("mini", "rows", "stage"), "rows", {}, LocalPool(1), recipe=recipe)
 
 
 @pytest.mark.parametrize(

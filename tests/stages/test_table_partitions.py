@@ -221,7 +221,7 @@ def load_series(built: Built) -> list[Prefill]:
     project, key = built.project, ("mini", "rows", "tokenized_examples")
     inputs: dict[StageKey, Manifest] = {key: built.manifest(*key[1:])}
     at = ("mini", "rows", "generated_series")
-    context = StageContext(project.recipe, project.store, project.base, at, "rows", inputs, LocalPool(1))
+    context = StageContext(project.store, project.base, at, "rows", inputs, LocalPool(1), recipe=project.recipe)
     return generated_series.load_prefills(context, generated_series.load_trained_model(context))
 
 

@@ -192,7 +192,7 @@ class Workspace:
         """Return a dataset's examples by the parts' own work alone: no judging, no statistics, no workers."""
         project, found = self.project, list[dict[str, Any]]()
         context = StageContext(
-            project.recipe, project.store, project.base, ("mini", dataset, "-"), dataset, {}, LocalPool(1)
+            project.store, project.base, ("mini", dataset, "-"), dataset, {}, LocalPool(1), recipe=project.recipe
         )
         loaded, path = tokenizer_files.open_recipe_tokenizer(context)
         limit = project.recipe.limit_of(dataset)

@@ -106,13 +106,13 @@ def compute_fingerprint(project: Project, step: Step, inputs: Mapping[StageKey, 
 def make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> StageContext:
     """Return a stage's context with one worker, for inspection; a build gives it its executor."""
     return StageContext(
-        project.recipe,
         project.store,
         project.base,
         step.key,
         step.dataset,
         inputs,
         LocalPool(1),
+        recipe=project.recipe,
     )
 
 

@@ -49,10 +49,11 @@ from rowmill.core.errors import DamagedFileError, GateError
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, explain_disk_full
 from rowmill.formats.canonicalization import read_domain
+from rowmill.parts.context import ProgressCallback, StageOutput
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages.base import ProgressCallback, Publish, StageContext, StageOutput
+from rowmill.stages.base import Publish, StageContext
 from rowmill.stages.exports import stage as exports
 from rowmill.tokenization import tokenizer_source
 

@@ -29,9 +29,9 @@ from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.storage import explain_disk_full
 from rowmill.executors import OtherSharesMissingError, Share
+from rowmill.parts.context import ProgressCallback
 from rowmill.schema import manifest
 from rowmill.schema.manifest import StageKey
-from rowmill.stages.base import ProgressCallback
 from rowmill.tokenization import tokenizer_source
 
 LOCK_NAME = ".shares.lock"

@@ -106,7 +106,9 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
             generated_texts.copy_generated(project.store, scratch.store, read.values())
             raw = found.manifest or runner.run_step(scratch, found.step, read).manifest
             at: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
-            context = StageContext(project.recipe, scratch.store, project.base, at, name, {key: raw}, LocalPool(1))
+            context = StageContext(
+                scratch.store, project.base, at, name, {key: raw}, LocalPool(1), recipe=project.recipe
+            )
             yield name, table_contract.propose_contract(context, canonical_rows.list_taken_parts(context))
 
 
@@ -133,7 +135,7 @@ def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
 
 def _make_tokenize_context(project: Project, name: str, key: StageKey, rows: Manifest) -> StageContext:
     at: StageKey = (project.recipe.name, name, tokenized_examples.STAGE.name)
-    return StageContext(project.recipe, project.store, project.base, at, name, {key: rows}, LocalPool(1))
+    return StageContext(project.store, project.base, at, name, {key: rows}, LocalPool(1), recipe=project.recipe)
 
 
 # ── Advice ─────────────────────────────────────────────────────────────────────────────────────────

@@ -91,7 +91,7 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
     with tempfile.TemporaryDirectory(prefix="rowmill-parse-") as scratch:
         store = Store(scratch)
         at = (project.recipe.name, dataset, parsed_records.STAGE.name)
-        context = StageContext(project.recipe, store, Path.cwd(), at, dataset, {key: made}, LocalPool(1))
+        context = StageContext(store, Path.cwd(), at, dataset, {key: made}, LocalPool(1), recipe=project.recipe)
         scans = parsed_records.scan_text_urls(urls, context.base, StoreStager(store, "staged"), ())
         parts = parsed_records.parse_parts(context, scans).parts
         records = [text for part in parts for text in _read_records(store, part.files["records"])]

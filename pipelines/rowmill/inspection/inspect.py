@@ -140,7 +140,7 @@ def open_memory_context(project: Project, name: str) -> Generator[StageContext, 
     tokenizer_files.copy_tokenizers(project.store, store)
     key = (project.recipe.name, name, tokenized_examples.STAGE.name)
     try:
-        yield StageContext(project.recipe, store, project.base, key, name, {}, LocalPool(1))
+        yield StageContext(store, project.base, key, name, {}, LocalPool(1), recipe=project.recipe)
     finally:
         if store.exists(""):
             store.remove("")
@@ -324,7 +324,9 @@ def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, Non
             made, store = {raw.key: raw}, scratch.store
             for step in steps[1:]:
                 made[step.key] = runner.run_step(scratch, step, {key: made[key] for key in step.inputs}).manifest
-        context = StageContext(scratch.recipe, scratch.store, scratch.base, steps[-1].key, name, {}, LocalPool(1))
+        context = StageContext(
+            scratch.store, scratch.base, steps[-1].key, name, {}, LocalPool(1), recipe=scratch.recipe
+        )
         loaded, _ = tokenizer_files.open_recipe_tokenizer(context)
         rows, examples = (made[step.key] for step in steps[1:])
         yield _TableBuild(store, raw, rows, examples, Encoder(loaded))

@@ -276,7 +276,7 @@ def _open_encoders(build: BuildView) -> dict[str, Encoder]:
     for name in project.recipe.datasets:
         made = build.find_output(name, TOKENIZED_EXAMPLES)
         if made is not None:
-            context = StageContext(project.recipe, project.store, project.base, made.key, name, {}, LocalPool(1))
+            context = StageContext(project.store, project.base, made.key, name, {}, LocalPool(1), recipe=project.recipe)
             loaded, path = tokenizer_files.open_recipe_tokenizer(context)
             if loaded.card.digest == made.card.get("tokenizer_digest"):
                 found[name] = tokenizer_files.open_encoder(project.store.root, path)

@@ -17,12 +17,13 @@ from rowmill.core.arrays import format_count
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
+from rowmill.parts.context import StageOutput, compute_share
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages import generated_tables, generated_texts, tokenizer_files
-from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.generated_tables import format_generated
 from rowmill.stages.generated_texts import (
     PARSED,

@@ -12,6 +12,7 @@ from rowmill import sources
 from rowmill.core.arrays import format_count
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
+from rowmill.parts.context import StageOutput, collect_samples, compute_share
 from rowmill.parts.functions import MappedParts
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema import manifest
@@ -20,14 +21,7 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.sources import Files, FileScan
 from rowmill.sources.file_formats import choose_file_format
 from rowmill.stages import generated_tables, generated_texts
-from rowmill.stages.base import (
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-    StageOutput,
-    collect_samples,
-    compute_share,
-)
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.generated_tables import format_generated
 from rowmill.stages.generated_texts import (
     PARSED,

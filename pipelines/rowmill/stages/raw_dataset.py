@@ -7,13 +7,14 @@ from rowmill import sources
 from rowmill.core.arrays import format_count
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json
+from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import RawDatasetFacts
 from rowmill.schema.manifest import DisplayTable
 from rowmill.sources import FileScan, GeneratedSource, PartGroup, sharing
 from rowmill.stages import generated_texts
-from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import load_scans
 from rowmill.stats import StatsInputs, count_rows_by_fact
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rowmill.formats.filters import identify_removal_filters
+from rowmill.parts.context import StageOutput, compute_share
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Part
-from rowmill.stages.base import StageContext, StageOutput, compute_share
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import contaminated_rows, near_duplicate_rows
 from rowmill.stages.canonical_rows.contaminated_rows import ContaminationSearch, ScannedBenchmark
 from rowmill.stages.canonical_rows.near_duplicate_rows import NearDuplicateSearch

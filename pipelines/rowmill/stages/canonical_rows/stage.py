@@ -20,6 +20,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.formats.filters import REMOVAL_FILTERS
+from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
@@ -27,17 +28,7 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Man
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, make_row_schema
 from rowmill.sources.sharing import TakenGroup
 from rowmill.stages import inputs, part_files
-from rowmill.stages.base import (
-    ComparedFact,
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-    StageOutput,
-    collect_samples,
-    compute_share,
-    format_rejected,
-    scan_rows,
-)
+from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import (
     contaminated_rows,
     duplicate_rows,

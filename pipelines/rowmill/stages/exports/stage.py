@@ -23,18 +23,14 @@ from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
 from rowmill.exports import base
 from rowmill.exports.base import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, Export, FileDigests
+from rowmill.parts.context import StageOutput
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.shards import native
 from rowmill.stages import inputs
-from rowmill.stages.base import (
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-    StageOutput,
-)
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.exports.export_files import (
     build_export_card,
     build_export_context,

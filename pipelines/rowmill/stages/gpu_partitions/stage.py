@@ -9,19 +9,13 @@ from rowmill.core.arrays import format_count
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store
 from rowmill.packing.rank_assignment import RankLayout
+from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import load_kept_part, save_kept_part
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
-from rowmill.stages.base import (
-    ComparedFact,
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-    StageOutput,
-    compute_share,
-)
+from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.gpu_partitions.rank_files import (
     RANK_INDEX_SCHEMA,
     GpuPartitionsFacts,

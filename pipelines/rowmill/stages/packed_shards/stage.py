@@ -17,20 +17,14 @@ import numpy as np
 from rowmill.core.arrays import format_percent
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import Store
+from rowmill.parts.context import StageOutput, compute_share
 from rowmill.schema.facts import PackedShardsFacts
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
 from rowmill.stages import inputs
-from rowmill.stages.base import (
-    ComparedFact,
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-    StageOutput,
-    compute_share,
-)
+from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.packed_shards.group_tasks import (
     build_shard_card,
     get_packing_rules,

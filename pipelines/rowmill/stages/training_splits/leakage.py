@@ -41,6 +41,7 @@ from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
+from rowmill.parts.context import compute_share, scan_rows
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
@@ -48,7 +49,7 @@ from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 from rowmill.schema.rows import Rejected
 from rowmill.shards import native
 from rowmill.shards.native import read_unpadded
-from rowmill.stages.base import StageContext, compute_share, scan_rows
+from rowmill.stages.base import StageContext
 from rowmill.stages.table_partitions import load_observed_table
 from rowmill.tabular.table_comparison import hash_cells, read_cells
 

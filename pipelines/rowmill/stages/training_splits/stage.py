@@ -19,18 +19,12 @@ from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import digest_json
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import compute_wanted_shares, measure_share_error, schedule_sequences
+from rowmill.parts.context import StageOutput, compute_share
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest
-from rowmill.stages.base import (
-    ComparedFact,
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-    StageOutput,
-    compute_share,
-)
+from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import get_packed_shards
 from rowmill.stages.training_splits import leakage
 from rowmill.stages.training_splits.sequence_order import (

@@ -34,14 +34,14 @@ from rowmill.core.storage import Store
 from rowmill.executors import LocalPool, open_in_workers
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import schedule_sequences
-from rowmill.parts.functions import part_folder
+from rowmill.parts.context import open_host_scratch
+from rowmill.parts.functions import part_folder, write_table
 from rowmill.recipe.recipe import Recipe, parse_recipe
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA
 from rowmill.schema.manifest import File, Manifest, Part, read_manifest
 from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
-from rowmill.stages.part_files import open_host_scratch, write_table
 from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenizer_files import open_recipe_tokenizer, open_shared_encoder
 from rowmill.stages.training_splits import sequence_order

@@ -30,7 +30,8 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import Conversation, MaskedConversation, Rejected
-from rowmill.stages import inputs, raw_dataset, tokenizer_files
+from rowmill.sources.sharing import load_source_parts, number_source_parts
+from rowmill.stages import raw_dataset, tokenizer_files
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -74,7 +75,7 @@ class _TracedRow:
 
     def one(self, stage: str, name: str, column: str, value: str) -> dict[str, Any]:
         """Return the only line of a file of the row's part that has a value in a column."""
-        numbered = list(inputs.number_source_parts(self.made(DEMO_DATASET, raw_dataset.STAGE.name)))
+        numbered = list(number_source_parts(self.made(DEMO_DATASET, raw_dataset.STAGE.name)))
         table = self.project.store.table(self.made(DEMO_DATASET, stage).parts[numbered[self.part][0]].files[name])
         [found] = table.filter(pc.equal(table.column(column), value)).to_pylist()
         return found
@@ -110,7 +111,7 @@ def build_demo(root: Path) -> Generator[Project, None, None]:
 def render_walkthrough(project: Project) -> str:
     """Return docs/walk.md from a build of the demo."""
     [trace] = trace_source(project, f"{RECORD_FILE}:{RECORD_LINE}")
-    parts = inputs.load_source_parts(_load_current(project, raw_dataset.STAGE.name))
+    parts = load_source_parts(_load_current(project, raw_dataset.STAGE.name))
     part = next(i for i, one in enumerate(parts) if one.part_id == trace.row_id.rpartition(":")[0])
     walker = _TracedRow(project, trace, part)
     sections = (
@@ -163,7 +164,7 @@ def _describe_source_line(walker: _TracedRow) -> Iterator[str]:
 
 
 def _describe_part(walker: _TracedRow) -> Iterator[str]:
-    part = inputs.load_source_parts(walker.made(DEMO_DATASET, raw_dataset.STAGE.name))[walker.part]
+    part = load_source_parts(walker.made(DEMO_DATASET, raw_dataset.STAGE.name))[walker.part]
     yield "The part, and the row id (`raw_dataset`)"
     yield "Files are divided into parts, and a part is named by the digest of its bytes."
     yield f"This part is bytes {part.offset:,} to {part.offset + part.length:,} of the file, {part.records:,} records."

@@ -6,7 +6,7 @@ from threading import Barrier, current_thread, main_thread
 import pyarrow as pa
 
 from rowmill.core.storage import Store, map_reads, read_tables
-from rowmill.stages.part_files import write_table
+from rowmill.parts.functions import write_table
 
 
 def test_remote_files_are_read_at_once_and_in_order() -> None:

@@ -13,6 +13,7 @@ import yaml
 from rowmill.build import runner, steps
 from rowmill.build.steps import Project
 from rowmill.schema.manifest import Manifest, load_current
+from rowmill.sources.sharing import load_source_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -203,11 +204,9 @@ def printed(built: Project, real_data: Path) -> dict[str, list[tuple[Any, str]]]
 
 
 def _first_records(project: Project, dataset: str) -> dict[str, int]:
-    from rowmill.stages import inputs
-
     starts: dict[str, int] = {}
     before = 0
-    for part in inputs.load_source_parts(made(project, dataset, "raw_dataset")):
+    for part in load_source_parts(made(project, dataset, "raw_dataset")):
         starts[part.part_id] = before
         before += part.records
     return starts

@@ -13,8 +13,7 @@ import pytest
 from rowmill.build import runner
 from rowmill.inspection.trace import trace_row, trace_source
 from rowmill.sources import FileScan, PartGroup, SourcePart, group_parts
-from rowmill.sources.sharing import MAX_GROUP_BYTES, MEAN_GROUP_BYTES, SMALL_FILE_BYTES
-from rowmill.stages import inputs
+from rowmill.sources.sharing import MAX_GROUP_BYTES, MEAN_GROUP_BYTES, SMALL_FILE_BYTES, load_part_groups
 from tests.support.recipes import CHAT, Built, Workspace, chat
 
 FILES = 700
@@ -174,7 +173,7 @@ def test_two_workers_write_the_bytes_of_one(built: Built, tmp_path: Path) -> Non
 def test_changed_file_rebuilds_only_its_group(tmp_path: Path) -> None:
     workspace = write_many(tmp_path, large=False)
     first = workspace.build()
-    groups = inputs.load_part_groups(first.manifest("rows", "raw_dataset"))
+    groups = load_part_groups(first.manifest("rows", "raw_dataset"))
     assert len(groups) > 2
 
     # Not the last of its group: that one decides where the group ends.

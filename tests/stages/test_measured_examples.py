@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rowmill.core.storage import Store
 from rowmill.executors.local import LocalPool
+from rowmill.parts.functions import write_table
 from rowmill.schema.examples import EXAMPLE_SCHEMA
-from rowmill.stages.part_files import write_table
 from rowmill.stages.truncation_stats.measured_lengths import (
     COLUMNS,
     MeasuredExamples,

@@ -15,9 +15,9 @@ from rowmill.checks.expectation_suite import render_expectations_page
 from rowmill.checks.judge import CheckResult
 from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
+from rowmill.parts.accounts import MAX_VALUE_CHARS, clean_value
 from rowmill.reports import report_page
 from rowmill.reports.console import render_check_result
-from rowmill.stages.part_files import MAX_VALUE_CHARS, clean_value
 from tests.support.recipes import CHAT, Built, Workspace, chat, lines
 
 ROWS = ("raw_dataset", "canonical_rows")

@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from rowmill.stages import catalog, inputs
+from rowmill.sources.sharing import load_source_parts
+from rowmill.stages import catalog
 from rowmill.stages.training_splits import stage as training_splits
 from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
 
@@ -48,9 +49,7 @@ def splits_of(
     }
     options = {"source": source, "format": form, "splits": splits, "filters": {"deduplicate": "off"}}
     built = workspace.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
-    hint = {
-        part.part_id: str(part.split_hint) for part in inputs.load_source_parts(built.manifest("rows", "raw_dataset"))
-    }
+    hint = {part.part_id: str(part.split_hint) for part in load_source_parts(built.manifest("rows", "raw_dataset"))}
     found: dict[str, Counter[str]] = {"train": Counter(), "validation": Counter()}
     for row in built.rows_of("rows", "canonical_rows", file="rows"):
         found[hint[row["row_id"].split(":")[0]]][row["split"]] += 1

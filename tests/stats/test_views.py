@@ -18,11 +18,11 @@ from rowmill import stats
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import ConfigError, SchemaError
 from rowmill.core.storage import Store
+from rowmill.parts.functions import write_parquet, write_table
 from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.schema.manifest import DisplayTable, Manifest, Part, StageKey
 from rowmill.schema.rows import REJECT_SCHEMA, ROW_SCHEMA
 from rowmill.stages import catalog
-from rowmill.stages.part_files import write_parquet, write_table
 from rowmill.stats import column_docs
 
 pytestmark = pytest.mark.slow

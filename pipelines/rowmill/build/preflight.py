@@ -37,10 +37,11 @@ from rowmill.formats import KINDS
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
 from rowmill.formats.recognition import Sample, find_wrapped_records, recognise_format, write_options
 from rowmill.formats.unread_columns import detect_unread_columns
+from rowmill.parts.accounts import clean_value
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS
-from rowmill.stages import catalog, inputs, raw_dataset, tokenizer_files
-from rowmill.stages.part_files import clean_value
+from rowmill.sources.sharing import load_scans, load_source_parts
+from rowmill.stages import catalog, raw_dataset, tokenizer_files
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import tokenizer_source
 
@@ -282,7 +283,7 @@ def _propose_format(trial: Project, step: Step, made: Mapping[StageKey, Manifest
 def _read_records(trial: Project, raw: Manifest) -> list[Json]:
     return [
         remove_nulls(record.value) if part.arrow else record.value
-        for part in inputs.load_source_parts(raw)
+        for part in load_source_parts(raw)
         for record in sources.read_records(part, trial.base)
         if record.value is not None
     ]
@@ -292,7 +293,7 @@ def _note_unexpected_formats(trial: Project, step: Step, raw: Manifest) -> Itera
     """Name a file that is read in another way than its name says."""
     at = f"{trial.recipe.name}: datasets.{step.dataset}.source"
     alike: dict[str, list[str]] = {}
-    for scan in inputs.load_scans(raw):
+    for scan in load_scans(raw):
         for described in sources.describe_reading(scan):
             alike.setdefault(described, []).append(scan.url)
     for described, found in alike.items():

@@ -27,11 +27,13 @@ from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError, suggest_name
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
+from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.sources import FileScan, GeneratedSource, RawRecord, SourcePart
-from rowmill.stages import catalog, generated_texts, inputs, part_files, raw_dataset, tokenizer_files
+from rowmill.sources.sharing import load_scans, number_source_parts
+from rowmill.stages import catalog, generated_texts, raw_dataset, tokenizer_files
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -165,7 +167,7 @@ class _FirstRecordsStager:
 
 def _scan_source(project: Project, context: StageContext, count: int | None) -> list[FileScan]:
     """Scan the source; files that a build scanned and that did not change are not read again."""
-    known = inputs.load_scans(manifest.load_current(project.store, (*context.dataset_key, raw_dataset.STAGE.name)))
+    known = load_scans(manifest.load_current(project.store, (*context.dataset_key, raw_dataset.STAGE.name)))
     stage = _FirstRecordsStager(sources.StoreStager(context.store, "staged"), count)
     source = context.dataset.source
     assert not isinstance(source, GeneratedSource), "generated records are inspected as a records dataset"
@@ -257,7 +259,7 @@ def _inspect_table(project: Project, name: str, count: int, row_id: str | None) 
         return
     with _open_table_build(project, name) as built:
         shown = set[str]()
-        for index, part in inputs.number_source_parts(built.raw):
+        for index, part in number_source_parts(built.raw):
             if numbers := _choose_records(part, count, wanted):
                 count -= len(numbers)
                 yield from _inspect_table_part(project, name, built, index, part, numbers, shown)
@@ -363,7 +365,7 @@ def _tokenize_rows(context: StageContext, rows: pa.Table) -> tuple[manifest.Part
         renderer=tokenized_examples.resolve_renderer_spec(context, loaded),
         limit=context.recipe.limit_of(context.dataset_name or ""),
         vocab_size=context.recipe.vocab_size or loaded.card.vocab_size,
-        rows=part_files.write_table(context.store, "chosen.arrow", rows),
+        rows=write_table(context.store, "chosen.arrow", rows),
         min_compared_chars=MIN_PART_CHARS,
         base=context.base,
     )

@@ -27,6 +27,7 @@ from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.sources import SourcePart
+from rowmill.sources.sharing import number_source_parts
 from rowmill.stages import inputs, raw_dataset
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.gpu_partitions import stage as gpu_partitions
@@ -98,7 +99,7 @@ class Lineage:
     @cached_property
     def _numbered_parts(self) -> list[tuple[int, SourcePart]]:
         raw = self.made.get(raw_dataset.STAGE.name)
-        return list(inputs.number_source_parts(raw)) if raw else []
+        return list(number_source_parts(raw)) if raw else []
 
     def made_of(self, stage: str, index: int) -> manifest.Part | None:
         """Return the part of `canonical_rows` or `tokenized_examples` that was built from a source part.

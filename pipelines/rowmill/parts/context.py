@@ -1,7 +1,11 @@
 """What a stage works with: its inputs, the store, the executor, and the map over its parts; and what it puts out."""
 
+import os
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+import uuid
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -32,6 +36,8 @@ from rowmill.schema.manifest import (
     get_stage_folder,
     get_stage_name,
 )
+from rowmill.shards import gather
+from rowmill.shards.host_scratch import HostScratch
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -229,3 +235,39 @@ def compute_share(count: float, total: float) -> float:
     if count > total:
         raise ValueError(f"{count:,} of {total:,} is no share: both must count the same rows, those that are written")
     return round(count / total, 9) if total else 0.0
+
+
+# ── Folders for files that a stage makes and removes again, on this host or on all hosts of an executor ──
+
+
+@contextmanager
+def open_host_scratch(context: WorkContext) -> Generator[HostScratch]:
+    """Lend a folder on each host for what its tasks make of stored files; in the stage's folder if the store is local.
+
+    Nothing in it is the only copy of anything: a task on another host makes it again from the store.
+    """
+    local_folder = context.store.local(context.folder) if context.store.is_local else None
+    name = f"scratch-{uuid.uuid4().hex[:12]}"
+    scratch = HostScratch(name, None if local_folder is None else os.path.abspath(local_folder / name))
+    try:
+        yield scratch
+    finally:
+        gather.drop_scratch_maps()
+        scratch.remove()
+        if local_folder is None and context.pool.spans_hosts:
+            # A host that cannot be reached any more has taken its files with it.
+            with suppress(Exception):
+                context.pool.run_on_hosts(scratch.remove)
+
+
+@contextmanager
+def scratch_folder(context: WorkContext) -> Generator[Path]:
+    """Yield a local folder for memory-mapped files; in the stage's folder if the store is local."""
+    local_folder = Path(context.store.path(context.folder)) if context.store.is_local else None
+    if local_folder is not None:
+        local_folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=local_folder) as name:
+        try:
+            yield Path(name)
+        finally:
+            gather.drop_scratch_maps()

@@ -162,6 +162,16 @@ class PartResult:
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+def write_table(store: Store, path: str, table: pa.Table) -> File:
+    """Write a table that only stages read, atomically, as an Arrow file."""
+    return store.put(path, encode_table(table), table.num_rows)
+
+
+def write_parquet(store: Store, path: str, table: pa.Table) -> File:
+    """Write a table that other programs read, too, atomically."""
+    return store.put(path, encode_parquet(table), table.num_rows)
+
+
 # ── Functions that make parts ──────────────────────────────────────────────────────────────────────
 
 

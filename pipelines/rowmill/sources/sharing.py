@@ -12,9 +12,11 @@ affects only the neighbouring group ends. Why, and at what price: `docs/decision
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TypeAlias
 
+from rowmill.schema.manifest import Manifest
 from rowmill.sources.parts import FileScan, SourcePart
 from rowmill.sources.reading import RawRecord, read_records
 
@@ -100,3 +102,27 @@ def count_group_records(taken: TakenGroup) -> int:
 def estimate_group_bytes(taken: TakenGroup) -> int:
     """Estimate the bytes of a group; parts of row formats record only their number of rows."""
     return sum(max(part.length, part.records * 200) for part, _ in taken)
+
+
+def load_scans(made: Manifest | None) -> list[FileScan]:
+    """Recover the file scans of a manifest; empty if the stage was never built, or scanned nothing."""
+    return [] if made is None else [FileScan.from_json(one) for one in made.details.get("scans", ())]
+
+
+def load_source_parts(scanned: Manifest) -> list[SourcePart]:
+    """Recover the source's parts from a `raw_dataset` manifest."""
+    return [part for scan in load_scans(scanned) for part in scan.parts]
+
+
+def number_source_parts(scanned: Manifest) -> Iterator[tuple[int, SourcePart]]:
+    """Yield the source's parts, each with its group number: the part of `canonical_rows` that contains its rows."""
+    for number, group in enumerate(load_part_groups(scanned)):
+        for part in group:
+            yield number, part
+
+
+def load_part_groups(scanned: Manifest) -> list[PartGroup]:
+    """Recover the groups of parts whose rows are made together: one per part of `canonical_rows`, in order."""
+    parts = load_source_parts(scanned)
+    ends = list(accumulate(scanned.details["groups"], initial=0))
+    return [tuple(parts[begin:end]) for begin, end in pairwise(ends)]

@@ -17,6 +17,7 @@ from rowmill.core.arrays import format_count
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
+from rowmill.parts.accounts import RejectLog
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
@@ -32,7 +33,6 @@ from rowmill.stages.generated_texts import (
     expected_texts,
     get_generation_options,
 )
-from rowmill.stages.part_files import RejectLog
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tabular import generation
 from rowmill.tabular.backends import PromptText, open_backend

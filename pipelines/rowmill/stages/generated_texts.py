@@ -33,13 +33,13 @@ from rowmill.core.json import Json
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.formats import Records
+from rowmill.parts.accounts import RejectLog, count_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import Rejected
 from rowmill.sources import ContentStager, FileScan, GeneratedSource, GenerationStage
 from rowmill.stages.base import StageContext
-from rowmill.stages.part_files import RejectLog, count_accounts
 from rowmill.tabular import parsing
 from rowmill.tabular.generation import Generation
 from rowmill.tabular.parsing import Parser, PlacementColumns, SpanCounts, TextSpan, Validation

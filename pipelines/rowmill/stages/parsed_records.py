@@ -20,6 +20,7 @@ from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.sources import Files, FileScan
 from rowmill.sources.file_formats import choose_file_format
+from rowmill.sources.sharing import load_scans
 from rowmill.stages import generated_tables, generated_texts
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.generated_tables import format_generated
@@ -29,7 +30,6 @@ from rowmill.stages.generated_texts import (
     expected_texts,
     get_generation_options,
 )
-from rowmill.stages.inputs import load_scans
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tabular import parsing
 

@@ -13,9 +13,9 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import RawDatasetFacts
 from rowmill.schema.manifest import DisplayTable
 from rowmill.sources import FileScan, GeneratedSource, PartGroup, sharing
+from rowmill.sources.sharing import load_scans
 from rowmill.stages import generated_texts
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.inputs import load_scans
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 2

@@ -48,6 +48,7 @@ from rowmill.similarity.contamination import (
 from rowmill.similarity.words import HashedTexts, hash_words, make_offsets, split_words
 from rowmill.sources import FileScan
 from rowmill.sources.reading import read_records
+from rowmill.sources.sharing import load_scans
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.rewritten_parts import plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import (
@@ -57,7 +58,6 @@ from rowmill.stages.canonical_rows.row_texts import (
     TextSource,
     shorten_text,
 )
-from rowmill.stages.inputs import load_scans
 
 ITEM_SCHEMA = pa.schema(
     [

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
+from rowmill.parts.context import scratch_folder
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.parts.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
 from rowmill.schema.manifest import DisplayTable, Part
@@ -49,7 +50,6 @@ from rowmill.similarity.words import hash_words, join_texts, make_offsets
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.rewritten_parts import RewriteInputs, plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
-from rowmill.stages.part_files import scratch_folder
 
 BLOCK_LINES = 1 << 22
 """Lines of a block, some 64 MB."""

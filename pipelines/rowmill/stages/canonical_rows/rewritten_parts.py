@@ -29,13 +29,13 @@ from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import File
 from rowmill.formats.splits import Boundaries, Splitter, compute_boundaries
+from rowmill.parts.accounts import RejectLog, row_as_bytes
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema.ledger import LEDGER_SCHEMA, REJECTED
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected, subtract_messages
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.text_rows import count_rows
-from rowmill.stages.part_files import RejectLog, row_as_bytes
 
 SPLITS = ("train", "validation", "test")
 """Meaning of the codes in `RewriteInputs.splits`."""

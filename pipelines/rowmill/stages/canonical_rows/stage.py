@@ -20,14 +20,14 @@ from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.formats.filters import REMOVAL_FILTERS
+from rowmill.parts import accounts
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, make_row_schema
-from rowmill.sources.sharing import TakenGroup
-from rowmill.stages import inputs, part_files
+from rowmill.sources.sharing import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import (
     contaminated_rows,
@@ -71,7 +71,7 @@ def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
 
 def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmark, ...]) -> StageOutput:
     """Make the rows of all parts, and drop duplicates and what other filters remove."""
-    part_groups = inputs.load_part_groups(context.input(RAW_DATASET))
+    part_groups = load_part_groups(context.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
     if context.dataset.splits.time_key is not None and any(part.split_hint == "validation" for part in scanned):
         raise ConfigError(
@@ -117,7 +117,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
 
 def list_taken_parts(context: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
     """Return the parts of a dataset's source, each with the number of its records to take (None: all)."""
-    return _flatten_groups(_limit_groups(context, inputs.load_part_groups(context.input(RAW_DATASET))))
+    return _flatten_groups(_limit_groups(context, load_part_groups(context.input(RAW_DATASET))))
 
 
 def _flatten_groups(groups: Sequence[TakenGroup]) -> list[tuple[sources.SourcePart, int | None]]:
@@ -221,7 +221,7 @@ def _build_rows_output(
         },
         histograms=_draw_group_sizes(groups, context),
         samples={
-            "rejects": part_files.describe_rejects(context, final, _select_unintended(reasons)),
+            "rejects": accounts.describe_rejects(context, final, _select_unintended(reasons)),
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": _describe_unknown_roles(context, final),
             "preference_data": _describe_preferences(context, final),
@@ -247,28 +247,28 @@ def _describe_unknown_roles(context: StageContext, final: Sequence[Part]) -> tup
     roles = sum_counts(p.facts["roles"] for p in final)
     if not roles:
         return ()
-    most = part_files.sort_by_count(roles)[0][0]
+    most = accounts.sort_by_count(roles)[0][0]
     having = [part for part in final if most in part.facts["roles"]]
-    first = part_files.find_first_row(context.store, having, "unknown_roles", most)
-    place = part_files.RowLocator(context).locate(first, reads_lines=True) if first else ""
-    return part_files.describe_values("role", roles, place)
+    first = accounts.find_first_row(context.store, having, "unknown_roles", most)
+    place = accounts.RowLocator(context).locate(first, reads_lines=True) if first else ""
+    return accounts.describe_values("role", roles, place)
 
 
 def _describe_preferences(context: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
     """Describe the columns of preference data, and where the first record with one of them is."""
     columns = sum_counts(p.facts.get("preference_columns", {}) for p in final)
-    lines = part_files.describe_values("column", columns, "")
+    lines = accounts.describe_values("column", columns, "")
     first = collect_samples(final, "examples_of_preferences", limit=1).get("", ())
     if not first:
         return lines
-    return *lines, f"the first record is {part_files.RowLocator(context).locate(first[0], reads_lines=True)}"
+    return *lines, f"the first record is {accounts.RowLocator(context).locate(first[0], reads_lines=True)}"
 
 
 def _share_unread_text(final: Sequence[Part]) -> dict[str, float]:
     """Return the columns of text that nothing reads with their share of a record's text, the largest first."""
     searched = sum(int(part.facts.get("rows_searched", 0)) for part in final)
     found = sum_counts(part.facts.get("unread_text", {}) for part in final)
-    return {name: compute_share(size / 1e6, searched) for name, size in part_files.sort_by_count(found)}
+    return {name: compute_share(size / 1e6, searched) for name, size in accounts.sort_by_count(found)}
 
 
 def _count_group_rows(context: StageContext, final: list[Part]) -> pl.DataFrame:
@@ -302,7 +302,7 @@ def _build_rows_tables(
 
 def _take_most_frequent(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return the 30 most frequent, in descending order."""
-    return part_files.sort_by_count(counts)[:30]
+    return accounts.sort_by_count(counts)[:30]
 
 
 def _tabulate_found(

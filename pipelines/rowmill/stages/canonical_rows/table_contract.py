@@ -33,6 +33,7 @@ from rowmill.core.storage import digest_json, map_reads, read_tables
 from rowmill.formats import Records, splits
 from rowmill.formats.filters import REMOVAL_FILTERS
 from rowmill.formats.splits import Splitter
+from rowmill.parts.accounts import clean_value
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import MappedParts
 from rowmill.recipe.recipe import Recipe
@@ -41,11 +42,10 @@ from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
 from rowmill.schema.rows import parse_row_id
 from rowmill.sources import FileScan
+from rowmill.sources.sharing import load_scans, load_source_parts
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.canonical_rows.rewritten_parts import RewriteInputs, rewrite_parts, tabulate_removed
-from rowmill.stages.inputs import load_scans, load_source_parts
-from rowmill.stages.part_files import clean_value
 from rowmill.stages.table_partitions import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import row_index, sizing, table_contract
 from rowmill.tabular.ambiguous_times import (

@@ -36,6 +36,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.formats import Records, filters
 from rowmill.formats.long_runs import reject_long_run
 from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
+from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
@@ -50,7 +51,6 @@ from rowmill.stages.canonical_rows.typed_cells import (
     resolve_column_roles,
     split_columns,
 )
-from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts
 from rowmill.tabular.ambiguous_times import mark_zones
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import make_exact_decoder

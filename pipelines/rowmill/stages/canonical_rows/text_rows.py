@@ -31,6 +31,7 @@ from rowmill.formats.preference_columns import list_present_columns
 from rowmill.formats.splits import SPLITS, Splitter, assign_content_splits, assign_split
 from rowmill.formats.tokens import WITHOUT_FIELD
 from rowmill.formats.unread_text import UnreadTextCounter
+from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
 from rowmill.parts.context import compute_share, scan_rows
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Dataset
@@ -51,7 +52,6 @@ from rowmill.schema.rows import (
 from rowmill.sources.parts import SplitHint
 from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes, read_taken_records
 from rowmill.stages.base import StageContext
-from rowmill.stages.part_files import RejectLog, count_accounts, write_accounts
 
 
 def measure_preferences(context: StageContext, final: Sequence[Part]) -> dict[str, Any]:

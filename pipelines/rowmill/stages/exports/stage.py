@@ -23,7 +23,7 @@ from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
 from rowmill.exports import base
 from rowmill.exports.base import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, Export, FileDigests
-from rowmill.parts.context import StageOutput
+from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT
@@ -41,7 +41,6 @@ from rowmill.stages.exports.export_files import (
     publish_export_manifest,
     write_export_files,
 )
-from rowmill.stages.part_files import open_host_scratch
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
 VERSION = 6

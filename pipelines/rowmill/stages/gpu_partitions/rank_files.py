@@ -45,7 +45,8 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
-from rowmill.parts.functions import part_folder
+from rowmill.parts.context import open_host_scratch
+from rowmill.parts.functions import part_folder, write_parquet
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.examples import WEIGHT_COLUMN
@@ -56,11 +57,10 @@ from rowmill.shards import gather, native
 from rowmill.shards.native import count_padding_tokens, list_padding_tokens
 from rowmill.shards.sequences import SequenceHashes, join_hashes, read_hashes, tabulate_hashes
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
-from rowmill.stages import inputs, part_files
+from rowmill.stages import inputs
 from rowmill.stages.base import (
     StageContext,
 )
-from rowmill.stages.part_files import open_host_scratch
 
 VERSION = 7
 """Increase it when the bytes of any rank, or facts, may change."""
@@ -232,7 +232,7 @@ def make_rank_card(context: StageContext, rank: int) -> dict[str, str]:
 def write_step_facts(sources: RankSources, folder: str, rank: int) -> File:
     """Write a rank's facts per step beside its files, so that the folder of a rank is complete."""
     own = sources.steps.filter(pc.equal(sources.steps.column("rank"), rank))
-    return part_files.write_parquet(sources.context.store, f"{folder}/facts.parquet", own)
+    return write_parquet(sources.context.store, f"{folder}/facts.parquet", own)
 
 
 def summarize_rank(sequences: int, counted: Mapping[str, Sequence[int]], padding: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
 from rowmill.shards import native
 from rowmill.sources import SourcePart
-from rowmill.stages import inputs
+from rowmill.sources.sharing import load_part_groups, load_source_parts
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs
 from rowmill.stages.packed_shards.split_plans import SPLITS, HeldOutValidation, PackingRules, get_holdout_size
@@ -133,7 +133,7 @@ def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -
     made = [part for part in context.input(TOKENIZED_EXAMPLES).parts if "examples" in part.files]
     scanned = context.input(RAW_DATASET)
     is_table = context.dataset.format.IS_TABLE
-    sources = _list_table_sources(made, scanned) if is_table else inputs.load_part_groups(scanned)
+    sources = _list_table_sources(made, scanned) if is_table else load_part_groups(scanned)
     firsts = None if held is None else held.first_rows
     return [
         _ExamplePart(
@@ -150,7 +150,7 @@ def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -
 
 def _list_table_sources(parts: Sequence[Part], scanned: Manifest) -> list[Sequence[SourcePart]]:
     """Return the source parts that the examples of each part are named after: no other is in their lineage."""
-    by_id = {part.part_id: part for part in inputs.load_source_parts(scanned)}
+    by_id = {part.part_id: part for part in load_source_parts(scanned)}
     return [[by_id[name] for name in part.facts["source_parts"]] for part in parts]
 
 

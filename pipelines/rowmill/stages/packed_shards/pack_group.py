@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rowmill.core.storage import Store
 from rowmill.packing.layout import SequencePlan
 from rowmill.packing.pack_plan import StreamStretch, count_best_fit
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
 from rowmill.schema.examples import WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
@@ -32,7 +32,6 @@ from rowmill.schema.rows import EXAMPLE_COLUMNS
 from rowmill.shards import native
 from rowmill.shards.native import drop_padding
 from rowmill.shards.sequences import join_hashes
-from rowmill.stages import part_files
 from rowmill.stages.packed_shards.shard_files import (
     SIDE_LENGTHS,
     GroupTokens,
@@ -168,7 +167,7 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
     named = {f"shard-{i:05d}": written.shard for i, written in enumerate(shards)}
     lineage = {f"segments-{i:05d}": written.segments for i, written in enumerate(shards)}
     hashes = {
-        f"sequences-{i:05d}": part_files.write_table(store, _name_hashes_file(written.shard.path), table)
+        f"sequences-{i:05d}": write_table(store, _name_hashes_file(written.shard.path), table)
         for i, (written, (_, table)) in enumerate(zip(shards, back, strict=True))
     }
     return PartResult(named | lineage | hashes | files, facts)

@@ -24,13 +24,13 @@ from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
 from rowmill.packing.layout import SequencePlan, position_ids
 from rowmill.packing.options import Packing
+from rowmill.parts.functions import write_table
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
 from rowmill.shards import native
 from rowmill.shards.native import count_padding_tokens
 from rowmill.shards.sequences import SEQUENCE_HASHES, tabulate_hashes
-from rowmill.stages import part_files
 
 SIDE_LENGTHS = "side_lengths"
 
@@ -286,7 +286,7 @@ class ShardWriter:
         content = native.encode_native_shard(table, self.card, group_rows=self.group_rows)
         shard = self._save(f"data/{split}/{name}.parquet", content, table.num_rows)
         lineage = self._build_lineage(table, split, plan)
-        segments = part_files.write_table(self.store, f"{self.folder}/segments/{split}-{name}.arrow", lineage)
+        segments = write_table(self.store, f"{self.folder}/segments/{split}-{name}.arrow", lineage)
         facts = {
             "split": split,
             "sequences": table.num_rows,

@@ -39,7 +39,7 @@ from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import EXAMPLE_COLUMNS, RowKind
-from rowmill.stages import inputs
+from rowmill.sources.sharing import load_source_parts
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards.shard_files import SIDE_LENGTHS
 
@@ -300,7 +300,7 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
         If the source has validation rows already, or train rows do not fill so many sequences.
 
     """
-    parts = inputs.load_source_parts(context.input(RAW_DATASET))
+    parts = load_source_parts(context.input(RAW_DATASET))
     if any(part.split_hint == "validation" for part in parts):
         raise ConfigError(
             f"mixture.num_validation_sequences.{context.dataset_name}: the source has rows for validation of its own; "

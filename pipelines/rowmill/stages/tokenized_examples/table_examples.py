@@ -26,14 +26,14 @@ import orjson
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.formats import Records
-from rowmill.parts.context import StageOutput, compute_share
+from rowmill.parts.accounts import describe_rejects
+from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
 from rowmill.stages import table_partitions
 from rowmill.stages.base import StageContext
-from rowmill.stages.part_files import describe_rejects, open_host_scratch
 from rowmill.stages.table_partitions import (
     IndexOptions,
     ObservedTable,

@@ -27,13 +27,12 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_array
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.formats import Records
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages.part_files import write_table
 from rowmill.stages.table_partitions import RowPart, read_row_column
 from rowmill.stages.table_plan import PartitionPlan, SplitTablePlan
 from rowmill.stages.tokenized_examples import text_parts

@@ -33,13 +33,13 @@ from rowmill.core.arrays import Ints
 from rowmill.core.errors import ContextOverflowError
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
+from rowmill.parts.accounts import RejectLog, count_accounts, row_as_bytes, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, Rejected, RowKind
-from rowmill.stages.part_files import RejectLog, count_accounts, row_as_bytes, write_accounts
 from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.stages.tokenized_examples.conversation_examples import (
     ConversationEncoder,

@@ -44,13 +44,13 @@ from rowmill.core.storage import Store, digest_json
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import SampleOrder, SampleSchedule
 from rowmill.packing.rank_assignment import FILLER, RankOrder, StepPlan
+from rowmill.parts.context import open_host_scratch
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import StageContext
-from rowmill.stages.part_files import open_host_scratch
 
 SENT_SEQUENCES: Final = 1 << 20
 """As many sequences are sent to the workers, 24 MB; the facts of more are in a file."""

@@ -30,6 +30,7 @@ from rowmill.executors import Executor
 from rowmill.formats.splits import SPLITS
 from rowmill.packing.layout import measure_padded_room
 from rowmill.packing.pack_plan import keep_examples_whole, plan_slices
+from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Recipe
@@ -38,7 +39,6 @@ from rowmill.schema.facts import TokenizedExamplesFacts, read_facts, require_cou
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
 from rowmill.stages.base import StageContext
-from rowmill.stages.part_files import describe_rejects
 from rowmill.stages.table_partitions import (
     IndexOptions,
     RowPart,

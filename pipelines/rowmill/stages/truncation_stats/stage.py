@@ -12,11 +12,11 @@ from rowmill.core.arrays import Integers, format_percent
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.packing.layout import measure_padded_room, round_up
 from rowmill.packing.pack_plan import count_sequences, slice_too_long
+from rowmill.parts.accounts import RowLocator, describe_rejects
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.part_files import RowLocator, describe_rejects
 from rowmill.stages.truncation_stats import measured_lengths
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 from rowmill.stages.truncation_stats.measured_lengths import (

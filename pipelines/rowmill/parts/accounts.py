@@ -1,20 +1,13 @@
-"""Files of parts, folders of scratch files, and samples of rejects.
-
-Sentences on the rows behind a failed check: how often each reason is, an offending value, and where one record is.
+"""What became of a part's records: rejects and ledger, and sentences on the rows behind a failed check.
 
 The sentences become `Manifest.samples`, which are not part of a version: they name paths, on which no output depends.
 Only a few rows are looked up, and the source is read again for one row at most.
 """
 
-import os
-import tempfile
-import uuid
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 import orjson
@@ -24,28 +17,16 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.core.arrays import format_count
-from rowmill.core.arrow_files import encode_parquet, encode_table
+from rowmill.core.arrow_files import encode_table
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store, digest_bytes
+from rowmill.parts.context import WorkContext
 from rowmill.parts.functions import PartPlace
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import REJECT_SCHEMA, REJECTED_ROW_COLUMNS, Rejected, is_row_id, parse_row_id
-from rowmill.shards import gather
-from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages import inputs
-from rowmill.stages.base import StageContext
-
-
-def write_table(store: Store, path: str, table: pa.Table) -> File:
-    """Write a table that only stages read, atomically, as an Arrow file."""
-    return store.put(path, encode_table(table), table.num_rows)
-
-
-def write_parquet(store: Store, path: str, table: pa.Table) -> File:
-    """Write a table that other programs read, too, atomically."""
-    return store.put(path, encode_parquet(table), table.num_rows)
+from rowmill.sources.sharing import load_scans
 
 
 @dataclass(slots=True)
@@ -140,42 +121,6 @@ def row_as_bytes(row: dict[str, Any]) -> bytes:
     return orjson.dumps({k: v for k, v in row.items() if v is not None and k in REJECTED_ROW_COLUMNS})
 
 
-# ── Folders for files that a stage makes and removes again, on this host or on all hosts of an executor ──
-
-
-@contextmanager
-def open_host_scratch(context: StageContext) -> Generator[HostScratch]:
-    """Lend a folder on each host for what its tasks make of stored files; in the stage's folder if the store is local.
-
-    Nothing in it is the only copy of anything: a task on another host makes it again from the store.
-    """
-    local_folder = context.store.local(context.folder) if context.store.is_local else None
-    name = f"scratch-{uuid.uuid4().hex[:12]}"
-    scratch = HostScratch(name, None if local_folder is None else os.path.abspath(local_folder / name))
-    try:
-        yield scratch
-    finally:
-        gather.drop_scratch_maps()
-        scratch.remove()
-        if local_folder is None and context.pool.spans_hosts:
-            # A host that cannot be reached any more has taken its files with it.
-            with suppress(Exception):
-                context.pool.run_on_hosts(scratch.remove)
-
-
-@contextmanager
-def scratch_folder(context: StageContext) -> Generator[Path]:
-    """Yield a local folder for memory-mapped files; in the stage's folder if the store is local."""
-    local_folder = Path(context.store.path(context.folder)) if context.store.is_local else None
-    if local_folder is not None:
-        local_folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="scratch-", dir=local_folder) as name:
-        try:
-            yield Path(name)
-        finally:
-            gather.drop_scratch_maps()
-
-
 # ── Sentences on the rows behind a failed check: how often each reason is, an offending value, and where ──
 
 
@@ -185,7 +130,7 @@ MAX_VALUE_CHARS = 200
 """Longer values of the data are cut."""
 
 
-def describe_rejects(context: StageContext, parts: Sequence[Part], reasons: Mapping[str, int]) -> tuple[str, ...]:
+def describe_rejects(context: WorkContext, parts: Sequence[Part], reasons: Mapping[str, int]) -> tuple[str, ...]:
     """Describe the most frequent reject reasons: count, and the first record's place and detail."""
     most_first = sort_by_count(reasons)
     locator, lines = RowLocator(context), list[str]()
@@ -251,7 +196,7 @@ def _find_first_reject(store: Store, parts: Sequence[Part], reason: str) -> tupl
 class RowLocator:
     """Finds the place of rows in their source: `data/sales.csv line 20002 (3f0c…:17)`."""
 
-    def __init__(self, context: StageContext) -> None:
+    def __init__(self, context: WorkContext) -> None:
         self._work = context
 
     def locate(self, name: str, *, reads_lines: bool) -> str:
@@ -276,5 +221,5 @@ class RowLocator:
                 for later in manifests.values()
                 for name, before in manifest.load_inputs(self._work.store, later).items()
             }
-        scans = inputs.load_scans(manifests.get(key))
+        scans = load_scans(manifests.get(key))
         return {part.part_id: (part, scan) for scan in scans for part in scan.parts}

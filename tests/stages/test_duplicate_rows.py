@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rowmill.executors import LocalPool
 from rowmill.parts.context import compute_share
+from rowmill.parts.rewriting import rewrite_parts
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows
 from rowmill.stages.canonical_rows.duplicate_rows import match_repeats
-from rowmill.stages.canonical_rows.rewritten_parts import rewrite_parts
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, lines
 
 pytestmark = [pytest.mark.usefixtures("small_parts"), pytest.mark.slow]

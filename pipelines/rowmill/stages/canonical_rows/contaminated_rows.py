@@ -11,7 +11,7 @@ Finds the rows that have an item of a benchmark, over all parts, and removes the
     part ─► texts ─► n-grams looked up in the index ─► candidates ─► compared word by word ─► contamination.arrow
                                                                                                 │ action: reject
                                                                                                 ▼
-                                                                         the part without them (`rewritten_parts.py`)
+                                                                         the part without them (`parts/rewriting.py`)
 
 A search is kept under the part's and the index's fingerprints: the next build searches new parts only.
 """
@@ -32,6 +32,7 @@ from rowmill.core.storage import File, Store
 from rowmill.formats.filters import Benchmark, Decontaminate
 from rowmill.formats.messages import get_at_path, is_mapping
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.rewriting import plan_removal, rewrite_parts
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
@@ -50,7 +51,6 @@ from rowmill.sources import FileScan
 from rowmill.sources.reading import read_records
 from rowmill.sources.sharing import load_scans
 from rowmill.stages.base import StageContext
-from rowmill.stages.canonical_rows.rewritten_parts import plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import (
     MAX_SHOWN_CHARS,
     SHOWN_ROWS,

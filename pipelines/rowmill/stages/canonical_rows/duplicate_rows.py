@@ -21,11 +21,11 @@ from rowmill.core.arrays import Ints, are_among, compute_offsets, find_distinct
 from rowmill.core.storage import File, Store
 from rowmill.formats import filters
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.rewriting import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.parts.shuffle import BlockLines, choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import StageContext
-from rowmill.stages.canonical_rows.rewritten_parts import RewriteInputs, rewrite_parts, tabulate_removed
 
 BLOCK_ROWS = 1 << 22
 """Rows of a block, of which a task holds the hashes and ids: some 64 bytes each."""

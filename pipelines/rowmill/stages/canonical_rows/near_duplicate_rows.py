@@ -12,7 +12,7 @@ Finds the rows of a dataset that resemble a longer row, over all parts, and remo
 
     part ─► words ─► shingles, MinHashes ─► bands.arrow, shingles.arrow      kept: made once per part
                                              │
-    all parts ─► lines (key, row) in buckets by key ─► keys of two rows or more ─► ranks ─► rewritten_parts.py
+    all parts ─► lines (key, row) in buckets by key ─► keys of two rows or more ─► ranks ─► parts/rewriting.py
 
 Only rows that share a key with another are looked at together, and buckets are sorted by workers, so the memory of the
 calling process follows the number of candidates, not of rows.
@@ -32,6 +32,7 @@ from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
 from rowmill.parts.context import scratch_folder
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.rewriting import RewriteInputs, plan_removal, rewrite_parts
 from rowmill.parts.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
@@ -48,7 +49,6 @@ from rowmill.similarity.near_duplicates import (
 )
 from rowmill.similarity.words import hash_words, join_texts, make_offsets
 from rowmill.stages.base import StageContext
-from rowmill.stages.canonical_rows.rewritten_parts import RewriteInputs, plan_removal, rewrite_parts
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
 
 BLOCK_LINES = 1 << 22

@@ -2,7 +2,7 @@
 
 Duplicates are found after all parts are made, from their hashes alone (`duplicate_rows.py`), and a finished part stays
 finished. Then follow rows that have items of benchmarks or resemble a longer row (`similar_rows.py`), and splits by
-time that need all rows (`rewritten_parts.py`).
+time that need all rows (`time_splits.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,12 +33,12 @@ from rowmill.stages.canonical_rows import (
     contaminated_rows,
     duplicate_rows,
     near_duplicate_rows,
-    rewritten_parts,
     similar_rows,
     table_contract,
     text_rows,
 )
 from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark
+from rowmill.stages.canonical_rows.time_splits import split_by_time
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 10
@@ -98,7 +98,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     parts = made.parts
     distinct = duplicate_rows.drop_duplicates(context, parts)
     filtered = similar_rows.filter_similar_rows(context, distinct, benchmarks)
-    split, resolved = rewritten_parts.split_by_time(context, filtered.parts)
+    split, resolved = split_by_time(context, filtered.parts)
     final = split if observed is None else table_contract.apply_exact_splits(context, split, observed)
     boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(context, final)

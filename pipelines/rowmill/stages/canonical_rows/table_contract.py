@@ -36,6 +36,7 @@ from rowmill.formats.splits import Splitter
 from rowmill.parts.accounts import clean_value
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import MappedParts
+from rowmill.parts.rewriting import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts
@@ -45,7 +46,6 @@ from rowmill.sources import FileScan
 from rowmill.sources.sharing import load_scans, load_source_parts
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import table_rows
-from rowmill.stages.canonical_rows.rewritten_parts import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.stages.table_partitions import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import row_index, sizing, table_contract
 from rowmill.tabular.ambiguous_times import (

@@ -19,7 +19,6 @@ import numpy as np
 import orjson
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.core.json import Json, to_json
@@ -34,11 +33,11 @@ from rowmill.formats.unread_text import UnreadTextCounter
 from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
 from rowmill.parts.context import compute_share, scan_rows
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.rewriting import count_rows
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, Part
 from rowmill.schema.rows import (
-    NORMALIZATION_COLUMNS,
     ROW_SCHEMA,
     Message,
     ParseReport,
@@ -437,26 +436,3 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
         **write_accounts(place, table.column("row_id"), log, left_out),
     }
     return PartResult(files, facts)
-
-
-def count_rows(table: pa.Table) -> dict[str, Any]:
-    """Return the facts of a part that its rows show.
-
-    They are counted from the table that is written, here and again after rows were removed: a number that was counted
-    on the way would describe rows that are gone.
-    """
-    roles = table.column("unknown_roles")
-    return {
-        "kept": table.num_rows,
-        "splits": _count_values(table.column("split")),
-        "schemas": _count_values(table.column("schema")),
-        "roles": _count_values(pc.list_flatten(roles)),
-        "rows_with_unknown_roles": int(pc.sum(pc.greater(pc.list_value_length(roles), 0)).as_py() or 0),
-        "notes": _count_values(pc.list_flatten(table.column("notes"))),
-        "noticed": {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NORMALIZATION_COLUMNS},
-    }
-
-
-def _count_values(column: pa.ChunkedArray) -> dict[str, int]:
-    counted = column.value_counts()
-    return dict(sorted(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)))

@@ -43,11 +43,11 @@ from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
 from rowmill.stages.tokenized_examples import table_examples
-from rowmill.stages.tokenizer_files import open_recipe_tokenizer, open_shared_encoder
 from rowmill.stages.training_splits import sequence_order
 from rowmill.stages.truncation_stats import measured_lengths
 from rowmill.stages.truncation_stats import stage as truncation_stats
 from rowmill.tabular.schema import Column, RecordSchema
+from rowmill.tokenization.stored_tokenizers import open_recipe_tokenizer, open_shared_encoder
 
 WORKERS = 2
 PART_ROWS = 200_000

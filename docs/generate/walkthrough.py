@@ -31,12 +31,13 @@ from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import Conversation, MaskedConversation, Rejected
 from rowmill.sources.sharing import load_source_parts, number_source_parts
-from rowmill.stages import raw_dataset, tokenizer_files
+from rowmill.stages import raw_dataset
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder
 from rowmill.stages.training_splits import stage as training_splits
+from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.encoder import Encoder
 
 DEMO_RECIPE = Path("configs/demo/demo.yaml")
@@ -204,7 +205,7 @@ def _decode_value(name: str, value: Any) -> Any:
 def _mask_row(walker: _TracedRow) -> MaskedConversation:
     """Render and mask the row as the build did."""
     context = walker.context
-    loaded, _ = tokenizer_files.open_recipe_tokenizer(context)
+    loaded, _ = stored_tokenizers.open_recipe_tokenizer(context)
     spec = tokenized_examples.resolve_renderer_spec(context, loaded)
     printer = ExampleBuilder(Encoder(loaded), context.dataset, spec, context.recipe.limit_of(DEMO_DATASET)).printer
     assert printer is not None
@@ -243,7 +244,7 @@ def _describe_tokens(walker: _TracedRow) -> Iterator[str]:
     yield "A token is trained if all its bytes are in a trained span."
     yield ""
     ids: list[int] = example["input_ids"]
-    texts = _decode_tokens(Encoder(tokenizer_files.open_recipe_tokenizer(walker.context)[0]), ids)
+    texts = _decode_tokens(Encoder(stored_tokenizers.open_recipe_tokenizer(walker.context)[0]), ids)
     rows: list[tuple[object, ...]] = []
     for at, (token, text) in enumerate(zip(ids, texts, strict=True)):
         span = sum(1 for start in example["span_starts"] if start <= at) - 1

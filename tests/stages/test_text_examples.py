@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import SPAN_KINDS
-from rowmill.stages.tokenized_examples import text_parts
+from rowmill.stages.tokenized_examples.text_parts import cut_batches
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import make_columns
@@ -109,7 +109,7 @@ def test_keep_tail_keeps_the_bos_and_the_last_tokens() -> None:
 
 @given(sizes=st.lists(st.integers(0, 10), max_size=12), limit=st.integers(1, 15))
 def test_batches_are_consecutive_and_leave_no_row_out(sizes: list[int], limit: int) -> None:
-    cut = list(text_parts.cut_batches(sizes, limit))
+    cut = list(cut_batches(sizes, limit))
 
     assert [i for one in cut for i in range(one.start, one.stop)] == list(range(len(sizes)))
 

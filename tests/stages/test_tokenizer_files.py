@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from rowmill.build import preflight
-from rowmill.stages import tokenizer_files
 from rowmill.stages.tokenized_examples import text_parts
-from rowmill.tokenization import encoder, engines
+from rowmill.tokenization import encoder, engines, stored_tokenizers
 from tests.support.recipes import TEXT, Workspace, document
 
 pytestmark = pytest.mark.slow
@@ -31,8 +30,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["reference"] += 1
         return open_reference(backend)
 
-    monkeypatch.setattr(tokenizer_files, "_ENCODERS", {})
-    monkeypatch.setattr(tokenizer_files, "_STORED_TOKENIZERS", {})
+    monkeypatch.setattr(stored_tokenizers, "_ENCODERS", {})
+    monkeypatch.setattr(stored_tokenizers, "_STORED_TOKENIZERS", {})
     monkeypatch.setattr(text_parts, "_EXAMPLE_BUILDERS", {})
     monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", count_engine)
     monkeypatch.setattr(encoder, "open_reference_backend", count_reference)
@@ -83,7 +82,7 @@ def test_damaged_stored_tokenizer_is_made_again(
     whole = stored.read_bytes()
     stored.write_bytes(DAMAGES[damage](whole))
     for kept in ("_ENCODERS", "_STORED_TOKENIZERS"):
-        monkeypatch.setattr(tokenizer_files, kept, {})
+        monkeypatch.setattr(stored_tokenizers, kept, {})
 
     more = workspace.one("more.jsonl", [document(i, words=9) for i in range(50)], TEXT).build(only=TO_EXAMPLES)
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.stages import tokenizer_files
 from rowmill.stages.tokenized_examples import text_parts
-from rowmill.tokenization import engines
+from rowmill.tokenization import engines, stored_tokenizers
 from tests.support.recipes import Built, Workspace, sentence
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
@@ -36,7 +35,7 @@ def test_part_in_which_an_engine_is_wrong_once_is_made_again_on_the_reference_pa
         return lambda texts: encode([text.replace("Ж", "И") for text in texts])
 
     monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", open_wrong)
-    monkeypatch.setattr(tokenizer_files, "_ENCODERS", {})
+    monkeypatch.setattr(stored_tokenizers, "_ENCODERS", {})
     monkeypatch.setattr(text_parts, "_EXAMPLE_BUILDERS", {})
     # The wrong text is in the last batch: the others are made again as well.
     monkeypatch.setattr(text_parts, "BATCH_CHARS", 1 << 14)

@@ -18,11 +18,11 @@ from rowmill.core.storage import digest_file
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Manifest, Part
 from rowmill.schema.rows import parse_row_id
-from rowmill.stages import tokenizer_files
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import text_parts
+from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.reference_sample import MIN_PART_CHARS
 
 CHATML = (
@@ -194,7 +194,7 @@ class Workspace:
         context = StageContext(
             project.store, project.base, ("mini", dataset, "-"), dataset, {}, LocalPool(1), recipe=project.recipe
         )
-        loaded, path = tokenizer_files.open_recipe_tokenizer(context)
+        loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
         limit = project.recipe.limit_of(dataset)
         stage = sources.StoreStager(project.store, "staged")
         source = context.dataset.source

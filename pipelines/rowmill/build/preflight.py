@@ -41,9 +41,9 @@ from rowmill.parts.accounts import clean_value
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS
 from rowmill.sources.sharing import load_scans, load_source_parts
-from rowmill.stages import catalog, raw_dataset, tokenizer_files
+from rowmill.stages import catalog, raw_dataset
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.tokenization import tokenizer_source
+from rowmill.tokenization import stored_tokenizers, tokenizer_source
 
 FIRST_RECORDS = 20
 """Records tried of each dataset: of one file per format and split."""
@@ -121,7 +121,7 @@ def find_mistakes(
 def _open_trial(project: Project) -> Generator[Project]:
     """Yield a project whose builds read the first records only, in memory."""
     store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
-    tokenizer_files.copy_tokenizers(project.store, store)
+    stored_tokenizers.copy_tokenizers(project.store, store)
     # Few records cannot have the numbers of held-out rows and sequences that a recipe asks for.
     datasets = dict(project.recipe.datasets)
     for name, dataset in datasets.items():
@@ -304,7 +304,7 @@ def _note_unexpected_formats(trial: Project, step: Step, raw: Manifest) -> Itera
 def _note_unread_message_keys(trial: Project, step: Step, rows: Manifest) -> Iterator[Finding]:
     """Name keys that messages have after canonicalization, which keeps what a template may print."""
     context = prepare.make_stage_context(trial, step, {rows.key: rows})
-    spec = tokenized_examples.resolve_renderer_spec(context, tokenizer_files.open_recipe_tokenizer(context)[0])
+    spec = tokenized_examples.resolve_renderer_spec(context, stored_tokenizers.open_recipe_tokenizer(context)[0])
     if spec is None:
         return
     tables = [trial.store.table(file, ["messages"]) for file in rows.files("rows")]

@@ -40,8 +40,8 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.sources import Files, SourceFile, find_files, read_first_bytes
-from rowmill.stages import tokenizer_files
 from rowmill.stages.base import PreparedStage, StageContext
+from rowmill.tokenization import stored_tokenizers
 
 _EXECUTORS: dict[tuple[AnyExecutor, int], Executor] = {}
 
@@ -71,7 +71,7 @@ def index_outputs(project: Project, steps: Iterable[Step]) -> Generator[None]:
     """Ask a remote storage at once what it has of some steps and their inputs, and answer from that in the block."""
     keys = dict.fromkeys(key for step in steps for key in (step.key, *step.inputs, *step.gates))
     pages = sorted({expectation_suite.expectations_page_path(key) for key in keys})
-    own = {"stats", tokenizer_files.TOKENIZER_FOLDER, *(page.rpartition("/")[0] for page in pages)}
+    own = {"stats", stored_tokenizers.TOKENIZER_FOLDER, *(page.rpartition("/")[0] for page in pages)}
     with project.store.indexed(map(manifest.get_stage_folder, keys), own=own) as is_first:
         if is_first:
             judge.prefetch_check_results(project.store, manifest.prefetch_current(project.store, keys))

@@ -23,9 +23,9 @@ from rowmill.inspection.inspect import open_memory_context
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Conversation, Message, Rejected
-from rowmill.stages import tokenizer_files
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples.judged_rows import MaskJudge
+from rowmill.tokenization import stored_tokenizers
 
 PROOF_TEXTS = ProbeTexts(
     user="What is it, u{}?".format,
@@ -297,7 +297,7 @@ def prove_templates(project: Project) -> Iterator[tuple[str, TemplateProof]]:
 def _iterate_templates(project: Project) -> Iterator[tuple[str, Dataset, RendererSpec]]:
     for name, dataset in project.recipe.datasets.items():
         with open_memory_context(project, name) as context:
-            loaded, _ = tokenizer_files.open_recipe_tokenizer(context)
+            loaded, _ = stored_tokenizers.open_recipe_tokenizer(context)
             spec = tokenized_examples.resolve_renderer_spec(context, loaded)
             if spec is not None:
                 yield name, dataset, spec

@@ -22,7 +22,7 @@ from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages import catalog, generated_texts, raw_dataset, tokenizer_files
+from rowmill.stages import catalog, generated_texts, raw_dataset
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.canonical_rows import table_contract
@@ -33,6 +33,7 @@ from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenized_examples.table_examples import MeasuredTable
 from rowmill.tabular import sizing
 from rowmill.tabular.sizing import ExampleEstimate, GroupAdvice
+from rowmill.tokenization import stored_tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def plan_tables(project: Project) -> Iterator[DatasetTablePlan]:
     """Yield the plan of every records dataset; a dataset that overflows yields its message instead."""
     for name in list_table_datasets(project):
         with _open_rows_context(project, name) as context:
-            loaded, path = tokenizer_files.open_recipe_tokenizer(context)
+            loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
             try:
                 yield DatasetTablePlan(name, table_examples.dry_run_table(context, loaded, path))
             except ContextOverflowError as error:
@@ -91,7 +92,7 @@ def advise_on_columns(project: Project, dataset: str | None = None) -> Iterator[
     """Yield advice on every column that can group records, for each records dataset or only the named one."""
     for name in list_table_datasets(project, dataset):
         with _open_rows_context(project, name) as context:
-            loaded, path = tokenizer_files.open_recipe_tokenizer(context)
+            loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
             yield _advise_dataset(context, table_examples.measure_table(context, loaded, path))
 
 
@@ -122,7 +123,7 @@ def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
         return
     with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as folder:
         scratch = replace(project, store=Store(folder))
-        tokenizer_files.copy_tokenizers(project.store, scratch.store)
+        stored_tokenizers.copy_tokenizers(project.store, scratch.store)
         made: dict[StageKey, Manifest] = {}
         for step in steps.plan_steps(scratch):
             if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):

@@ -33,11 +33,12 @@ from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_w
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.sources import FileScan, GeneratedSource, RawRecord, SourcePart
 from rowmill.sources.sharing import load_scans, number_source_parts
-from rowmill.stages import catalog, generated_texts, raw_dataset, tokenizer_files
+from rowmill.stages import catalog, generated_texts, raw_dataset
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import text_parts
+from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import MIN_PART_CHARS
 
@@ -139,7 +140,7 @@ def _require_dataset(project: Project, dataset: str) -> str:
 def open_memory_context(project: Project, name: str) -> Generator[StageContext, None, None]:
     """Yield a stage context in memory; stored tokenizers are copied, since opening one from its files takes seconds."""
     store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
-    tokenizer_files.copy_tokenizers(project.store, store)
+    stored_tokenizers.copy_tokenizers(project.store, store)
     key = (project.recipe.name, name, tokenized_examples.STAGE.name)
     try:
         yield StageContext(store, project.base, key, name, {}, LocalPool(1), recipe=project.recipe)
@@ -313,7 +314,7 @@ def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, Non
     steps = [step for step in plan_steps(project) if step.dataset == name and step.name in _STAGES_TO_EXAMPLES]
     with tempfile.TemporaryDirectory(prefix="rowmill-inspect-") as folder:
         scratch = replace(project, store=Store(folder))
-        tokenizer_files.copy_tokenizers(project.store, scratch.store)
+        stored_tokenizers.copy_tokenizers(project.store, scratch.store)
         read = open_generated_source(project, steps[0])
         generated_texts.copy_generated(project.store, scratch.store, read.values())
         scanned = manifest.load_current(project.store, steps[0].key)
@@ -329,7 +330,7 @@ def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, Non
         context = StageContext(
             scratch.store, scratch.base, steps[-1].key, name, {}, LocalPool(1), recipe=scratch.recipe
         )
-        loaded, _ = tokenizer_files.open_recipe_tokenizer(context)
+        loaded, _ = stored_tokenizers.open_recipe_tokenizer(context)
         rows, examples = (made[step.key] for step in steps[1:])
         yield _TableBuild(store, raw, rows, examples, Encoder(loaded))
 
@@ -357,7 +358,7 @@ def _filter_records(table: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def _tokenize_rows(context: StageContext, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
-    loaded, path = tokenizer_files.open_recipe_tokenizer(context)
+    loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
     chosen = text_parts.TokenizeInputs(
         options=uuid.uuid4().hex,
         tokenizer=path,

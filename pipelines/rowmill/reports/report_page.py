@@ -43,9 +43,9 @@ from rowmill.reports.build_view import BuildView, list_tables, load_build_view
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
-from rowmill.stages import tokenizer_files
 from rowmill.stages.base import StageContext
 from rowmill.stages.gpu_partitions.rank_files import GpuPartitionsFacts
+from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.encoder import Encoder
 
 if TYPE_CHECKING:
@@ -277,9 +277,9 @@ def _open_encoders(build: BuildView) -> dict[str, Encoder]:
         made = build.find_output(name, TOKENIZED_EXAMPLES)
         if made is not None:
             context = StageContext(project.store, project.base, made.key, name, {}, LocalPool(1), recipe=project.recipe)
-            loaded, path = tokenizer_files.open_recipe_tokenizer(context)
+            loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
             if loaded.card.digest == made.card.get("tokenizer_digest"):
-                found[name] = tokenizer_files.open_encoder(project.store.root, path)
+                found[name] = stored_tokenizers.open_encoder(project.store.root, path)
     return found
 
 

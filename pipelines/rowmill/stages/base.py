@@ -29,6 +29,7 @@ from rowmill.parts.context import StageOutput, WorkContext
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import Manifest
 from rowmill.stats import StatsInputs
+from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -46,6 +47,11 @@ class StageContext(WorkContext):
         """The dataset's options; only for stages of one dataset."""
         assert self.dataset_name is not None
         return self.recipe.datasets[self.dataset_name]
+
+    @property
+    def tokenizer_choice(self) -> TokenizerChoice:
+        """The recipe's choice of the tokenizer."""
+        return self.recipe.tokenizer_choice
 
 
 # ── What a stage is ────────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,7 @@ from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
-from rowmill.stages import generated_tables, generated_texts, tokenizer_files
+from rowmill.stages import generated_tables, generated_texts
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.generated_tables import format_generated
 from rowmill.stages.generated_texts import (
@@ -40,6 +40,7 @@ from rowmill.tabular.generation import GenerationResult, Prefill, TrainedModel
 from rowmill.tabular.row_index import NO_KEY, group_sort_key
 from rowmill.tabular.schema import RecordSchema, Value
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
+from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.encoder import Encoder
 
 VERSION = 3
@@ -93,7 +94,7 @@ def load_trained_model(context: StageContext) -> TrainedModel:
     meant = expected_texts(context)
     recorded = context.input(TOKENIZED_EXAMPLES).details["records"]
     frame = recorded["frame"]
-    encoder = Encoder(tokenizer_files.open_recipe_tokenizer(context)[0])
+    encoder = Encoder(stored_tokenizers.open_recipe_tokenizer(context)[0])
     return TrainedModel(
         mode=meant.mode,
         schema=meant.record_schema,

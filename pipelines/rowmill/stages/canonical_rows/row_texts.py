@@ -16,7 +16,7 @@ from rowmill.core.json import Json, from_json, to_json
 from rowmill.core.storage import Store
 from rowmill.schema.rows import make_row_schema
 from rowmill.stages.base import StageContext
-from rowmill.stages.tokenizer_files import open_encoder, open_recipe_tokenizer
+from rowmill.tokenization.stored_tokenizers import open_encoder, open_recipe_tokenizer
 
 MESSAGE_COLUMNS = ("messages", "chosen", "rejected")
 """Columns of a row that hold messages as JSON text; those of a kind are in its schema."""

@@ -12,7 +12,7 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import contaminated_rows, near_duplicate_rows
 from rowmill.stages.canonical_rows.contaminated_rows import ContaminationSearch, ScannedBenchmark
 from rowmill.stages.canonical_rows.near_duplicate_rows import NearDuplicateSearch
-from rowmill.stages.tokenizer_files import identify_tokenizer, open_recipe_tokenizer
+from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,11 @@ def identify_filters(recipe: Recipe, name: str) -> dict[str, Any]:
     removal = identify_removal_filters(dataset.filters)
     own: dict[str, Any] = {"removal": {name: [*versions[name], options] for name, options in removal.items()}}
     # The texts of token ids are those that the tokenizer has for them.
-    return own | {"tokenizer": identify_tokenizer(recipe)} if removal and dataset.row_kind == "tokens" else own
+    return (
+        own | {"tokenizer": identify_tokenizer(recipe.tokenizer_choice)}
+        if removal and dataset.row_kind == "tokens"
+        else own
+    )
 
 
 def identify_texts(context: StageContext) -> list[str]:

@@ -37,15 +37,15 @@ from rowmill.schema.rows import EXAMPLE_COLUMNS, describe_columns
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.tokenized_examples import table_examples, text_parts
 from rowmill.stages.tokenized_examples.shared_templates import share_template
-from rowmill.stages.tokenizer_files import (
+from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
+from rowmill.tokenization.reference_sample import divide_minimum
+from rowmill.tokenization.stored_tokenizers import (
     find_recipe_tokenizer,
     identify_tokenizer,
     open_recipe_tokenizer,
     open_shared_encoder,
 )
-from rowmill.stats import StatsInputs, count_rows_by_fact
-from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
-from rowmill.tokenization.reference_sample import divide_minimum
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 VERSION = 7
@@ -141,7 +141,7 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     table = recipe.datasets[name].format.as_table()
     # The prompts of this style depend on the tokenizer's name.
     is_by_name = table is not None and table.prompt.style == "reference"
-    named = identify_tokenizer(recipe)
+    named = identify_tokenizer(recipe.tokenizer_choice)
     if is_by_name:
         named = {**named, "name": recipe.tokenizer_choice.name}
     return {"tokenizer": named, "examples": identity}

@@ -62,13 +62,13 @@ from rowmill.stages.tokenized_examples.table_plans import (
     plan_partitions,
 )
 from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES, VERSION, EncodeInputs
-from rowmill.stages.tokenizer_files import open_reference_encoder
 from rowmill.tabular import prompt
 from rowmill.tabular.assembly import ExampleLimits
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import SPLITS, RowIndex
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.reference_sample import divide_minimum
+from rowmill.tokenization.stored_tokenizers import open_reference_encoder
 from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 

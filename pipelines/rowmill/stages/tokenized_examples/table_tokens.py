@@ -28,6 +28,7 @@ from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.formats import Records
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
+from rowmill.parts.shuffle import cut_blocks
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
@@ -35,8 +36,6 @@ from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.table_partitions import RowPart, read_row_column
 from rowmill.stages.table_plan import PartitionPlan, SplitTablePlan
-from rowmill.stages.tokenized_examples import text_parts
-from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tabular.assembly import DELIMITERS_PER_UNIT, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import RowIndex
@@ -46,8 +45,12 @@ from rowmill.tokenization import encoded_batch, example_columns
 from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import ReferenceSample
+from rowmill.tokenization.stored_tokenizers import open_encoder
 from rowmill.tokenization.token_positions import read_token_bytes
 from rowmill.tokenization.tokenizer import RoundTripDecoder
+
+BATCH_CHARS = 1 << 20
+"""Characters of records that are encoded at once."""
 
 _ROW_COLUMNS = ("row_id", "domain", "group_key")
 """The columns of rows that examples have, too."""
@@ -240,10 +243,10 @@ def _encode_batches(
 ) -> tuple[list[pa.ListArray], list[int]]:
     """Return the ids of a part's texts, batch by batch, and the places of texts that they do not give back."""
     pieces, altered = list[pa.ListArray](), list[int]()
-    for part in text_parts.cut_batches([len(text) for text in texts], text_parts.BATCH_CHARS):
-        own = texts[part]
+    for block in cut_blocks([len(text) for text in texts], BATCH_CHARS) if texts else ():
+        own = texts[block.start : block.stop]
         ids, offsets = _encode_continuations(encoder, own, counts)
-        altered += [part.start + place for place in decoder.altered(own, ids, offsets)]
+        altered += [block.start + place for place in decoder.altered(own, ids, offsets)]
         pieces.append(make_list_array(offsets, ids))
     return pieces, altered
 

@@ -56,12 +56,12 @@ from rowmill.stages.tokenized_examples.plain_examples import (
     TokenExampleBuilder,
 )
 from rowmill.stages.tokenized_examples.prompt_parity import PromptComparison
-from rowmill.stages.tokenizer_files import open_encoder
 from rowmill.tokenization import example_columns
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import ExampleColumns, concat_columns, make_columns, sort_by_row
 from rowmill.tokenization.reference_sample import ReferenceSample
+from rowmill.tokenization.stored_tokenizers import open_encoder
 
 BATCH_CHARS = 1 << 20
 """Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""

@@ -1,17 +1,16 @@
-"""The recipe's tokenizer, opened once per process and stored as data."""
+"""Tokenizers in a store: opened from their files once, kept as data, and opened from that once per process."""
 
 import logging
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from rowmill.core.errors import DamagedFileError
 from rowmill.core.storage import Store, digest_json
-from rowmill.recipe.recipe import Recipe
-from rowmill.stages.base import StageContext
 from rowmill.tokenization import tokenizer, tokenizer_card, tokenizer_source
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.engines import FAST_ENGINES, REFERENCE_ENGINE, get_engine_version
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
-from rowmill.tokenization.tokenizer_source import FoundTokenizer
+from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice
 
 _LOG = logging.getLogger("rowmill.stages")
 
@@ -30,7 +29,26 @@ _ENCODERS: dict[str, Encoder] = {}
 memory reads and opens what the build needs."""
 
 
-def open_recipe_tokenizer(context: StageContext) -> tuple[LoadedTokenizer, str]:
+class TokenizerContext(Protocol):
+    """What a tokenizer is opened with: the recipe's choice, the project's folder, and the store that keeps it."""
+
+    @property
+    def tokenizer_choice(self) -> TokenizerChoice:
+        """The recipe's choice of the tokenizer."""
+        ...
+
+    @property
+    def base(self) -> Path:
+        """The project's folder."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """The store."""
+        ...
+
+
+def open_recipe_tokenizer(context: TokenizerContext) -> tuple[LoadedTokenizer, str]:
     """Return the recipe's tokenizer and its path in the store, loading it only if its files or an engine changed."""
     found = find_recipe_tokenizer(context)
     # Another release of an engine is another engine until it was compared with the reference.
@@ -98,15 +116,14 @@ def _forget_oldest(opened: dict[str, Any]) -> None:
         del opened[next(iter(opened))]
 
 
-def identify_tokenizer(recipe: Recipe) -> dict[str, Any]:
+def identify_tokenizer(choice: TokenizerChoice) -> dict[str, Any]:
     """Return what names the recipe's tokenizer: the digest of a folder's files, or a name on the hub."""
-    choice = recipe.tokenizer_choice
     return {"name": choice.name, "revision": choice.revision} if choice.content is None else {"files": choice.content}
 
 
-def find_recipe_tokenizer(context: StageContext) -> FoundTokenizer:
+def find_recipe_tokenizer(context: TokenizerContext) -> FoundTokenizer:
     """Locate the recipe's tokenizer; the current commit of a hub revision is recorded in the store."""
-    choice = context.recipe.tokenizer_choice
+    choice = context.tokenizer_choice
     noted = f"{COMMIT_FOLDER}/{digest_json(choice.name, choice.revision)}.json"
     last: dict[str, Any] = context.store.read_sealed(noted) or {}
     found = tokenizer_source.find_tokenizer(choice, context.base, last_commit=last.get("commit"))

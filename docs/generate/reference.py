@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from docs.generate import walkthrough
 from docs.generate.reference_pages import divide_reference, make_anchor
-from rowmill import exports, formats, sources, stats
+from rowmill import exports, sources, stats
 from rowmill.checks import catalog, gates
 from rowmill.checks.gates import Bound, Expectation, Waiver
 from rowmill.conversation.options import TemplateChoice
@@ -30,9 +30,10 @@ from rowmill.core.config import Config, describe_field
 from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
 from rowmill.formats.filters import Benchmark, Decontaminate, NearDuplicates
-from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.formats.records import FileGroups
 from rowmill.formats.splits import Boundaries
+from rowmill.kinds.base import OPTION_GROUPS
+from rowmill.kinds.catalog import KIND_ALIASES, KINDS, Format, Records
 from rowmill.packing.options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import recipe
@@ -72,7 +73,7 @@ TITLES: dict[type[Config], str] = {
     Boundaries: "Boundaries",
     **{
         model: f"Records: `{name}`"
-        for name, field in formats.Records.model_fields.items()
+        for name, field in Records.model_fields.items()
         if isinstance(model := field.annotation, type) and issubclass(model, Config)
     },
     FileGroups: "Records: groups by file",
@@ -249,7 +250,7 @@ def _render_dataset_section() -> Iterator[str]:
     yield from ("", "The groups that each kind reads; any other group in a dataset of that kind is an error:", "")
     yield f"| kind | {' | '.join(f'`{name}`' for name in OPTION_GROUPS)} |"
     yield f"|---|{'---|' * len(OPTION_GROUPS)}"
-    for name, kind in formats.KINDS.items():
+    for name, kind in KINDS.items():
         yield f"| `{name}` | {' | '.join('yes' if group in kind.GROUPS else '' for group in OPTION_GROUPS)} |"
     yield from (
         "",
@@ -257,7 +258,7 @@ def _render_dataset_section() -> Iterator[str]:
         "",
     )
     yield from ("| kind | options |", "|---|---|")
-    for name, kind in formats.KINDS.items():
+    for name, kind in KINDS.items():
         unread = [f"`{group}.{field}`" for group, fields in kind.FIELDS_NOT_READ.items() for field in sorted(fields)]
         if unread:
             yield f"| `{name}` | {', '.join(unread)} |"
@@ -294,7 +295,7 @@ def _render_format_section() -> Iterator[str]:
         "",
     )
     seen: list[type[Config]] = []
-    for model in list_kinds(formats.Format):
+    for model in list_kinds(Format):
         like = next((one for one in seen if _extends_kind(model, one)), None)
         if like is None:
             yield from (*_render_section(model, level=3, title=_kind_title(model)), "")
@@ -389,7 +390,7 @@ def _render_names_section() -> Iterator[str]:
         "ignore_token_id (top level)": "defaults.packing.ignore_token_id",
     }
     lines |= {f"format.{alias}": f"format.{name}" for alias, name in recipe.FORMAT_ALIASES.items()}
-    lines |= {f"format.kind: {alias}": f"format.kind: {name}" for alias, name in formats.KIND_ALIASES.items()}
+    lines |= {f"format.kind: {alias}": f"format.kind: {name}" for alias, name in KIND_ALIASES.items()}
     lines |= {f"format.{alias}": f"truncation.{name}" for alias, name in recipe.FIELD_ALIASES.items()}
     for written, meant in lines.items():
         yield f"| `{written}` | `{meant}` |"
@@ -521,7 +522,7 @@ def render_schema() -> str:
 def render_readme_table() -> str:
     """Return README's table of sources, formats and exports, between its markers."""
     lines = [TABLE_BEGIN, "", "| option | kind | what |", "|---|---|---|"]
-    for option, family in (("source", sources.Source), ("format", formats.Format)):
+    for option, family in (("source", sources.Source), ("format", Format)):
         lines += [f"| `{option}` | `{_kind_name(model)}` | {_first_sentence(model)} |" for model in list_kinds(family)]
     for model, page in iterate_export_pages():
         lines.append(f"| `exports` | [`{_kind_name(model)}`](docs/{page}) | {_first_sentence(model)} |")

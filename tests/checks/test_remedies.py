@@ -9,8 +9,8 @@ import pytest
 from rowmill.build.steps import plan_steps
 from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.core.config import iterate_option_places
-from rowmill.formats import KINDS
-from rowmill.formats.kind import OPTION_GROUPS
+from rowmill.kinds.base import OPTION_GROUPS
+from rowmill.kinds.catalog import KINDS
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair
 from tests.support.tables import as_csv, grouped, purchases, records

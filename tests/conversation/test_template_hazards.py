@@ -16,8 +16,8 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec, Template
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
-from rowmill.formats import Chat
 from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
+from rowmill.kinds.catalog import Chat
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.tokenization.encoded_batch import find_degenerate_texts
 from rowmill.tokenization.encoded_texts import EncodedTexts

@@ -7,7 +7,7 @@ import pytest
 
 from rowmill.core.config import ANY_NAME, OptionPlace, iterate_option_places
 from rowmill.core.errors import ConfigError
-from rowmill.formats.kind import OPTION_GROUPS
+from rowmill.kinds.base import OPTION_GROUPS
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import FIELD_ALIASES, FORMAT_ALIASES, Recipe
 from tests.support.loops import for_each

@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from docs.generate import reference, walkthrough
-from rowmill import exports, formats, sources, stats
+from rowmill import exports, sources, stats
 from rowmill.build.steps import Project
 from rowmill.checks import catalog, gates
 from rowmill.core.config import Config, describe_field
 from rowmill.exports import base
+from rowmill.kinds.catalog import Format
 from rowmill.recipe import recipe
 from rowmill.schema import ledger
 from tests.support.loops import for_each
@@ -153,7 +154,7 @@ def test_readme_lists_every_kind() -> None:
 
     for model in (
         *reference.list_kinds(sources.Source),
-        *reference.list_kinds(formats.Format),
+        *reference.list_kinds(Format),
         *reference.list_kinds(exports.AnyExport),
     ):
         assert re.search(rf"\| \[?`{model.model_fields['kind'].default}`[^|]* \|", table)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rowmill.conversation.options import Template
 from rowmill.core.json import Json, to_json
-from rowmill.formats import Auto, Chat, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row, remove_nulls
 from rowmill.formats.filters import hash_plain_contents, hash_row_content
 from rowmill.formats.preference_columns import list_present_columns
 from rowmill.formats.reasoning import Reasoning
+from rowmill.kinds.catalog import Auto, Chat, Supervised, Text
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.rows import ParseReport, PlainChat, Rejected, Row, make_plain_report
 

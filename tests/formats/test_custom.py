@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.formats import KINDS, Format, Python, RowFormat, custom, register_format
+from rowmill.formats import RowFormat, custom, register_format
 from rowmill.inspection import inspect, trace
+from rowmill.kinds.catalog import KINDS, Format, Python
 from rowmill.recipe import recipe
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import Row

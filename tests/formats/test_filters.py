@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rowmill.core.json import Json
-from rowmill.formats import Auto, Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.formats.filters import Filters, check_length, hash_record_prefix, hash_row_content, mark_first_occurrences
+from rowmill.kinds.catalog import Auto, Chat
 from rowmill.schema.rows import Rejected, Row
 
 HASHES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=40)

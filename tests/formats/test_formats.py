@@ -10,9 +10,9 @@ from rowmill import formats
 from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_field
 from rowmill.core.json import Json, to_json
-from rowmill.formats import Auto, Chat, Format, Python, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row
 from rowmill.formats.tool_calls import Tools
+from rowmill.kinds.catalog import Auto, Chat, Format, Python, Supervised, Text
 from rowmill.schema.rows import Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from rowmill.formats import KIND_ALIASES, KINDS, RowFormat, register_format
-from rowmill.formats.kind import OPTION_GROUPS, DatasetKind
+from rowmill.formats import RowFormat, register_format
+from rowmill.kinds.base import OPTION_GROUPS, DatasetKind
+from rowmill.kinds.catalog import KIND_ALIASES, KINDS
 from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import Workspace
 
@@ -23,7 +24,7 @@ from typing import ClassVar, Literal
 
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
-from rowmill.formats.kind import ALL_GROUPS, DatasetKind, TokenOptions
+from rowmill.kinds.base import ALL_GROUPS, DatasetKind, TokenOptions
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
 
@@ -65,7 +66,7 @@ from typing import Any, ClassVar, Literal
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.custom import BuildContext
-from rowmill.formats.kind import DatasetKind, TokenBuilder
+from rowmill.kinds.base import DatasetKind, TokenBuilder
 from rowmill.schema.rows import Row, RowKind, make_plain_report
 
 
@@ -89,7 +90,7 @@ class Ready(DatasetKind):
 '''
 
 QUESTIONS = """
-from rowmill.formats import KINDS
+from rowmill.kinds.catalog import KINDS
 from rowmill.recipe.recipe import json_schema
 
 tables = {}
@@ -109,7 +110,7 @@ def build_with(tmp_path: Path, kind: str, source: str, records: list[dict[str, A
     """Build a dataset of a kind that is added to a copy of the engine by its file and its line."""
     engine = ExtendedEngine(tmp_path / "engine")
     engine.write(f"pipelines/rowmill/formats/{kind}.py", source)
-    listed, python = "pipelines/rowmill/formats/__init__.py", "from rowmill.formats.python import Python\n"
+    listed, python = "pipelines/rowmill/kinds/catalog.py", "from rowmill.formats.python import Python\n"
     engine.replace(listed, python, f"{python}from rowmill.formats.{kind} import {kind.title()}\n")
     engine.replace(listed, "    Chat  # lists of messages", f"    {kind.title()}\n    | Chat  # lists of messages")
     workspace = Workspace(tmp_path / "project").one("rows.jsonl", records, format={"kind": kind})

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from rowmill import formats
 from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError, PipelineError
+from rowmill.kinds import catalog
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from tests.support.option_changes import (
@@ -521,7 +521,7 @@ def open_trial(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tria
 
 
 def test_every_kind_is_tried() -> None:
-    assert set(VARIANTS) == set(formats.KINDS)
+    assert set(VARIANTS) == set(catalog.KINDS)
 
 
 @pytest.mark.parametrize("kind", VARIANTS)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rowmill.core.json import Json
-from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.formats.reasoning import (
     ExtractedReasoning,
@@ -18,6 +17,7 @@ from rowmill.formats.reasoning import (
     join_reasoning,
     limit_reasoning,
 )
+from rowmill.kinds.catalog import Chat
 from rowmill.schema.rows import Rejected, Row
 from tests.support.tiers import mark_all_but
 

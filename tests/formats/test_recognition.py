@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rowmill.core.json import from_json
-from rowmill.formats import KINDS
 from rowmill.formats.canonicalization import canonicalize_row
 from rowmill.formats.recognition import FormatChoice, Recognition, Sample, recognise_format
 from rowmill.formats.supervised import PAIR_COLUMNS
+from rowmill.kinds.catalog import KINDS
 from rowmill.recipe.recipe import parse_recipe
 from rowmill.schema.rows import Row
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.json import Json
-from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.formats.tool_calls import Tools, link_calls, read_calls, read_tools
+from rowmill.kinds.catalog import Chat
 from rowmill.schema.rows import Message, Rejected, Row
 
 FIELDS = Tools().tools_fields

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.formats import Chat, Text
-from rowmill.formats.kind import OPTION_GROUPS
+from rowmill.kinds.base import OPTION_GROUPS
+from rowmill.kinds.catalog import Chat, Text
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Dataset, Recipe
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.formats.kind import OPTION_GROUPS
+from rowmill.kinds.base import OPTION_GROUPS
 from rowmill.schema import ledger
 from tests.support.recipes import (
     CHAT,
@@ -318,7 +318,7 @@ def options_named(text: str) -> Iterator[str]:
 def test_options_that_the_words_name_exist() -> None:
     from typing import get_args
 
-    from rowmill.formats import Format
+    from rowmill.kinds.catalog import Format
 
     kinds = get_args(get_args(Format)[0])
     formats = {field.alias or name for kind in kinds for name, field in kind.model_fields.items()}

@@ -12,9 +12,9 @@ from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import ConversationColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import detect_messages
-from rowmill.formats.kind import TokenOptions
 from rowmill.formats.messages import apply_eos_alias
 from rowmill.formats.text import make_document_reader
+from rowmill.kinds.base import TokenOptions
 
 
 class Auto(ConversationColumns):

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rowmill.core.json import Json
-from rowmill.formats.kind import PAIR_SIDES, DatasetKind, DatasetOptions, TokenOptions, refuse_mask_names
 from rowmill.formats.messages import rename_aliases
 from rowmill.formats.prompt_columns import CONTEXT_COLUMNS
+from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, TokenOptions, refuse_mask_names
 from rowmill.schema.rows import RowKind
 
 MAPPED_ROLES = {

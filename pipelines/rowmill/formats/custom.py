@@ -132,7 +132,7 @@ def register_format(name: str) -> Callable[[FormatT], FormatT]:
 
     def register(cls: FormatT) -> FormatT:
         # The kinds import this module.
-        from rowmill.formats import KIND_ALIASES, KINDS
+        from rowmill.kinds.catalog import KIND_ALIASES, KINDS
 
         problem = _find_format_problem(cls)
         if problem:

@@ -20,11 +20,11 @@ from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOpt
 from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import DetectedMessages
-from rowmill.formats.kind import DatasetOptions, RowReader, TokenOptions, refuse_overlong_policy
 from rowmill.formats.messages import get_at_path, is_mapping, remove_flags
 from rowmill.formats.preference_shapes import FoundSides, find_sides
 from rowmill.formats.prompt_columns import CONTEXT_COLUMNS
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.base import DatasetOptions, RowReader, TokenOptions, refuse_overlong_policy
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Rejected, Row, RowKind, make_plain_report
 

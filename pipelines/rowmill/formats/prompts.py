@@ -18,10 +18,10 @@ from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOpt
 from rowmill.formats.columns import MessageColumns
 from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.detection import DetectedMessages, add_system
-from rowmill.formats.kind import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
 from rowmill.formats.messages import get_at_path, is_list, is_mapping, remove_flags, split_open_transcript
 from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, join_context
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Rejected, Row, RowKind
 

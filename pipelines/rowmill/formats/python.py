@@ -20,11 +20,11 @@ from rowmill.core.json import Json
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, reject_format_error, remove_nulls
 from rowmill.formats.chat import Chat
 from rowmill.formats.custom import BuildContext, RowFormat, find_format, get_format_method, hash_format_source
-from rowmill.formats.kind import CompletedOptions, DatasetKind, DatasetOptions, RowReader, TokenBuilder, TokenOptions
 from rowmill.formats.messages import apply_eos_alias, is_mapping
 from rowmill.formats.supervised import Supervised, refuse_joined_separator
 from rowmill.formats.text import Text
 from rowmill.formats.tool_calls import Tools
+from rowmill.kinds.base import CompletedOptions, DatasetKind, DatasetOptions, RowReader, TokenBuilder, TokenOptions
 from rowmill.schema.rows import Rejected, Row, RowKind
 
 SCHEMA = "python"

@@ -28,7 +28,7 @@ from rowmill.formats.unread_text import measure_row_text
 from rowmill.schema.rows import Rejected
 
 if TYPE_CHECKING:
-    from rowmill.formats.kind import DatasetKind
+    from rowmill.kinds.base import DatasetKind
 
 RECORDS_LOOKED_AT = 200
 """Records that a recognition is based on."""

@@ -9,11 +9,11 @@ from rowmill.core.config import Config
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
 from rowmill.formats.filters import REMOVAL_FILTERS
-from rowmill.formats.kind import DatasetKind, DatasetOptions
 from rowmill.formats.messages import is_list, is_mapping
 from rowmill.formats.preference_columns import PREFERENCE_COLUMNS
 from rowmill.formats.recognition import Recognition, Sample
 from rowmill.formats.supervised import PAIR_COLUMNS
+from rowmill.kinds.base import DatasetKind, DatasetOptions
 from rowmill.schema.rows import RowKind
 from rowmill.tabular.generation import Generation
 from rowmill.tabular.schema import Mode, choose_mode

@@ -10,7 +10,10 @@ from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
-from rowmill.formats.kind import (
+from rowmill.formats.messages import apply_eos_alias, get_at_path, rename_aliases
+from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, join_context
+from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.base import (
     ALL_GROUPS,
     PAIR_SIDES,
     DatasetKind,
@@ -19,9 +22,6 @@ from rowmill.formats.kind import (
     refuse_mask_names,
     refuse_overlong_policy,
 )
-from rowmill.formats.messages import apply_eos_alias, get_at_path, rename_aliases
-from rowmill.formats.prompt_columns import CONTEXT_COLUMNS, join_context
-from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
 PAIR_COLUMNS = (

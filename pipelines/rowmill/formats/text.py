@@ -10,9 +10,9 @@ from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.detection import explain_tree
 from rowmill.formats.filters import Filters, check_length
-from rowmill.formats.kind import ALL_GROUPS, DatasetKind, TokenOptions
 from rowmill.formats.messages import apply_eos_alias
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.base import ALL_GROUPS, DatasetKind, TokenOptions
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
 TEXT_COLUMNS = ("text", "content", "document", "body", "raw_content", "article", "code", "passage", "abstract")

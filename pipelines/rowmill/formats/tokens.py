@@ -38,9 +38,9 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.custom import to_flat_array
-from rowmill.formats.kind import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
 from rowmill.formats.messages import get_at_path, is_list, is_mapping
 from rowmill.formats.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
 from rowmill.schema.examples import IGNORED_LABEL, TAKEN_NAMES, RolloutFields
 from rowmill.schema.rows import ParseReport, Rejected, Row, RowKind, make_plain_report
 

@@ -19,7 +19,6 @@ import yaml
 
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import check_name
-from rowmill.formats import KINDS
 from rowmill.formats.recognition import (
     RECORDS_LOOKED_AT,
     Recognition,
@@ -29,6 +28,7 @@ from rowmill.formats.recognition import (
     recognise_format,
     write_options,
 )
+from rowmill.kinds.catalog import KINDS
 from rowmill.recipe.recipe import find_recipes, parse_recipe
 from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format

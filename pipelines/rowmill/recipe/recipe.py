@@ -24,12 +24,12 @@ from rowmill.core.errors import ConfigError, join_choices, suggest_name
 from rowmill.core.storage import check_name
 from rowmill.executors import AnyExecutor, LocalExecutor
 from rowmill.exports import AnyExport, DatasetSummary, RecipeSummary
-from rowmill.formats import KINDS, Auto, Format, resolve_kind
 from rowmill.formats.filters import Filters
-from rowmill.formats.kind import OPTION_GROUPS, DatasetKind, IdleOption, iterate_idle_options
 from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
+from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, IdleOption, iterate_idle_options
+from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
 from rowmill.schema.examples import Objective, RolloutFields, join_fields

@@ -32,7 +32,7 @@ from rowmill.core.errors import ConfigError, SourceError, join_choices
 from rowmill.core.json import Json
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
-from rowmill.formats import Records
+from rowmill.formats.records import Records
 from rowmill.parts.accounts import RejectLog, count_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema import manifest

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
 from rowmill.core.storage import File, Store, map_reads, read_tables
-from rowmill.formats import Records
+from rowmill.formats.records import Records
 from rowmill.packing.pack_plan import cut_groups
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.parts.shuffle import collect_buckets, cut_blocks, write_buckets

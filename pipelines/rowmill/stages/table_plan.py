@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.formats import Records as RecordsFormat
+from rowmill.formats.records import Records as RecordsFormat
 from rowmill.schema.manifest import DisplayTable
 from rowmill.tabular.assembly import (
     DELIMITERS_PER_UNIT,

@@ -30,8 +30,9 @@ from rowmill.core.arrays import Ints, are_among, format_count
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json, map_reads, read_tables
-from rowmill.formats import Records, splits
+from rowmill.formats import splits
 from rowmill.formats.filters import REMOVAL_FILTERS
+from rowmill.formats.records import Records
 from rowmill.formats.splits import Splitter
 from rowmill.parts.accounts import clean_value
 from rowmill.parts.context import StageOutput, compute_share

@@ -33,8 +33,9 @@ from rowmill import sources
 from rowmill.core.arrays import Bools
 from rowmill.core.json import Json, from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.formats import Records, filters
+from rowmill.formats import filters
 from rowmill.formats.long_runs import reject_long_run
+from rowmill.formats.records import Records
 from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
 from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function

@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.json import Json
-from rowmill.formats import Records
 from rowmill.formats.messages import get_at_path
+from rowmill.formats.records import Records
 from rowmill.formats.splits import Splits
 from rowmill.schema.rows import Rejected
 from rowmill.tabular.schema import Column, Record, RecordSchema, Value

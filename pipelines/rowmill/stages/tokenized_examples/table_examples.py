@@ -25,7 +25,7 @@ import orjson
 
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.formats import Records
+from rowmill.formats.records import Records
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
 from rowmill.recipe.recipe import Recipe

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_array
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
-from rowmill.formats import Records
+from rowmill.formats.records import Records
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
 from rowmill.parts.shuffle import cut_blocks
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS

@@ -483,3 +483,9 @@ class Records(DatasetKind):
                     "set it"
                 )
         return self
+
+
+def require_records(dataset: DatasetOptions) -> Records:
+    """Return the kind of a dataset that is known to hold records."""
+    assert isinstance(dataset.format, Records)
+    return dataset.format

@@ -24,6 +24,7 @@ from rowmill.formats.tool_calls import Tools
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
+from rowmill.sources import Source
 
 if TYPE_CHECKING:
     from rowmill.formats.recognition import Recognition, Sample
@@ -49,6 +50,11 @@ PAIR_SIDES = frozenset({"prompt", "response"})
 
 class DatasetOptions(RowOptions, Protocol):
     """The kind and the option groups of one dataset."""
+
+    @property
+    def source(self) -> Source:
+        """Location of the raw records."""
+        ...
 
     @property
     def truncation(self) -> Truncation:

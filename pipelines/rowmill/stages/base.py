@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store, digest_json
-from rowmill.parts.context import StageOutput, WorkContext
+from rowmill.kinds.joint_rows import KindContext
+from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import Manifest
 from rowmill.stats import StatsInputs
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageContext(WorkContext):
+class StageContext(KindContext):
     """What a stage receives."""
 
     recipe: Recipe
@@ -47,6 +48,27 @@ class StageContext(WorkContext):
         """The dataset's options; only for stages of one dataset."""
         assert self.dataset_name is not None
         return self.recipe.datasets[self.dataset_name]
+
+    @property
+    def seed(self) -> int:
+        """The recipe's seed."""
+        return self.recipe.seed
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a sequence."""
+        return self.recipe.seq_len
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of an example of the dataset; of a pair's, that of each side."""
+        assert self.dataset_name is not None
+        return self.recipe.limit_of(self.dataset_name)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Ids that the model has; None: those of the tokenizer."""
+        return self.recipe.vocab_size
 
     @property
     def tokenizer_choice(self) -> TokenizerChoice:

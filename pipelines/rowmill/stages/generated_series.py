@@ -104,7 +104,7 @@ def load_trained_model(context: StageContext) -> TrainedModel:
         eos=meant.eos,
         special_tokens=tuple(frame["special_tokens"]),
         wire=meant.wire,
-        max_seq_length=context.recipe.limit_of(context.dataset_name or ""),
+        max_seq_length=context.limit,
         longest_example=recorded["longest_example"],
         longest_group=recorded["longest_group"],
         encode=lambda text: encoder.encode_continuation_ids([text])[0].tolist(),
@@ -127,12 +127,12 @@ def make_generated_series(context: StageContext) -> StageOutput:
     if trained.mode == "sequential":
         result = generation.generate_series(
             completer, load_prefills(context, trained), model=trained, options=options,
-            start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=context.recipe.seed,
+            start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=context.seed,
             is_private=form.privacy.dp_enabled, where=f"datasets.{context.dataset_name}.format.time_series",
         )  # fmt: skip
     else:
         result = generation.generate_records(
-            completer, model=trained, options=options, num_records=options.num_records, seed=context.recipe.seed
+            completer, model=trained, options=options, num_records=options.num_records, seed=context.seed
         )
     error = result.error or next((series.error for series in result.series if series.error), "")
     if result.status == "failed" and error:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import are_among, find_distinct, format_percent
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
+from rowmill.kinds.joint_rows import KindContext
 from rowmill.parts.context import compute_share, format_rejected
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
-from rowmill.stages.base import StageContext
 from rowmill.stages.table_partitions import get_table_options, load_observed_table
 from rowmill.tabular import table_comparison
 from rowmill.tabular.schema import RecordSchema
@@ -48,7 +48,7 @@ class TrainComparison:
     samples: tuple[str, ...] = ()
 
 
-def compare_with_train(context: StageContext, parts: Sequence[Part]) -> TrainComparison:
+def compare_with_train(context: KindContext, parts: Sequence[Part]) -> TrainComparison:
     """Compare the records of some parts with the rows that the model was trained on."""
     trained = context.input(TOKENIZED_EXAMPLES)
     key = (*context.dataset_key, CANONICAL_ROWS)

@@ -32,14 +32,14 @@ from rowmill.core.errors import ConfigError, SourceError, join_choices
 from rowmill.core.json import Json
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
-from rowmill.formats.records import Records
+from rowmill.formats.records import Records, require_records
+from rowmill.kinds.joint_rows import KindContext
 from rowmill.parts.accounts import RejectLog, count_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import Rejected
 from rowmill.sources import ContentStager, FileScan, GeneratedSource, GenerationStage
-from rowmill.stages.base import StageContext
 from rowmill.tabular import parsing
 from rowmill.tabular.generation import Generation
 from rowmill.tabular.parsing import Parser, PlacementColumns, SpanCounts, TextSpan, Validation
@@ -308,14 +308,14 @@ def save_records(place: PartPlace, made: AcceptedRecords, log: RejectLog, facts:
     return PartResult({"records": place.write("records", table), "rejects": place.write("rejects", log.table())}, facts)
 
 
-def get_generation_options(context: StageContext) -> tuple[Records, Generation]:
+def get_generation_options(context: KindContext) -> tuple[Records, Generation]:
     """Return the dataset's records options and generation options."""
-    form = context.dataset.format.require_table()
+    form = require_records(context.dataset)
     assert form.generation is not None
     return form, form.generation
 
 
-def expected_texts(context: StageContext) -> GeneratedTextSpec:
+def expected_texts(context: KindContext) -> GeneratedTextSpec:
     """Return the expected form of the dataset's generated texts."""
     form, generation = get_generation_options(context)
     return load_text_spec(

@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
 from rowmill.core.storage import File, Store, map_reads, read_tables
-from rowmill.formats.records import Records
+from rowmill.formats.records import Records, require_records
+from rowmill.kinds.joint_rows import KindContext
 from rowmill.packing.pack_plan import cut_groups
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.parts.shuffle import collect_buckets, cut_blocks, write_buckets
 from rowmill.schema.manifest import Part
-from rowmill.stages.base import StageContext
 from rowmill.tabular import row_index
 from rowmill.tabular.row_index import KEY_COLUMNS, RowIndex
 from rowmill.tabular.schema import RecordSchema
@@ -63,9 +63,9 @@ def load_observed_table(details: dict[str, Any]) -> ObservedTable:
     )
 
 
-def get_table_options(context: StageContext) -> Records:
+def get_table_options(context: KindContext) -> Records:
     """Return the dataset's options of records."""
-    return context.dataset.format.require_table()
+    return require_records(context.dataset)
 
 
 # ── Rows ────────────────────────────────────────────────────────────────────────────
@@ -80,13 +80,13 @@ class IndexOptions:
     is_series: bool
 
     @classmethod
-    def of(cls, context: StageContext, observed: ObservedTable) -> "IndexOptions":
+    def of(cls, context: KindContext, observed: ObservedTable) -> "IndexOptions":
         """Return the options of the dataset."""
         form = get_table_options(context)
         return cls(observed.order, form.is_grouped, form.mode == "sequential")
 
 
-def index_parts(context: StageContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex:
+def index_parts(context: KindContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex:
     """Index the rows of parts."""
     options = IndexOptions.of(context, observed)
     return row_index.load_row_index(
@@ -129,7 +129,7 @@ class PartitionBorders:
         return self.bits == 0 and len(self.runs) <= 1
 
 
-def choose_borders(context: StageContext, rows: Sequence[File]) -> PartitionBorders:
+def choose_borders(context: KindContext, rows: Sequence[File]) -> PartitionBorders:
     """Choose the partitions of a table by the sizes and digests of its parts."""
     whole = PartitionBorders(0, ((0, len(rows)),))
     counts, limit = [file.rows for file in rows], row_index.PARTITION_ROWS
@@ -228,7 +228,7 @@ class KeyBlockInputs(PartInputs):
         return sum(part.rows.bytes for part in self.parts)
 
 
-def partition_rows(context: StageContext, borders: PartitionBorders, parts: Sequence[RowPart]) -> list[TablePartition]:
+def partition_rows(context: KindContext, borders: PartitionBorders, parts: Sequence[RowPart]) -> list[TablePartition]:
     """Return the partitions of a table."""
     if not borders.bits:
         return [TablePartition(first, tuple(parts[first:end])) for first, end in borders.runs]

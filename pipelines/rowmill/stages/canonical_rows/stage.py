@@ -49,7 +49,7 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
     if dataset.format.IS_TABLE:
-        own = table_contract.identify_table_rows(recipe, name)
+        own = table_contract.identify_table_rows(dataset, recipe.limit_of(name))
         return {"versions": [VERSION], **own}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}

@@ -32,20 +32,20 @@ from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json, map_reads, read_tables
 from rowmill.formats import splits
 from rowmill.formats.filters import REMOVAL_FILTERS
-from rowmill.formats.records import Records
+from rowmill.formats.records import Records, require_records
 from rowmill.formats.splits import Splitter
+from rowmill.kinds.base import DatasetOptions
+from rowmill.kinds.joint_rows import KindContext
 from rowmill.parts.accounts import clean_value
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import MappedParts
 from rowmill.parts.rewriting import RewriteInputs, rewrite_parts, tabulate_removed
-from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
 from rowmill.schema.rows import parse_row_id
 from rowmill.sources import FileScan
 from rowmill.sources.sharing import load_scans, load_source_parts
-from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.table_partitions import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import row_index, sizing, table_contract
@@ -77,7 +77,7 @@ MAX_SHOWN_DRIFTS = 30
 
 
 def report_contract(
-    context: StageContext,
+    context: KindContext,
     draft: StageOutput,
     observed: ObservedTable,
     drifts: Sequence[ColumnDrift],
@@ -130,7 +130,7 @@ def merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
 
 
 def find_drifts(
-    context: StageContext, observed: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
+    context: KindContext, observed: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
 ) -> Iterator[ColumnDrift]:
     """Yield the differences between the data and the contract in force, pinned or the last build's."""
     assert observed.contract is not None
@@ -159,7 +159,7 @@ def find_drifts(
     )
 
 
-def _find_dialect_drifts(context: StageContext, contract: TableContract) -> Iterator[ColumnDrift]:
+def _find_dialect_drifts(context: KindContext, contract: TableContract) -> Iterator[ColumnDrift]:
     """Yield the files whose delimiter or quote character differs from the contract's."""
     number = 0
     for scan in load_scans(context.input(RAW_DATASET)):
@@ -180,7 +180,7 @@ def _find_dialect_drifts(context: StageContext, contract: TableContract) -> Iter
 
 
 def describe_place(
-    context: StageContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift
+    context: KindContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift
 ) -> str:
     """Describe a cell's location: `data/sales.csv line 20002`."""
     if drift.place is None or drift.place[0] >= len(parts):
@@ -203,10 +203,9 @@ VERSION = 6
 """Increase it when any record may get a different type, text, key or split, or facts are counted differently."""
 
 
-def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_table_rows(dataset: DatasetOptions, limit: int) -> dict[str, Any]:
     """Return the options that decide rows, and separately those of the advice on groups; prompts affect neither."""
-    dataset = recipe.datasets[name]
-    form = dataset.format.require_table()
+    form = require_records(dataset)
     times = {"is_timeseries", "timestamp_format", "timestamp_interval_seconds"}
     rows = {
         "versions": [VERSION, sources.SCAN_VERSION],
@@ -222,7 +221,7 @@ def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
         "splits": dataset.splits.model_dump(mode="json"),
         "max_run_chars": dataset.source.limits.max_run_chars,
     }
-    advice = {"limit": recipe.limit_of(name), "cap": form.cap, "on_overflow": form.assembly.on_overflow}
+    advice = {"limit": limit, "cap": form.cap, "on_overflow": form.assembly.on_overflow}
     return {"rows": rows, "advice": advice}
 
 
@@ -230,7 +229,7 @@ def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def make_table_rows(
-    context: StageContext,
+    context: KindContext,
     scanned: Sequence[tuple[sources.SourcePart, int | None]],
     options: str,
     known: ObservedTable | None = None,
@@ -244,12 +243,24 @@ def make_table_rows(
     known = known or _decide_table(context, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
     contract = "" if known.contract is None else orjson.dumps(known.contract.to_json()).decode()
-    name = context.dataset_name or ""
+    name, form, splits = context.dataset_name or "", get_table_options(context), context.dataset.splits
+    limits, by_prefix = context.dataset.source.limits, context.dataset.filters.deduplicate == "prefix200"
     rows = context.map(
         table_rows.make_table_part,
         [
             table_rows.TableRowsInputs(
-                options, part, take, contract, schema, known.order, context.dataset, name, context.base
+                options,
+                part,
+                take,
+                contract,
+                schema,
+                known.order,
+                form,
+                splits,
+                limits.max_run_chars,
+                by_prefix,
+                name,
+                context.base,
             )
             for part, take in scanned
         ],
@@ -257,7 +268,7 @@ def make_table_rows(
     return rows, known
 
 
-def _observe_parts(context: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]) -> list[Part]:
+def _observe_parts(context: KindContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]) -> list[Part]:
     return context.map(
         table_rows.observe_part,
         [
@@ -276,7 +287,7 @@ class ContractProposal:
 
 
 def propose_contract(
-    context: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]
+    context: KindContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]
 ) -> ContractProposal | None:
     """Observe a dataset and infer its table contract, keeping the columns of a pinned one; None without rows."""
     form = get_table_options(context)
@@ -294,20 +305,20 @@ def propose_contract(
     document = format_contract_yaml(
         contract,
         evidence,
-        title=f"{context.recipe.name}: datasets.{context.dataset_name}",
+        title=f"{context.key[0]}: datasets.{context.dataset_name}",
         place_of=lambda place: describe_place(context, parts, ColumnDrift("", "", "", place)),
         shows_cells=not form.privacy.dp_enabled,
     )
     return ContractProposal(contract, document)
 
 
-def merge_part_evidence(context: StageContext, seen: Sequence[Part]) -> TableEvidence:
+def merge_part_evidence(context: KindContext, seen: Sequence[Part]) -> TableEvidence:
     """Merge the evidence of the observed parts."""
     stored = map_reads(context.store, lambda one: context.store.content(one.files["seen"]), seen)
     return table_contract.merge_evidence(TableEvidence.from_json(orjson.loads(memoryview(one))) for one in stored)
 
 
-def _decide_table(context: StageContext, seen: Sequence[Part]) -> ObservedTable:
+def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
     form, where = get_table_options(context), f"datasets.{context.dataset_name}.format"
     _require_one_series(context, form, where)
     evidence = merge_part_evidence(context, seen)
@@ -344,7 +355,7 @@ def _decide_table(context: StageContext, seen: Sequence[Part]) -> ObservedTable:
 
 
 def infer_dataset_contract(
-    context: StageContext, evidence: TableEvidence, declared: Mapping[str, str] | None = None
+    context: KindContext, evidence: TableEvidence, declared: Mapping[str, str] | None = None
 ) -> TableContract:
     """Infer the contract of a dataset from its data."""
     form = get_table_options(context)
@@ -361,7 +372,7 @@ def infer_dataset_contract(
     )
 
 
-def _load_earlier_table(context: StageContext) -> Mapping[str, Any] | None:
+def _load_earlier_table(context: KindContext) -> Mapping[str, Any] | None:
     """Return the last build's table, or None if its group or order columns were different."""
     last = manifest.load_current_if_intact(context.store, context.key)
     table = None if last is None else last.details.get("table")
@@ -371,7 +382,7 @@ def _load_earlier_table(context: StageContext) -> Mapping[str, Any] | None:
     return table if is_comparable else None
 
 
-def is_under_current_contract(context: StageContext, kept: Manifest) -> bool:
+def is_under_current_contract(context: KindContext, kept: Manifest) -> bool:
     """Tell whether existing rows of the same data were made under the contract that is in force now.
 
     An unpinned contract passes from build to build and is part of no fingerprint. Rows that are older than the
@@ -384,7 +395,7 @@ def is_under_current_contract(context: StageContext, kept: Manifest) -> bool:
     return earlier is None or table is None or table["contract"] == earlier["contract"]
 
 
-def _require_one_series(context: StageContext, form: Records, where: str) -> None:
+def _require_one_series(context: KindContext, form: Records, where: str) -> None:
     """Refuse to treat several files as one series unless the recipe says so."""
     if form.mode != "sequential" or form.is_grouped or form.data.group_training_examples_by is not None:
         return
@@ -401,7 +412,7 @@ def _require_one_series(context: StageContext, form: Records, where: str) -> Non
         )
 
 
-def _read_declared_types(context: StageContext) -> dict[str, str]:
+def _read_declared_types(context: KindContext) -> dict[str, str]:
     """Return the types that sources declare; a column with two declared types is inferred from its values."""
     scans = load_scans(context.input(RAW_DATASET))
     found: dict[str, set[str]] = {}
@@ -414,7 +425,7 @@ def _read_declared_types(context: StageContext) -> dict[str, str]:
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
 
-def apply_exact_splits(context: StageContext, parts: list[Part], observed: ObservedTable) -> list[Part]:
+def apply_exact_splits(context: KindContext, parts: list[Part], observed: ObservedTable) -> list[Part]:
     """Assign splits by number of rows if the recipe says so, and keep a single series in train."""
     form = get_table_options(context)
     is_lone = form.mode == "sequential" and bool(parts)
@@ -434,13 +445,13 @@ def apply_exact_splits(context: StageContext, parts: list[Part], observed: Obser
     return rewrite_parts(context, parts, changes)
 
 
-def _find_hinted_rows(context: StageContext, index: RowIndex) -> NDArray[np.bool_]:
+def _find_hinted_rows(context: KindContext, index: RowIndex) -> NDArray[np.bool_]:
     """Return which rows come from a validation source and stay in validation: bool[N]."""
     hints = np.array([part.split_hint == "validation" for part in load_source_parts(context.input(RAW_DATASET))], bool)
     return np.repeat(hints, np.diff(index.first_rows))
 
 
-def _decide_exact_splits(context: StageContext, parts: Sequence[Part], index: RowIndex) -> NDArray[np.int8]:
+def _decide_exact_splits(context: KindContext, parts: Sequence[Part], index: RowIndex) -> NDArray[np.int8]:
     """Assign splits by number to rows outside validation sources; such sources replace the validation share."""
     options = context.dataset.splits
     splitter = Splitter(options)
@@ -486,7 +497,7 @@ class TimeProblem:
     remedy: str
 
 
-def index_times(context: StageContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex | None:
+def index_times(context: KindContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex | None:
     """Index the rows if their times are compared: those of series, of a configured interval, and of dates in groups.
 
     Groups of a table that is planned in partitions are not compared, so that no process holds all of its rows.
@@ -499,7 +510,7 @@ def index_times(context: StageContext, parts: Sequence[Part], observed: Observed
 
 
 def report_ambiguous_times(
-    context: StageContext, draft: StageOutput, observed: ObservedTable, index: RowIndex | None
+    context: KindContext, draft: StageOutput, observed: ObservedTable, index: RowIndex | None
 ) -> float | None:
     """Report ambiguous times; return the share of records with the most frequent problem, None without an order."""
     if observed.order is None:
@@ -523,7 +534,7 @@ def report_ambiguous_times(
 class _TimeReport:
     """Finds the problems of a table's times, and reads the cells that it shows."""
 
-    def __init__(self, context: StageContext, parts: Sequence[Part]) -> None:
+    def __init__(self, context: KindContext, parts: Sequence[Part]) -> None:
         self._work = context
         self._parts = parts
         self._column = get_table_options(context).order_column or ""
@@ -678,7 +689,7 @@ class _TimeReport:
 
 
 def complete_table_output(
-    context: StageContext, draft: StageOutput, facts: CanonicalRowsFacts, observed: ObservedTable
+    context: KindContext, draft: StageOutput, facts: CanonicalRowsFacts, observed: ObservedTable
 ) -> StageOutput:
     """Add the facts that only records have: schema, groups, times, splits."""
     form = get_table_options(context)
@@ -747,11 +758,11 @@ def _count_non_finite(draft: StageOutput, observed: ObservedTable) -> int:
 
 
 def _report_groups(
-    context: StageContext, draft: StageOutput, keys: tuple[str, ...], sizes: Ints, characters_per_record: float
+    context: KindContext, draft: StageOutput, keys: tuple[str, ...], sizes: Ints, characters_per_record: float
 ) -> int:
     """Report the groups and the advice on them; return the number of objections to the chosen column."""
     form = get_table_options(context)
-    record_budget = context.recipe.limit_of(context.dataset_name or "")
+    record_budget = context.limit
     tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
     advice = sizing.advise_group_column(
         ", ".join(form.group_columns) or ("each file" if form.is_grouped_by_file else "one series"),
@@ -775,7 +786,7 @@ def _report_groups(
     return len(advice.unsuitable) + len(advice.warnings)
 
 
-def _measure_intervals(context: StageContext, index: RowIndex | None) -> dict[str, Any]:
+def _measure_intervals(context: KindContext, index: RowIndex | None) -> dict[str, Any]:
     """Return the interval of the series, configured or constant in the data, and the share of deviating steps."""
     form = get_table_options(context)
     configured = form.time_series.timestamp_interval_seconds

@@ -39,7 +39,6 @@ from rowmill.formats.records import Records
 from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
 from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
 from rowmill.stages.canonical_rows.typed_cells import (
     ABSENT,
@@ -97,7 +96,10 @@ class TableRowsInputs(PartInputs):
     contract: str
     schema: str
     order: SortKey | None
-    dataset: Dataset = field(compare=False)
+    form: Records = field(compare=False)
+    splits: Splits = field(compare=False)
+    max_run_chars: int = field(compare=False)
+    hashes_prefixes: bool = field(compare=False)
     dataset_name: str = field(compare=False)
     base: Path = field(compare=False)
 
@@ -267,15 +269,14 @@ def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Jso
 
 @lru_cache(maxsize=2)
 def _open_row_builders(
-    dataset_json: str, contract_json: str, schema_json: str, order: SortKey | None
+    form_json: str, splits_json: str, contract_json: str, schema_json: str, order: SortKey | None
 ) -> tuple[CellRowBuilder, ValueColumnBuilder, Splitter, bool]:
-    dataset = Dataset.model_validate_json(dataset_json)
-    form = dataset.format.require_table()
+    form, splits = Records.model_validate_json(form_json), Splits.model_validate_json(splits_json)
     schema = RecordSchema.from_json(orjson.loads(schema_json))
     contract = TableContract.from_json(orjson.loads(contract_json))
-    roles = resolve_column_roles(form, dataset.splits)
+    roles = resolve_column_roles(form, splits)
     made = (contract, schema, order, roles)
-    splitter = make_table_splitter(form, dataset.splits)
+    splitter = make_table_splitter(form, splits)
     return CellRowBuilder(*made), ValueColumnBuilder(*made), splitter, roles.by_file
 
 
@@ -313,7 +314,7 @@ def _make_decoded_parts(
                 rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
             yield _save_table_rows(task, next(places), empty, rejects, MismatchLog(), {})
         return
-    made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
+    made_by = (task.form.model_dump_json(), task.splits.model_dump_json(), task.contract, task.schema, task.order)
     cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
     mismatches = [MismatchLog() for _ in tasks]
     if decoded.cells is None:
@@ -327,12 +328,12 @@ def _make_decoded_parts(
         typed = replace(typed, groups=pl.repeat(encode_basestring(task.part.url), len(contents), eager=True))
     splits, refused = _assign_splits(task, splitter, typed, contents)
     times = _read_zoned_times(task, decoded)
-    prefixes = _hash_prefixes(decoded) if task.dataset.filters.deduplicate == "prefix200" else None
+    prefixes = _hash_prefixes(decoded) if task.hashes_prefixes else None
     parts = np.repeat(np.arange(len(tasks)), np.diff(decoded.borders))
     names = pl.Series([task.part.part_id for task in tasks], dtype=pl.String).gather(parts)
     row_ids = pl.select(pl.format("{}:{}", names, pl.Series(decoded.numbers, dtype=pl.Int64))).to_series()
     table = _build_row_table(task, row_ids, typed, contents, splits, prefixes)
-    limit = task.dataset.source.limits.max_run_chars
+    limit = task.max_run_chars
     long_runs: dict[int, Rejected] = {}
     for place in (place for place, raw in enumerate(decoded.raws) if len(raw) > limit):
         record = table.column("record")[place].as_py()
@@ -359,7 +360,7 @@ def _assign_splits(
 ) -> tuple[pl.Series, dict[int, Rejected]]:
     """Return the splits of the rows of parts of one file, and the rejects; `task` is that of one of the parts."""
     hint, refused = task.part.split_hint, dict(typed.refused)
-    by_time = task.dataset.splits.time_key is not None
+    by_time = task.splits.time_key is not None
     # Rows of the same time, or of the same group, share a split, which is computed once.
     units = typed.orders if by_time else typed.groups
     if not by_time and units.null_count() == len(units):
@@ -479,7 +480,7 @@ def _empty_column(field: pa.Field, count: int) -> Any:
 
 def _read_zoned_times(task: TableRowsInputs, decoded: _DecodedParts) -> CellColumn | None:
     """Return the times of the order column, of which each may have a zone; None if its format decides that."""
-    name = task.dataset.format.require_table().order_column
+    name = task.form.order_column
     if name is None or task.order != ISO8601:
         return None
     if decoded.cells is not None:

@@ -122,7 +122,9 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; a tokenizer folder is identified by its files, not its path."""
     dataset = recipe.datasets[name]
     if dataset.format.IS_TABLE:
-        identity = table_examples.identify_table_examples(recipe, name)
+        identity = table_examples.identify_table_examples(
+            dataset, recipe.limit_of(name), recipe.seed, recipe.vocab_size
+        )
     else:
         groups = ("format", "template", "loss", "truncation", "reasoning", "tools")
         identity = {

@@ -25,15 +25,15 @@ import orjson
 
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.formats.records import Records
+from rowmill.formats.records import Records, require_records
+from rowmill.kinds.base import DatasetOptions
+from rowmill.kinds.joint_rows import KindContext
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
-from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
 from rowmill.stages import table_partitions
-from rowmill.stages.base import StageContext
 from rowmill.stages.table_partitions import (
     IndexOptions,
     ObservedTable,
@@ -74,7 +74,7 @@ from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 
 def build_table_output(
-    context: StageContext,
+    context: KindContext,
     observed: ObservedTable,
     frame: PromptFrame,
     plan: TablePlan,
@@ -166,7 +166,7 @@ def build_table_output(
 
 
 def _describe_table_model(
-    context: StageContext, observed: ObservedTable, frame: PromptFrame, plan: TablePlan
+    context: KindContext, observed: ObservedTable, frame: PromptFrame, plan: TablePlan
 ) -> dict[str, Any]:
     """Return the details that parsing and generation read."""
     earlier = context.input(CANONICAL_ROWS).details["records"]
@@ -215,26 +215,26 @@ def _draw_histogram(title: str, sizes: ValueCounts, limit: int) -> Histogram:
 # ── Examples of records: encode each part once, plan all partitions, then write examples in parts ──
 
 
-def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_table_examples(dataset: DatasetOptions, limit: int, seed: int, vocab_size: int | None) -> dict[str, Any]:
     """Return the options that decide examples; those of generation do not."""
     return {
         "versions": [VERSION, tokenizer.TOKENIZATION_VERSION, table_partitions.split_block_keys.version],
-        "format": recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"}),
-        "limit": recipe.limit_of(name),
-        "seed": recipe.seed,
-        "vocab_size": recipe.vocab_size,
+        "format": require_records(dataset).model_dump(mode="json", exclude={"generation"}),
+        "limit": limit,
+        "seed": seed,
+        "vocab_size": vocab_size,
     }
 
 
 def resolve_prompt_frame(
-    context: StageContext, tokenizer: LoadedTokenizer, path: str, observed: ObservedTable
+    context: KindContext, tokenizer: LoadedTokenizer, path: str, observed: ObservedTable
 ) -> PromptFrame:
     """Return the prompt and delimiters of the dataset."""
     form, card = get_table_options(context), tokenizer.card
     encoder = open_reference_encoder(context.store.root, path)
     vocabulary = prompt.Vocabulary(
-        name=context.recipe.tokenizer_choice.name,
-        size=context.recipe.vocab_size or card.vocab_size,
+        name=context.tokenizer_choice.name,
+        size=context.vocab_size or card.vocab_size,
         bos_id=card.bos_id,
         eos_id=card.eos_id,
         adds_bos=card.adds_bos,
@@ -259,7 +259,7 @@ def resolve_prompt_frame(
 
 
 def _list_encode_inputs(
-    context: StageContext, observed: ObservedTable, tokenizer: LoadedTokenizer, path: str, frame: PromptFrame
+    context: KindContext, observed: ObservedTable, tokenizer: LoadedTokenizer, path: str, frame: PromptFrame
 ) -> list[EncodeInputs]:
     """Return what the ids of each part of rows are made of."""
     rows = context.input(CANONICAL_ROWS).files("rows")
@@ -279,7 +279,7 @@ def _list_encode_inputs(
 
 
 def _describe_options(
-    context: StageContext, observed: ObservedTable, frame: PromptFrame, limits: ExampleLimits
+    context: KindContext, observed: ObservedTable, frame: PromptFrame, limits: ExampleLimits
 ) -> dict[str, Any]:
     form = get_table_options(context)
     return {
@@ -297,7 +297,7 @@ def _list_widest_names(observed: ObservedTable) -> str:
 
 
 def _prepare_planning(
-    context: StageContext, observed: ObservedTable, frame: PromptFrame, tokenizer: LoadedTokenizer
+    context: KindContext, observed: ObservedTable, frame: PromptFrame, tokenizer: LoadedTokenizer
 ) -> TablePlanning:
     """Return what the table is planned with.
 
@@ -312,13 +312,13 @@ def _prepare_planning(
     require_record_room(name, form, limits, _list_widest_names(observed))
     # What is generated later decides nothing.
     trained = form.model_copy(update={"generation": None})
-    request = TablePlanRequest(dataset=name, seed=context.recipe.seed, form=trained, limits=limits, wanted=form.wanted)
-    vocab_size = context.recipe.vocab_size or tokenizer.card.vocab_size
+    request = TablePlanRequest(dataset=name, seed=context.seed, form=trained, limits=limits, wanted=form.wanted)
+    vocab_size = context.vocab_size or tokenizer.card.vocab_size
     return TablePlanning(request, IndexOptions.of(context, observed), observed.schema, frame, vocab_size)
 
 
 def _join_plan(
-    context: StageContext,
+    context: KindContext,
     observed: ObservedTable,
     planning: TablePlanning,
     splits: tuple[SplitFacts, ...],
@@ -342,7 +342,7 @@ class MeasuredTable:
     lengths: Ints
 
 
-def dry_run_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
+def dry_run_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
     """Plan as a build would, without writing to the store.
 
     Raises
@@ -363,7 +363,7 @@ def dry_run_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) 
     return _join_plan(context, known, planning, splits, overflows, facts)
 
 
-def measure_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> MeasuredTable:
+def measure_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> MeasuredTable:
     """Encode all records and return their lengths, without writing to the store."""
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(context, tokenizer, path, known)
@@ -373,20 +373,18 @@ def measure_table(context: StageContext, tokenizer: LoadedTokenizer, path: str) 
     return MeasuredTable(get_table_options(context), limits, index, join_lengths(lengths))
 
 
-def _measure_parts(context: StageContext, parts: Sequence[EncodeInputs]) -> tuple[list[Ints], list[dict[str, Any]]]:
+def _measure_parts(context: KindContext, parts: Sequence[EncodeInputs]) -> tuple[list[Ints], list[dict[str, Any]]]:
     """Encode all records without writing to the store; return the lengths and the facts of each part."""
     measure, size = partial(table_tokens.measure_part, context.store), sum(part.input_bytes for part in parts)
     measured = list(context.pool.map(measure, parts, size_bytes=size))
     return [lengths for lengths, _ in measured], [facts for _, facts in measured]
 
 
-def _get_example_limits(context: StageContext, frame: PromptFrame) -> ExampleLimits:
-    return ExampleLimits(
-        context.recipe.limit_of(context.dataset_name or ""), len(frame.prompt_ids), get_table_options(context).cap
-    )
+def _get_example_limits(context: KindContext, frame: PromptFrame) -> ExampleLimits:
+    return ExampleLimits(context.limit, len(frame.prompt_ids), get_table_options(context).cap)
 
 
-def make_table_examples(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
+def make_table_examples(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
     """Encode, plan, and write examples; if planning fails, no examples are written."""
     known = load_observed_table(context.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(context, tokenizer, path, known)

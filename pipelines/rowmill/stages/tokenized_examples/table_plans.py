@@ -29,12 +29,12 @@ import pyarrow as pa
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
+from rowmill.kinds.joint_rows import KindContext
 from rowmill.parts.accounts import RejectLog, count_accounts, row_as_bytes, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages.base import StageContext
 from rowmill.stages.table_partitions import (
     HeldPartition,
     IndexOptions,
@@ -297,7 +297,7 @@ class PartitionPlanInputs(PartInputs):
 
 
 def plan_partitions(
-    context: StageContext,
+    context: KindContext,
     planning: TablePlanning,
     borders: PartitionBorders,
     parts: Sequence[RowPart],

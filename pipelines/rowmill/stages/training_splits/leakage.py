@@ -41,7 +41,7 @@ from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
-from rowmill.parts.context import compute_share, scan_rows
+from rowmill.parts.context import WorkContext, compute_share, scan_rows
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
@@ -118,7 +118,7 @@ class _HeldCells:
     cells: Hashes
 
 
-def find_near_records(context: StageContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
+def find_near_records(context: WorkContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
     """Compare the held-out records of a table with its train records; tables of one column are not compared."""
     names = [name for name in load_observed_table(canonical.details).schema.names if name not in group_columns]
     if len(names) < 2:

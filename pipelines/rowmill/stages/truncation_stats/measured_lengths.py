@@ -27,18 +27,19 @@ from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.executors import Executor
+from rowmill.formats.records import require_records
 from rowmill.formats.splits import SPLITS
+from rowmill.kinds.base import DatasetOptions
+from rowmill.kinds.joint_rows import KindContext
 from rowmill.packing.layout import measure_padded_room
 from rowmill.packing.pack_plan import keep_examples_whole, plan_slices
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import TokenizedExamplesFacts, read_facts, require_counted
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
-from rowmill.stages.base import StageContext
 from rowmill.stages.table_partitions import (
     IndexOptions,
     RowPart,
@@ -223,7 +224,7 @@ class ReplanInputs(PartInputs):
 
 
 def replan_table(
-    context: StageContext,
+    context: KindContext,
     request: TablePlanRequest,
     options: IndexOptions,
     rows: Sequence[File],
@@ -310,16 +311,16 @@ HIGH_PROMPT_SHARE = 0.25
 """Share of all tokens from which the prompt is mentioned."""
 
 
-def identify_table_lengths(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_table_lengths(dataset: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
     """Return the options that decide the facts of records, in addition to those of all kinds."""
-    format_options = recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"})
-    return {"records": VERSION, "format": format_options, "seed": recipe.seed, "seq_len": recipe.seq_len}
+    format_options = require_records(dataset).model_dump(mode="json", exclude={"generation"})
+    return {"records": VERSION, "format": format_options, "seed": seed, "seq_len": seq_len}
 
 
-def make_table_lengths(context: StageContext) -> StageOutput:
+def make_table_lengths(context: KindContext) -> StageOutput:
     """Measure the examples, and plan the records at other lengths."""
     made = context.input(TOKENIZED_EXAMPLES)
-    limit = context.recipe.limit_of(context.dataset_name or "")
+    limit = context.limit
     columns = {part.files["examples"]: str(part.facts["split"]) for part in made.parts if "examples" in part.files}
     tables = read_tables(context.store, columns, ["tokens"])
     own = [table.column(0).to_numpy().astype(np.int64) for table in tables]
@@ -367,14 +368,14 @@ def make_table_lengths(context: StageContext) -> StageOutput:
 # ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _compare_table_seq_lens(context: StageContext, output: Manifest, limit: int) -> DisplayTable:
+def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) -> DisplayTable:
     """Return the result at each length: examples, records in no example, and packed sequences."""
     limits = stats.choose_candidate_seq_lens(limit)
     form = get_table_options(context)
     # What is generated later decides nothing.
     trained = form.model_copy(update={"generation": None})
     own = ExampleLimits(limit, _read_prompt_tokens(output), form.cap)
-    request = TablePlanRequest(context.dataset_name or "", context.recipe.seed, trained, own, form.wanted)
+    request = TablePlanRequest(context.dataset_name or "", context.seed, trained, own, form.wanted)
     key = (*context.dataset_key, CANONICAL_ROWS)
     rows = manifest.load_version(context.store, key, output.inputs["/".join(key)])
     options = IndexOptions.of(context, load_observed_table(output.details))
@@ -391,17 +392,17 @@ def _read_prompt_tokens(output: Manifest) -> int:
     return require_counted(read_facts(TokenizedExamplesFacts, output.facts).prompt_tokens)
 
 
-def _count_sequences(context: StageContext, planned: ReplannedTable) -> int:
+def _count_sequences(context: KindContext, planned: ReplannedTable) -> int:
     """Pack examples of another length; `seq_len` changes with it unless the dataset sets its own length."""
     options = context.dataset.packing
     has_own_limit = get_table_options(context).assembly.max_seq_length is not None
-    seq_len = max(planned.limit, context.recipe.seq_len) if has_own_limit else planned.limit
+    seq_len = max(planned.limit, context.seq_len) if has_own_limit else planned.limit
     measured = (measure_padded_room(lengths, seq_len, options.room_multiple) for lengths in planned.lengths)
     plans = (
         plan_slices(
             keep_examples_whole(room),
             limit=capacity,
-            strategy=options.strategy_for(context.dataset.row_kind),
+            strategy=options.strategy_for(get_table_options(context).ROW_KIND),
             max_segments=options.segment_limit,
             tail=options.tail,
         )

@@ -38,7 +38,9 @@ DOMAINS_SHOWN = 30
 def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the facts; the effect of other limits also depends on truncation and packing."""
     dataset = recipe.datasets[name]
-    own = measured_lengths.identify_table_lengths(recipe, name) if dataset.format.IS_TABLE else {}
+    own = (
+        measured_lengths.identify_table_lengths(dataset, recipe.seed, recipe.seq_len) if dataset.format.IS_TABLE else {}
+    )
     return {
         "versions": [VERSION],
         "limit": recipe.limit_of(name),

@@ -21,7 +21,8 @@ from rowmill.core.errors import ConfigError, IntegrityError, PipelineError
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.sources import GeneratedSource
-from rowmill.stages import catalog, generated_texts
+from rowmill.sources.generated import find_generated_version
+from rowmill.stages import catalog
 
 SHOWN_DIGITS: Final = 2
 
@@ -189,7 +190,7 @@ def open_generated_source(project: Project, step: Step) -> dict[StageKey, Manife
     source = None if step.inputs or step.dataset is None else project.recipe.datasets[step.dataset].source
     if not isinstance(source, GeneratedSource):
         return {}
-    made = generated_texts.find_generated_version(project.store, source, project.recipe.name)
+    made = find_generated_version(project.store, source, project.recipe.name)
     require_open_ancestry(project, [made])
     return {made.key: made}
 

@@ -22,7 +22,8 @@ from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages import catalog, generated_texts, raw_dataset
+from rowmill.sources.generated import copy_generated
+from rowmill.stages import catalog, raw_dataset
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.canonical_rows import table_contract
@@ -104,7 +105,7 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
         with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
             scratch = replace(project, store=Store(folder))
             read = {} if found.manifest else open_generated_source(project, found.step)
-            generated_texts.copy_generated(project.store, scratch.store, read.values())
+            copy_generated(project.store, scratch.store, read.values())
             raw = found.manifest or runner.run_step(scratch, found.step, read).manifest
             at: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
             context = StageContext(
@@ -128,7 +129,7 @@ def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
         for step in steps.plan_steps(scratch):
             if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):
                 read = open_generated_source(project, step)
-                generated_texts.copy_generated(project.store, scratch.store, read.values())
+                copy_generated(project.store, scratch.store, read.values())
                 inputs = {one: made[one] for one in step.inputs} | read
                 made[step.key] = runner.run_step(scratch, step, inputs).manifest
         yield _make_tokenize_context(scratch, name, key, made[key])

@@ -32,8 +32,9 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.sources import FileScan, GeneratedSource, RawRecord, SourcePart
+from rowmill.sources.generated import copy_generated
 from rowmill.sources.sharing import load_scans, number_source_parts
-from rowmill.stages import catalog, generated_texts, raw_dataset
+from rowmill.stages import catalog, raw_dataset
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -316,7 +317,7 @@ def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, Non
         scratch = replace(project, store=Store(folder))
         stored_tokenizers.copy_tokenizers(project.store, scratch.store)
         read = open_generated_source(project, steps[0])
-        generated_texts.copy_generated(project.store, scratch.store, read.values())
+        copy_generated(project.store, scratch.store, read.values())
         scanned = manifest.load_current(project.store, steps[0].key)
         if scanned is not None:
             # Files that did not move since the last build are not read again.

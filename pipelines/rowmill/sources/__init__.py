@@ -32,7 +32,7 @@ from rowmill.sources.files import (
     scan_file,
     scan_first_records,
 )
-from rowmill.sources.generated import GeneratedSource, GenerationStage, scan_records
+from rowmill.sources.generated import GeneratedSource, GenerationStage
 from rowmill.sources.huggingface import HuggingFaceSource, scan_dataset
 from rowmill.sources.parts import SCAN_VERSION, FileScan, SourcePart, number_equal_parts
 from rowmill.sources.reading import RawRecord, read_part_bytes, read_records
@@ -65,7 +65,6 @@ __all__ = [
     "read_records",
     "scan_file",
     "scan_first_source_records",
-    "scan_records",
     "scan_source",
     "sum_local_bytes",
 ]

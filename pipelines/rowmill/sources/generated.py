@@ -1,4 +1,8 @@
-"""Generated records as a source: those that `parsed_records` or `generated_series` accepted."""
+"""Generated records as a source: those that `parsed_records` or `generated_series` accepted.
+
+The version is looked up whenever the source is scanned, as for files: it may belong to another recipe. Once found, it
+is an input of `raw_dataset` like any other, so the gate judges it and all its ancestors, and its manifest names it.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -8,10 +12,15 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from rowmill.core.config import Config
+from rowmill.core.errors import SourceError
+from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest
 from rowmill.sources import urls
 from rowmill.sources.files import ContentStager, stage_parts
 from rowmill.sources.limits import RecordLimits
-from rowmill.sources.parts import SCAN_VERSION, FileScan, cut_rows
+from rowmill.sources.parts import SCAN_VERSION, FileScan, cut_rows, number_equal_parts
 
 GenerationStage = Literal["parsed_records", "generated_series"]
 
@@ -48,24 +57,65 @@ class GeneratedSource(Config):
         return (first, second) if slash else (recipe, first)
 
 
-def scan_records(
+CLI_VERBS: Mapping[GenerationStage, str] = {PARSED_RECORDS: "parse", GENERATED_SERIES: "generate"}
+"""The command that runs each stage."""
+
+
+def find_generated_version(store: Store, source: GeneratedSource, recipe: str) -> Manifest:
+    """Return the version of the stage that a source reads.
+
+    Raises
+    ------
+    SourceError
+        If nothing was generated, or both stages have records and the source names none.
+
+    """
+    key = source.dataset_key(recipe)
+    wanted = tuple(CLI_VERBS) if source.stage is None else (source.stage,)
+    made = {stage: one for stage in wanted if (one := manifest.load_current(store, (*key, stage))) is not None}
+    if not made:
+        verbs = " or ".join(f"`rowmill {CLI_VERBS[stage]} {key[0]}`" for stage in wanted)
+        raise SourceError(
+            f"source.generated: {source.generated}: {' and '.join(wanted)} of {'/'.join(key)} were never built in this "
+            f"storage; expected generated records; run {verbs}, or name another dataset"
+        )
+    if len(made) > 1:
+        raise SourceError(
+            f"source.generated: {source.generated}: {' and '.join(made)} both have records; only one can be read; set "
+            "source.stage"
+        )
+    return next(iter(made.values()))
+
+
+def scan_generated(
+    store: Store,
+    output: Manifest,
     source: GeneratedSource,
-    url: str,
-    version: str,
-    records: Iterable[bytes],
     base: Path,
     stager: ContentStager,
     known: Mapping[str, FileScan],
-) -> FileScan:
-    """Stage records, each one JSON line without its line end, unless this version is staged already."""
+) -> list[FileScan]:
+    """Return the records of a version as parts, staged unless this version is, as `scan_source` does for all others."""
+    url = f"generated:{'/'.join(output.key)}"
     limit = source.limits.max_record_bytes
     earlier = known.get(url)
     if (
         earlier is not None
-        and (earlier.version, earlier.stamp, earlier.max_record_bytes) == (SCAN_VERSION, version, limit)
+        and (earlier.version, earlier.stamp, earlier.max_record_bytes) == (SCAN_VERSION, output.version, limit)
         and all(part.staged and urls.file_exists(urls.locate_url(part.staged, base)) for part in earlier.parts)
     ):
-        return earlier
-    scan = FileScan(url, None, "json_lines", version, 0, (), max_record_bytes=limit)
-    parts = stage_parts(cut_rows(records, limit), scan, stager, is_staged=True, is_arrow=False)
-    return replace(scan, parts=parts, records=sum(part.records for part in parts))
+        return number_equal_parts([earlier])
+    lines = (
+        text.encode()
+        for file in output.files("records")
+        for text in store.table(file, ["record"]).column(0).to_pylist()
+    )
+    scan = FileScan(url, None, "json_lines", output.version, 0, (), max_record_bytes=limit)
+    parts = stage_parts(cut_rows(lines, limit), scan, stager, is_staged=True, is_arrow=False)
+    return number_equal_parts([replace(scan, parts=parts, records=sum(part.records for part in parts))])
+
+
+def copy_generated(store: Store, placed: Store, read: Iterable[Manifest]) -> None:
+    """Copy the files of the versions that a source reads into another store, for a build there."""
+    for file in (file for made in read for part in made.parts for file in part.files.values()):
+        placed.write(file.path, store.content(file).to_pybytes())

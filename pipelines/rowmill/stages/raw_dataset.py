@@ -13,8 +13,8 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import RawDatasetFacts
 from rowmill.schema.manifest import DisplayTable
 from rowmill.sources import FileScan, GeneratedSource, PartGroup, sharing
+from rowmill.sources.generated import scan_generated
 from rowmill.sources.sharing import load_scans
-from rowmill.stages import generated_texts
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
@@ -29,9 +29,7 @@ def scan_dataset_source(context: StageContext, *, first_records: int | None = No
     stage, source = sources.StoreStager(context.store, f"{context.folder}/staged"), context.dataset.source
     if isinstance(source, GeneratedSource):
         [made] = context.inputs.values()
-        return generated_texts.scan_generated(
-            context.store, made, source, context.base, stage, _load_earlier_scans(context)
-        )
+        return scan_generated(context.store, made, source, context.base, stage, _load_earlier_scans(context))
     keeps = context.dataset.keeps_non_finite
     if first_records is not None:
         return sources.scan_first_source_records(source, context.base, stage, first_records, keeps_non_finite=keeps)

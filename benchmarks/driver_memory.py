@@ -32,6 +32,8 @@ from benchmarks.scale import ProcessWatch
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool, open_in_workers
+from rowmill.kinds.tables import table_examples
+from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import schedule_sequences
 from rowmill.parts.context import open_host_scratch
@@ -42,11 +44,9 @@ from rowmill.schema.manifest import File, Manifest, Part, read_manifest
 from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
-from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.training_splits import sequence_order
 from rowmill.stages.truncation_stats import measured_lengths
 from rowmill.stages.truncation_stats import stage as truncation_stats
-from rowmill.tabular.schema import Column, RecordSchema
 from rowmill.tokenization.stored_tokenizers import open_recipe_tokenizer, open_shared_encoder
 
 WORKERS = 2

@@ -15,9 +15,9 @@ from decimal import Decimal
 from typing import Any
 
 from benchmarks import measure
-from rowmill.tabular.parsing import Parser, PlacementColumns, Validation
-from rowmill.tabular.schema import Column, RecordSchema
-from rowmill.tabular.serialization import Serialiser
+from rowmill.kinds.tables.parsing import Parser, PlacementColumns, Validation
+from rowmill.kinds.tables.schema import Column, RecordSchema
+from rowmill.kinds.tables.serialization import Serialiser
 
 SCHEMA = RecordSchema(
     (

@@ -25,8 +25,8 @@ from rowmill.build import prepare, runner
 from rowmill.build.steps import Project
 from rowmill.core import permutation
 from rowmill.core.storage import Store
+from rowmill.kinds.tables.assembly import AssembledExamples, BudgetSampler, ExampleLimits, RecordLengths, modes
 from rowmill.recipe.recipe import parse_recipe
-from rowmill.tabular.assembly import AssembledExamples, BudgetSampler, ExampleLimits, RecordLengths, modes
 
 LENGTHS = 1_000_000
 RUNS = 3
@@ -51,7 +51,7 @@ def assembly() -> None:
         span = room.records - room.min_budget + 1
 
         def of_series(number: int, group: int) -> Callable[[int], int]:
-            # As `table_plan.py` draws.
+            # As `partition_plan.py` draws.
             key = permutation.make_label_hasher(0, "budget", "bench", "train", number, group)
             return lambda ordinal: room.min_budget + (key(ordinal) * span >> 64)
 

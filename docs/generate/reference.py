@@ -30,10 +30,14 @@ from rowmill.core.config import Config, describe_field
 from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
 from rowmill.formats.filters import Benchmark, Decontaminate, NearDuplicates
-from rowmill.formats.records import FileGroups
 from rowmill.formats.splits import Boundaries
 from rowmill.kinds.base import OPTION_GROUPS
 from rowmill.kinds.catalog import KIND_ALIASES, KINDS, Format, Records
+from rowmill.kinds.tables.backends import CallableBackend, OpenAIBackend
+from rowmill.kinds.tables.generation import Generation
+from rowmill.kinds.tables.options import FileGroups
+from rowmill.kinds.tables.parsing import Validation
+from rowmill.kinds.tables.table_contract import ColumnContract, TableContract
 from rowmill.packing.options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import recipe
@@ -44,10 +48,6 @@ from rowmill.sources.encodings import CODECS
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
 from rowmill.sources.limits import Limits, RecordLimits
 from rowmill.stats import column_docs
-from rowmill.tabular.backends import CallableBackend, OpenAIBackend
-from rowmill.tabular.generation import Generation
-from rowmill.tabular.parsing import Validation
-from rowmill.tabular.table_contract import ColumnContract, TableContract
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
 GENERATED_NOTICE = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"

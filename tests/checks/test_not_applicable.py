@@ -15,10 +15,10 @@ from rowmill.checks.catalog import CHECKS
 from rowmill.checks.judge import CheckResult
 from rowmill.cli import main
 from rowmill.core import arrays
+from rowmill.kinds.tables.record_tokens import count_verified
 from rowmill.reports import report_page, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.manifest import NOT_APPLICABLE
-from rowmill.stages.tokenized_examples.table_tokens import count_verified
 from tests.support.recipes import CHAT, CHATML, PAIR, TEXT, Built, Workspace, chat, document, pair
 from tests.support.tables import as_csv, grouped, purchases, records
 

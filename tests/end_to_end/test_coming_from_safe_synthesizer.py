@@ -8,14 +8,14 @@ import pytest
 
 from rowmill.build import runner
 from rowmill.build.steps import open_project
+from rowmill.kinds.tables import parsing
+from rowmill.kinds.tables.parsing import PlacementColumns, Validation
+from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
+from rowmill.kinds.tables.time_order import ELAPSED
 from rowmill.recipe import recipe
 from rowmill.schema.manifest import Manifest
 from rowmill.stages import catalog
 from rowmill.stages.packed_shards import stage as packed_shards
-from rowmill.tabular import parsing
-from rowmill.tabular.parsing import PlacementColumns, Validation
-from rowmill.tabular.schema import Column, Mode, RecordSchema
-from rowmill.tabular.time_order import ELAPSED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/examples/records"

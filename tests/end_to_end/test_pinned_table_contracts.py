@@ -9,9 +9,9 @@ import yaml
 from rowmill.cli import main
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError
+from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.parts import functions
 from rowmill.recipe import recipe
-from rowmill.tabular.table_contract import TableContract
 from tests.end_to_end.test_table_drift import (
     GROUPED,
     TO_EXAMPLES,

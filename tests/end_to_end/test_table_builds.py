@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from rowmill.build import steps
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
-from rowmill.stages.table_plan import TablePlan
+from rowmill.kinds.tables.partition_plan import TablePlan
 from tests.support.recipes import Built, Workspace, lines, tokenizer_json
 from tests.support.tables import (
     as_csv,

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from rowmill import formats
+from rowmill import formats, kinds
 from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_field
 from rowmill.core.json import Json, to_json
@@ -52,7 +52,11 @@ def test_union_has_one_member_per_module() -> None:
     members = {member.__module__ for member in get_args(get_args(Format)[0])}
     modules = {f"rowmill.formats.{module.name}" for module in pkgutil.iter_modules(formats.__path__)}
 
-    assert members == modules - {f"rowmill.formats.{name}" for name in SHARED}
+    folders = {
+        f"rowmill.kinds.{folder.name}.options" for folder in pkgutil.iter_modules(kinds.__path__) if folder.ispkg
+    }
+
+    assert members == modules - {f"rowmill.formats.{name}" for name in SHARED} | folders
 
 
 @pytest.mark.parametrize("kind", ["chat", "supervised", "text", "auto", "python"])

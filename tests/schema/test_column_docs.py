@@ -2,11 +2,11 @@
 
 import pyarrow as pa
 
+from rowmill.kinds.tables.generated_texts import PARSED
+from rowmill.kinds.tables.record_tokens import RECORD_EXAMPLES
 from rowmill.schema.examples import COLUMN_DOCS, EXAMPLE_SCHEMA, ROW_FIELDS, WEIGHT_COLUMN
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, ROW_SCHEMA, SEGMENT_COLUMNS
 from rowmill.shards.native import SEQUENCE_SCHEMA
-from rowmill.stages.generated_texts import PARSED
-from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES
 from rowmill.stages.training_splits.stage import ORDER_SCHEMA
 
 

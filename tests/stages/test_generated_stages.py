@@ -14,10 +14,10 @@ from rowmill.build.steps import plan_steps
 from rowmill.checks.judge import CheckResult
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError, GenerationError, IntegrityError, SourceError
+from rowmill.kinds.tables.parsing import REASONS as PARSING_REASONS
 from rowmill.reports import report_page
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.manifest import Manifest
-from rowmill.tabular.parsing import REASONS as PARSING_REASONS
 from tests.support.completions_server import Reply, serving
 from tests.support.recipes import LENIENT, Workspace
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, read_stage_key, refusals

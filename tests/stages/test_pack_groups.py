@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rowmill.kinds.tables import record_tokens
 from rowmill.packing.pack_plan import plan_best_fit
 from rowmill.parts.functions import PartPlace, PartResult
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards import pack_group, stage
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs
 from rowmill.stages.packed_shards.shard_files import ShardCut, ShardWriter, WrittenShard
-from rowmill.stages.tokenized_examples import table_tokens
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
 from tests.support.tiers import mark_all_but
 
@@ -116,7 +116,7 @@ def test_rows_appended_to_a_table_leave_the_groups_of_other_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Examples of series may join rows of any part, but a group's lineage names the first rows of its own only."""
-    monkeypatch.setattr(table_tokens, "PART_TOKENS", 10_000)
+    monkeypatch.setattr(record_tokens, "PART_TOKENS", 10_000)
     workspace = Workspace(tmp_path)
 
     def build(files: int) -> Built:

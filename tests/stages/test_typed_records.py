@@ -12,9 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.config import validate_options
-from rowmill.schema.rows import Rejected
-from rowmill.stages.canonical_rows import table_rows
-from rowmill.stages.canonical_rows.typed_cells import (
+from rowmill.kinds.tables import part_rows, table_contract
+from rowmill.kinds.tables.serialization import read_json
+from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer
+from rowmill.kinds.tables.table_contract.cell_columns import CellColumn, observe_cells, write_cells, write_strings
+from rowmill.kinds.tables.table_contract.value_shapes import shape_of
+from rowmill.kinds.tables.time_order import SortKey
+from rowmill.kinds.tables.typed_cells import (
     ColumnRoles,
     MismatchLog,
     TypedColumns,
@@ -23,12 +27,7 @@ from rowmill.stages.canonical_rows.typed_cells import (
     ValueRowBuilder,
     split_columns,
 )
-from rowmill.tabular import table_contract
-from rowmill.tabular.serialization import read_json
-from rowmill.tabular.table_contract import ColumnContract, TableContract, make_cell_writer
-from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_cells, write_strings
-from rowmill.tabular.table_contract.value_shapes import shape_of
-from rowmill.tabular.time_order import SortKey
+from rowmill.schema.rows import Rejected
 from tests.support.tiers import draw
 
 pytestmark = pytest.mark.slow
@@ -80,7 +79,7 @@ def decoded(line: str) -> dict[str, Any] | Rejected | None:
     return READ(line.encode(), value) if type(value) is dict else None
 
 
-READ = table_rows.make_exact_line_reader()
+READ = part_rows.make_exact_line_reader()
 
 
 @given(lines())
@@ -135,7 +134,7 @@ def test_rows_made_by_column_equal_those_made_one_by_one(
             one_by_one(one, number, expected) for number, one in zip(numbers, records, strict=True)
         ]
         assert found.to_json() == expected.to_json()
-        assert table_rows.hash_records(records, columns) == [table_rows.hash_record(one) for one in records]
+        assert part_rows.hash_records(records, columns) == [part_rows.hash_record(one) for one in records]
 
 
 def rows_of(typed: TypedColumns) -> list[TypedRecord | Rejected]:
@@ -220,4 +219,4 @@ def test_content_hash_of_cells_equals_that_of_their_record(rows: list[list[str]]
     records = [dict(zip(names, row, strict=True)) for row in rows]
     columns = {name: CellColumn.from_cells([one[name] for one in records]) for name in records[0]}
 
-    assert table_rows.hash_cell_records(columns, len(rows)) == [table_rows.hash_record(one) for one in records]
+    assert part_rows.hash_cell_records(columns, len(rows)) == [part_rows.hash_record(one) for one in records]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rowmill.tabular.schema import Column, RecordSchema
+from rowmill.kinds.tables.schema import Column, RecordSchema
 
 BOS, EOS = "<|im_start|>", "<|im_end|>"
 SCHEMA = RecordSchema(

@@ -8,11 +8,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from rowmill.tabular import parsing
-from rowmill.tabular.parsing import ParsedText, PlacementColumns, Validation
-from rowmill.tabular.schema import RecordSchema
-from rowmill.tabular.serialization import serialise_record
-from rowmill.tabular.time_order import SortKey
+from rowmill.kinds.tables import parsing
+from rowmill.kinds.tables.parsing import ParsedText, PlacementColumns, Validation
+from rowmill.kinds.tables.schema import RecordSchema
+from rowmill.kinds.tables.serialization import serialise_record
+from rowmill.kinds.tables.time_order import SortKey
 from tests.support.recipes import Built
 
 RECORDS: dict[str, Any] = {"kind": "records"}

@@ -10,15 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.tabular.ambiguous_times import (
-    UNITS,
-    EpochUnits,
-    find_repeated_hours,
-    find_repeated_times,
-    mark_zones,
-)
-from rowmill.tabular.row_index import RowIndex, build_row_index
-from rowmill.tabular.time_order import ISO8601
+from rowmill.kinds.tables.ambiguous_times import UNITS, EpochUnits, find_repeated_hours, find_repeated_times, mark_zones
+from rowmill.kinds.tables.row_index import RowIndex, build_row_index
+from rowmill.kinds.tables.time_order import ISO8601
 
 ENDS_OF_DAYLIGHT_SAVING = {
     "America/New_York": datetime(2024, 11, 3, 6, tzinfo=UTC),

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GenerationError
-from rowmill.tabular.backends import Backend, CallableBackend, Completion, OpenAIBackend, PromptText, open_backend
-from rowmill.tabular.backends.openai import OpenAICompleter
+from rowmill.kinds.tables.backends import Backend, CallableBackend, Completion, OpenAIBackend, PromptText, open_backend
+from rowmill.kinds.tables.backends.openai import OpenAICompleter
 from tests.support.completions_server import Reply, Script, serving
 
 PROMPTS = (PromptText("one", (1, 2)), PromptText("two", (3,)))

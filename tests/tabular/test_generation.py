@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError, GenerationError
-from rowmill.tabular.backends import Completion, OpenAIBackend, PromptText, open_backend
-from rowmill.tabular.backends.openai import OpenAICompleter
-from rowmill.tabular.generation import (
+from rowmill.kinds.tables.backends import Completion, OpenAIBackend, PromptText, open_backend
+from rowmill.kinds.tables.backends.openai import OpenAICompleter
+from rowmill.kinds.tables.generation import (
     Generation,
     GenerationResult,
     Prefill,
@@ -24,9 +24,9 @@ from rowmill.tabular.generation import (
     generate_records,
     generate_series,
 )
-from rowmill.tabular.parsing import PlacementColumns
-from rowmill.tabular.schema import Column, Mode, RecordSchema
-from rowmill.tabular.time_order import ELAPSED, ISO8601, TIME_OF_DAY, SortKey
+from rowmill.kinds.tables.parsing import PlacementColumns
+from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
+from rowmill.kinds.tables.time_order import ELAPSED, ISO8601, TIME_OF_DAY, SortKey
 from tests.support.completions_server import Reply, serving
 
 BOS, EOS = "<s>", "</s>"

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.tabular.parsing import ParsedText, Parser, PlacementColumns, Validation, parse_generated_text
-from rowmill.tabular.schema import Column, Mode, RecordSchema
-from rowmill.tabular.serialization import Serialiser
-from rowmill.tabular.time_order import ELAPSED, TIME_OF_DAY, SortKey
+from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation, parse_generated_text
+from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
+from rowmill.kinds.tables.serialization import Serialiser
+from rowmill.kinds.tables.time_order import ELAPSED, TIME_OF_DAY, SortKey
 from tests.support.record_strategies import SPECIAL, records, schemas
 from tests.support.tiers import draw
 

@@ -5,9 +5,9 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from rowmill.tabular.parsing import ParsedText, PlacementColumns, Validation, parse_generated_text
-from rowmill.tabular.parsing.scanner import merge_span_counts
-from rowmill.tabular.time_order import ISO8601
+from rowmill.kinds.tables.parsing import ParsedText, PlacementColumns, Validation, parse_generated_text
+from rowmill.kinds.tables.parsing.scanner import merge_span_counts
+from rowmill.kinds.tables.time_order import ISO8601
 from tests.support.generated_text import BOS, EOS, SCHEMA, Corpus, make
 
 PLACE = PlacementColumns(("shop",), "day", ISO8601)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.tabular.prompt import FAMILIES, PromptFrame, Vocabulary, build_prompt_frame
-from rowmill.tabular.schema import Column, RecordSchema
+from rowmill.kinds.tables.prompt import FAMILIES, PromptFrame, Vocabulary, build_prompt_frame
+from rowmill.kinds.tables.schema import Column, RecordSchema
 
 SCHEMA = RecordSchema((Column("a", "string"), Column("b", "integer")))
 ASKED = 'Generate a JSONL dataset with the following columns:  "a":<unk>,"b":<unk>'

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rowmill.kinds.tables.schema import Column, ColumnType, RecordSchema
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, read_json, serialise_record
 from rowmill.schema.rows import Rejected
-from rowmill.tabular.schema import Column, ColumnType, RecordSchema
-from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json, serialise_record
 from tests.support.record_strategies import SPECIAL, records, schemas, schemas_with_record
 from tests.support.tiers import draw
 

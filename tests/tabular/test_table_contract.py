@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
-from rowmill.tabular import table_contract
-from rowmill.tabular.schema import Column, RecordSchema
-from rowmill.tabular.serialization import RecordDecoder, Serialiser, read_json
-from rowmill.tabular.table_contract import (
+from rowmill.kinds.tables import table_contract
+from rowmill.kinds.tables.schema import Column, RecordSchema
+from rowmill.kinds.tables.serialization import RecordDecoder, Serialiser, read_json
+from rowmill.kinds.tables.table_contract import (
     ColumnContract,
     ColumnMismatch,
     TableContract,
@@ -24,9 +24,9 @@ from rowmill.tabular.table_contract import (
     merge_evidence,
     observe_records,
 )
-from rowmill.tabular.table_contract.cell_columns import CellColumn, observe_cells, write_cells
-from rowmill.tabular.table_contract.declared_types import parse_declared_column
-from rowmill.tabular.time_order import SortKey
+from rowmill.kinds.tables.table_contract.cell_columns import CellColumn, observe_cells, write_cells
+from rowmill.kinds.tables.table_contract.declared_types import parse_declared_column
+from rowmill.kinds.tables.time_order import SortKey
 
 
 def seen(values: list[Any], *, are_cells: bool = True) -> TableEvidence:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.tabular import row_index
-from rowmill.tabular.row_index import MAX_BITS, PARTITION_ROWS, assign_partitions, choose_hash_bits, share_sample
+from rowmill.kinds.tables import row_index
+from rowmill.kinds.tables.row_index import MAX_BITS, PARTITION_ROWS, assign_partitions, choose_hash_bits, share_sample
 
 KEYS = pa.chunked_array([[f'"C-{i % 500:03d}"' for i in range(1000)], ['"漢"', '["a",1]', "7"]])
 

@@ -21,19 +21,17 @@ from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
+from rowmill.kinds.tables import sizing, table_examples, table_rows
+from rowmill.kinds.tables.partition_plan import TablePlan
+from rowmill.kinds.tables.sizing import ExampleEstimate, GroupAdvice
+from rowmill.kinds.tables.table_examples import MeasuredTable
+from rowmill.kinds.tables.table_rows import ContractProposal
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.sources.generated import copy_generated
 from rowmill.stages import catalog, raw_dataset
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
-from rowmill.stages.canonical_rows import table_contract
-from rowmill.stages.canonical_rows.table_contract import ContractProposal
-from rowmill.stages.table_plan import TablePlan
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.stages.tokenized_examples import table_examples
-from rowmill.stages.tokenized_examples.table_examples import MeasuredTable
-from rowmill.tabular import sizing
-from rowmill.tabular.sizing import ExampleEstimate, GroupAdvice
 from rowmill.tokenization import stored_tokenizers
 
 
@@ -111,7 +109,7 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
             context = StageContext(
                 scratch.store, project.base, at, name, {key: raw}, LocalPool(1), recipe=project.recipe
             )
-            yield name, table_contract.propose_contract(context, canonical_rows.list_taken_parts(context))
+            yield name, table_rows.propose_contract(context, canonical_rows.list_taken_parts(context))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from rowmill.build.steps import Project, plan_steps
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import File, Store
 from rowmill.executors import LocalPool
+from rowmill.kinds.tables import parsing
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.sources import StoreStager
@@ -16,7 +17,6 @@ from rowmill.stages import generated_series, parsed_records
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.tabular import parsing
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from rowmill.sources import Source
 
 if TYPE_CHECKING:
     from rowmill.formats.recognition import Recognition, Sample
-    from rowmill.formats.records import Records
+    from rowmill.kinds.tables.options import Records
 
 OPTION_GROUPS: dict[str, type[Config]] = {
     "reasoning": Reasoning,

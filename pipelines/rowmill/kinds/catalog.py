@@ -15,11 +15,11 @@ from rowmill.formats.messages import is_mapping, rename_aliases
 from rowmill.formats.preference import Preference
 from rowmill.formats.prompts import Prompts
 from rowmill.formats.python import Python
-from rowmill.formats.records import Records
 from rowmill.formats.supervised import Supervised
 from rowmill.formats.text import Text
 from rowmill.formats.tokens import Tokens
 from rowmill.kinds.base import DatasetKind
+from rowmill.kinds.tables.options import Records
 
 _AnyKind: TypeAlias = (
     Chat  # lists of messages, and whatever can be read as one: ShareGPT, Alpaca, prompt and response

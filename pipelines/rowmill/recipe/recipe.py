@@ -30,12 +30,12 @@ from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
 from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, IdleOption, iterate_idle_options
 from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
+from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
 from rowmill.schema.examples import Objective, RolloutFields, join_fields
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource, Source
-from rowmill.tabular.table_contract import TableContract
 from rowmill.tokenization.tokenizer_source import (
     TokenizerChoice,
     find_tokenizer_folder,

@@ -20,9 +20,9 @@ from rowmill.core.console import (
     join_side_by_side,
     make_grid,
 )
+from rowmill.kinds.tables.assembly import FLUSHES
 from rowmill.schema.facts import read_facts
 from rowmill.stages import catalog
-from rowmill.tabular.assembly import FLUSHES
 
 if TYPE_CHECKING:
     from rowmill.build.gc import CollectedGarbage
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from rowmill.inspection.dry_run import DatasetAdvice, DatasetTablePlan
     from rowmill.inspection.generated_output import ParsedFiles
     from rowmill.inspection.verify import StageVerification
+    from rowmill.kinds.tables.partition_plan import TablePlan
     from rowmill.schema.manifest import DisplayTable, Manifest
-    from rowmill.stages.table_plan import TablePlan
 
 
 def format_key(key: Sequence[str]) -> str:

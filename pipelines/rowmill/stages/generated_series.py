@@ -17,29 +17,28 @@ from rowmill.core.arrays import format_count
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
-from rowmill.parts.accounts import RejectLog
-from rowmill.parts.context import StageOutput, compute_share
-from rowmill.recipe.recipe import Dataset, Recipe
-from rowmill.schema.ledger import KEPT, REJECTED
-from rowmill.schema.manifest import DisplayTable, Part
-from rowmill.schema.rows import Rejected
-from rowmill.stages import generated_tables, generated_texts
-from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.generated_tables import format_generated
-from rowmill.stages.generated_texts import (
+from rowmill.kinds.tables import generated_comparison, generated_texts, generation
+from rowmill.kinds.tables.backends import PromptText, open_backend
+from rowmill.kinds.tables.generated_comparison import format_generated
+from rowmill.kinds.tables.generated_texts import (
     PARSED,
     AcceptedRecords,
     GeneratedTextSpec,
     expected_texts,
     get_generation_options,
 )
+from rowmill.kinds.tables.generation import GenerationResult, Prefill, TrainedModel
+from rowmill.kinds.tables.row_index import NO_KEY, group_sort_key
+from rowmill.kinds.tables.schema import RecordSchema, Value
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
+from rowmill.parts.accounts import RejectLog
+from rowmill.parts.context import StageOutput, compute_share
+from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.schema.ledger import KEPT, REJECTED
+from rowmill.schema.manifest import DisplayTable, Part
+from rowmill.schema.rows import Rejected
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stats import StatsInputs, count_rows_by_fact
-from rowmill.tabular import generation
-from rowmill.tabular.backends import PromptText, open_backend
-from rowmill.tabular.generation import GenerationResult, Prefill, TrainedModel
-from rowmill.tabular.row_index import NO_KEY, group_sort_key
-from rowmill.tabular.schema import RecordSchema, Value
-from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.encoder import Encoder
 
@@ -203,7 +202,7 @@ def _build_series_output(context: StageContext, meant: GeneratedTextSpec, result
     part = Part(place.fingerprint, content.files, content.facts)
     reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
     bad = sum(count for reason, count in reasons.items() if reason not in UNUSED_REASONS)
-    beside = generated_tables.compare_with_train(context, [part])
+    beside = generated_comparison.compare_with_train(context, [part])
     return StageOutput(
         parts=[part],
         facts=GeneratedSeriesFacts(

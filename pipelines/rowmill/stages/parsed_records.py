@@ -12,6 +12,9 @@ from rowmill import sources
 from rowmill.core.arrays import format_count
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
+from rowmill.kinds.tables import generated_comparison, generated_texts, parsing
+from rowmill.kinds.tables.generated_comparison import format_generated
+from rowmill.kinds.tables.generated_texts import PARSED, ParseInputs, expected_texts, get_generation_options
 from rowmill.parts.context import StageOutput, collect_samples, compute_share
 from rowmill.parts.functions import MappedParts
 from rowmill.recipe.recipe import Dataset, Recipe
@@ -21,17 +24,8 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.sources import Files, FileScan
 from rowmill.sources.file_formats import choose_file_format
 from rowmill.sources.sharing import load_scans
-from rowmill.stages import generated_tables, generated_texts
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.generated_tables import format_generated
-from rowmill.stages.generated_texts import (
-    PARSED,
-    ParseInputs,
-    expected_texts,
-    get_generation_options,
-)
 from rowmill.stats import StatsInputs, count_rows_by_fact
-from rowmill.tabular import parsing
 
 VERSION = 5
 """Increase it when any text may give other records."""
@@ -134,7 +128,7 @@ def make_parsed_records(context: StageContext, scans: Sequence[FileScan]) -> Sta
     report = parsing.SpanCounts(items, characters)
     reasons = sum_counts(part.facts["reasons"] for part in made)
     texts = sum(int(part.facts["texts"]) for part in made)
-    beside = generated_tables.compare_with_train(context, made)
+    beside = generated_comparison.compare_with_train(context, made)
     return StageOutput(
         parts=made,
         facts=ParsedRecordsFacts(

@@ -20,6 +20,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.formats.filters import REMOVAL_FILTERS
+from rowmill.kinds.tables import table_rows
 from rowmill.parts import accounts
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
 from rowmill.recipe.recipe import Recipe
@@ -34,7 +35,6 @@ from rowmill.stages.canonical_rows import (
     duplicate_rows,
     near_duplicate_rows,
     similar_rows,
-    table_contract,
     text_rows,
 )
 from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark
@@ -49,7 +49,7 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
     if dataset.format.IS_TABLE:
-        own = table_contract.identify_table_rows(dataset, recipe.limit_of(name))
+        own = table_rows.identify_table_rows(dataset, recipe.limit_of(name))
         return {"versions": [VERSION], **own}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
@@ -83,7 +83,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     options = digest_json(CANONICAL_ROWS, name, identify_canonical_rows(context.recipe, name)["rows"])
     if context.dataset.format.IS_TABLE:
         # A cell is located by its place in its part, so small files of tables are not grouped.
-        made, observed = table_contract.make_table_rows(
+        made, observed = table_rows.make_table_rows(
             context, _flatten_groups(_limit_groups(context, part_groups)), options
         )
     else:
@@ -99,7 +99,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     distinct = duplicate_rows.drop_duplicates(context, parts)
     filtered = similar_rows.filter_similar_rows(context, distinct, benchmarks)
     split, resolved = split_by_time(context, filtered.parts)
-    final = split if observed is None else table_contract.apply_exact_splits(context, split, observed)
+    final = split if observed is None else table_rows.apply_exact_splits(context, split, observed)
     boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(context, final)
     facts = _count_rows(context, scanned, final, groups, boundaries, filtered)
@@ -112,7 +112,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.parts_reused, draft.rows_made = made.reused, made.rows_made
     filtered.complete_output(draft)
-    return draft if observed is None else table_contract.complete_table_output(context, draft, facts, observed)
+    return draft if observed is None else table_rows.complete_table_output(context, draft, facts, observed)
 
 
 def list_taken_parts(context: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
@@ -360,7 +360,7 @@ def _draw_group_sizes(groups: pl.DataFrame, context: StageContext) -> dict[str, 
 
 
 def _is_under_contract(context: StageContext, kept: Manifest) -> bool:
-    return not context.dataset.format.IS_TABLE or table_contract.is_under_current_contract(context, kept)
+    return not context.dataset.format.IS_TABLE or table_rows.is_under_current_contract(context, kept)
 
 
 STAGE = StageDeclaration(

@@ -25,6 +25,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
+from rowmill.kinds.tables import table_examples
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected
 from rowmill.parts.functions import MappedParts
@@ -35,7 +36,7 @@ from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
 from rowmill.schema.rows import EXAMPLE_COLUMNS, describe_columns
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.tokenized_examples import table_examples, text_parts
+from rowmill.stages.tokenized_examples import text_parts
 from rowmill.stages.tokenized_examples.shared_templates import share_template
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source

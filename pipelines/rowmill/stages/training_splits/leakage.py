@@ -41,6 +41,8 @@ from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
+from rowmill.kinds.tables.partitions import load_observed_table
+from rowmill.kinds.tables.table_comparison import hash_cells, read_cells
 from rowmill.parts.context import WorkContext, compute_share, scan_rows
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema import manifest
@@ -50,8 +52,6 @@ from rowmill.schema.rows import Rejected
 from rowmill.shards import native
 from rowmill.shards.native import read_unpadded
 from rowmill.stages.base import StageContext
-from rowmill.stages.table_partitions import load_observed_table
-from rowmill.tabular.table_comparison import hash_cells, read_cells
 
 NGRAM_LENGTH = 13
 """Token ids in an n-gram."""

@@ -27,20 +27,13 @@ from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.executors import Executor
-from rowmill.formats.records import require_records
 from rowmill.formats.splits import SPLITS
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext
-from rowmill.packing.layout import measure_padded_room
-from rowmill.packing.pack_plan import keep_examples_whole, plan_slices
-from rowmill.parts.accounts import describe_rejects
-from rowmill.parts.context import StageOutput, compute_share
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.schema import manifest
-from rowmill.schema.facts import TokenizedExamplesFacts, read_facts, require_counted
-from rowmill.schema.ledger import REJECTED, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
-from rowmill.stages.table_partitions import (
+from rowmill.kinds.tables.assembly import ExampleLimits
+from rowmill.kinds.tables.options import require_records
+from rowmill.kinds.tables.partition_plan import ReplannedTable, TablePlanRequest, count_sampled_rows, replan_partition
+from rowmill.kinds.tables.partitions import (
     IndexOptions,
     RowPart,
     TablePartition,
@@ -50,10 +43,17 @@ from rowmill.stages.table_partitions import (
     partition_rows,
     read_partition,
 )
-from rowmill.stages.table_plan import ReplannedTable, TablePlanRequest, count_sampled_rows, replan_partition
+from rowmill.kinds.tables.row_index import share_sample
+from rowmill.packing.layout import measure_padded_room
+from rowmill.packing.pack_plan import keep_examples_whole, plan_slices
+from rowmill.parts.accounts import describe_rejects
+from rowmill.parts.context import StageOutput, compute_share
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.schema import manifest
+from rowmill.schema.facts import TokenizedExamplesFacts, read_facts, require_counted
+from rowmill.schema.ledger import REJECTED, sum_counts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
 from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
-from rowmill.tabular.assembly import ExampleLimits
-from rowmill.tabular.row_index import share_sample
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",

@@ -1,0 +1,263 @@
+"""Generated texts of a source: recorded, parsed into records, and counted.
+
+One worker's task for generated texts: read them from files, parse them, write records and rejects.
+
+| file | a text is |
+|---|---|
+| `.txt` | the whole file (`sample_by: document`) |
+| `.jsonl`, `.json`, `.parquet`, … | the `text` of a record, with `finish_reason` if the server reported one |
+| the same | each of a record's `choices`, as a completions server answers |
+
+A text continues the generation prompt, after BOS. It is closed by EOS, or by the `finish_reason` `stop`, with which
+servers report that they removed the EOS.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from rowmill import sources
+from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.json import Json
+from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
+from rowmill.kinds.joint_rows import KindContext
+from rowmill.kinds.tables import parsing
+from rowmill.kinds.tables.generation import Generation
+from rowmill.kinds.tables.options import Records, require_records
+from rowmill.kinds.tables.parsing import Parser, PlacementColumns, SpanCounts, TextSpan, Validation
+from rowmill.kinds.tables.schema import Mode, Record, RecordSchema
+from rowmill.kinds.tables.serialization import Serialiser, Wire
+from rowmill.kinds.tables.time_order import SortKey
+from rowmill.parts.accounts import RejectLog, count_accounts
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.schema.rows import Rejected
+
+# ── One worker's task for generated texts: read them from files, parse them, write records and rejects ──
+
+
+PARSED = pa.schema(
+    [
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("text_id", pa.string(), nullable=False),
+        pa.field("number", pa.int32(), nullable=False),
+        pa.field("record", pa.string(), nullable=False),
+    ]
+)
+"""A part of `parsed_records`, or of `generated_series`: records in the order of their text, as lossless JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTextSpec:
+    """The expected form of a text, from `tokenized_examples`; sent to workers."""
+
+    schema: str
+    mode: Mode
+    wire: Wire
+    bos: str
+    eos: str
+    place: PlacementColumns
+    validation: str
+
+    @property
+    def record_schema(self) -> RecordSchema:
+        """The columns."""
+        return RecordSchema.from_json(orjson.loads(self.schema))
+
+
+@dataclass(frozen=True, slots=True)
+class ParseInputs(PartInputs):
+    """A part of a file to parse."""
+
+    scan_version: int
+    part: sources.SourcePart
+    meant: GeneratedTextSpec
+    base: Path = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Texts of the part."""
+        return self.part.records
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the part."""
+        return self.part.length
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """A generated text, or the reject of the record that should hold it."""
+
+    text_id: str
+    text: str
+    is_closed: bool
+    rejected: Rejected | None = None
+    raw: bytes = b""
+
+
+def load_text_spec(
+    details: dict[str, Any],
+    *,
+    group_columns: Sequence[str],
+    order_column: str | None,
+    interval_seconds: float | None,
+    validation: str,
+    where: str,
+) -> GeneratedTextSpec:
+    """Recover the expected form of texts from a `tokenized_examples` manifest of a records dataset.
+
+    `interval_seconds` is the recipe's; None: the interval detected in the data.
+
+    Raises
+    ------
+    ConfigError
+        If a column of the recipe is not in the table that was built.
+
+    """
+    recorded = details["records"]
+    known = [column["name"] for column in recorded["schema"]["columns"]]
+    for name in (*group_columns, *([] if order_column is None else [order_column])):
+        if name not in known:
+            raise ConfigError(
+                f"{where}: column {name!r} is not in the table that the model was trained on; it has "
+                f"{join_choices(known)}; name one of them, or build and train again"
+            )
+    order = None if recorded["order"] is None else SortKey(recorded["order"])
+    interval = recorded["interval_seconds"] if interval_seconds is None else str(interval_seconds)
+    return GeneratedTextSpec(
+        schema=orjson.dumps(recorded["schema"]).decode(),
+        mode=recorded["mode"],
+        wire=recorded["wire"],
+        bos=recorded["frame"]["bos_text"],
+        eos=recorded["frame"]["eos_text"],
+        place=PlacementColumns(
+            tuple(group_columns), order_column, order, None if interval is None else _parse_number(interval)
+        ),
+        validation=validation,
+    )
+
+
+def _parse_number(text: str) -> Any:
+    from decimal import Decimal
+
+    number = Decimal(text)
+    return int(number) if number == int(number) else number
+
+
+@lru_cache(maxsize=2)
+def _open_parser(meant: GeneratedTextSpec) -> tuple[Parser, Serialiser]:
+    """Open parser and serializer, once per worker."""
+    parser = Parser(
+        meant.record_schema, meant.mode, bos=meant.bos, eos=meant.eos, place=meant.place,
+        validation=Validation.model_validate_json(meant.validation), wire=meant.wire,
+    )  # fmt: skip
+    return parser, Serialiser(meant.record_schema, special_tokens=())
+
+
+def read_texts(part: sources.SourcePart, base: Path) -> Iterator[GeneratedText]:
+    """Yield the texts of a part."""
+    if sources.find_file_format(part.reader).has_documents:
+        # Invalid characters are replaced, so that they do not lose the other records.
+        [line] = sources.read_part_bytes(part, base).split(b"\n")[:1]
+        yield GeneratedText(f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], is_closed=False)
+        return
+    for record in sources.read_records(part, base):
+        name = f"{part.part_id}:{record.number}"
+        if record.rejected is not None or record.value is None:
+            yield GeneratedText(name, "", is_closed=False, rejected=record.rejected, raw=record.raw)
+        else:
+            choices = record.value.get("choices")
+            entries: list[Json] = choices if isinstance(choices, list) else [record.value]
+            for number, entry in enumerate(entries):
+                text = entry.get("text") if type(entry) is dict else None
+                text_id = f"{name}.{number}" if isinstance(choices, list) else name
+                if isinstance(text, str):
+                    yield GeneratedText(text_id, text, is_closed=entry.get("finish_reason") == "stop")
+                else:
+                    rejected = Rejected("missing_field", "neither text nor choices with a text each")
+                    yield GeneratedText(text_id, "", is_closed=False, rejected=rejected, raw=record.raw)
+
+
+@part_function(version=1)
+def parse_texts(inputs: ParseInputs, place: PartPlace) -> PartResult:
+    """Parse the texts of a part, and write records and rejects."""
+    parser, write = _open_parser(inputs.meant)
+    log = RejectLog(PARSED_RECORDS)
+    made = AcceptedRecords()
+    reports: list[SpanCounts] = []
+    for text in read_texts(inputs.part, inputs.base):
+        if text.rejected is not None:
+            log.add(text.text_id, text.rejected, text.raw)
+            continue
+        parsed = parser(text.text, open_at_start=True, closed_at_end=text.is_closed)
+        reports.append(parsed.report)
+        made.add(text.text_id, parsed.records, write)
+        log_invalid_spans(log, text.text_id, text.text, parsed.spans)
+    report = parsing.merge_span_counts(reports)
+    facts = {
+        "texts": len(reports),
+        "kept": report.valid,
+        "items": dict(report.items),
+        "characters": dict(report.characters),
+        **count_accounts(log),
+    }
+    return save_records(place, made, log, facts)
+
+
+def log_invalid_spans(log: RejectLog, text_id: str, text: str, spans: Sequence[TextSpan]) -> None:
+    """Log the invalid objects of a text as rejects, with their source text."""
+    for number, span in enumerate(one for one in spans if one.kind == "invalid"):
+        raw = text[span.start : span.end].encode("utf-8", "surrogatepass")
+        log.add(f"{text_id}#{number}", Rejected(span.reason, span.column), raw)
+
+
+class AcceptedRecords:
+    """Accepted records, column by column."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.numbers: list[int] = []
+        self.texts: list[str] = []
+
+    def add(self, text_id: str, records: Sequence[Record], write: Serialiser) -> None:
+        """Add the records of a text."""
+        self.ids += [text_id] * len(records)
+        self.numbers += range(len(records))
+        for record in records:
+            line = write(record)
+            assert isinstance(line, str), "a decoded record can be serialized"
+            self.texts.append(line.removesuffix("\n"))
+
+
+def save_records(place: PartPlace, made: AcceptedRecords, log: RejectLog, facts: dict[str, Any]) -> PartResult:
+    """Write a part's records and rejects."""
+    table = pa.table(
+        [[log.stage] * len(made.ids), made.ids, pa.array(made.numbers, pa.int32()), made.texts], schema=PARSED
+    )
+    return PartResult({"records": place.write("records", table), "rejects": place.write("rejects", log.table())}, facts)
+
+
+def get_generation_options(context: KindContext) -> tuple[Records, Generation]:
+    """Return the dataset's records options and generation options."""
+    form = require_records(context.dataset)
+    assert form.generation is not None
+    return form, form.generation
+
+
+def expected_texts(context: KindContext) -> GeneratedTextSpec:
+    """Return the expected form of the dataset's generated texts."""
+    form, generation = get_generation_options(context)
+    return load_text_spec(
+        context.input(TOKENIZED_EXAMPLES).details,
+        group_columns=form.group_columns,
+        order_column=form.order_column,
+        interval_seconds=form.time_series.timestamp_interval_seconds,
+        where=f"datasets.{context.dataset_name}.format",
+        validation=generation.validation.model_dump_json(),
+    )

@@ -1,0 +1,526 @@
+"""Rounds of sampling: batches of prompts, their outcomes, and when to end.
+
+State of one series during generation: its window, its bound, and the effect of each round of samples.
+
+generation prompt │ r4 │ r5 │ r6 │  ──model──►  r7 r8 bad …
+                   └─ context_records           └──┴─ accepted: they follow r6
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from math import ceil
+from typing import Literal
+
+from rowmill.core.errors import ConfigError, GenerationError
+from rowmill.core.permutation import hash_labels
+from rowmill.kinds.tables.backends import Completer, Completion, PromptText
+from rowmill.kinds.tables.generation.options import Generation
+from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, merge_span_counts
+from rowmill.kinds.tables.schema import Mode, Record, RecordSchema, Value
+from rowmill.kinds.tables.serialization import (
+    RecordDecoder,
+    RecordProblem,
+    Serialiser,
+    Wire,
+    read_json,
+    serialise_record,
+)
+from rowmill.kinds.tables.time_order import DAY, Position
+from rowmill.schema.rows import Rejected
+
+SEEDS = 2**31
+"""Exclusive upper bound of seeds: some servers accept none larger."""
+_MAX_TEMPERATURE = 2.0
+"""Maximum temperature of retries: the highest that servers accept."""
+_TEMPERATURE_STEP = 0.1
+
+Answer = Sequence[Completion] | Exception
+
+
+def sample_completions(
+    completer: Completer,
+    prompts: Sequence[PromptText],
+    *,
+    n: int,
+    max_tokens: int,
+    seeds: Sequence[int],
+    stop: str,
+    bad_rounds: int,
+    options: Generation,
+) -> Sequence[Answer]:
+    """Return `n` completions per prompt, or the error instead; nothing is raised.
+
+    Each bad round raises the temperature by 0.1.
+    """
+    warmer = min(_MAX_TEMPERATURE, options.temperature + _TEMPERATURE_STEP * bad_rounds)
+    try:
+        answers = completer.complete(
+            prompts,
+            n=n,
+            max_tokens=max_tokens,
+            temperature=round(max(options.temperature, warmer), 6),
+            top_p=options.top_p,
+            repetition_penalty=options.repetition_penalty,
+            stop=[stop],
+            seeds=seeds,
+        )
+        if len(answers) != len(prompts):
+            wrong = f"{len(answers)} answers to {len(prompts)} prompts; return one per prompt"
+            return [GenerationError(f"generation.backend: {wrong}")] * len(prompts)
+        return [
+            answer
+            if isinstance(answer, Exception) or len(answer) == n
+            else GenerationError(f"generation.backend: {len(answer)} completions of a prompt; {n} were requested")
+            for answer in answers
+        ]
+    except Exception as error:  # noqa: BLE001  (whatever a backend does is one bad round, and not the end of the run)
+        return [error] * len(prompts)
+
+
+def describe_error(error: Exception) -> str:
+    """Format an error for a report."""
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+# ── The inputs and results of generation ──
+
+
+SeriesStatus = Literal["completed", "capped", "failed"]
+_LENGTH_MARGIN = 1.2
+"""Maximum tokens of a completion, as a multiple of the longest training example."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """What generation needs to know of a model's training data.
+
+    `prompt` is the generation prompt, BOS included; `encode` returns a record's tokens as in training;
+    `longest_example` is in tokens, `longest_group` in records.
+    """
+
+    mode: Mode
+    schema: RecordSchema
+    place: PlacementColumns
+    prompt: PromptText
+    bos: str
+    eos: str
+    special_tokens: tuple[str, ...]
+    wire: Wire
+    max_seq_length: int
+    longest_example: int
+    longest_group: int
+    encode: Callable[[str], Sequence[int]]
+
+    def parser(self, options: Generation) -> Parser:
+        """Return the parser of this model's output."""
+        return Parser(
+            self.schema, self.mode, bos=self.bos, eos=self.eos, place=self.place, validation=options.validation,
+            wire=self.wire,
+        )  # fmt: skip
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the generation prompt."""
+        return len(self.encode(self.prompt.text) if self.prompt.ids is None else self.prompt.ids)
+
+    def max_tokens(self, available: int) -> int:
+        """Return the maximum tokens of a completion, given how many fit into the context."""
+        return max(1, min(available, ceil(_LENGTH_MARGIN * self.longest_example)))
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Beginning and end of a training group: its typed key, the text of its first records, its times, its length.
+
+    A private series has a `name` instead of a key, because the model writes the key; so has a file that is one series.
+    """
+
+    key: Mapping[str, Value]
+    texts: tuple[str, ...]
+    start: Value = None
+    stop: Value = None
+    length: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedObject:
+    """A rejected object of generated text, and its source."""
+
+    reason: str
+    column: str
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesOutcome:
+    """Outcome of one series; `error` is the backend's last failure, empty if it never failed."""
+
+    source: str
+    status: SeriesStatus
+    rounds: int
+    records: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """Result of generation.
+
+    `status`: whether no, some or all series failed; for records, whether as many were generated as requested. `counts`
+    are items by class, as in `SpanCounts`, over all chosen completions.
+    """
+
+    status: Literal["complete", "partial", "failed"]
+    records: Sequence[Record]
+    rejected: Sequence[RejectedObject]
+    counts: Mapping[str, int]
+    series: Sequence[SeriesOutcome] = ()
+    error: str = ""
+
+
+@dataclass(slots=True)
+class GenerationTally:
+    """Items by class, and the rejected objects with their texts."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    rejected: list[RejectedObject] = field(default_factory=list[RejectedObject])
+
+    def reject(self, reason: str, text: str, source: str, column: str = "") -> None:
+        """Count a rejected object and keep it."""
+        self.counts[f"invalid:{reason}"] += 1
+        self.rejected.append(RejectedObject(reason, column, text, source))
+
+    def count_rejected_spans(self, parsed: ParsedText, text: str, source: str) -> None:
+        """Count a text's spans other than records; the caller counts the records that it accepts."""
+        for span in parsed.spans:
+            if span.kind == "invalid":
+                self.reject(span.reason, text[span.start : span.end], source, span.column)
+            elif span.kind in {"prose", "truncated"}:
+                self.counts[span.kind] += 1
+
+
+def is_bad_round(parsed: ParsedText, *, accepted: int, threshold: float) -> bool:
+    """Tell whether a round or batch counts against `patience`."""
+    objects = parsed.report.valid + parsed.report.invalid
+    return not accepted or parsed.report.invalid >= threshold * objects
+
+
+def is_ended_by_model(completion: Completion) -> bool:
+    """Tell whether the model ended the text with EOS, which the server removed."""
+    return completion.finish_reason == "stop"
+
+
+# ── Generation of tabular and grouped records: the generation prompt is sampled until there are enough ──
+
+
+_PROMPTS_PER_BATCH = 100
+"""Maximum prompts per batch."""
+
+
+def generate_records(
+    completer: Completer,
+    *,
+    model: TrainedModel,
+    options: Generation,
+    num_records: int = 1000,
+    seed: int = 0,
+) -> GenerationResult:
+    """Generate `num_records` records, in groups where training was grouped, or stop when `patience` runs out.
+
+    Groups stay whole, so there may be a few records more. Of `patience` consecutive batches at least one adds a record,
+    or generation ends: there are at most `patience` × (`num_records` + 1) batches.
+
+    Raises
+    ------
+    ConfigError
+        If the model was trained on series.
+
+    """
+    if model.mode == "sequential":
+        raise ConfigError(
+            "generation: the model was trained on time series, not on single records; use generate_series"
+        )
+    parser = model.parser(options)
+    tally = GenerationTally()
+    records: list[Record] = []
+    batches = bad_batches = 0
+    error = ""
+    while len(records) < num_records and bad_batches < options.patience:
+        prompts = min(_PROMPTS_PER_BATCH, num_records - len(records))
+        answers = sample_completions(
+            completer,
+            [model.prompt] * prompts,
+            n=1,
+            max_tokens=model.max_tokens(model.max_seq_length - model.prompt_length),
+            seeds=[hash_labels(seed, "generate", batches, number) % SEEDS for number in range(prompts)],
+            stop=model.eos,
+            bad_rounds=bad_batches,
+            options=options,
+        )
+        parsed: list[ParsedText] = []
+        for answer in answers:
+            if not isinstance(answer, Exception):
+                text, is_ended = answer[0].text, is_ended_by_model(answer[0])
+                parsed.append(parser(text, open_at_start=True, closed_at_end=is_ended))
+                tally.count_rejected_spans(parsed[-1], text, "")
+        error = next((describe_error(answer) for answer in answers if isinstance(answer, Exception)), error)
+        found = [record for completion in parsed for record in completion.records]
+        report = merge_span_counts(completion.report for completion in parsed)
+        objects = report.valid + report.invalid
+        is_bad = not found or report.invalid >= options.invalid_fraction_threshold * objects
+        batches, bad_batches = batches + 1, bad_batches + 1 if is_bad else 0
+        records += found
+    if model.mode == "tabular" and len(records) > num_records:
+        tally.counts["invalid:past_bound"] += len(records) - num_records
+        del records[num_records:]
+    tally.counts["record"] = len(records)
+    status = "complete" if len(records) >= num_records else "partial" if records else "failed"
+    return GenerationResult(status, records, tally.rejected, dict(sorted(tally.counts.items())), error=error)
+
+
+# ── State of one series during generation: its window, its bound, and the effect of each round of sample ──
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesContext:
+    """What all series of a run share."""
+
+    trained: TrainedModel
+    options: Generation
+    parser: Parser
+    serialise: Serialiser
+    style: Literal["records", "partial"]
+
+
+@dataclass(slots=True)
+class SeriesState:
+    """A series: `window` holds the texts of its records so far, `opening` is the given start of its first record.
+
+    `position` is the last record's, `stop` the position where the series ends, `bound` the maximum number of records,
+    `key` the values of the group columns; None until the model wrote them.
+    """
+
+    shared: SeriesContext
+    prefill: Prefill
+    source: str
+    window: list[str]
+    opening: str
+    position: Position | None
+    stop: Position | None
+    bound: int
+    key: Mapping[str, Value] | None
+    records: list[Record] = field(default_factory=list[Record])
+    tally: GenerationTally = field(default_factory=GenerationTally)
+    rounds: int = 0
+    bad_rounds: int = 0
+    has_passed_stop: bool = False
+    error: str = ""
+
+    @property
+    def status(self) -> SeriesStatus | None:
+        """How the series ended; None while it is running."""
+        if self._is_at_stop:
+            return "completed"
+        if len(self.records) >= self.bound:
+            return "capped"
+        return "failed" if self.bad_rounds >= self.shared.options.patience else None
+
+    @property
+    def _is_at_stop(self) -> bool:
+        if self.stop is None or self.position is None:
+            return False
+        interval = self.shared.trained.place.interval
+        following = self.position if interval is None else self.position + interval
+        return self.has_passed_stop or self.position >= self.stop or following > self.stop
+
+    def prompt(self) -> tuple[PromptText, int]:
+        """Return the prompt of the next round, and the maximum tokens of its completions."""
+        trained = self.shared.trained
+        context = self.window[-self.shared.options.context_records :]
+        lengths = [len(trained.encode(text)) for text in context]
+        opening = trained.encode(self.opening) if self.opening else ()
+        available = trained.max_seq_length - trained.prompt_length - len(opening) - sum(lengths)
+        # The context is shortened until another record of its largest size, and EOS, would fit after it.
+        while len(lengths) > 1 and available <= max(lengths):
+            available += lengths.pop(0)
+        context = context[len(context) - len(lengths) :]
+        ids = trained.prompt.ids
+        if ids is not None:
+            ids = (*ids, *(token for text in context for token in trained.encode(text)), *opening)
+        return PromptText(f"{trained.prompt.text}{''.join(context)}{self.opening}", ids), trained.max_tokens(available)
+
+    def record_failure(self, error: Exception) -> None:
+        """Count a round in which the backend failed."""
+        self.rounds += 1
+        self.bad_rounds += 1
+        self.error = describe_error(error)
+
+    def add_samples(self, samples: Sequence[Completion]) -> None:
+        """Choose the sample with the most valid records, and append those up to stop and bound."""
+        self.rounds += 1
+        texts = [self.opening + sample.text for sample in samples]
+        parsed = [
+            self.shared.parser(text, closed_at_end=is_ended_by_model(sample), group=self.key, after=self.position)
+            for text, sample in zip(texts, samples, strict=True)
+        ]
+        chosen = max(range(len(parsed)), key=lambda index: len(parsed[index].records))
+        for index, one in enumerate(parsed):
+            if index != chosen and (objects := one.report.valid + one.report.invalid):
+                self.tally.counts["invalid:not_chosen"] += objects
+        self.tally.count_rejected_spans(parsed[chosen], texts[chosen], self.source)
+        accepted = self._append_records(parsed[chosen])
+        threshold = self.shared.options.invalid_fraction_threshold
+        bad = is_bad_round(parsed[chosen], accepted=accepted, threshold=threshold)
+        self.bad_rounds = self.bad_rounds + 1 if bad else 0
+
+    def _append_records(self, parsed: ParsedText) -> int:
+        """Append records up to stop and bound; return how many were appended."""
+        before, trained = len(self.records), self.shared.trained
+        for index, record in enumerate(parsed.records):
+            # Formatted as in training, however the model formatted it.
+            text = self.shared.serialise(record)
+            if isinstance(text, Rejected):
+                # A model may write escapes that the reference format cannot.
+                text = serialise_record(record, trained.schema, special_tokens=trained.special_tokens)
+                assert isinstance(text, str), "a decoded record can be serialized"
+            position = parsed.positions[index] if parsed.positions else None
+            if self.stop is not None and position is not None and position > self.stop:
+                self.has_passed_stop = True
+                self.tally.reject("past_stop", text, self.source)
+            elif len(self.records) >= self.bound:
+                self.tally.reject("past_bound", text, self.source)
+            else:
+                self.records.append(record)
+                self.window.append(text)
+                self.tally.counts["record"] += 1
+                self.position = position
+                self.opening = ""
+                if self.key is None:
+                    self.key = {name: record[name] for name in trained.place.group_columns}
+        return len(self.records) - before
+
+
+# ── Beginnings ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop: Value, where: str) -> SeriesState:
+    """Return a series before its first round; `start` and `stop` override the group's own unless None.
+
+    Raises
+    ------
+    ConfigError
+        If its times cannot be read, or it would stop before it starts.
+
+    """
+    trained = shared.trained
+    source = prefill.name or "(the only one)"
+    if prefill.key:
+        key_schema = RecordSchema(tuple(trained.schema.by_name[name] for name in prefill.key))
+        line = Serialiser(key_schema, special_tokens=())(prefill.key)
+        source = repr(prefill.key) if isinstance(line, Rejected) else line.strip()
+    first = prefill.start if start is None else start
+    started = _read_boundary(trained, first, f"{where}: start_timestamp", source)
+    texts = list(prefill.texts) if shared.style == "records" else []
+    position = _read_last_position(trained, texts, source, where)
+    stopped = _resolve_stop(trained, prefill, started, stop, where, source)
+    interval = trained.place.interval
+    # The position of the record before the first generated one, real or hypothetical.
+    before = position
+    if position is None and started is not None and interval is not None:
+        before = started - interval
+    # Every good round adds at least one record, so the series ends.
+    bound = shared.options.max_records_per_group
+    if bound == "auto":
+        is_open = interval is None or stopped is None or before is None
+        bound = 2 * trained.longest_group if is_open else max(0, int((stopped - before) // interval))
+    # Group columns come first in a record: without a key, no part of it can be prefilled.
+    has_key = bool(prefill.key) or not trained.place.group_columns
+    opening = _write_opening(trained, prefill, first, f"{where}: start_timestamp") if has_key and not texts else ""
+    return SeriesState(
+        shared, prefill, source, texts, opening, position if has_key else before, stopped,
+        bound, prefill.key if has_key else None,
+    )  # fmt: skip
+
+
+def _resolve_stop(
+    model: TrainedModel, prefill: Prefill, started: Position | None, stop: Value, where: str, source: str
+) -> Position | None:
+    order, interval = model.place.order, model.place.interval
+    if order is None or not order.is_time:
+        return None
+    if order.is_time_of_day and stop is None and started is not None and interval is not None and prefill.length:
+        # The group's end may be days after what its time of day says.
+        return started + (prefill.length - 1) * interval
+    stopped = _read_boundary(model, prefill.stop if stop is None else stop, f"{where}: stop_timestamp", source)
+    if started is None or stopped is None or stopped >= started:
+        return stopped
+    if order.is_time_of_day:
+        return stopped + DAY
+    raise ConfigError(
+        f"{where}: series {source} would stop at {prefill.stop if stop is None else stop!r}, before it starts; "
+        "correct start_timestamp or stop_timestamp"
+    )
+
+
+def _read_boundary(model: TrainedModel, value: Value, where: str, source: str) -> Position | None:
+    """Return the position of a start or stop, or None without one."""
+    place = model.place
+    if value is None or place.order is None:
+        return None
+    position = place.order.read(Decimal(repr(value)) if isinstance(value, float) else value)
+    if position is None:
+        raise ConfigError(
+            f"{where}: {value!r} of series {source} cannot be read as {place.order.name}; write it like the values of "
+            f"column {place.order_column!r}, or correct time_series.timestamp_format"
+        )
+    return position
+
+
+def _read_last_position(model: TrainedModel, texts: Sequence[str], source: str, where: str) -> Position | None:
+    """Return the position of the prefill's last record."""
+    place = model.place
+    if place.order is None or place.order_column is None or not texts:
+        return None
+    read = RecordDecoder(model.schema, wire=model.wire)
+    values: list[Value] = []
+    for text in texts:
+        record = read(read_json(text))
+        values.append(None if isinstance(record, RecordProblem) else record.get(place.order_column))
+    position = place.order.read_series(values)[-1]
+    if position is None:
+        raise ConfigError(
+            f"{where}: prefill of series {source}: the time of its last record cannot be read; build "
+            "tokenized_examples again"
+        )
+    return position
+
+
+def _write_opening(model: TrainedModel, prefill: Prefill, start: Value, where: str) -> str:
+    """Return the start of a series' first record, with its group key and start time."""
+    place = model.place
+    names = [*place.group_columns, *([place.order_column] if place.order_column and start is not None else [])]
+    if not names:
+        return ""
+    known = RecordSchema(tuple(model.schema.by_name[name] for name in names))
+    given: Record = dict(prefill.key)
+    if place.order_column is not None and place.order_column in names:
+        given[place.order_column] = _convert_value(known, place.order_column, start, model, where)
+    line = Serialiser(known, special_tokens=model.special_tokens, wire=model.wire)(given)
+    if isinstance(line, Rejected):
+        raise ConfigError(f"{where}: the start of a series cannot be written ({line.detail}); correct it")
+    return line.removesuffix("}\n") + ("," if len(model.schema.columns) > len(names) else "}\n")
+
+
+def _convert_value(known: RecordSchema, name: str, value: Value, model: TrainedModel, where: str) -> Value:
+    """Convert a value of the recipe to its column's type."""
+    decoded = Decimal(repr(value)) if isinstance(value, float) else value
+    record = RecordDecoder(RecordSchema((known.by_name[name],)))({name: decoded})
+    if isinstance(record, RecordProblem):
+        raise ConfigError(
+            f"{where}: {value!r} is not of type {known.by_name[name].type}, as column {name!r} is; correct it"
+        )
+    return record[name]

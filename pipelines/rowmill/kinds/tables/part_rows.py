@@ -1,0 +1,538 @@
+"""A worker's two tasks on source parts of records: observing their columns, then making their rows.
+
+    part ──observe──► shapes of values, with locations  ──┐
+                                                           ├─ all parts ─► contract, schema, order
+    part ──rows_of──► rows.arrow, rejects.arrow, ledger  ◄──┘
+
+A row's `record` is its lossless text without the line end. Its content hash and its group depend on the source's text,
+not on the contract: no column type moves a row to another split.
+
+Rows are made column by column, each distinct cell or value read once (`typed_cells.py`, `typed_cells.py`).
+Parts of one CSV file are taken together: each call on a column has a fixed cost, and a part may have a thousand rows.
+Their files are the same as if each were taken alone.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import lru_cache
+from itertools import chain, groupby, pairwise
+from json.encoder import encode_basestring
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import orjson
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rowmill import sources
+from rowmill.core.arrays import Bools
+from rowmill.core.json import Json, from_json
+from rowmill.core.stage_names import CANONICAL_ROWS
+from rowmill.formats import filters
+from rowmill.formats.long_runs import reject_long_run
+from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
+from rowmill.kinds.tables.ambiguous_times import mark_zones
+from rowmill.kinds.tables.options import Records
+from rowmill.kinds.tables.schema import RecordSchema
+from rowmill.kinds.tables.serialization import make_exact_decoder
+from rowmill.kinds.tables.table_contract import TableContract, TableEvidence
+from rowmill.kinds.tables.table_contract import inference as table_evidence
+from rowmill.kinds.tables.table_contract.cell_columns import CellColumn, observe_cells, write_strings
+from rowmill.kinds.tables.time_order import ISO8601, SortKey
+from rowmill.kinds.tables.typed_cells import (
+    ABSENT,
+    CellRowBuilder,
+    ColumnValues,
+    MismatchLog,
+    TypedColumns,
+    ValueColumnBuilder,
+    join_members,
+    resolve_column_roles,
+    split_columns,
+)
+from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveInputs(PartInputs):
+    """A source part to observe; `take` as in `TableRowsInputs`."""
+
+    scan_version: int
+    sha256: str
+    reader: str
+    take: int | None
+    part: sources.SourcePart = field(compare=False)
+    base: Path = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Records of the part."""
+        return self.part.records
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the part; a record of typed files counts 200 bytes."""
+        return max(self.part.length, self.part.records * 200)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRowsInputs(PartInputs):
+    """A source part to make rows from: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
+
+    `contract` is empty if no record has a column; `take` is how many of its records `max_items` allows (None: all);
+    `options` identifies the dataset's options that are read.
+    """
+
+    options: str
+    part: sources.SourcePart
+    take: int | None
+    contract: str
+    schema: str
+    order: SortKey | None
+    form: Records = field(compare=False)
+    splits: Splits = field(compare=False)
+    max_run_chars: int = field(compare=False)
+    hashes_prefixes: bool = field(compare=False)
+    dataset_name: str = field(compare=False)
+    base: Path = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Records of the part."""
+        return self.part.records
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the part; a record of typed files counts 200 bytes."""
+        return max(self.part.length, self.part.records * 200)
+
+
+def _has_cells(part: sources.SourcePart) -> bool:
+    return sources.find_file_format(part.reader).has_cells
+
+
+# ── First pass ──────────────────────────────────────────────────────────────────────────────
+
+
+@part_function(version=1, makes_many=True)
+def observe_part(tasks: Sequence[tuple[ObserveInputs, PartPlace]]) -> list[PartResult]:
+    """Collect the evidence of the values of each part."""
+    evidence: list[TableEvidence] = []
+    # Observing types does not need exact digits.
+    for _, decoded in _decode_parts([inputs for inputs, _ in tasks], is_exact=False):
+        if decoded.cells is None:
+            evidence.append(table_evidence.observe_records(decoded.values, decoded.numbers))
+        else:
+            evidence += observe_cells(decoded.cells, decoded.numbers, decoded.borders)
+    return [
+        PartResult({"seen": place.write_bytes("seen.json", orjson.dumps(seen.to_json()))})
+        for (_, place), seen in zip(tasks, evidence, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodedParts:
+    """The records and rejects of one or more parts.
+
+    `numbers` are record numbers in a part, from 0, and `borders` the first record of each part, and the end. Records of
+    CSV are columns of `cells`, those of other files `values`: decoded JSON objects of a single part.
+    """
+
+    values: list[dict[str, Json]]
+    cells: dict[str, CellColumn] | None
+    numbers: Sequence[int]
+    raws: list[bytes]
+    rejected: list[tuple[int, Rejected, bytes]]
+    borders: Sequence[int]
+
+
+_InputsT = TypeVar("_InputsT", ObserveInputs, TableRowsInputs)
+
+
+def _decode_parts(
+    tasks: Sequence[_InputsT], *, is_exact: bool = True
+) -> Iterator[tuple[Sequence[_InputsT], _DecodedParts]]:
+    """Decode the records of parts, those of a CSV file together; numbers keep their digits if `is_exact`."""
+    for _, group in groupby(tasks, key=lambda task: (task.part.url, task.part.split_hint)):
+        own = list(group)
+        decoded = _decode_cells(own) if _has_cells(own[0].part) else None
+        if decoded is not None:
+            yield own, decoded
+        elif len(own) > 1:
+            for task in own:
+                yield from _decode_parts([task], is_exact=is_exact)
+        else:
+            yield own, _decode_records(own[0], is_exact=is_exact)
+
+
+def _decode_records(task: ObserveInputs | TableRowsInputs, *, is_exact: bool) -> _DecodedParts:
+    """Decode a part's records one by one."""
+    part, numbers, read_exactly = task.part, list[int](), make_exact_line_reader()
+    found = _DecodedParts([], None, numbers, [], [], ())
+    for raw in sources.read_records(part, task.base):
+        if task.take is not None and raw.number >= task.take:
+            break
+        if raw.value is None:
+            value = raw.rejected or Rejected("not_an_object")
+        else:
+            value = raw.value if _has_cells(part) or not is_exact else read_exactly(raw.raw, raw.value)
+        if isinstance(value, Rejected):
+            found.rejected.append((raw.number, value, raw.raw))
+        else:
+            found.values.append(value)
+            numbers.append(raw.number)
+            found.raws.append(raw.raw)
+    found = replace(found, borders=(0, len(numbers)))
+    if not _has_cells(part):
+        return found
+    header = found.values[0] if found.values else ()
+    cells = {name: CellColumn.from_cells([cast("str", one[name]) for one in found.values]) for name in header}
+    return replace(found, values=[], cells=cells)
+
+
+def _decode_cells(tasks: Sequence[ObserveInputs | TableRowsInputs]) -> _DecodedParts | None:
+    """Decode parts of a CSV file; None if a row is not as wide as the header or is not text."""
+    lines: list[bytes] = []
+    borders = [0]
+    for task in tasks:
+        own = sources.read_part_bytes(task.part, task.base).split(b"\n")
+        if own.pop():
+            # The last line has no end.
+            return None
+        lines += own if task.take is None else own[: task.take]
+        borders.append(len(lines))
+    content = b"\n".join(lines)
+    # Rows of a wrong width are lists, and placeholders of rows that are too long begin with a zero byte.
+    if not content.startswith(b"{") or content.count(b"\n{") != len(lines) - 1:
+        return None
+    try:
+        names = list(cast("dict[str, str]", orjson.loads(lines[0])))
+        frame = pl.read_ndjson(content, schema=dict.fromkeys(names, pl.String()))
+    except (orjson.JSONDecodeError, pl.exceptions.PolarsError):
+        return None
+    table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+    if table.num_rows != len(lines) or any(column.null_count for column in table.columns):
+        return None
+    cells = {name: CellColumn.from_cells(table.column(name).chunk(0)) for name in names}
+    numbers = list(chain.from_iterable(range(end - begin) for begin, end in pairwise(borders)))
+    return _DecodedParts([], cells, numbers, lines, [], borders)
+
+
+_FLAT_TYPES = frozenset({str, int, bool, float, type(None)})
+
+
+class _FloatDecimalCache(dict[float, Decimal]):
+    """Decimals with the digits that orjson writes for a float, one object per float."""
+
+    def __missing__(self, value: float) -> Decimal:
+        found = Decimal(orjson.dumps(value).decode())
+        # 0.0 and -0.0 are the same key but different texts.
+        return self.setdefault(value, found) if value else found
+
+
+def _is_written_as(value: Mapping[str, Json], line: bytes) -> bool:
+    try:
+        return orjson.dumps(value) == line
+    except TypeError:
+        # Integers beyond 64 bits.
+        return False
+
+
+def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Json] | Rejected]:
+    """Return an exact decoder of a line with a JSON object, given the object as decoded with floats."""
+    decimals, decode = _FloatDecimalCache(), make_exact_decoder()
+
+    def read(line: bytes, value: dict[str, Json]) -> dict[str, Json] | Rejected:
+        types = set(map(type, value.values()))
+        # A line that serializes back to itself has floats that keep their digits.
+        if types <= _FLAT_TYPES and _is_written_as(value, line):
+            if float not in types:
+                return value
+            return {name: decimals[one] if type(one) is float else one for name, one in value.items()}
+        try:
+            return cast("dict[str, Json]", decode(line.decode()))
+        except ValueError as error:
+            return Rejected("unserialisable", str(error))
+
+    return read
+
+
+# ── Second pass ─────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=2)
+def _open_row_builders(
+    form_json: str, splits_json: str, contract_json: str, schema_json: str, order: SortKey | None
+) -> tuple[CellRowBuilder, ValueColumnBuilder, Splitter, bool]:
+    form, splits = Records.model_validate_json(form_json), Splits.model_validate_json(splits_json)
+    schema = RecordSchema.from_json(orjson.loads(schema_json))
+    contract = TableContract.from_json(orjson.loads(contract_json))
+    roles = resolve_column_roles(form, splits)
+    made = (contract, schema, order, roles)
+    splitter = make_table_splitter(form, splits)
+    return CellRowBuilder(*made), ValueColumnBuilder(*made), splitter, roles.by_file
+
+
+def make_table_splitter(form: Records, splits: Splits) -> Splitter:
+    """Return the splitter of records: groups stay whole, however they are named; a single series is all train."""
+    if form.mode == "sequential" and not form.is_grouped:
+        splits = splits.model_copy(update={"validation": 0, "test": 0})
+    return Splitter(splits, by_group=form.is_grouped)
+
+
+@part_function(version=1, makes_many=True)
+def make_table_part(tasks: Sequence[tuple[TableRowsInputs, PartPlace]]) -> list[PartResult]:
+    """Make the rows of source parts of one dataset."""
+    places = iter([place for _, place in tasks])
+    return [
+        result
+        for inputs, decoded in _decode_parts([inputs for inputs, _ in tasks])
+        for result in _make_decoded_parts(inputs, places, decoded)
+    ]
+
+
+def _make_decoded_parts(
+    tasks: Sequence[TableRowsInputs], places: Iterator[PartPlace], decoded: _DecodedParts
+) -> Iterator[PartResult]:
+    """Make the rows of parts of one file, all columns at once, and save them part by part."""
+    task = tasks[0]
+    if not task.contract:
+        # No record has a column, so there is no contract.
+        empty = ROW_SCHEMA.empty_table()
+        for task, (begin, end) in zip(tasks, pairwise(decoded.borders), strict=True):
+            rejects = RejectLog(CANONICAL_ROWS)
+            for number, rejected, raw in decoded.rejected:
+                rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
+            for number, raw in zip(decoded.numbers[begin:end], decoded.raws[begin:end], strict=True):
+                rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
+            yield _save_table_rows(task, next(places), empty, rejects, MismatchLog(), {})
+        return
+    made_by = (task.form.model_dump_json(), task.splits.model_dump_json(), task.contract, task.schema, task.order)
+    cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
+    mismatches = [MismatchLog() for _ in tasks]
+    if decoded.cells is None:
+        columns = split_columns(decoded.values)
+        typed = value_rows(decoded.values, columns, decoded.numbers, mismatches[0])
+        contents = hash_records(decoded.values, columns)
+    else:
+        typed = cell_rows(decoded.cells, decoded.numbers, decoded.borders, mismatches)
+        contents = hash_cell_records(decoded.cells, len(decoded.numbers))
+    if is_by_file:
+        typed = replace(typed, groups=pl.repeat(encode_basestring(task.part.url), len(contents), eager=True))
+    splits, refused = _assign_splits(task, splitter, typed, contents)
+    times = _read_zoned_times(task, decoded)
+    prefixes = _hash_prefixes(decoded) if task.hashes_prefixes else None
+    parts = np.repeat(np.arange(len(tasks)), np.diff(decoded.borders))
+    names = pl.Series([task.part.part_id for task in tasks], dtype=pl.String).gather(parts)
+    row_ids = pl.select(pl.format("{}:{}", names, pl.Series(decoded.numbers, dtype=pl.Int64))).to_series()
+    table = _build_row_table(task, row_ids, typed, contents, splits, prefixes)
+    limit = task.max_run_chars
+    long_runs: dict[int, Rejected] = {}
+    for place in (place for place, raw in enumerate(decoded.raws) if len(raw) > limit):
+        record = table.column("record")[place].as_py()
+        rejected = None if record is None else reject_long_run([from_json(record)], limit)
+        if rejected is not None:
+            long_runs[place] = rejected
+    refused = long_runs | refused
+    kept = np.ones(len(contents), bool)
+    kept[list(refused)] = False
+    for task, log, (begin, end) in zip(tasks, mismatches, pairwise(decoded.borders), strict=True):
+        rejects = RejectLog(CANONICAL_ROWS)
+        for number, rejected, raw in decoded.rejected:
+            rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
+        for place in (begin + np.flatnonzero(~kept[begin:end])).tolist():
+            rejects.add(row_ids[place], refused[place], decoded.raws[place])
+        part_rows = table.slice(begin, end - begin)
+        part_rows = part_rows if kept[begin:end].all() else part_rows.filter(kept[begin:end])
+        zones = {} if times is None else _count_zones(times, kept[begin:end], begin, decoded.numbers[begin:end])
+        yield _save_table_rows(task, next(places), part_rows, rejects, log, zones)
+
+
+def _assign_splits(
+    task: TableRowsInputs, splitter: Splitter, typed: TypedColumns, contents: Sequence[bytes]
+) -> tuple[pl.Series, dict[int, Rejected]]:
+    """Return the splits of the rows of parts of one file, and the rejects; `task` is that of one of the parts."""
+    hint, refused = task.part.split_hint, dict(typed.refused)
+    by_time = task.splits.time_key is not None
+    # Rows of the same time, or of the same group, share a split, which is computed once.
+    units = typed.orders if by_time else typed.groups
+    if not by_time and units.null_count() == len(units):
+        return pl.Series(SPLITS).gather(assign_content_splits(splitter, contents, source=hint)), refused
+    encoded = _as_arrow(units).dictionary_encode()
+    codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
+    decided: list[str | None] = []
+    for number, unit in enumerate([*encoded.dictionary.to_pylist(), None]):
+        group, order = (None, unit) if by_time else (unit, None)
+        split = assign_split(splitter, source=hint, group_key=group, order_key=order, content_hash=b"")
+        if isinstance(split, Rejected):
+            for place in np.flatnonzero(codes == number).tolist():
+                refused.setdefault(place, split)
+        decided.append(None if isinstance(split, Rejected) else split)
+    return pl.Series(decided, dtype=pl.String).gather(codes), refused
+
+
+def _hash_prefixes(decoded: _DecodedParts) -> list[bytes]:
+    """Return the prefix of each record that `deduplicate: prefix200` compares."""
+    records: Sequence[Mapping[str, Json]] = decoded.values
+    if decoded.cells is not None:
+        columns = [one.spread(one.texts).alias(name) for name, one in decoded.cells.items()]
+        records = pl.select(columns).to_dicts()
+    return [filters.hash_record_prefix(record) for record in records]
+
+
+def hash_record(decoded: Mapping[str, Json]) -> bytes:
+    """Return a 16-byte hash, equal for records with equal keys and values as written in the source."""
+    try:
+        text = orjson.dumps(decoded, default=_tag_decimal, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        # Integers beyond 64 bits.
+        text = json.dumps(decoded, default=_tag_decimal, ensure_ascii=False, sort_keys=True).encode(
+            "utf-8", "surrogatepass"
+        )
+    return hashlib.blake2b(text, digest_size=filters.HASH_BYTES).digest()
+
+
+def hash_records(records: Sequence[Mapping[str, Json]], columns: Mapping[str, ColumnValues]) -> list[bytes]:
+    """Return the content hash of each record; equal values of a column are serialized once."""
+    try:
+        named = sorted((name.encode(), name) for name in columns)
+        pieces = [columns[name].map(_make_content_writer(name)) for _, name in named]
+    except (TypeError, UnicodeEncodeError):
+        # Integers beyond 64 bits.
+        return [hash_record(record) for record in records]
+    if not pieces:
+        return [hash_record(record) for record in records]
+    digest_of, size = hashlib.blake2b, filters.HASH_BYTES
+    return [digest_of(b"{%b}" % b"".join(row)[1:], digest_size=size).digest() for row in zip(*pieces, strict=True)]
+
+
+def _make_content_writer(name: str) -> Callable[[Json], bytes]:
+    start = b",%b:" % orjson.dumps(name)
+
+    def write(value: Json) -> bytes:
+        return (
+            b"" if value is ABSENT else start + orjson.dumps(value, default=_tag_decimal, option=orjson.OPT_SORT_KEYS)
+        )
+
+    return write
+
+
+def _tag_decimal(value: Any) -> list[str]:
+    assert isinstance(value, Decimal)
+    return ["decimal", str(value)]
+
+
+def hash_cell_records(cells: Mapping[str, CellColumn], count: int) -> list[bytes]:
+    """Return the content hash of each record of cells, as `hash_record` does."""
+    named = sorted(cells, key=lambda name: name.encode())
+    texts = join_members({name: cells[name].spread(write_strings(cells[name].texts)) for name in named}, count)
+    written = _as_arrow(pl.select(texts).to_series())
+    borders = np.frombuffer(written.buffers()[1], np.int64)[written.offset : written.offset + count + 1].tolist()
+    content, digest_of, size = memoryview(written.buffers()[2]), hashlib.blake2b, filters.HASH_BYTES
+    return [digest_of(content[begin:end], digest_size=size).digest() for begin, end in pairwise(borders)]
+
+
+def _as_arrow(column: pl.Series) -> pa.LargeStringArray:
+    return column.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _build_row_table(
+    task: TableRowsInputs,
+    row_ids: pl.Series,
+    typed: TypedColumns,
+    contents: Sequence[bytes],
+    splits: pl.Series,
+    prefixes: Sequence[bytes] | None,
+) -> pa.Table:
+    """Return rows as `ROW_SCHEMA`, rejected records included; columns of conversations are empty."""
+    count = len(contents)
+    texts = {
+        "row_id": row_ids, "split": splits, "group_key": typed.groups, "order_key": typed.orders,
+        "domain": typed.domains, "record": typed.texts,
+    }  # fmt: skip
+    digest = pa.binary(filters.HASH_BYTES)
+    hashes = pa.FixedSizeBinaryArray.from_buffers(digest, count, [None, pa.py_buffer(b"".join(contents))])
+    known: dict[str, Any] = {
+        "content_hash": hashes,
+        "dedupe_key": pa.nulls(count, digest) if prefixes is None else prefixes,
+        **dict.fromkeys(("kind", "schema"), pa.repeat(pa.scalar("record"), count)),
+        "dataset": pa.repeat(pa.scalar(task.dataset_name), count),
+        **{name: _as_arrow(column).cast(pa.string()) for name, column in texts.items()},
+    }
+    columns = [known[field.name] if field.name in known else _empty_column(field, count) for field in ROW_SCHEMA]
+    return pa.table(columns, schema=ROW_SCHEMA)
+
+
+def _empty_column(field: pa.Field, count: int) -> Any:
+    if field.nullable:
+        return pa.nulls(count, field.type)
+    if pa.types.is_list(field.type):
+        return pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], field.type.value_type))
+    return pa.repeat(pa.scalar(0).cast(field.type), count)
+
+
+def _read_zoned_times(task: TableRowsInputs, decoded: _DecodedParts) -> CellColumn | None:
+    """Return the times of the order column, of which each may have a zone; None if its format decides that."""
+    name = task.form.order_column
+    if name is None or task.order != ISO8601:
+        return None
+    if decoded.cells is not None:
+        return decoded.cells.get(name)
+    values = (one.get(name) for one in decoded.values)
+    return CellColumn.from_cells([value if type(value) is str else "" for value in values])
+
+
+def _count_zones(times: CellColumn, kept: Bools, begin: int, numbers: Sequence[int]) -> dict[str, list[int | str]]:
+    """Return how many rows of a part have a time with a zone, and without, each with the first cell and its record.
+
+    `kept` bool[N] and `numbers` are those of the part, whose first record is `begin`.
+    """
+    codes = times.codes[begin : begin + len(kept)]
+    zoned = mark_zones(times.texts)[codes]
+    found = {"with": np.flatnonzero(zoned & kept), "without": np.flatnonzero(~zoned & kept)}
+    return {
+        name: [len(places), times.texts[int(codes[places[0]])].as_py()[:80], numbers[int(places[0])]]
+        for name, places in found.items()
+        if len(places)
+    }
+
+
+def _save_table_rows(
+    inputs: TableRowsInputs,
+    place: PartPlace,
+    table: pa.Table,
+    log: RejectLog,
+    mismatches: MismatchLog,
+    zones: Mapping[str, list[int | str]],
+) -> PartResult:
+    """Save a part's rows, its rejects and its ledger."""
+    taken = inputs.part.records if inputs.take is None else min(inputs.take, inputs.part.records)
+    left_out = [f"{inputs.part.part_id}:{number}" for number in range(taken, inputs.part.records)]
+    splits = {one["values"]: one["counts"] for one in table.column("split").value_counts().to_pylist()}
+    characters = pc.sum(pc.utf8_length(table.column("record"))).as_py() or 0
+    facts: dict[str, Any] = {
+        "records": inputs.part.records,
+        "further_rows": 0,
+        "kept": table.num_rows,
+        **count_accounts(log, left_out),
+        "roles": {},
+        "rows_with_unknown_roles": 0,
+        "schemas": {"record": table.num_rows} if table.num_rows else {},
+        **count_messages(()),
+        "splits": dict(sorted(splits.items())),
+        "characters": characters + table.num_rows,
+        "mismatches": mismatches.to_json(),
+        "zones": zones,
+    }
+    files = {
+        "rows": place.write("rows", table),
+        **write_accounts(place, table.column("row_id"), log, left_out),
+    }
+    return PartResult(files, facts)

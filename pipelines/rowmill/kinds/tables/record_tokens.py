@@ -1,0 +1,677 @@
+"""Tokens of a table's records: tasks, slices, copies, and prefixes of series.
+
+Tokens of a table's records, and prefixes of its series.
+
+A worker's tasks for examples of records: texts to ids, and a slice of the plan to token columns.
+
+    rows ──encode_part──► ids of each record, in the store
+    plan's slice + ids, in files of this host ──build_part──► prompt BOS record record EOS …  ──► examples.arrow
+
+Each record is encoded separately and once per dataset: passes and examples only decide which ids go where.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_array
+from rowmill.core.storage import File, Store, digest_bytes, digest_json
+from rowmill.kinds.tables.assembly import DELIMITERS_PER_UNIT, FLUSHES
+from rowmill.kinds.tables.options import Records
+from rowmill.kinds.tables.partition_plan import PartitionPlan, SplitTablePlan
+from rowmill.kinds.tables.partitions import RowPart, read_row_column
+from rowmill.kinds.tables.prompt import PromptFrame
+from rowmill.kinds.tables.row_index import RowIndex
+from rowmill.kinds.tables.schema import RecordSchema
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
+from rowmill.parts.shuffle import cut_blocks
+from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
+from rowmill.schema.manifest import Part
+from rowmill.schema.rows import Rejected
+from rowmill.shards import gather
+from rowmill.shards.host_scratch import HostScratch
+from rowmill.tokenization import encoded_batch, example_columns
+from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.reference_sample import ReferenceSample
+from rowmill.tokenization.stored_tokenizers import open_encoder
+from rowmill.tokenization.token_positions import read_token_bytes
+from rowmill.tokenization.tokenizer import RoundTripDecoder
+
+BATCH_CHARS = 1 << 20
+"""Characters of records that are encoded at once."""
+
+_ROW_COLUMNS = ("row_id", "domain", "group_key")
+"""The columns of rows that examples have, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSource:
+    """A part of rows, and the ids of its records."""
+
+    rows: File
+    tokens: File
+
+    @property
+    def copy_name(self) -> str:
+        """Name of the copy that a host makes of it, for taking records in any order."""
+        return f"{self.rows.digest}-{self.tokens.digest}.arrow"
+
+    def copy(self, root: str, target: str) -> None:
+        """Write ids and rows side by side as a scratch file."""
+        store = Store(root)
+        rows, ids = store.table(self.rows, _ROW_COLUMNS), store.table(self.tokens, ("input_ids",))
+        gather.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
+
+
+def require_copies(sources: Sequence[RecordSource], root: str, scratch: HostScratch) -> list[str]:
+    """Return the paths of this host's copies, after making those that it lacks."""
+    scratch.require({source.copy_name: partial(source.copy, root) for source in sources})
+    return [scratch.locate(source.copy_name) for source in sources]
+
+
+# ── Slices of a partition's plan: each a run of examples of one split with their records, which one task ──
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExampleSlice:
+    """A run of examples of one split.
+
+    `parts` are the numbers of the parts of rows that it has records of, `rows[r]` is the row of record r, counted over
+    all rows of these parts. Unit u has records `[units[u], units[u + 1])`, example e units
+    `[examples[e], examples[e + 1])`; `numbers[e]` numbers the examples that begin with the same row.
+    """
+
+    fingerprint: str
+    split: str
+    tokens: int
+    parts: Ints
+    rows: Ints
+    units: Ints
+    examples: Ints
+    numbers: Ints
+    starts: Ints
+    passes: Ints
+    budgets: Ints
+    flushes: NDArray[np.int8]
+
+    @property
+    def records(self) -> int:
+        """How many records its examples show."""
+        return len(self.rows)
+
+
+_SCALARS = ("fingerprint", "split", "tokens")
+_ARRAYS = tuple(field.name for field in fields(ExampleSlice) if field.name not in _SCALARS)
+
+
+def save_slice(store: Store, path: str, piece: ExampleSlice) -> File:
+    """Write a slice as a table of one line."""
+    columns = {name: pa.array([getattr(piece, name)]) for name in (*_SCALARS, *_ARRAYS)}
+    return write_table(store, path, pa.table(columns))
+
+
+def load_slice(store: Store, file: File) -> ExampleSlice:
+    """Read what `save_slice` wrote."""
+    table = store.table(file)
+    scalars = {name: table.column(name)[0].as_py() for name in _SCALARS}
+    arrays = {name: table.column(name).combine_chunks().flatten().to_numpy() for name in _ARRAYS}
+    return ExampleSlice(**scalars, **arrays)
+
+
+# ── Tokens of a table's records, and prefixes of its series ──
+
+
+PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
+
+
+RECORD_EXAMPLES = pa.schema(
+    [
+        *EXAMPLE_SCHEMA,
+        pa.field("group_keys", pa.list_(pa.string()), nullable=False),
+        pa.field("record_start", pa.int64(), nullable=False),
+        pa.field("record_stop", pa.int64(), nullable=False),
+        pa.field("pass", pa.int32(), nullable=False),
+        pa.field("budget", pa.int64(), nullable=False),
+        pa.field("flush", pa.string(), nullable=False),
+    ]
+)
+"""A part of `tokenized_examples` of records: an example's groups, its records, and why it ended.
+
+`record_start` and `record_stop` index a series' records in its order, other records in the order of their split and
+partition.
+"""
+
+
+_TOKENS_SCHEMA = pa.schema(
+    [pa.field("input_ids", pa.list_(pa.int32()), nullable=False), pa.field("length", pa.int32(), nullable=False)]
+)
+"""Stored ids of a part of rows; `length` is −1 for a rejected row, so that planning reads no ids."""
+
+
+VERSION = 6
+"""Increase it when any row may get different ids or a different example, or facts are counted differently."""
+
+
+# ── Texts to ids ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeInputs(PartInputs):
+    """A part of rows to encode; the ids do not depend on the plan, so a build that ends in planning keeps them."""
+
+    versions: tuple[int, ...]
+    tokenizer_digest: str
+    rows: File
+    schema: str
+    wire: Wire
+    special_tokens: tuple[str, ...]
+    tokenizer: str = field(compare=False)
+    """The tokenizer's file in the store."""
+    min_compared_chars: int = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of the part."""
+        return self.rows.rows
+
+    @property
+    def input_bytes(self) -> int:
+        """About the size of the rows' text, of which the file has a quarter."""
+        return 4 * self.rows.bytes
+
+
+@part_function(version=1)
+def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
+    """Encode a part's records and store their ids; a rejected one has an empty list, and its reason in the facts."""
+    tokens, facts = _encode_records(place.store, inputs)
+    return PartResult({"tokens": place.write("tokens", tokens)}, facts)
+
+
+def measure_part(store: Store, inputs: EncodeInputs) -> tuple[Ints, dict[str, Any]]:
+    """Encode a part's records; return the tokens of each (−1: rejected), and the facts."""
+    tokens, facts = _encode_records(store, inputs)
+    return tokens.column("length").to_numpy().astype(np.int64), facts
+
+
+@lru_cache(maxsize=2)
+def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
+    encoder = open_encoder(root, path)
+    backend = encoder.loaded.backend
+    table = read_token_bytes(backend) if encoder.card.byte_level else None
+    return encoder, RoundTripDecoder(backend, table, encoder.decode)
+
+
+def _encode_records(store: Store, inputs: EncodeInputs) -> tuple[pa.Table, dict[str, Any]]:
+    """Return the ids and the length of each record, in `_TOKENS_SCHEMA`, and the facts."""
+    rows = store.table(inputs.rows, ("record", "row_id"))
+    encoder, decoder = _open_codec(store.root, inputs.tokenizer)
+    texts, rejects, changed, escaped = _serialise_records(inputs, rows.column("record"))
+    counts = TokenizationCounts(sample=ReferenceSample(inputs.min_compared_chars))
+    pieces, altered = _encode_batches(encoder, decoder, texts, counts)
+    if counts.engine_differs:
+        counts = TokenizationCounts(fast_path_mismatches=counts.fast_path_mismatches)
+        pieces, altered = _encode_batches(encoder.without_fast_path(), decoder, texts, counts)
+    ids = pa.chunked_array(pieces, _TOKENS_SCHEMA.field("input_ids").type)
+    lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
+    lengths[[place for place, _, _ in rejects]] = -1
+    facts: dict[str, Any] = {
+        "rejects": rejects,
+        "changed": changed,
+        "escaped": escaped,
+        "altered": len(altered),
+        "altered_rows": rows.column("row_id").take(pa.array(altered[:3], pa.int64())).to_pylist(),
+        "reference_path_texts": counts.reference_path_texts,
+        "fast_path_mismatches": counts.fast_path_mismatches,
+    }
+    return pa.table([ids, lengths], schema=_TOKENS_SCHEMA), facts
+
+
+def _encode_batches(
+    encoder: Encoder, decoder: RoundTripDecoder, texts: Sequence[str], counts: TokenizationCounts
+) -> tuple[list[pa.ListArray], list[int]]:
+    """Return the ids of a part's texts, batch by batch, and the places of texts that they do not give back."""
+    pieces, altered = list[pa.ListArray](), list[int]()
+    for block in cut_blocks([len(text) for text in texts], BATCH_CHARS) if texts else ():
+        own = texts[block.start : block.stop]
+        ids, offsets = _encode_continuations(encoder, own, counts)
+        altered += [block.start + place for place in decoder.altered(own, ids, offsets)]
+        pieces.append(make_list_array(offsets, ids))
+    return pieces, altered
+
+
+def _encode_continuations(
+    encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts
+) -> tuple[NDArray[np.int32], Ints]:
+    """Encode continuation text: without the tokenizer's leading space."""
+    if encoder.card.fast:
+        encoded = encoded_batch.encode_continuations_and_compare(encoder, texts, counts)
+        counts.reference_path_texts += encoded.reference_texts
+        return encoded.ids, encoded.offsets
+    counts.reference_path_texts += len(texts)
+    return encoder.encode_continuation_ids(texts)
+
+
+def _serialise_records(
+    inputs: EncodeInputs, records: pa.ChunkedArray
+) -> tuple[list[str], list[tuple[int, str, str]], int, int]:
+    """Return the training text of every record, and the rejects.
+
+    Followed by two counts: records that the wire format changed, and records that contain special-token text. The
+    lossless text is the row's own except for special tokens, which are rare and found in one pass.
+    """
+    texts: list[str] = [f"{text}\n" for text in records.to_pylist()]
+    schema = RecordSchema.from_json(orjson.loads(inputs.schema))
+    write = Serialiser(schema, special_tokens=inputs.special_tokens, wire=inputs.wire)
+    read, reread = RecordDecoder(schema), RecordDecoder(schema, wire=inputs.wire)
+    rejects: list[tuple[int, str, str]] = []
+    changed = 0
+    # Which records contain the text of a special token.
+    special = np.zeros(len(records), bool)
+    if inputs.special_tokens:
+        pattern = _make_alternation(inputs.special_tokens)
+        special = pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
+    again = range(len(records)) if inputs.wire == "reference" else np.flatnonzero(special).tolist()
+    for place in again:
+        record = read(read_json(texts[place]))
+        assert not isinstance(record, RecordProblem), record
+        line = write(record)
+        if isinstance(line, Rejected):
+            rejects.append((place, line.reason, line.detail))
+            texts[place] = ""
+            continue
+        texts[place] = line
+        changed += inputs.wire == "reference" and reread(read_json(line)) != record
+    return texts, rejects, changed, int(special.sum())
+
+
+@lru_cache(maxsize=2)
+def _make_alternation(texts: tuple[str, ...]) -> str:
+    """Return a pattern that finds any of the texts in a single pass; RE2 compiles it to one automaton."""
+    return "|".join(_REGEX_SPECIAL.sub(r"\\\g<0>", text) for text in texts)
+
+
+_REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+"""Characters with a special meaning in patterns."""
+
+
+# ── Examples of a slice of the plan ──────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuildExamplesInputs(PartInputs):
+    """A slice of a partition's plan, which `slice_fingerprint` identifies with its records, and all its parts."""
+
+    slice_fingerprint: str
+    is_grouped: bool
+    vocab_size: int
+    records: int = field(compare=False)
+    tokens: int = field(compare=False)
+    sources: tuple[RecordSource, ...] = field(compare=False)
+    piece: File = field(compare=False)
+    frame: PromptFrame = field(compare=False)
+    scratch: HostScratch = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Records of the slice."""
+        return self.records
+
+    @property
+    def input_bytes(self) -> int:
+        """About the size of the ids."""
+        return 4 * self.tokens
+
+
+@part_function(version=1)
+def build_part(inputs: BuildExamplesInputs, place: PartPlace) -> PartResult:
+    """Gather the records of a slice of the plan and write them as examples."""
+    piece = load_slice(place.store, inputs.piece)
+    table = _build_examples_table(place.store, inputs, piece)
+    tokens = table.column("tokens").to_numpy().astype(np.int64)
+    classes = {
+        "trained": int(table.column("trained_tokens").to_numpy().sum()),
+        "context": int(table.column("context_tokens").to_numpy().sum()),
+        "template": int(table.column("template_tokens").to_numpy().sum()),
+        "truncated": 0,
+    }
+    # The source parts of the first rows of examples, which lineage names.
+    parts = pc.replace_substring_regex(table.column("example_id"), ":[^:]*$", "")
+    facts: dict[str, Any] = {
+        "split": piece.split,
+        "examples": table.num_rows,
+        "records": len(piece.rows),
+        "tokens": int(tokens.sum()),
+        "tokens_by_split": {piece.split: classes},
+        "outside_vocabulary": example_columns.count_outside_vocabulary(table, inputs.vocab_size),
+        "verified": count_verified(table),
+        "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
+        "flushes": dict(Counter(FLUSHES[flush] for flush in piece.flushes.tolist())),
+        "source_parts": sorted(pc.unique(parts).to_pylist()),
+    }
+    return PartResult({"examples": place.write("examples", table)}, facts)
+
+
+def count_verified(table: pa.Table) -> int:
+    """Count the examples whose every token is trained except the prompt and the first token.
+
+    Checked against the stored spans, which are computed independently of the mask, and against the stored count.
+    """
+    mask, lengths, starts = _flatten_lists(table.column("loss_mask"))
+    span_starts, span_counts, _ = _flatten_lists(table.column("span_starts"))
+    kinds, _, _ = _flatten_lists(table.column("span_kinds"))
+    places = span_starts + np.repeat(starts, span_counts)
+    sizes = np.diff(np.append(places, len(mask)))
+    sums = compute_offsets(mask)
+    wanted = np.where(kinds == PROMPT, 0, sizes - (span_starts == 0))
+    is_wrong = sums[places + sizes] - sums[places] != wanted
+    wrong = np.bincount(np.repeat(np.arange(len(lengths)), span_counts)[is_wrong], minlength=len(lengths)) > 0
+    wrong |= sums[starts + lengths] - sums[starts] != table.column("trained_tokens").to_numpy()
+    return int((~wrong).sum())
+
+
+def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: ExampleSlice) -> pa.Table:
+    """Return a slice of the plan as `RECORD_EXAMPLES`."""
+    sources, frame = [inputs.sources[number] for number in piece.parts.tolist()], inputs.frame
+    wanted, back = np.unique(piece.rows, return_inverse=True)
+    first_rows = compute_offsets([source.rows.rows for source in sources])
+    taken = gather.take_rows(require_copies(sources, store.root, inputs.scratch), first_rows, wanted)
+    ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
+    layout = _lay_out_examples(piece, len(frame.prompt_ids), lengths[back])
+    out = np.empty(layout.total, np.int32)
+    prompt = np.array(frame.prompt_ids, np.int32)
+    out[layout.example_starts[:, None] + np.arange(len(prompt))] = prompt
+    out[layout.unit_starts] = frame.bos_id
+    out[layout.unit_starts + layout.unit_lengths - 1] = frame.eos_id
+    own = lengths[back]
+    ends = np.cumsum(own)
+    steps = np.arange(int(ends[-1]) if len(ends) else 0)
+    out[steps + np.repeat(layout.record_starts - (ends - own), own)] = ids[
+        steps + np.repeat(begins[back] - (ends - own), own)
+    ]
+    mask = np.ones(layout.total, bool)
+    mask[layout.example_starts[:, None] + np.arange(len(prompt))] = False
+    # No token before an example's first one could predict it.
+    mask[layout.example_starts] = False
+    return _assemble_table(inputs, piece, taken, back, layout, out, mask)
+
+
+def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
+    lists = column.combine_chunks()
+    offsets = np.asarray(lists.offsets, np.int64)
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    return values, np.diff(offsets), offsets[:-1] - offsets[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ExampleLayout:
+    """Offsets in the concatenated examples."""
+
+    total: int
+    example_starts: Ints
+    example_lengths: Ints
+    unit_starts: Ints
+    unit_lengths: Ints
+    record_starts: Ints
+    unit_of_record: Ints
+    example_of_unit: Ints
+
+
+def _lay_out_examples(piece: ExampleSlice, prompt: int, lengths: Ints) -> _ExampleLayout:
+    zero = np.zeros(1, np.int64)
+    record_ends = np.concatenate((zero, np.cumsum(lengths)))
+    unit_lengths = np.diff(record_ends[piece.units]) + DELIMITERS_PER_UNIT
+    unit_ends = np.concatenate((zero, np.cumsum(unit_lengths)))
+    example_lengths = prompt + np.diff(unit_ends[piece.examples])
+    example_starts = np.cumsum(example_lengths) - example_lengths
+    example_of_unit = np.repeat(np.arange(len(example_lengths)), np.diff(piece.examples))
+    unit_of_record = np.repeat(np.arange(len(unit_lengths)), np.diff(piece.units))
+    before = unit_ends[:-1] - unit_ends[piece.examples[:-1]][example_of_unit]
+    unit_starts = example_starts[example_of_unit] + prompt + before
+    inside = record_ends[:-1] - record_ends[piece.units[:-1]][unit_of_record]
+    return _ExampleLayout(
+        int(example_lengths.sum()), example_starts, example_lengths, unit_starts, unit_lengths,
+        unit_starts[unit_of_record] + 1 + inside, unit_of_record, example_of_unit,
+    )  # fmt: skip
+
+
+def _lay_out_spans(
+    piece: ExampleSlice, prompt: int, layout: _ExampleLayout
+) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
+    """Return the spans per example, and start, record and kind of every span: prompt, BOS, each record, EOS."""
+    count, units, records = len(layout.example_starts), len(layout.unit_starts), len(layout.record_starts)
+    first_record = piece.units[piece.examples[:-1]]
+    number = np.arange(records) - first_record[layout.example_of_unit[layout.unit_of_record]]
+    has_prompt = count if prompt else 0
+    starts = np.concatenate(
+        (
+            layout.example_starts[:has_prompt],
+            layout.unit_starts,
+            layout.record_starts,
+            layout.unit_starts + layout.unit_lengths - 1,
+        )
+    )
+    kinds = np.repeat(np.array([PROMPT, TEMPLATE, RECORD, TEMPLATE], np.int8), (has_prompt, units, records, units))
+    messages = np.concatenate((np.full(has_prompt + units, -1), number, np.full(units, -1)))
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    counts = np.diff(np.searchsorted(starts, np.append(layout.example_starts, layout.total)))
+    return counts, starts - np.repeat(layout.example_starts, counts), messages[order], kinds[order]
+
+
+def _assemble_table(
+    inputs: BuildExamplesInputs,
+    piece: ExampleSlice,
+    taken: pa.Table,
+    back: Ints,
+    layout: _ExampleLayout,
+    ids: NDArray[np.int32],
+    mask: NDArray[np.bool_],
+) -> pa.Table:
+    counts, span_starts, span_messages, span_kinds = _lay_out_spans(piece, len(inputs.frame.prompt_ids), layout)
+    record_offsets = piece.units[piece.examples]
+    row_ids = taken.column("row_id").combine_chunks().take(pa.array(back))
+    firsts = pa.array(record_offsets[:-1])
+    names = row_ids.take(firsts).to_pylist()
+    examples = len(layout.example_starts)
+    trained = layout.example_lengths - np.maximum(len(inputs.frame.prompt_ids), 1)
+    keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(piece.units[:-1]))
+    by_unit = piece.examples if inputs.is_grouped else np.arange(examples + 1)
+    # Offsets into the non-null keys: rows without groups have none.
+    before = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
+    columns: dict[str, Any] = {
+        "example_id": [f"{name}#{k}" for name, k in zip(names, piece.numbers.tolist(), strict=True)],
+        "row_ids": make_list_array(record_offsets, row_ids),
+        "split": [piece.split] * examples,
+        "domain": taken.column("domain").combine_chunks().take(pa.array(back)).take(firsts),
+        "input_ids": make_list_array(compute_offsets(layout.example_lengths), ids),
+        "loss_mask": make_list_array(compute_offsets(layout.example_lengths), mask),
+        "span_starts": make_list_array(compute_offsets(counts), span_starts.astype(np.int32)),
+        "span_messages": make_list_array(compute_offsets(counts), span_messages.astype(np.int32)),
+        "span_kinds": make_list_array(compute_offsets(counts), span_kinds),
+        "original_tokens": layout.example_lengths.astype(np.int32),
+        "tokens": layout.example_lengths.astype(np.int32),
+        "trained_tokens": trained.astype(np.int32),
+        "context_tokens": (layout.example_lengths - trained).astype(np.int32),
+        "group_keys": make_list_array(before[by_unit], keys.drop_null()),
+        "record_start": piece.starts,
+        "record_stop": piece.starts + np.diff(record_offsets),
+        "pass": piece.passes.astype(np.int32),
+        "budget": piece.budgets,
+        "flush": [FLUSHES[flush] for flush in piece.flushes.tolist()],
+    }
+    # Nothing is truncated: an example of records is complete, or it is not made.
+    nothing = np.zeros(examples, np.int32)
+    return pa.table([columns.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
+
+
+# ── The initial prefill of generated series: the first records of each training series, as trained ──
+
+
+PREFILL_RECORDS = 3
+
+
+PREFILL_SCHEMA = pa.schema(
+    [
+        pa.field("group_key", pa.string(), nullable=False),
+        pa.field("records", pa.list_(pa.string()), nullable=False),
+        pa.field("start", pa.string()),
+        pa.field("stop", pa.string()),
+        pa.field("length", pa.int64(), nullable=False),
+    ]
+)
+"""Per training series of a partition, in the order of keys: its first records as trained, its first and last time as
+JSON, and its number of records."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOptions:
+    """How the records of an initial prefill are written."""
+
+    form: Records
+    schema: RecordSchema
+    frame: PromptFrame
+
+
+def write_prefill(
+    store: Store, folder: str, options: PrefillOptions, files: Sequence[File], index: RowIndex, plan: PartitionPlan
+) -> list[Part]:
+    """Write the initial prefill of a partition; none under differential privacy, since it would publish records.
+
+    `files` are the parts of rows that the index counts.
+    """
+    form = options.form
+    train = next((one for one in plan.splits if one.split == "train"), None)
+    if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:
+        return []
+    begins, ends = train.records.groups[:-1], train.records.groups[1:]
+    wanted = np.concatenate(
+        [
+            np.append(np.arange(a, min(a + PREFILL_RECORDS, b)), b - 1)
+            for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
+    )
+    shown = find_distinct(train.rows[wanted])
+    texts = dict(zip(shown.tolist(), read_row_column(store, files, index, shown, "record"), strict=True))
+    read = RecordDecoder(options.schema)
+    write = Serialiser(options.schema, special_tokens=options.frame.special_tokens, wire=form.codec.wire)
+    lines: list[dict[str, Any]] = []
+    for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        own = train.rows[first:last]
+        lines.append(
+            {
+                "group_key": index.keys[group],
+                "records": [_format_as_trained(texts[row], read, write) for row in own[:PREFILL_RECORDS].tolist()],
+                "start": _read_record_time(texts[int(own[0])], form.order_column),
+                "stop": _read_record_time(texts[int(own[-1])], form.order_column),
+                "length": last - first,
+            }
+        )
+    table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
+    place = PartPlace(store, folder, digest_json("prefill", VERSION, lines))
+    return [Part(place.fingerprint, {"prefill": place.write("prefill", table)}, {})]
+
+
+def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:
+    record = read(read_json(text))
+    assert not isinstance(record, RecordProblem), record
+    line = write(record)
+    assert isinstance(line, str), line
+    return line
+
+
+def _read_record_time(text: str, column: str | None) -> str | None:
+    """Return a record's time as the JSON text of its value."""
+    if column is None:
+        return None
+    record: dict[str, Any] = read_json(text)
+    value = record.get(column)
+    return None if value is None else orjson.dumps(value, default=str).decode()
+
+
+# ── Slices of a partition's plan: runs of examples with their records, each with its fingerprint ──
+
+
+PART_TOKENS = 1 << 20
+"""Tokens of a part of examples; a worker needs about 20 MB to lay it out."""
+
+
+def cut_slices(
+    plan: PartitionPlan, index: RowIndex, parts: Sequence[RowPart], frame: PromptFrame
+) -> Iterator[ExampleSlice]:
+    """Yield the plan of each split in slices; `parts` are those that the index counts."""
+    part_rows = np.array([part.rows.rows for part in parts], np.int64)
+    fingerprints = [part.fingerprint for part in parts]
+    for split in plan.splits:
+        # The numbers of the examples that begin with the same row, in plan order.
+        firsts = split.rows[split.assembled.records[split.assembled.record_offsets[:-1]]]
+        order = np.argsort(firsts, kind="stable")
+        ordered = firsts[order]
+        begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+        numbers = np.empty(len(firsts), np.int64)
+        numbers[order] = np.arange(len(firsts)) - np.repeat(begins, np.diff(np.append(begins, len(firsts))))
+        # Runs of about `PART_TOKENS`; later examples do not affect earlier boundaries.
+        part_numbers = np.cumsum(split.lengths) // PART_TOKENS
+        borders = [0, *(np.flatnonzero(np.diff(part_numbers)) + 1).tolist(), len(split.lengths)]
+        for first, last in pairwise(borders):
+            if first < last:
+                yield _cut_slice(plan, split, numbers, index, part_rows, fingerprints, frame, first, last)
+
+
+def _cut_slice(
+    plan: PartitionPlan,
+    one: SplitTablePlan,
+    numbers: Ints,
+    index: RowIndex,
+    part_rows: Ints,
+    fingerprints: Sequence[str],
+    frame: PromptFrame,
+    first: int,
+    last: int,
+) -> ExampleSlice:
+    made = one.assembled
+    units = made.examples[first : last + 1]
+    records = made.units[units[0] : units[-1] + 1]
+    rows = one.rows[made.records[records[0] : records[-1]]]
+    starts = made.record_offsets[first:last]
+    if plan.mode == "sequential":
+        own = made.records[starts]
+        starts = own - one.records.groups[np.searchsorted(one.records.groups, own, "right") - 1]
+    arrays: dict[str, NDArray[Any]] = {
+        "units": records - records[0],
+        "examples": units - units[0],
+        "numbers": numbers[first:last],
+        "starts": starts,
+        "passes": made.passes[first:last],
+        "budgets": made.budgets[first:last],
+        "flushes": made.flushes[first:last],
+    }
+    which, places = index.locate_rows(rows)
+    used, local = np.unique(which, return_inverse=True)
+    # Rows are identified by the fingerprints of their parts and their places in these.
+    identity = [
+        [fingerprints[i] for i in used.tolist()],
+        digest_bytes(local.astype(np.int64).tobytes()),
+        digest_bytes(places.tobytes()),
+    ]
+    digests = {name: digest_bytes(values.tobytes()) for name, values in arrays.items()}
+    fingerprint = digest_json("examples", VERSION, frame.to_json(), one.split, plan.mode, identity, digests)
+    return ExampleSlice(
+        fingerprint=fingerprint,
+        split=one.split,
+        tokens=int(one.lengths[first:last].sum()),
+        parts=used,
+        rows=places + compute_offsets(part_rows[used])[local],
+        **arrays,
+    )

@@ -1,0 +1,563 @@
+"""What columns hold: evidence of parts, joined, and the types that follow.
+
+Evidence about columns: the shapes of their values, with counts and first locations.
+
+A type is decided over all data, so evidence is collected per part and merged in part order; a part that was observed
+before is not read again.
+
+Inference of a contract from evidence: each column's type, from all of its values.
+
+A number type reads the shapes listed in `value_shapes.py`, so `.2`, `1e-05` and `NA` belong to it. One stray cell, or
+one in a thousand, does not change a column's type: it is a mismatch, counted and reported. All digits with a leading 0
+do change it: that is a code. Dates are text to a model, and only an order column needs them parsed, so a stray cell
+makes any other column of dates text, which loses nothing. A column that two formats read differently stays text, too.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import TypeAlias
+
+from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json
+from rowmill.kinds.tables.schema import Column, ColumnType, RecordSchema
+from rowmill.kinds.tables.table_contract.contract import TIMES, CellType, ColumnContract, TableContract
+from rowmill.kinds.tables.table_contract.declared_types import parse_declared_column
+from rowmill.kinds.tables.table_contract.value_shapes import (
+    INTEGERS,
+    NUMBERS,
+    formats_of,
+    is_absent_shape,
+    is_ambiguous_shape,
+    time_shape_of,
+)
+from rowmill.kinds.tables.time_order import CANDIDATES, ELAPSED, ISO8601, TEXT, TIME_OF_DAY, SortKey, resolve_sort_key
+
+CellLocation: TypeAlias = tuple[int, int]
+"""A part, and a record in it, both counted from 0."""
+
+MAX_EXAMPLES = 3
+"""Distinct texts kept of each shape."""
+MAX_EXAMPLE_CHARS = 100
+"""Characters kept of such a text."""
+_KINDS: dict[type, str] = {
+    int: "integer", Decimal: "decimal", float: "decimal", bool: "boolean", str: "string",
+    list: "container", dict: "container",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeTally:
+    """Number of values of a shape, and the first distinct ones with their locations."""
+
+    count: int
+    examples: tuple[tuple[str, CellLocation], ...]
+
+    def plus(self, other: "ShapeTally") -> "ShapeTally":
+        """Add what a later part says."""
+        known = {text for text, _ in self.examples}
+        news = tuple(example for example in other.examples if example[0] not in known)
+        return ShapeTally(self.count + other.count, (*self.examples, *news)[:MAX_EXAMPLES])
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnEvidence:
+    """Evidence about one column.
+
+    `present` records have it, of which `nulls` have null or an empty cell. `cells` counts the other cells of CSV by
+    shape; for JSON values, `kinds` counts the types and `times` the texts that are times. `gap` is the first record
+    without the column.
+    """
+
+    first: CellLocation
+    present: int = 0
+    nulls: int = 0
+    cells: Mapping[str, ShapeTally] = field(default_factory=dict[str, ShapeTally])
+    kinds: Mapping[str, ShapeTally] = field(default_factory=dict[str, ShapeTally])
+    times: Mapping[str, ShapeTally] = field(default_factory=dict[str, ShapeTally])
+    gap: CellLocation | None = None
+
+    def plus(self, other: "ColumnEvidence") -> "ColumnEvidence":
+        """Add what a later part says."""
+        return ColumnEvidence(
+            self.first,
+            self.present + other.present,
+            self.nulls + other.nulls,
+            _merge_tallies(self.cells, other.cells),
+            _merge_tallies(self.kinds, other.kinds),
+            _merge_tallies(self.times, other.times),
+            other.gap if self.gap is None else self.gap,
+        )
+
+    @property
+    def values(self) -> int:
+        """Number of values that are neither null nor an empty cell."""
+        return self.present - self.nulls
+
+
+def _merge_tallies(one: Mapping[str, ShapeTally], other: Mapping[str, ShapeTally]) -> dict[str, ShapeTally]:
+    return {
+        name: one[name].plus(other[name]) if name in one and name in other else one.get(name) or other[name]
+        for name in dict.fromkeys((*one, *other))
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TableEvidence:
+    """Evidence about all columns, in order of first occurrence."""
+
+    records: int
+    columns: Mapping[str, ColumnEvidence]
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as a JSON value."""
+        return {"records": self.records, "columns": {name: _column_to_json(one) for name, one in self.columns.items()}}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Json]) -> "TableEvidence":
+        """Read what `to_json` returned."""
+        columns: dict[str, Json] = stored["columns"]
+        return cls(stored["records"], {name: _column_from_json(one) for name, one in columns.items()})
+
+
+def _column_to_json(column: ColumnEvidence) -> Json:
+    tallies = [
+        {name: [one.count, [[text, *place] for text, place in one.examples]] for name, one in counted.items()}
+        for counted in (column.cells, column.kinds, column.times)
+    ]
+    return [column.first, column.present, column.nulls, *tallies, column.gap]
+
+
+def _column_from_json(stored: Json) -> ColumnEvidence:
+    first, present, nulls, cells, kinds, times, gap = stored
+    counted = [
+        {
+            name: ShapeTally(count, tuple((text, (part, row)) for text, part, row in examples))
+            for name, (count, examples) in one.items()
+        }
+        for one in (cells, kinds, times)
+    ]
+    return ColumnEvidence(tuple(first), present, nulls, *counted, gap=None if gap is None else tuple(gap))
+
+
+# ── One part ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def observe_records(records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None) -> TableEvidence:
+    """Return the evidence of a part's JSON values; `rows` are the record numbers in the part."""
+    numbers = range(len(records)) if rows is None else rows
+    values: dict[str, list[Json]] = {}
+    having: dict[str, list[int]] = {}
+    whole: dict[str, None] = dict.fromkeys(records[0]) if records else {}
+    if all(record.keys() == whole.keys() for record in records):
+        values = {name: [record[name] for record in records] for name in whole}
+        having = {name: list(numbers) for name in whole}
+    else:
+        for number, record in zip(numbers, records, strict=True):
+            for name, value in record.items():
+                values.setdefault(name, []).append(value)
+                having.setdefault(name, []).append(number)
+    return TableEvidence(
+        len(records), {name: _observe_values(column, having[name], numbers) for name, column in values.items()}
+    )
+
+
+def _tally_time_shapes(
+    counted: Mapping[str, int], texts: Sequence[Json], having: Sequence[int]
+) -> dict[str, ShapeTally]:
+    """Count JSON texts by shape; `counted` has them in order of first occurrence."""
+    counts: Counter[str] = Counter()
+    first: dict[str, list[str]] = {}
+    for text, count in counted.items():
+        shape = time_shape_of(text)
+        counts[shape] += count
+        held = first.setdefault(shape, [])
+        if len(held) < MAX_EXAMPLES:
+            held.append(text)
+    return {
+        shape: ShapeTally(
+            count, tuple((text[:MAX_EXAMPLE_CHARS], (0, having[texts.index(text)])) for text in first[shape])
+        )
+        for shape, count in counts.items()
+    }
+
+
+def _observe_values(values: Sequence[Json], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
+    types = list(map(type, values))
+    kinds: dict[str, ShapeTally] = {}
+    for value_type, count in Counter(types).items():
+        if value_type is not type(None):
+            examples: list[tuple[str, CellLocation]] = []
+            at = -1
+            for _ in range(min(MAX_EXAMPLES, count)):
+                at = types.index(value_type, at + 1)
+                examples.append((str(values[at])[:MAX_EXAMPLE_CHARS], (0, having[at])))
+            tally = ShapeTally(count, tuple(examples))
+            kind = _KINDS[value_type]
+            kinds[kind] = kinds[kind].plus(tally) if kind in kinds else tally
+    texts = [value for value in values if type(value) is str] if "string" in kinds else []
+    times = _tally_time_shapes(Counter(text for text in texts if text), values, having) if texts else {}
+    gap: CellLocation | None = None
+    if len(having) != len(numbers):
+        present = set(having)
+        gap = (0, next(number for number in numbers if number not in present))
+    return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, gap)
+
+
+# ── All parts ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def merge_evidence(parts: Iterable[TableEvidence]) -> TableEvidence:
+    """Merge the evidence of parts; columns are in order of first occurrence."""
+    records, columns = 0, dict[str, ColumnEvidence]()
+    seen: list[tuple[int, TableEvidence]] = []
+    for number, part in enumerate(parts):
+        if not part.records:
+            continue
+        records += part.records
+        seen.append((number, part))
+        for name, column in part.columns.items():
+            tallies = [
+                {
+                    shape: ShapeTally(tally.count, tuple((text, (number, row)) for text, (_, row) in tally.examples))
+                    for shape, tally in counted.items()
+                }
+                for counted in (column.cells, column.kinds, column.times)
+            ]
+            first, gap = (number, column.first[1]), None if column.gap is None else (number, column.gap[1])
+            placed = ColumnEvidence(first, column.present, column.nulls, *tallies, gap=gap)
+            columns[name] = columns[name].plus(placed) if name in columns else placed
+    located = {name: _locate_gap(name, column, records, seen) for name, column in columns.items()}
+    return TableEvidence(records, located)
+
+
+def _locate_gap(
+    name: str, column: ColumnEvidence, records: int, seen: Sequence[tuple[int, TableEvidence]]
+) -> ColumnEvidence:
+    """Find the first record without a column that is missing from some parts."""
+    if column.present == records:
+        return column
+    for number, part in seen:
+        own = part.columns.get(name)
+        if own is None:
+            return replace(
+                column, gap=(number, min(one.first[1] for one in part.columns.values()) if part.columns else 0)
+            )
+        if own.gap is not None:
+            return replace(column, gap=(number, own.gap[1]))
+    return column
+
+
+# ── Inference of a contract from evidence: each column's type, from all of its values ──
+
+
+STRAY_SHARE = 1000
+"""One value in this many may not fit the type of all others."""
+MIN_FITTING = 10
+"""Minimum values that fit a type before one that does not counts as stray."""
+
+
+def infer_contract(
+    evidence: TableEvidence,
+    declared: Mapping[str, str],
+    *,
+    order: str | None = None,
+    leading: Sequence[str] = (),
+    delimiter: str | None = None,
+    quote: str | None = None,
+) -> TableContract:
+    """Infer a contract; `declared` are the types of typed sources, `leading` the columns that are written first."""
+    names = [*(name for name in leading if name in evidence.columns), *evidence.columns]
+    columns = {
+        name: _infer_column(evidence.columns[name], evidence.records, declared.get(name), is_order=name == order)
+        for name in dict.fromkeys(names)
+    }
+    return TableContract(delimiter=delimiter, quote=quote, columns=columns)
+
+
+def _infer_column(seen: ColumnEvidence, records: int, declared: str | None, *, is_order: bool) -> ColumnContract:
+    required = seen.present == records
+    if declared is not None and not seen.cells:
+        kind = _map_schema_type(parse_declared_column("column", declared, nullable=True, required=True).type)
+        if kind not in ("text", "any"):
+            return ColumnContract(type=kind, format="iso8601" if kind in TIMES else None, required=required)
+        if kind == "any":
+            return ColumnContract(type="any", required=required)
+    if seen.kinds and not seen.cells:
+        kind = _map_schema_type(_infer_json_type(seen.kinds))
+        return (
+            _infer_from_times(seen.times, required=required)
+            if kind == "text"
+            else ColumnContract(type=kind, required=required)
+        )
+    if seen.kinds:
+        return ColumnContract(type="any" if seen.kinds.keys() - {"string"} else "text", required=required)
+    text = ColumnContract(type="text", required=required)
+    absent = sum(tally.count for shape, tally in seen.cells.items() if is_absent_shape(shape))
+    values = sum(tally.count for tally in seen.cells.values()) - absent
+    if not values or "zeros" in seen.cells:
+        return text
+    found = [(_count_fitting(seen.cells, candidate.shapes), candidate) for candidate in _CANDIDATE_TYPES]
+    most, best = max(found, key=lambda pair: pair[0])
+    if _is_tolerable(values - most, most):
+        if _is_comma_ambiguous(seen.cells, best):
+            return text
+        return best.column.model_copy(update={"required": required, "na": _collect_na_words(seen.cells)})
+    return _infer_from_times(seen.cells, required=required, is_order=is_order)
+
+
+def _map_schema_type(kind: ColumnType) -> CellType:
+    """Return the contract type of a schema type."""
+    match kind:
+        case "integer" | "boolean" | "date" | "datetime" | "time":
+            return kind
+        case "float" | "decimal":
+            return "number"
+        case "string":
+            return "text"
+        case "duration" | "bytes" | "list" | "struct" | "json":
+            return "any"
+
+
+def _infer_json_type(kinds: Iterable[str]) -> ColumnType:
+    match sorted(kinds):
+        case ["integer"]:
+            return "integer"
+        case ["decimal"] | ["decimal", "integer"]:
+            return "decimal"
+        case ["boolean"]:
+            return "boolean"
+        case ["string"] | []:
+            return "string"
+        case _:
+            return "json"
+
+
+# ── Cells ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _CandidateType:
+    """A candidate type, and the shapes that it reads."""
+
+    column: ColumnContract
+    shapes: frozenset[str]
+
+
+def _list_candidate_types() -> tuple[_CandidateType, ...]:
+    integer = _CandidateType(ColumnContract(type="integer"), INTEGERS[""])
+    numbers = [
+        _CandidateType(ColumnContract(type="number", decimal=decimal, thousands=thousands), shapes)  # pyrefly: ignore[bad-argument-type]
+        for (decimal, thousands), shapes in NUMBERS.items()
+    ]
+    grouped = [
+        _CandidateType(ColumnContract(type="integer", thousands=sign), shapes)  # pyrefly: ignore[bad-argument-type]
+        for sign, shapes in INTEGERS.items()
+        if sign
+    ]
+    # `1.234` is a fraction unless another cell shows that the point separates thousands.
+    return (
+        integer,
+        numbers[0],
+        *grouped,
+        *numbers[1:],
+        _CandidateType(ColumnContract(type="boolean"), frozenset({"boolean"})),
+    )
+
+
+_CANDIDATE_TYPES = _list_candidate_types()
+"""In order of preference: of two that read equally many cells, the first wins."""
+
+
+def _count_fitting(cells: Mapping[str, ShapeTally], shapes: Iterable[str]) -> int:
+    return sum(cells[shape].count for shape in shapes if shape in cells)
+
+
+def _is_tolerable(odd: int, fitting: int) -> bool:
+    if not odd:
+        return fitting > 0
+    return fitting >= MIN_FITTING and odd <= max(1, (odd + fitting) // STRAY_SHARE)
+
+
+def _is_comma_ambiguous(cells: Mapping[str, ShapeTally], best: _CandidateType) -> bool:
+    """Tell whether a comma, as in `1,234`, may as well be a decimal as a thousands separator."""
+    if "comma_group" not in cells:
+        return False
+    as_thousands = _count_fitting(cells, NUMBERS[".", ","])
+    as_fraction = max(_count_fitting(cells, NUMBERS[",", sign]) for sign in ("", ".", " "))
+    return as_thousands == as_fraction and best.column.type in ("integer", "number")
+
+
+def _collect_na_words(cells: Mapping[str, ShapeTally]) -> tuple[str, ...]:
+    return tuple(sorted(shape.partition(":")[2] for shape in cells if shape.startswith(("na:", "mark:"))))
+
+
+def _infer_from_times(tallies: Mapping[str, ShapeTally], *, required: bool, is_order: bool = False) -> ColumnContract:
+    text = ColumnContract(type="text", required=required)
+    absent = sum(tally.count for shape, tally in tallies.items() if is_absent_shape(shape))
+    values = sum(tally.count for tally in tallies.values()) - absent
+    counts = _count_formats(tallies)
+    if not counts:
+        return text
+    best = max(counts, key=lambda name: counts[name])
+    odd = values - counts[best]
+    if odd and not (is_order and _is_tolerable(odd, counts[best])):
+        return text
+    if _find_rival_format(tallies, best):
+        return text
+    kinds = {shape.split(":", 2)[1] for shape in tallies if best in formats_of(shape)}
+    kind: CellType = "time" if kinds == {"time"} else "date" if kinds == {"date"} else "datetime"
+    return ColumnContract(type=kind, format=best, required=required, na=_collect_na_words(tallies))
+
+
+def _count_formats(tallies: Mapping[str, ShapeTally]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for order in CANDIDATES:
+        read = sum(tally.count for shape, tally in tallies.items() if order.name in formats_of(shape))
+        if read:
+            counts[order.name] = read
+    return counts
+
+
+def _find_rival_format(tallies: Mapping[str, ShapeTally], best: str) -> tuple[str, tuple[str, object]] | None:
+    """Return another format that reads as many texts, with a text that it reads differently."""
+    counts = _count_formats(tallies)
+    for shape, tally in tallies.items():
+        if is_ambiguous_shape(shape) and best in formats_of(shape):
+            for name in formats_of(shape):
+                if name != best and counts[name] == counts[best]:
+                    return name, tally.examples[0]
+    return None
+
+
+# ── Schema and sort key of a contract ──────────────────────────────────────────────────────────────────────────
+
+
+def build_record_schema(
+    contract: TableContract, evidence: TableEvidence, declared: Mapping[str, str], leading: Sequence[str]
+) -> RecordSchema:
+    """Return the schema of records under a contract; the evidence decides which columns are nullable or optional."""
+    columns = [
+        _build_schema_column(name, one, evidence.columns.get(name), evidence.records, declared.get(name))
+        for name, one in contract.used.items()
+    ]
+    return RecordSchema(tuple(columns)).with_leading(name for name in leading if name in contract.used)
+
+
+def _build_schema_column(
+    name: str, column: ColumnContract, seen: ColumnEvidence | None, records: int, declared: str | None
+) -> Column:
+    if seen is None:
+        return Column(name, _map_cell_type(column), nullable=True, required=False)
+    allows_null = column.on_mismatch == "na" or (
+        bool(seen.cells) and (bool(column.na) or (column.type != "text" and "blank" in seen.cells))
+    )
+    nullable, required = seen.nulls > 0 or allows_null, seen.present == records
+    if seen.cells or (not seen.kinds and declared is None):
+        return Column(name, _map_cell_type(column), nullable=nullable, required=required)
+    if declared is not None:
+        parsed = parse_declared_column(name, declared, nullable=nullable, required=required)
+        if column.type in ("any", _map_schema_type(parsed.type)) or column.type in TIMES:
+            return parsed
+    kind = _infer_json_type(seen.kinds) if column.type == "any" else _map_cell_type(column)
+    return Column(name, kind, nullable=nullable, required=required)
+
+
+def _map_cell_type(column: ColumnContract) -> ColumnType:
+    match column.type:
+        case "integer" | "boolean":
+            return column.type
+        case "number":
+            return "decimal"
+        case "date" | "datetime" | "time" | "text":
+            return "string"
+        case "any":
+            return "string"
+
+
+def infer_sort_key(
+    name: str,
+    contract: TableContract,
+    evidence: TableEvidence,
+    schema: RecordSchema,
+    *,
+    timestamp_format: str,
+    must_be_time: bool,
+    is_pinned: bool,
+    where: str,
+) -> SortKey:
+    """Return the sort key of the order column.
+
+    Raises
+    ------
+    ConfigError
+        If the column cannot order records: no format reads its text, two disagree, or its type has no order.
+
+    """
+    column = contract.columns[name]
+    if timestamp_format != "auto":
+        return resolve_sort_key(timestamp_format, schema.by_name[name], where=where)
+    match column.type:
+        case "integer" | "number":
+            return ELAPSED
+        case "date" | "datetime":
+            assert column.format is not None
+            return SortKey(column.format)
+        case "time":
+            return TIME_OF_DAY if column.format is None or column.format == ISO8601.name else SortKey(column.format)
+        case "text" if (is_pinned and not must_be_time) or not evidence.columns[name].values:
+            return TEXT
+        case "text":
+            raise _make_order_error(name, evidence.columns[name], where)
+        case "any" if schema.by_name[name].type == "duration":
+            return ELAPSED
+        case "boolean" | "any":
+            raise ConfigError(
+                f"{where}: column {name!r} is {schema.by_name[name].type}, which has no order; choose a column "
+                "of numbers, times or text"
+            )
+
+
+def _make_order_error(name: str, seen: ColumnEvidence, where: str) -> ConfigError:
+    """Explain why a column of text has no order: alphabetically, `Apr 2024` would precede `Jan 2024`."""
+    tallies = seen.cells or seen.times
+    counts = _count_formats(tallies)
+    if not counts and not _count_numbers(tallies):
+        example = next((text for tally in tallies.values() for text, _ in tally.examples), "")
+        return ConfigError(
+            f"{where}: auto: column {name!r} is text that no known time format reads, such as {example!r:.60}; "
+            "write the format as a strptime format, or `text` to sort by code points"
+        )
+    if _count_numbers(tallies) > max(counts.values(), default=0):
+        odd = next(
+            text for shape, tally in tallies.items() if not _is_number_shape(shape) for text, _ in tally.examples
+        )
+        return ConfigError(
+            f"{where}: auto: column {name!r} has numbers and {odd!r:.60}, which cannot be ordered together; "
+            "correct the cells, or pin the column's type and its na words in the table contract"
+        )
+    best = max(counts, key=lambda format_name: counts[format_name])
+    rival = _find_rival_format(tallies, best)
+    if rival is not None and counts[best] == sum(tally.count for tally in tallies.values()):
+        return ConfigError(
+            f"{where}: auto: {best} and {rival[0]} both read every value of column {name!r} and disagree on "
+            f"{rival[1][0]!r:.60}; write the one that is meant"
+        )
+    worst = next((t for shape, one in tallies.items() if best not in formats_of(shape) for t, _ in one.examples), "")
+    return ConfigError(
+        f"{where}: auto: no known format reads every value of column {name!r}; {best} comes closest and does not read "
+        f"{worst!r:.60}; ISO 8601, d/m/Y, m/d/Y, d.m.Y, Y/m/d, %b %d %Y, %b %Y and %H:%M[:%S] are known; write "
+        "another as a strptime format"
+    )
+
+
+def _count_numbers(tallies: Mapping[str, ShapeTally]) -> int:
+    return sum(tally.count for shape, tally in tallies.items() if _is_number_shape(shape))
+
+
+_NUMBER_SHAPES = frozenset().union(*NUMBERS.values(), *INTEGERS.values())
+
+
+def _is_number_shape(shape: str) -> bool:
+    return shape in _NUMBER_SHAPES

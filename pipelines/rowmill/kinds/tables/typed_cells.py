@@ -1,0 +1,618 @@
+"""A record of a table as typed values, from cells of text, JSON or Arrow columns."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cached_property, partial
+from itertools import pairwise, repeat
+from json.encoder import encode_basestring
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rowmill.core.json import Json
+from rowmill.formats.messages import get_at_path
+from rowmill.formats.splits import Splits
+from rowmill.kinds.tables.options import Records
+from rowmill.kinds.tables.schema import Column, Record, RecordSchema, Value
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
+from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, read_position
+from rowmill.kinds.tables.table_contract.cell_columns import CellColumn, are_equal, write_cells, write_strings
+from rowmill.kinds.tables.table_contract.cells import NULL
+from rowmill.kinds.tables.table_contract.contract import TIMES
+from rowmill.kinds.tables.table_contract.drift import describe_column_contract
+from rowmill.kinds.tables.time_order import Position, SortKey
+from rowmill.schema.rows import Rejected
+
+DEFAULT_DOMAIN = "__default__"
+
+
+def reject_absent(reason: str, column: str) -> Rejected:
+    """Reject a record whose column is absent or null."""
+    return Rejected(reason, f"{column} is absent or null")
+
+
+class TypedRecord(NamedTuple):
+    """A valid record: its text, its group and order keys, and its domain.
+
+    A named tuple, not a dataclass: one is made per record, and a frozen dataclass takes three times as long.
+    """
+
+    text: str
+    group: str | None
+    order: str | None
+    domain: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TypedColumns:
+    """The records of a part column by column, in the form of `TypedRecord`, and the rejects."""
+
+    texts: pl.Series
+    groups: pl.Series
+    orders: pl.Series
+    domains: pl.Series
+    refused: Mapping[int, Rejected]
+
+
+@dataclass(slots=True)
+class RefusedRecords:
+    """Rejects by place; the first reason of a record counts."""
+
+    found: dict[int, Rejected] = field(default_factory=dict[int, Rejected])
+
+    def add(self, place: int, rejected: Rejected) -> None:
+        """Reject one record."""
+        self.found.setdefault(place, rejected)
+
+    def add_many(self, places: NDArray[np.bool_], rejected: Rejected) -> None:
+        """Reject the marked records."""
+        for place in np.flatnonzero(places).tolist():
+            self.found.setdefault(place, rejected)
+
+    def add_all(self, count: int, rejected: Rejected) -> None:
+        """Reject all records of a part."""
+        for place in range(count):
+            self.found.setdefault(place, rejected)
+
+
+@dataclass(slots=True)
+class MismatchLog:
+    """Values that do not fit their columns: by column, their count, and the first with its record's number."""
+
+    found: dict[str, tuple[int, str, int]] = field(default_factory=dict[str, tuple[int, str, int]])
+
+    def add(self, column: str, text: str, row: int, count: int = 1) -> None:
+        """Count values of a column that do not fit; `text` is one of them, `row` its record's number."""
+        known, first, place = self.found.get(column, (0, text, row))
+        self.found[column] = (known + count, *((first, place) if place <= row else (text, row)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return them as a JSON object, columns by name."""
+        return {name: list(self.found[name]) for name in sorted(self.found)}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRoles:
+    """The columns that hold a record's group, order, time and domain."""
+
+    group: tuple[str, ...]
+    is_list: bool
+    by_file: bool
+    order: str | None
+    time_key: str | None
+    domain: str | None
+
+    def key_of(self, texts: Sequence[str]) -> str:
+        """Return a group's key from the JSON texts of its values."""
+        return f"[{','.join(texts)}]" if self.is_list else texts[0]
+
+    def join_keys(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        """Return each record's group key, from columns of JSON texts."""
+        joined = pl.concat_str(columns, separator=",")
+        return pl.concat_str(pl.lit("["), joined, pl.lit("]")) if self.is_list else joined
+
+
+def resolve_column_roles(form: Records, splits: Splits) -> ColumnRoles:
+    """Return the columns that the options name."""
+    given = (splits.group_key,) if isinstance(splits.group_key, str) else tuple(splits.group_key or ())
+    is_list = not isinstance(form.data.group_training_examples_by or splits.group_key, str)
+    groups = form.group_columns or given
+    return ColumnRoles(groups, is_list, form.is_grouped_by_file, form.order_column, splits.time_key, form.domain_key)
+
+
+def format_position(position: Position) -> str:
+    """Return the order key of a position in the order column."""
+    return format(position, "f") if isinstance(position, Decimal) else str(position)
+
+
+def reject_unparsable(column: str, value: object, order: SortKey) -> Rejected:
+    """Reject a record whose value the format of the order column does not read."""
+    return Rejected("order_unparsable", f"{column} is {value!r:.80}, not in {order.name}")
+
+
+def reject_mismatch(name: str, column: ColumnContract, value: object) -> Rejected:
+    """Reject a record with a value that does not fit its column's contract."""
+    return Rejected("type_mismatch", f"{name}: {value!r:.80} does not fit {describe_column_contract(column)}")
+
+
+def join_members(columns: Mapping[str, pl.Expr], count: int) -> pl.Expr:
+    """Join the JSON texts of columns to the texts of `count` objects; null if one of them is null."""
+    if not columns:
+        return repeat_text("{}", count)
+    pieces: list[pl.Expr] = []
+    for number, (name, texts) in enumerate(columns.items()):
+        pieces += [pl.lit(f"{',' if number else '{'}{encode_basestring(name)}:"), texts]
+    return pl.concat_str(*pieces, pl.lit("}"))
+
+
+def repeat_text(text: str | None, count: int) -> pl.Expr:
+    """Return a column of `count` equal texts, or of nulls."""
+    return pl.repeat(text, count, dtype=pl.String)
+
+
+# ── Cells of CSV to typed records, column by column; each distinct cell is read and written once ──
+
+
+class CellRowBuilder:
+    """Makes rows of cells of CSV, column by column."""
+
+    def __init__(
+        self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
+    ) -> None:
+        self._columns = contract.columns
+        self._names = schema.names
+        self._order = order
+        self._roles = roles
+
+    def __call__(
+        self,
+        cells: Mapping[str, CellColumn],
+        rows: Sequence[int],
+        borders: Sequence[int],
+        mismatches: Sequence[MismatchLog],
+    ) -> TypedColumns:
+        """Return the typed columns of the records of some parts, which all have the same columns.
+
+        `rows` are the records' numbers in their parts, and `borders` the first record of each part, and the end.
+        `mismatches` has a log for each part.
+        """
+        count, refused = len(rows), RefusedRecords()
+        # In schema order, so that a row's first mismatch is that of its first column.
+        texts = {
+            name: self._write_column(name, cells[name], rows, refused, borders, mismatches)
+            for name in self._names
+            if name in cells
+        }
+        selected = pl.select(
+            text=join_members({name: cells[name].spread(written) for name, written in texts.items()}, count),
+            group=self._write_group_keys(cells, texts, count, refused),
+            order=self._read_positions(cells, texts, count, refused),
+            domain=self._read_domains(cells, count),
+        )
+        return TypedColumns(*selected.iter_columns(), refused=refused.found)
+
+    def _write_column(
+        self,
+        name: str,
+        cells: CellColumn,
+        rows: Sequence[int],
+        refused: RefusedRecords,
+        borders: Sequence[int],
+        mismatches: Sequence[MismatchLog],
+    ) -> pa.LargeStringArray:
+        """Return the JSON text of each distinct cell of a column."""
+        column = self._columns[name]
+        written = write_cells(column, cells.texts)
+        if not written.null_count:
+            return written
+        places = np.flatnonzero(cells.mark(written.is_null().to_numpy(zero_copy_only=False)))
+        texts: list[str] = cells.texts.take(pa.array(cells.codes[places])).to_pylist()
+        cuts = np.searchsorted(places, borders).tolist()
+        for log, (begin, end) in zip(mismatches, pairwise(cuts), strict=True):
+            if begin < end:
+                log.add(name, texts[begin][:80], rows[int(places[begin])], end - begin)
+        if column.on_mismatch == "na":
+            return written.fill_null(NULL)
+        for place, text in zip(places.tolist(), texts, strict=True):
+            refused.add(place, reject_mismatch(name, column, text))
+        return written
+
+    def _write_group_keys(
+        self,
+        cells: Mapping[str, CellColumn],
+        texts: Mapping[str, pa.LargeStringArray],
+        count: int,
+        refused: RefusedRecords,
+    ) -> pl.Expr:
+        """Return the group keys: the cells as written, whatever the types of their columns."""
+        keys: list[pl.Expr] = []
+        for name in self._roles.group:
+            if name not in cells:
+                refused.add_all(count, reject_absent("group_missing", name))
+                return repeat_text(None, count)
+            group_cells = cells[name]
+            written = texts.get(name)
+            is_empty = are_equal(group_cells.texts, "")
+            refused.add_many(
+                group_cells.mark(is_empty if written is None else is_empty | are_equal(written, NULL)),
+                reject_absent("group_missing", name),
+            )
+            keys.append(group_cells.spread(write_strings(group_cells.texts)))
+        return self._roles.join_keys(keys) if keys else repeat_text(None, count)
+
+    def _read_positions(
+        self,
+        cells: Mapping[str, CellColumn],
+        texts: Mapping[str, pa.LargeStringArray],
+        count: int,
+        refused: RefusedRecords,
+    ) -> pl.Expr:
+        name = self._roles.time_key or self._roles.order
+        if name is None or (self._roles.time_key is None and self._order is None):
+            return repeat_text(None, count)
+        if name not in cells:
+            refused.add_all(count, reject_absent("order_missing", name))
+            return repeat_text(None, count)
+        own = cells[name]
+        written = texts[name].to_pylist() if name in texts else [None] * len(own.texts)
+        found = [
+            self._read_position(name, cell, text) for cell, text in zip(own.texts.to_pylist(), written, strict=True)
+        ]
+        is_refused = np.array([isinstance(one, Rejected) for one in found], bool)
+        for place in np.flatnonzero(own.mark(is_refused)).tolist():
+            refused.add(place, cast("Rejected", found[own.codes[place]]))
+        return own.spread(pa.array([None if isinstance(one, Rejected) else one for one in found], pa.large_string()))
+
+    def _read_position(self, name: str, cell: str, text: str | None) -> str | Rejected | None:
+        if text == NULL or not cell:
+            return reject_absent("order_missing", name)
+        if self._roles.time_key is not None:
+            return cell if text is None or text.startswith('"') else text
+        if text is None:
+            return None
+        column = self._columns[name]
+        assert self._order is not None
+        position = read_position(column, self._order, cell, text)
+        return reject_unparsable(name, cell, self._order) if position is None else format_position(position)
+
+    def _read_domains(self, cells: Mapping[str, CellColumn], count: int) -> pl.Expr:
+        name = self._roles.domain
+        if name is None:
+            return repeat_text(None, count)
+        column = self._columns.get(name)
+        if name not in cells or column is None or column.type in ("integer", "number", "boolean"):
+            return repeat_text(DEFAULT_DOMAIN, count)
+        named = [text if text.strip() else DEFAULT_DOMAIN for text in cells[name].texts.to_pylist()]
+        return cells[name].spread(pa.array(named, pa.large_string()))
+
+
+# ── A decoded JSON object to a typed record: the reference path ──
+
+
+class ValueRowBuilder:
+    """Makes rows of decoded JSON objects, one by one; everything that depends only on options is computed once."""
+
+    def __init__(
+        self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
+    ) -> None:
+        self._contract = contract
+        self._schema = schema
+        self._order = order
+        self._roles = roles
+        self._names = frozenset(schema.names)
+        self._read = RecordDecoder(schema)
+        self._write = Serialiser(schema, special_tokens=())
+        self._key = make_key_writer()
+        self._readable: dict[tuple[str, str], bool] = {}
+        self._words = {name: frozenset(one.na) for name, one in contract.used.items() if one.na}
+        self._times = {
+            name: SortKey(one.format)
+            for name, one in contract.used.items()
+            if one.type in TIMES and one.format is not None and schema.by_name[name].type == "string"
+        }
+
+    def __call__(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> TypedRecord | Rejected:
+        """Return the typed record, or its reject."""
+        record = self._convert_record(decoded, row, mismatches)
+        if isinstance(record, Rejected):
+            return record
+        group = self._write_group_key(decoded)
+        if isinstance(group, Rejected):
+            return group
+        order = self._read_position(record)
+        if isinstance(order, Rejected):
+            return order
+        text = self._write(record)
+        if isinstance(text, Rejected):
+            return text
+        domain = None if self._roles.domain is None else self.domain_of(record.get(self._roles.domain))
+        return TypedRecord(text.removesuffix("\n"), group, order, domain)
+
+    def read(self, decoded: Mapping[str, Json]) -> tuple[Record, str] | None:
+        """Return a record and its text; None if a value does not fit or has no text."""
+        record = self._convert_record(decoded, 0, mismatches := MismatchLog())
+        text = None if isinstance(record, Rejected) or mismatches.found else self._write(record)
+        return None if isinstance(record, Rejected) or not isinstance(text, str) else (record, text)
+
+    def _convert_record(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> Record | Rejected:
+        """Return a decoded object's record; a mismatch is rejected, or becomes null if the contract allows it."""
+        if not decoded.keys() <= self._names:
+            decoded = {name: value for name, value in decoded.items() if name in self._names}
+        if self._words and any(self._is_absent(name, decoded.get(name)) for name in self._words):
+            decoded = {name: None if self._is_absent(name, value) else value for name, value in decoded.items()}
+        while True:
+            record = self._read(decoded)
+            misfit = record.column if isinstance(record, RecordProblem) else self._find_unreadable_time(record)
+            if misfit is None:
+                assert not isinstance(record, RecordProblem)
+                return record
+            if isinstance(record, RecordProblem) and record.reason != "type":
+                return Rejected("unserialisable", f"{record.column}: {record.reason}")
+            column = self._contract.columns[misfit]
+            mismatches.add(misfit, str(decoded[misfit])[:80], row)
+            if column.on_mismatch == "reject":
+                return reject_mismatch(misfit, column, decoded[misfit])
+            decoded = {**decoded, misfit: None}
+
+    def _is_absent(self, name: str, value: Json) -> bool:
+        return type(value) is str and value in self._words.get(name, ())
+
+    def _find_unreadable_time(self, record: Record) -> str | None:
+        for name, order in self._times.items():
+            value = record.get(name)
+            if value is None:
+                continue
+            known = self._readable.get((name, value))
+            if known is None:
+                known = self._readable[name, value] = order.read(value) is not None
+            if not known:
+                return name
+        return None
+
+    def _write_group_key(self, decoded: Mapping[str, Json]) -> str | Rejected | None:
+        """Return the group's key: the values as in the source."""
+        if not self._roles.group:
+            return None
+        texts: list[str] = []
+        for name in self._roles.group:
+            text = self.key_of(name, decoded.get(name) if name in self._names else get_at_path(decoded, name))
+            if isinstance(text, Rejected):
+                return text
+            texts.append(text)
+        return self._roles.key_of(texts)
+
+    def key_of(self, name: str, value: Json) -> str | Rejected:
+        """Return a group column's contribution to the group key."""
+        if value is None or self._is_absent(name, value):
+            return reject_absent("group_missing", name)
+        return self._key(value)
+
+    def _read_position(self, record: Record) -> str | Rejected | None:
+        name = self._roles.time_key
+        if name is not None:
+            return self.position_of(get_at_path(record, name))
+        name = self._roles.order
+        return None if name is None else self.position_of(record.get(name))
+
+    def position_of(self, value: Value) -> str | Rejected | None:
+        """Return the time or order key of a value of the order column."""
+        name = self._roles.time_key or self._roles.order
+        if name is None or (self._roles.time_key is None and self._order is None):
+            return None
+        if value is None:
+            return reject_absent("order_missing", name)
+        if self._roles.time_key is not None or self._order is None:
+            return str(value)
+        position = self._order.read(value)
+        return reject_unparsable(name, value, self._order) if position is None else format_position(position)
+
+    def domain_of(self, value: Value) -> str:
+        """Return the domain that a value names."""
+        return value if type(value) is str and value.strip() else DEFAULT_DOMAIN
+
+
+def make_key_writer() -> Callable[[Value], str]:
+    """Return a function that writes a value as JSON text by its type: 1 is not "1"."""
+    write = Serialiser(RecordSchema((Column("k", "json"),)), special_tokens=())
+
+    def text_of(value: Value) -> str:
+        line = write({"k": value})
+        assert isinstance(line, str), line
+        return line[len('{"k":') : -len("}\n")]
+
+    return text_of
+
+
+# ── Decoded JSON objects to typed records, column by column: the fast path, equal to `typed_cells.py` ──
+
+
+ABSENT = object()
+"""Placeholder in a column for records that lack it."""
+_ResultT = TypeVar("_ResultT")
+_TextT = TypeVar("_TextT", str, str | None)
+
+
+class ColumnValues:
+    """The values of one key of many records; `ABSENT` if a record lacks it."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+
+    @cached_property
+    def _identity_keys(self) -> Sequence[Any]:
+        """Keys that are equal only for equal type and text, since 1 == True and 1.5 == 1.50."""
+        types = set(map(type, self._values)) - {type(None), type(ABSENT)}
+        return self._values if types in ({str}, {int}, {bool}) else list(map(id, self._values))
+
+    @cached_property
+    def _distinct_values(self) -> dict[Any, Any]:
+        return dict(zip(self._identity_keys, self._values, strict=True))
+
+    def map(self, make: Callable[[Any], _ResultT]) -> list[_ResultT]:
+        """Apply a function to each value; it is called once for equal values."""
+        made = {key: make(value) for key, value in self._distinct_values.items()}
+        return [made[key] for key in self._identity_keys]
+
+
+def split_columns(records: Sequence[Mapping[str, Json]]) -> dict[str, ColumnValues]:
+    """Return the values of each key that some record has."""
+    if not records:
+        return {}
+    first = records[0].keys()
+    if all(record.keys() == first for record in records):
+        return {name: ColumnValues([record[name] for record in records]) for name in first}
+    names = dict.fromkeys(name for one in records for name in one)
+    return {name: ColumnValues([record.get(name, ABSENT) for record in records]) for name in names}
+
+
+_CACHED_TYPES = frozenset({str, int, bool})
+_MAX_CACHED_CHARS = 64
+_MAX_CACHED_VALUES = 1 << 16
+"""Short values of a column that are cached across parts: a part of a small file has few rows."""
+_NO_ROLES = ColumnRoles((), is_list=False, by_file=False, order=None, time_key=None, domain=None)
+
+
+class ValueColumnBuilder:
+    """Makes rows of decoded JSON objects, column by column, equal to those of `ValueRowBuilder`."""
+
+    def __init__(
+        self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
+    ) -> None:
+        self._one_by_one = ValueRowBuilder(contract, schema, order, roles)
+        self._known = defaultdict[tuple[str, type], dict[Any, tuple[str | None, Value]]](dict)
+        self._alone = {column.name: _make_column_builder(column, contract) for column in schema.columns}
+        self._roles = roles
+
+    def __call__(
+        self,
+        records: Sequence[Mapping[str, Json]],
+        columns: Mapping[str, ColumnValues],
+        rows: Sequence[int],
+        mismatches: MismatchLog,
+    ) -> TypedColumns:
+        """Return the typed columns of a part's records; `rows` are record numbers."""
+        if "." in (self._roles.time_key or ""):
+            # A nested time key needs the typed record.
+            outcomes = {
+                place: self._one_by_one(record, rows[place], mismatches) for place, record in enumerate(records)
+            }
+            return _join_typed([[None] * len(records) for _ in TypedRecord._fields], outcomes)
+        absent = ColumnValues([ABSENT] * len(records))
+        by_name = {name: columns.get(name, absent) for name in self._alone}
+        pieces = [column.map(partial(self._write_piece, name)) for name, column in by_name.items()]
+        unfit = sorted({place for piece in pieces if None in piece for place, text in enumerate(piece) if text is None})
+        outcomes = {place: self._one_by_one(records[place], rows[place], mismatches) for place in unfit}
+        groups = self._write_group_keys(records, by_name, outcomes)
+        orders = self._read_positions(by_name.get(self._roles.time_key or self._roles.order or "", absent), outcomes)
+        domains = self._read_domains(by_name.get(self._roles.domain or "", absent), len(records))
+        for piece in pieces:
+            for place in unfit:
+                piece[place] = piece[place] or ""
+        texts = [
+            f"{{{''.join(members)[1:]}}}"
+            for members in (zip(*pieces, strict=True) if pieces else repeat((), len(records)))
+        ]
+        return _join_typed([texts, list(groups), list(orders), list(domains)], outcomes)
+
+    def _write_piece(self, name: str, value: Any) -> str | None:
+        """Return a value's piece of its record's text, with a leading comma; None if it does not fit."""
+        return self._read_value(name, value)[0]
+
+    def _typed_value(self, name: str, value: Any) -> Value:
+        return self._read_value(name, value)[1] if name in self._alone else None
+
+    def _read_value(self, name: str, value: Any) -> tuple[str | None, Value]:
+        """Return a value's piece of text and its typed value, both None if it does not fit."""
+        kind = type(value)
+        key = str(value) if kind is Decimal else value if kind in _CACHED_TYPES else None
+        if key is None or (kind is str and len(value) > _MAX_CACHED_CHARS):
+            return self._convert_value(name, value)
+        known = self._known[name, kind]
+        found = known.get(key)
+        if found is None:
+            if len(known) >= _MAX_CACHED_VALUES:
+                known.clear()
+            found = known[key] = self._convert_value(name, value)
+        return found
+
+    def _convert_value(self, name: str, value: Any) -> tuple[str | None, Value]:
+        read = self._alone[name].read({} if value is ABSENT else {name: value})
+        if read is None:
+            return None, None
+        record, text = read
+        return (f",{text[1:-2]}" if record else ""), record.get(name)
+
+    def _write_group_keys(
+        self,
+        records: Sequence[Mapping[str, Json]],
+        own: Mapping[str, ColumnValues],
+        made: dict[int, TypedRecord | Rejected],
+    ) -> Sequence[str | None]:
+        keys: list[Sequence[str]] = []
+        for name in self._roles.group:
+            column = own[name] if name in own else ColumnValues([get_at_path(record, name) for record in records])
+            texts = column.map(partial(self._write_key, name))
+            keys.append(_collect_rejected(texts, made))
+        return [self._roles.key_of(texts) for texts in zip(*keys, strict=True)] if keys else [None] * len(records)
+
+    def _write_key(self, name: str, value: Any) -> str | Rejected:
+        return self._one_by_one.key_of(name, None if value is ABSENT else value)
+
+    def _read_positions(self, column: ColumnValues, made: dict[int, TypedRecord | Rejected]) -> Sequence[str | None]:
+        name = self._roles.time_key or self._roles.order
+        if name is None:
+            return column.map(lambda _: None)
+
+        def position_of(value: Any) -> str | Rejected | None:
+            if name in self._alone and self._write_piece(name, value) is None:
+                # Records whose value does not fit were made one by one.
+                return None
+            return self._one_by_one.position_of(self._typed_value(name, value))
+
+        # The checker takes the type variable for str alone, although None is one of the values.
+        return _collect_rejected(column.map(position_of), made)  # pyrefly: ignore[bad-argument-type]
+
+    def _read_domains(self, column: ColumnValues, count: int) -> Sequence[str | None]:
+        name = self._roles.domain
+        if name is None:
+            return [None] * count
+        return column.map(lambda value: self._one_by_one.domain_of(self._typed_value(name, value)))
+
+
+def _join_typed(columns: Sequence[list[Any]], made: Mapping[int, TypedRecord | Rejected]) -> TypedColumns:
+    """Return the columns of texts, groups, orders and domains, including the records that were made one by one."""
+    for place, one in made.items():
+        if isinstance(one, TypedRecord):
+            for column, value in zip(columns, one, strict=True):
+                column[place] = value
+    refused = {place: one for place, one in made.items() if isinstance(one, Rejected)}
+    return TypedColumns(*map(_make_text_column, columns), refused=refused)
+
+
+def _make_text_column(texts: list[str | None]) -> pl.Series:
+    try:
+        return pl.Series(texts, dtype=pl.String)
+    except UnicodeEncodeError:
+        # A lone surrogate, which JSON can escape but UTF-8 cannot hold, in a value outside the record's text.
+        held = [None if text is None else text.encode("utf-8", "backslashreplace").decode() for text in texts]
+        return pl.Series(held, dtype=pl.String)
+
+
+def _make_column_builder(column: Column, contract: TableContract) -> ValueRowBuilder:
+    """Return the reference path for records of one column."""
+    known = {column.name: contract.columns[column.name]} if column.name in contract.columns else {}
+    alone = contract.model_copy(update={"columns": known})
+    return ValueRowBuilder(alone, RecordSchema((column,)), None, _NO_ROLES)
+
+
+def _collect_rejected(found: Sequence[_TextT | Rejected], made: dict[int, TypedRecord | Rejected]) -> Sequence[_TextT]:
+    """Return the texts, empty for rejects; a record's first reason is kept."""
+    for place, one in enumerate(found):
+        if type(one) is Rejected:
+            made.setdefault(place, one)
+    return [cast("_TextT", "" if type(one) is Rejected else one) for one in found]

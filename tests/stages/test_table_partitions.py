@@ -12,12 +12,11 @@ from rowmill.build import share
 from rowmill.build.share import ShareOutcome
 from rowmill.executors import LocalPool, Share, local
 from rowmill.inspection import dry_run
+from rowmill.kinds.tables import generated_series, row_index
 from rowmill.kinds.tables import partitions as row_partitions
-from rowmill.kinds.tables import row_index
 from rowmill.kinds.tables.generation.rounds import Prefill
 from rowmill.kinds.tables.row_index import assign_partitions
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages import generated_series
 from rowmill.stages.base import StageContext
 from tests.support.recipes import Built, Workspace, sentence
 from tests.support.tables import grouped, records

@@ -9,7 +9,7 @@ from rowmill.build.steps import Project, plan_steps
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import File, Store
 from rowmill.executors import LocalPool
-from rowmill.kinds.tables import parsing
+from rowmill.kinds.tables import generated_texts, parsing
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.sources import StoreStager
@@ -31,7 +31,7 @@ class ParsedFiles:
     @property
     def table(self) -> DisplayTable:
         """The counts by class."""
-        return parsed_records.tabulate_classes(self.report.items, self.report.characters)["classes"]
+        return generated_texts.tabulate_classes(self.report.items, self.report.characters)["classes"]
 
 
 def select_datasets(project: Project, stage: str, dataset: str | None) -> list[str]:
@@ -92,11 +92,11 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
         store = Store(scratch)
         at = (project.recipe.name, dataset, parsed_records.STAGE.name)
         context = StageContext(store, Path.cwd(), at, dataset, {key: made}, LocalPool(1), recipe=project.recipe)
-        scans = parsed_records.scan_text_urls(urls, context.base, StoreStager(store, "staged"), ())
-        parts = parsed_records.parse_parts(context, scans).parts
+        scans = generated_texts.scan_text_urls(urls, context.base, StoreStager(store, "staged"), ())
+        parts = generated_texts.parse_parts(context, scans).parts
         records = [text for part in parts for text in _read_records(store, part.files["records"])]
     report = parsing.SpanCounts(
-        parsed_records.sum_class_counts(parts, "items"), parsed_records.sum_class_counts(parts, "characters")
+        generated_texts.sum_class_counts(parts, "items"), generated_texts.sum_class_counts(parts, "characters")
     )
     texts = sum(int(part.facts["texts"]) for part in parts)
     unreadable = sum(sum(part.facts["reasons"].values()) for part in parts) - report.invalid

@@ -32,11 +32,11 @@ from rowmill.schema.facts import (
     PackedShardsFacts,
     TokenizedExamplesFacts,
     TrainingSplitsFacts,
+    TruncationStatsFacts,
     read_facts,
 )
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
-from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 
 SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill")
 STATISTICS_STAGES = (CANONICAL_ROWS, TOKENIZED_EXAMPLES, TRUNCATION_STATS)

@@ -22,12 +22,17 @@ from rowmill.core.stage_names import (
 from rowmill.reports import plots
 from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, load_build_view
 from rowmill.reports.console import format_key, render_check_result, render_manifest_table, render_title
-from rowmill.schema.facts import CanonicalRowsFacts, TokenizedExamplesFacts, read_facts, require_counted
+from rowmill.schema.facts import (
+    CanonicalRowsFacts,
+    TokenizedExamplesFacts,
+    TruncationStatsFacts,
+    read_facts,
+    require_counted,
+)
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages.exports import stage as exports
 from rowmill.stages.gpu_partitions.rank_files import GpuPartitionsFacts
-from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 
 SHOWN_REASONS = 8
 REJECTS_QUERY = "from rejects select reason, count(*) group by 1"

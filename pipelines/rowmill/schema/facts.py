@@ -259,3 +259,58 @@ class TrainingSplitsFacts:
     trained_tokens: int
     flops: int | str
     """What all sequences of the order cost, counted where ranks are balanced by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncationStatsFacts:
+    """Facts of the stage's output; examples assembled from records are never truncated."""
+
+    context_overflow: float
+    limit: int
+    """Maximum tokens of an example."""
+    examples: int
+    records: int | Uncounted = UNCOUNTED
+    """Records from which examples were planned."""
+    shortened: int | str
+    dropped_for_length: int
+    tokens_removed: int | str
+    trained_removed: int | str
+    quantiles: dict[str, int]
+    buckets: dict[str, int]
+    hints: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRecordsFacts:
+    """Facts of the stage's output."""
+
+    valid_fraction: float | str
+    files: int
+    texts: int
+    kept: int
+    rejected: int
+    truncated: int
+    characters: int
+    classified: float
+    exact_copies: float | str
+    repeated_records: float | str
+    repeated_train_records: float | str
+    column_distance: float | str
+    association_distance: float | str
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSeriesFacts:
+    """Facts of the stage's output."""
+
+    valid_fraction: float
+    failed_series: float
+    series: int
+    kept: int
+    rejected: int
+    rounds: int
+    exact_copies: float | str
+    repeated_records: float | str
+    repeated_train_records: float | str
+    column_distance: float | str
+    association_distance: float | str

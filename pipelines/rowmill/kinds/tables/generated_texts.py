@@ -13,7 +13,7 @@ servers report that they removed the EOS.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
 from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.kinds.joint_rows import KindContext
-from rowmill.kinds.tables import parsing
+from rowmill.kinds.tables import generated_comparison, parsing
 from rowmill.kinds.tables.generation import Generation
 from rowmill.kinds.tables.options import Records, require_records
 from rowmill.kinds.tables.parsing import Parser, PlacementColumns, SpanCounts, TextSpan, Validation
@@ -35,8 +35,16 @@ from rowmill.kinds.tables.schema import Mode, Record, RecordSchema
 from rowmill.kinds.tables.serialization import Serialiser, Wire
 from rowmill.kinds.tables.time_order import SortKey
 from rowmill.parts.accounts import RejectLog, count_accounts
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.context import StageOutput, collect_samples, compute_share
+from rowmill.parts.functions import MappedParts, PartInputs, PartPlace, PartResult, part_function
+from rowmill.schema import manifest
+from rowmill.schema.facts import ParsedRecordsFacts
+from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.schema.rows import Rejected
+from rowmill.sources import Files, FileScan
+from rowmill.sources.file_formats import choose_file_format
+from rowmill.sources.sharing import load_scans
 
 # ── One worker's task for generated texts: read them from files, parse them, write records and rejects ──
 
@@ -261,3 +269,109 @@ def expected_texts(context: KindContext) -> GeneratedTextSpec:
         where=f"datasets.{context.dataset_name}.format",
         validation=generation.validation.model_dump_json(),
     )
+
+
+# ── All texts of a dataset ─────────────────────────────────────────────────────────────────────────
+
+
+FOLDER = "generated"
+"""Default folder of generated texts in the project; `generation.text_urls` replaces it."""
+
+
+def scan_generated_texts(context: KindContext) -> list[FileScan]:
+    """Scan the files of generated text; there may be none in the default folder."""
+    _, generation = get_generation_options(context)
+    chosen = generation.text_urls
+    if chosen is None:
+        folder = f"{FOLDER}/{context.key[0]}/{context.dataset_name}/"
+        at = context.base / folder
+        if not (at.is_dir() and any(choose_file_format(path.name) for path in at.rglob("*") if path.is_file())):
+            return []
+        chosen = [folder]
+    earlier = load_scans(manifest.load_current_if_intact(context.store, context.key))
+    stage = sources.StoreStager(context.store, f"{context.folder}/staged")
+    return scan_text_urls(chosen, context.base, stage, earlier)
+
+
+def scan_text_urls(
+    chosen: Sequence[str], base: Path, stage: sources.ContentStager, known: Sequence[FileScan]
+) -> list[FileScan]:
+    """Read files of generated text once.
+
+    Raises
+    ------
+    ConfigError
+        If a name is not that of a data file.
+    SourceError
+        If a file is missing or unreadable.
+
+    """
+    try:
+        files = Files(train_urls=list(chosen), sample_by="document")
+    except ValueError as error:
+        raise ConfigError(f"generation.text_urls: {error}") from None
+    return sources.scan_source(files, base, stage, {one.url: one for one in known})
+
+
+def parse_parts(context: KindContext, scans: Sequence[FileScan]) -> MappedParts:
+    """Parse the texts of files, a part per part of them; a text file has one part."""
+    meant = expected_texts(context)
+    parts = [part for scan in scans for part in scan.parts]
+    return context.map(parse_texts, [ParseInputs(sources.SCAN_VERSION, part, meant, context.base) for part in parts])
+
+
+def make_parsed_records(context: KindContext, scans: Sequence[FileScan]) -> StageOutput:
+    """Parse all texts."""
+    parsed = parse_parts(context, scans)
+    made = parsed.parts
+    items, characters = sum_class_counts(made, "items"), sum_class_counts(made, "characters")
+    report = parsing.SpanCounts(items, characters)
+    reasons = sum_counts(part.facts["reasons"] for part in made)
+    texts = sum(int(part.facts["texts"]) for part in made)
+    beside = generated_comparison.compare_with_train(context, made)
+    return StageOutput(
+        parts=made,
+        facts=ParsedRecordsFacts(
+            valid_fraction=compute_valid_fraction(report, has_texts=texts > 0),
+            files=len(scans),
+            texts=texts,
+            kept=report.valid,
+            rejected=sum(reasons.values()),
+            truncated=items.get("truncated", 0),
+            characters=sum(characters.values()),
+            classified=compute_share(characters.get("record", 0), sum(characters.values())),
+            **beside.facts,
+        ),
+        ledger=[(KEPT, "", report.valid), *((REJECTED, reason, count) for reason, count in reasons.items())],
+        tables=tabulate_classes(items, characters) | beside.tables,
+        samples={
+            "exact_copies": beside.samples,
+            "valid_fraction": tuple(i for ids in collect_samples(made, "examples_of_rejects").values() for i in ids)[
+                :10
+            ],
+        },
+        schema=tuple((field.name, str(field.type)) for field in PARSED),
+        details={"scans": [scan.to_json() for scan in scans]},
+        parts_reused=parsed.reused,
+        rows_made=parsed.rows_made,
+    )
+
+
+def sum_class_counts(parts: Sequence[Part], fact: str) -> dict[str, int]:
+    """Sum counts by class over parts."""
+    return sum_counts(part.facts[fact] for part in parts)
+
+
+def compute_valid_fraction(report: parsing.SpanCounts, *, has_texts: bool) -> float | str:
+    """Return the valid share for the check: 0 for texts without an object, not applicable without texts."""
+    return compute_share(report.valid, report.valid + report.invalid) if has_texts else NOT_APPLICABLE
+
+
+def tabulate_classes(items: Mapping[str, int], characters: Mapping[str, int]) -> dict[str, DisplayTable]:
+    """Return the table of a page: items and characters by class, in descending order."""
+    lines = [(name, count, characters.get(name, 0)) for name, count in items.items()]
+    return {
+        "classes": DisplayTable(
+            ("class", "items", "characters"), tuple(sorted(lines, key=lambda one: (-one[1], one[0])))
+        )
+    }

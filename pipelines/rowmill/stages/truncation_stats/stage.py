@@ -10,15 +10,15 @@ import pyarrow.compute as pc
 from rowmill import stats
 from rowmill.core.arrays import Integers, format_percent
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
+from rowmill.kinds.tables import table_lengths
 from rowmill.packing.layout import measure_padded_room, round_up
 from rowmill.packing.pack_plan import count_sequences, slice_too_long
 from rowmill.parts.accounts import RowLocator, describe_rejects
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.facts import TruncationStatsFacts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.truncation_stats import measured_lengths
-from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 from rowmill.stages.truncation_stats.measured_lengths import (
     SHARE_BINS,
     STAGES,
@@ -38,9 +38,7 @@ DOMAINS_SHOWN = 30
 def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the facts; the effect of other limits also depends on truncation and packing."""
     dataset = recipe.datasets[name]
-    own = (
-        measured_lengths.identify_table_lengths(dataset, recipe.seed, recipe.seq_len) if dataset.format.IS_TABLE else {}
-    )
+    own = table_lengths.identify_table_lengths(dataset, recipe.seed, recipe.seq_len) if dataset.format.IS_TABLE else {}
     return {
         "versions": [VERSION],
         "limit": recipe.limit_of(name),
@@ -54,7 +52,7 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
 def make_truncation_stats(context: StageContext) -> StageOutput:
     """Measure the dataset's lengths."""
     if context.dataset.format.IS_TABLE:
-        return measured_lengths.make_table_lengths(context)
+        return table_lengths.make_table_lengths(context)
     manifest = context.input(TOKENIZED_EXAMPLES)
     limit = _limit_examples(context)
     measured = measure_examples(context.store, manifest.files("examples"), context.pool)

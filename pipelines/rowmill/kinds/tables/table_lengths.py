@@ -1,0 +1,285 @@
+"""Lengths of a table's examples, and the result at other maximum lengths: planned again, not estimated.
+
+An example of records is complete or not made, and at another maximum length it would contain other records. So instead
+of truncation, records that are too large for an example are counted, and a what-if plans all records at each length,
+in the partitions of the build.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rowmill import stats
+from rowmill.core.arrays import Ints
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
+from rowmill.core.storage import File, Store, digest_json, read_tables
+from rowmill.formats.splits import SPLITS
+from rowmill.kinds.base import DatasetOptions
+from rowmill.kinds.joint_rows import KindContext
+from rowmill.kinds.tables.assembly import ExampleLimits
+from rowmill.kinds.tables.options import require_records
+from rowmill.kinds.tables.partition_plan import ReplannedTable, TablePlanRequest, count_sampled_rows, replan_partition
+from rowmill.kinds.tables.partitions import (
+    IndexOptions,
+    RowPart,
+    TablePartition,
+    choose_borders,
+    get_table_options,
+    load_observed_table,
+    partition_rows,
+    read_partition,
+)
+from rowmill.kinds.tables.row_index import share_sample
+from rowmill.packing.layout import measure_padded_room
+from rowmill.packing.pack_plan import keep_examples_whole, plan_slices
+from rowmill.parts.accounts import describe_rejects
+from rowmill.parts.context import StageOutput, compute_share
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.schema import manifest
+from rowmill.schema.facts import TokenizedExamplesFacts, TruncationStatsFacts, read_facts, require_counted
+from rowmill.schema.ledger import REJECTED, sum_counts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
+
+_LENGTH_SCHEMA = pa.schema(
+    [
+        pa.field("limit", pa.int32(), nullable=False),
+        pa.field("split", pa.int8(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+    ]
+)
+"""An example at another length; `split` indexes `SPLITS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanInputs(PartInputs):
+    """A partition to plan at other lengths: a request for each of them."""
+
+    partition: TablePartition
+    options: IndexOptions
+    requests: tuple[TablePlanRequest, ...]
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of the partition's files."""
+        return self.partition.bytes
+
+
+def replan_table(
+    context: KindContext,
+    request: TablePlanRequest,
+    options: IndexOptions,
+    rows: Sequence[File],
+    tokens: Sequence[File],
+    limits: Sequence[int],
+) -> list[ReplannedTable]:
+    """Plan a table at each length.
+
+    `rows` are the files of its rows, `tokens` those of their ids.
+    """
+    parts = [RowPart(*both, digest_json(*(file.digest for file in both))) for both in zip(rows, tokens, strict=True)]
+    borders = choose_borders(context, rows)
+    partitions = partition_rows(context, borders, parts)
+    requests = [
+        replace(request, limits=ExampleLimits(limit, request.limits.prompt, request.limits.cap)) for limit in limits
+    ]
+    plans = [
+        ReplanInputs(partition, options, tuple(replace(own, partition=partition.name) for own in requests))
+        for partition in partitions
+    ]
+    wanted = request.wanted
+    if wanted is not None:
+        # What fits depends on the length, and with it the share of each partition.
+        count, size = partial(count_partition_samples, context.store), sum(part.bytes for part in partitions)
+        counts = list(context.pool.map(count, plans, size_bytes=size))
+        shares = zip(*(share_sample(wanted, of_length) for of_length in zip(*counts, strict=True)), strict=True)
+        plans = [
+            replace(
+                plan,
+                requests=tuple(
+                    replace(own, wanted=share) for own, share in zip(plan.requests, of_partition, strict=True)
+                ),
+            )
+            for plan, of_partition in zip(plans, shares, strict=True)
+        ]
+    replanned = context.map(replan_partition_part, plans).parts
+    return _join_partitions(context.store, limits, replanned)
+
+
+def count_partition_samples(store: Store, inputs: ReplanInputs) -> list[int]:
+    """Count the train records of a partition that fit at each length."""
+    rows = read_partition(store, inputs.partition, inputs.options)
+    return [count_sampled_rows(request, rows.index, rows.lengths) for request in inputs.requests]
+
+
+@part_function(version=1)
+def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
+    """Plan a partition at each length, and write the lengths of its examples."""
+    rows = read_partition(place.store, inputs.partition, inputs.options)
+    replanned = [replan_partition(request, rows.index, rows.lengths) for request in inputs.requests]
+    pieces = [
+        pa.table([np.full(len(lengths), plan.limit), np.full(len(lengths), split), lengths], schema=_LENGTH_SCHEMA)
+        for plan in replanned
+        for split, lengths in enumerate(plan.lengths)
+    ]
+    table = pa.concat_tables([_LENGTH_SCHEMA.empty_table(), *pieces])
+    over = [[plan.records_over, plan.tokens_over] for plan in replanned]
+    return PartResult({"lengths": place.write("lengths", table)}, {"over": over})
+
+
+def _join_partitions(store: Store, limits: Sequence[int], parts: Sequence[Part]) -> list[ReplannedTable]:
+    table = pa.concat_tables([store.table(part.files["lengths"]) for part in parts])
+    limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
+    return [
+        ReplannedTable(
+            limit,
+            tuple(tokens[(limited == limit) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))),
+            sum(int(part.facts["over"][at][0]) for part in parts),
+            sum(int(part.facts["over"][at][1]) for part in parts),
+        )
+        for at, limit in enumerate(limits)
+    ]
+
+
+# ── Lengths of examples of records, and the result at other maximum lengths: planned again, not estimate ──
+
+
+VERSION = 1
+"""Increase it when facts of records are counted differently."""
+
+OVERFLOW_REASONS = ("record_overflow", "group_overflow")
+"""Reasons of records that are too large for an example."""
+HIGH_PROMPT_SHARE = 0.25
+"""Share of all tokens from which the prompt is mentioned."""
+
+
+def identify_table_lengths(dataset: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
+    """Return the options that decide the facts of records, in addition to those of all kinds."""
+    format_options = require_records(dataset).model_dump(mode="json", exclude={"generation"})
+    return {"records": VERSION, "format": format_options, "seed": seed, "seq_len": seq_len}
+
+
+def make_table_lengths(context: KindContext) -> StageOutput:
+    """Measure the examples, and plan the records at other lengths."""
+    made = context.input(TOKENIZED_EXAMPLES)
+    limit = context.limit
+    columns = {part.files["examples"]: str(part.facts["split"]) for part in made.parts if "examples" in part.files}
+    tables = read_tables(context.store, columns, ["tokens"])
+    own = [table.column(0).to_numpy().astype(np.int64) for table in tables]
+    lengths = np.concatenate([np.empty(0, np.int64), *own])
+    records = sum(count for _, _, count in made.ledger)
+    overflows = {
+        reason: count for state, reason, count in made.ledger if state == REJECTED and reason in OVERFLOW_REASONS
+    }
+    over = sum(overflows.values())
+    by_split: dict[str, list[Ints]] = {}
+    for split, tokens in zip(columns.values(), own, strict=True):
+        by_split.setdefault(split, []).append(tokens)
+    drawn = {
+        split: stats.make_length_histogram(np.concatenate(tokens), limit, title="example length")
+        for split, tokens in sorted(by_split.items())
+    }
+    quantiles = stats.compute_length_quantiles(lengths)
+    hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
+    what_if = _compare_table_seq_lens(context, made, limit)
+    return StageOutput(
+        facts=TruncationStatsFacts(
+            context_overflow=compute_share(over, records),
+            limit=limit,
+            examples=len(lengths),
+            records=records,
+            dropped_for_length=over,
+            shortened=NOT_APPLICABLE,
+            tokens_removed=NOT_APPLICABLE,
+            trained_removed=NOT_APPLICABLE,
+            quantiles=quantiles,
+            buckets=stats.count_length_buckets(lengths, limit),
+            hints=list(hints),
+        ),
+        tables={
+            "what_if": what_if,
+            "lengths": stats.make_lengths_table(drawn),
+            "quantiles": DisplayTable(("quantile", "tokens"), tuple(quantiles.items())),
+            "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
+        },
+        histograms={"lengths": stats.make_length_histogram(lengths, limit, title="example length")},
+        samples={"context_overflow": describe_rejects(context, made.parts, overflows)},
+    )
+
+
+# ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) -> DisplayTable:
+    """Return the result at each length: examples, records in no example, and packed sequences."""
+    limits = stats.choose_candidate_seq_lens(limit)
+    form = get_table_options(context)
+    # What is generated later decides nothing.
+    trained = form.model_copy(update={"generation": None})
+    own = ExampleLimits(limit, _read_prompt_tokens(output), form.cap)
+    request = TablePlanRequest(context.dataset_name or "", context.seed, trained, own, form.wanted)
+    key = (*context.dataset_key, CANONICAL_ROWS)
+    rows = manifest.load_version(context.store, key, output.inputs["/".join(key)])
+    options = IndexOptions.of(context, load_observed_table(output.details))
+    replanned = replan_table(context, request, options, rows.files("rows"), output.files("tokens"), limits)
+    lines: list[tuple[int, ...]] = []
+    for one in replanned:
+        examples = sum(len(split) for split in one.lengths)
+        lines.append((one.limit, examples, one.records_over, one.tokens_over, _count_sequences(context, one)))
+    columns = ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
+    return DisplayTable(columns, tuple(lines))
+
+
+def _read_prompt_tokens(output: Manifest) -> int:
+    return require_counted(read_facts(TokenizedExamplesFacts, output.facts).prompt_tokens)
+
+
+def _count_sequences(context: KindContext, planned: ReplannedTable) -> int:
+    """Pack examples of another length; `seq_len` changes with it unless the dataset sets its own length."""
+    options = context.dataset.packing
+    has_own_limit = get_table_options(context).assembly.max_seq_length is not None
+    seq_len = max(planned.limit, context.seq_len) if has_own_limit else planned.limit
+    measured = (measure_padded_room(lengths, seq_len, options.room_multiple) for lengths in planned.lengths)
+    plans = (
+        plan_slices(
+            keep_examples_whole(room),
+            limit=capacity,
+            strategy=options.strategy_for(get_table_options(context).ROW_KIND),
+            max_segments=options.segment_limit,
+            tail=options.tail,
+        )
+        for room, capacity in measured
+        if len(room)
+    )
+    return sum(plan.sequences for plan in plans)
+
+
+# ── Advice ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _advise_assembly(output: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:
+    """Return advice for better examples of this table."""
+    flushes = sum_counts(part.facts["flushes"] for part in output.parts if "flushes" in part.facts)
+    facts = read_facts(TokenizedExamplesFacts, output.facts)
+    examples, tokens = facts.examples, facts.tokens
+    cap, prompt = output.details["records"]["options"]["cap"], _read_prompt_tokens(output) * examples
+    hints: list[str] = []
+    if over:
+        hints.append(
+            f"{over:,} of {records:,} records are in no example: they, or their groups, need more than {limit:,} "
+            "tokens; raise seq_len or format.assembly.max_seq_length, or choose a finer group column"
+        )
+    if cap is not None and flushes.get("max_records", 0) > examples / 2 > 0 and 2 * median < limit:
+        hints.append(
+            f"most examples end at max_sequences_per_example {cap} and fill less than half of {limit:,} tokens; raise "
+            "it, or lower seq_len or format.assembly.max_seq_length"
+        )
+    if tokens and prompt > HIGH_PROMPT_SHARE * tokens:
+        hints.append(
+            f"the prompt is {prompt / tokens:.0%} of all tokens; raise max_sequences_per_example, or set "
+            "format.prompt.style: names"
+        )
+    return tuple(hints)

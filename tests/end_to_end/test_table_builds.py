@@ -103,7 +103,7 @@ def planned(project: steps.Project) -> TablePlan:
     from rowmill.inspection import dry_run
 
     [one] = dry_run.plan_tables(project)
-    assert one.plan is not None, one.overflow
+    assert isinstance(one.plan, TablePlan), one.overflow
     return one.plan
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError, SchemaError, SourceError
+from rowmill.kinds.tables.options import Records, require_records
 from rowmill.sources import Files, FileScan
 from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.dialect import Dialect
@@ -429,12 +430,11 @@ def test_options_of_reading_may_stand_beside_the_columns_of_a_table(tmp_path: Pa
     dataset = made.project.recipe.datasets["rows"]
     assert isinstance(dataset.source, Files)
     assert (dataset.source.header, dataset.source.skip) == (False, 1)
-    form = dataset.format.as_table()
-    assert form is not None
-    assert form.table is not None
-    assert list(form.table.columns) == ["c1", "c2"]
+    assert isinstance(dataset.format, Records)
+    assert dataset.format.table is not None
+    assert list(dataset.format.table.columns) == ["c1", "c2"]
     only = Workspace(tmp_path).one("a.csv", b"1,x\n", {"kind": "records", "table": {"header": False}})
-    assert only.project.recipe.datasets["rows"].format.as_table().table is None  # pyrefly: ignore[missing-attribute]
+    assert require_records(only.project.recipe.datasets["rows"]).table is None
     twice = {"kind": "records", "table": {"header": False}}
     url = made.write("a.csv", b"1,x\n")
     with pytest.raises(ConfigError, match=r"format\.table\.header and source\.header are the same option; keep source"):

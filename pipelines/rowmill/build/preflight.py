@@ -329,7 +329,7 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
     """Name the columns that no option reads; all columns of a table are written, and user code may read any."""
     dataset = step.dataset or ""
     options = trial.recipe.datasets[dataset]
-    if options.format.IS_TABLE:
+    if options.format.get_joint_rows() is not None:
         return
     reader = options.format.open_row_reader(options, trial.base, dataset)
     if not isinstance(reader, Canonicalizer):

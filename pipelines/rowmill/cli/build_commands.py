@@ -138,9 +138,9 @@ def _run_advise(args: argparse.Namespace) -> int:
         if proposal is None:
             continue
         if args.write:
-            print(_write_table_contract(recipe_path(args.recipe), project.recipe, name, proposal.document))
+            print(_write_table_contract(recipe_path(args.recipe), project.recipe, name, proposal))
         else:
-            print(proposal.document)
+            print(proposal)
     if not args.write:
         console.print(render_advice(dry_run.advise_on_columns(project, args.dataset)))
     return ExitStatus.SUCCESS

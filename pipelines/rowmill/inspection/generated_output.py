@@ -2,36 +2,19 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rowmill.build.steps import Project, plan_steps
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import File, Store
 from rowmill.executors import LocalPool
-from rowmill.kinds.tables import generated_texts, parsing
+from rowmill.kinds.joint_rows import ParsedFiles, require_joint_rows
 from rowmill.schema import manifest
-from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
-from rowmill.sources import StoreStager
+from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import generated_series, parsed_records
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedFiles:
-    """Counts and accepted records of some files of generated text."""
-
-    report: parsing.SpanCounts
-    texts: int
-    unreadable: int
-    records: Sequence[str]
-
-    @property
-    def table(self) -> DisplayTable:
-        """The counts by class."""
-        return generated_texts.tabulate_classes(self.report.items, self.report.characters)["classes"]
 
 
 def select_datasets(project: Project, stage: str, dataset: str | None) -> list[str]:
@@ -92,15 +75,7 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
         store = Store(scratch)
         at = (project.recipe.name, dataset, parsed_records.STAGE.name)
         context = StageContext(store, Path.cwd(), at, dataset, {key: made}, LocalPool(1), recipe=project.recipe)
-        scans = generated_texts.scan_text_urls(urls, context.base, StoreStager(store, "staged"), ())
-        parts = generated_texts.parse_parts(context, scans).parts
-        records = [text for part in parts for text in _read_records(store, part.files["records"])]
-    report = parsing.SpanCounts(
-        generated_texts.sum_class_counts(parts, "items"), generated_texts.sum_class_counts(parts, "characters")
-    )
-    texts = sum(int(part.facts["texts"]) for part in parts)
-    unreadable = sum(sum(part.facts["reasons"].values()) for part in parts) - report.invalid
-    return ParsedFiles(report, texts, unreadable, records)
+        return require_joint_rows(context.dataset.format).parse_files(context, urls)
 
 
 def iterate_accepted_records(store: Store, output: Manifest) -> Iterator[str]:

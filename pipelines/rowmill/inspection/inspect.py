@@ -112,7 +112,7 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
     names = [_require_dataset(project, dataset)] if dataset is not None else list(project.recipe.datasets)
     found = False
     for name in names:
-        if project.recipe.datasets[name].format.IS_TABLE:
+        if project.recipe.datasets[name].format.get_joint_rows() is not None:
             for one in _inspect_table(project, name, count, row_id):
                 found = True
                 yield one

@@ -28,7 +28,7 @@ from rowmill.sources import Source
 
 if TYPE_CHECKING:
     from rowmill.formats.recognition import Recognition, Sample
-    from rowmill.kinds.tables.options import Records
+    from rowmill.kinds.joint_rows import JointRows
 
 OPTION_GROUPS: dict[str, type[Config]] = {
     "reasoning": Reasoning,
@@ -139,8 +139,6 @@ class DatasetKind(Config):
     """What can be done to its rows that are too long, by `truncation.overlong`."""
     PRECEDENCE: ClassVar[int] = 100
     """Of several kinds that read some records, the one with the lowest number is proposed."""
-    IS_TABLE: ClassVar[bool] = False
-    """Whether all its rows follow one table contract, and an example joins several of them."""
 
     @classmethod
     def get_name(cls) -> str:
@@ -280,15 +278,10 @@ class DatasetKind(Config):
         """
         return None
 
-    def as_table(self) -> "Records | None":
-        """Return the options of a table, for kinds with `IS_TABLE`."""
+    @classmethod
+    def get_joint_rows(cls) -> "JointRows | None":
+        """Return what the kind does itself if its rows, or its examples, depend on the whole dataset; else None."""
         return None
-
-    def require_table(self) -> "Records":
-        """Return the options of a table; the caller has checked `IS_TABLE`."""
-        table = self.as_table()
-        assert table is not None
-        return table
 
 
 def refuse_overlong_policy(kind: DatasetKind, options: DatasetOptions, why: str) -> None:

@@ -1,10 +1,18 @@
 """The contract of kinds whose rows are decided over the whole dataset, and whose examples join several rows."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from rowmill.kinds.base import DatasetOptions
-from rowmill.parts.context import WorkContext
+from rowmill.kinds.base import DatasetKind, DatasetOptions
+from rowmill.parts.context import StageOutput, WorkContext
+from rowmill.parts.functions import MappedParts
+from rowmill.schema.facts import SpanCounts
+from rowmill.schema.manifest import DisplayTable, Manifest, Part
+from rowmill.sources import FileScan
+from rowmill.sources.sharing import TakenGroup
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
 
@@ -41,3 +49,232 @@ class KindContext(WorkContext, ABC):
     @abstractmethod
     def tokenizer_choice(self) -> TokenizerChoice:
         """The recipe's choice of the tokenizer."""
+
+
+# ── What a kind says of its rows before and after a build ──────────────────────────────────────────
+
+
+class ExamplePlan(Protocol):
+    """The examples that a build would make, in numbers; `options` are the values that decide them."""
+
+    @property
+    def mode(self) -> str:
+        """How examples are assembled."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The values that decide the examples, by name."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """Numbers of each split, by name."""
+        ...
+
+    @property
+    def overflows(self) -> Any:
+        """How many units fit into no example (`count`), and the `first` of them."""
+        ...
+
+    @property
+    def changed(self) -> int:
+        """Rows whose text does not say all that they hold."""
+        ...
+
+    def table(self) -> DisplayTable:
+        """Return the numbers of each split."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleEstimate:
+    """Estimated size of an example.
+
+    `unit_tokens` are those of a record or a group, `example_tokens` those of an example filled to the cap, `units` the
+    most units of an example, `largest_unit` the most tokens of a unit that still fits.
+    """
+
+    unit_tokens: int
+    example_tokens: int
+    fits: bool
+    units: int
+    largest_unit: int
+    advice: tuple[str, ...]
+    is_approximate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdvice:
+    """Assessment of a column as the group column.
+
+    `sizes` are count, mean, std, min, p25, p50, p75, p95 and max of records per group; `unsuitable` and `warnings` map
+    keywords of closed lists to explanations.
+    """
+
+    column: str
+    sizes: dict[str, float]
+    largest: str
+    unsuitable: dict[str, str]
+    warnings: dict[str, str]
+
+    def table(self) -> DisplayTable:
+        """Return a table with one line per fact and per piece of advice."""
+        rows: list[tuple[Any, ...]] = [("column", self.column), ("largest", self.largest)]
+        rows += [(name, f"{value:g}") for name, value in self.sizes.items()]
+        rows += [(name, why) for name, why in (self.unsuitable | self.warnings).items()]
+        return DisplayTable(("about", "says"), tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetAdvice:
+    """Advice on a dataset's columns for grouping, best first, and the estimated examples of the current options."""
+
+    dataset: str
+    columns: tuple[GroupAdvice, ...]
+    estimate: ExampleEstimate
+    mode: str
+    chosen: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NearRows:
+    """How many held-out rows were compared, and the ids of those with a near duplicate in train."""
+
+    compared: int
+    row_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedFiles:
+    """Counts and accepted records of some files of generated text."""
+
+    report: SpanCounts
+    texts: int
+    unreadable: int
+    records: Sequence[str]
+    table: DisplayTable
+    """The counts by class."""
+
+
+# ── What such a kind does ──────────────────────────────────────────────────────────────────────────
+
+
+class JointRows(ABC):
+    """What the stages, and the commands that try a recipe, ask of a kind whose rows depend on one another."""
+
+    @abstractmethod
+    def check_contract(self, options: Mapping[str, Any], where: str) -> None:
+        """Refuse a pinned contract that cannot be read; `where` is its file."""
+
+    # Rows.
+
+    @abstractmethod
+    def identify_rows(self, dataset: DatasetOptions, limit: int) -> dict[str, Any]:
+        """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
+
+    @abstractmethod
+    def make_rows(self, context: KindContext, parts: TakenGroup, options: str) -> tuple[MappedParts, Any]:
+        """Make the rows of all parts; also return what was decided over all of them, for the hooks that follow.
+
+        `parts` are source parts, each with how many of its records are taken (None: all); `options` identifies the
+        dataset's options.
+        """
+
+    @abstractmethod
+    def assign_splits(self, context: KindContext, parts: list[Part], decided: Any) -> list[Part]:
+        """Return the parts after splits that need all rows."""
+
+    @abstractmethod
+    def complete_rows(self, context: KindContext, draft: StageOutput, decided: Any) -> StageOutput:
+        """Add the kind's own facts and tables to the output of rows."""
+
+    @abstractmethod
+    def accepts_rows(self, context: KindContext, kept: Manifest) -> bool:
+        """Tell whether kept rows of the same data were decided as they would be now."""
+
+    # Examples.
+
+    @abstractmethod
+    def identify_examples(
+        self, dataset: DatasetOptions, limit: int, seed: int, vocab_size: int | None
+    ) -> dict[str, Any]:
+        """Return the options and versions that decide examples."""
+
+    @abstractmethod
+    def reads_tokenizer_name(self, dataset: DatasetOptions) -> bool:
+        """Tell whether examples depend on how the tokenizer is called."""
+
+    @abstractmethod
+    def make_examples(self, context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
+        """Make the examples of all rows; `path` is the tokenizer's in the store."""
+
+    @abstractmethod
+    def identify_lengths(self, dataset: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
+        """Return what decides the facts of lengths, in addition to the options that all kinds have."""
+
+    @abstractmethod
+    def measure_lengths(self, context: KindContext) -> StageOutput:
+        """Measure the examples, and plan the rows at other lengths."""
+
+    @abstractmethod
+    def find_near_rows(self, context: WorkContext, dataset: DatasetOptions, rows: Manifest) -> NearRows:
+        """Compare the held-out rows with those that train."""
+
+    # Before a build.
+
+    @abstractmethod
+    def plan_examples(self, context: KindContext, tokenizer: LoadedTokenizer, path: str) -> ExamplePlan:
+        """Plan the examples as a build would.
+
+        Raises
+        ------
+        ContextOverflowError
+            If rows do not fit and the recipe makes this an error.
+
+        """
+
+    @abstractmethod
+    def advise(self, context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
+        """Rate the columns that could group rows."""
+
+    @abstractmethod
+    def propose_contract(self, context: KindContext, parts: TakenGroup) -> str | None:
+        """Observe the rows, and return the file of a contract for them; None without rows."""
+
+    # With a trained model.
+
+    @abstractmethod
+    def list_generation_stages(self, dataset: DatasetOptions) -> Sequence[str]:
+        """Return the names of the on-demand stages that the dataset has."""
+
+    @abstractmethod
+    def identify_parsed(self, dataset: DatasetOptions) -> dict[str, Any]:
+        """Return what decides the records that are parsed from texts."""
+
+    @abstractmethod
+    def scan_texts(self, context: KindContext) -> list[FileScan]:
+        """Scan the files of generated text."""
+
+    @abstractmethod
+    def parse_texts(self, context: KindContext, scans: Sequence[FileScan]) -> StageOutput:
+        """Parse the texts of files into records."""
+
+    @abstractmethod
+    def parse_files(self, context: KindContext, urls: Sequence[str]) -> ParsedFiles:
+        """Parse some other files of generated text."""
+
+    @abstractmethod
+    def identify_generated(self, dataset: DatasetOptions, limit: int, seed: int) -> dict[str, Any]:
+        """Return what decides the records that are generated."""
+
+    @abstractmethod
+    def generate(self, context: KindContext) -> StageOutput:
+        """Generate records with the backend of the dataset."""
+
+
+def require_joint_rows(kind: DatasetKind) -> JointRows:
+    """Return what a kind does itself, of which the caller knows that it does."""
+    rows = kind.get_joint_rows()
+    assert rows is not None
+    return rows

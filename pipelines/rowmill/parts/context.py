@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import polars as pl
 
+from rowmill.core.arrays import format_percent
 from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.executors import Executor, OtherSharesMissingError, Share
 from rowmill.parts.functions import (
@@ -220,6 +221,12 @@ def collect_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[s
 def format_rejected(rejected: int) -> str:
     """Format the number of rejected records; empty if none."""
     return f"{rejected:,} rejected" if rejected else ""
+
+
+def format_generated(valid_fraction: float | str, kept: int, rejected: int) -> tuple[str, str]:
+    """Format the valid share of generated text, and the number of rejected objects."""
+    valid = f"{format_percent(float(valid_fraction))} valid" if kept or rejected else ""
+    return valid, format_rejected(rejected)
 
 
 def compute_share(count: float, total: float) -> float:

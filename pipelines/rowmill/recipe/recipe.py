@@ -11,7 +11,7 @@ import copy
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -21,6 +21,7 @@ from rowmill.conversation.truncation import Truncation
 from rowmill.core import config
 from rowmill.core.config import Config, describe_type
 from rowmill.core.errors import ConfigError, join_choices, suggest_name
+from rowmill.core.stage_names import PARSED_RECORDS
 from rowmill.core.storage import check_name
 from rowmill.executors import AnyExecutor, LocalExecutor
 from rowmill.exports import AnyExport, DatasetSummary, RecipeSummary
@@ -30,7 +31,6 @@ from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
 from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, IdleOption, iterate_idle_options
 from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
-from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
 from rowmill.schema.examples import Objective, RolloutFields, join_fields
@@ -42,6 +42,9 @@ from rowmill.tokenization.tokenizer_source import (
     hash_tokenizer_folder,
     require_no_revision,
 )
+
+if TYPE_CHECKING:
+    from rowmill.kinds.joint_rows import JointRows
 
 
 class Execution(Config):
@@ -91,7 +94,11 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
     """
     changed = copy.deepcopy(dict(values))
     datasets: Any = changed.get("datasets", changed.get("configs", {}))
-    tables = [str(name) for name, one in datasets.items() if is_records(one)] if isinstance(datasets, dict) else []
+    tables = (
+        [str(name) for name, one in datasets.items() if _find_joint_rows(one) is not None]
+        if isinstance(datasets, dict)
+        else []
+    )
     for key, text in overrides.items():
         first, *rest = key.split("__")
         name, path = (first, rest) if first in tables else (tables[0] if len(tables) == 1 else "", [first, *rest])
@@ -112,11 +119,11 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
     return changed
 
 
-def is_records(dataset: Any) -> bool:
-    """Return whether a dataset's mapping names a kind of records dataset."""
+def _find_joint_rows(dataset: Any) -> "JointRows | None":
+    """Return what the kind that a dataset's mapping names does itself; None if it names no kind of records."""
     form: Any = dataset.get("format") if isinstance(dataset, dict) else None
     named = form.get("kind", form.get("type")) if isinstance(form, dict) else None
-    return isinstance(named, str) and named in KINDS and KINDS[named].IS_TABLE
+    return KINDS[named].get_joint_rows() if isinstance(named, str) and named in KINDS else None
 
 
 # ── One dataset of a recipe: its source, its kind and its option groups, checked together ──
@@ -154,7 +161,7 @@ class Dataset(Config):
 
     @model_validator(mode="after")
     def _require_records_format(self) -> "Dataset":
-        if isinstance(self.source, GeneratedSource) and not self.format.IS_TABLE:
+        if isinstance(self.source, GeneratedSource) and self.format.get_joint_rows() is None:
             raise ValueError(
                 f"source.generated: {self.source.generated} holds records of a table, but format.kind is "
                 f"{self.format.kind}; expected records; set format: {{kind: records}}"
@@ -174,7 +181,7 @@ class Dataset(Config):
     @property
     def keeps_non_finite(self) -> bool:
         """Whether NaN and infinity of typed sources are kept as values: only records datasets have text for them."""
-        return self.format.IS_TABLE
+        return self.format.get_joint_rows() is not None
 
     @property
     def keeps_overlong(self) -> bool:
@@ -183,10 +190,10 @@ class Dataset(Config):
         return joined or self.packing.slice_strategy is not None
 
 
-def has_generation(dataset: Dataset) -> bool:
-    """Return whether generated records are parsed for a dataset that has training data."""
-    table = dataset.format.as_table()
-    return table is not None and table.generation is not None and not isinstance(dataset.source, GeneratedSource)
+def has_generation_stage(stage: str, dataset: Dataset) -> bool:
+    """Return whether a dataset has an on-demand stage of records that a model generates."""
+    joint = dataset.format.get_joint_rows()
+    return joint is not None and stage in joint.list_generation_stages(dataset)
 
 
 def summarize_dataset(dataset: Dataset) -> DatasetSummary:
@@ -528,7 +535,7 @@ class Recipe(Config):
                         raise ValueError(
                             f"mixture.{field}: {name!r} is not a dataset; choose {join_choices(self.datasets)}"
                         )
-                    if field == "num_validation_sequences" and self.datasets[name].format.IS_TABLE:
+                    if field == "num_validation_sequences" and self.datasets[name].format.get_joint_rows() is not None:
                         raise ValueError(
                             f"mixture.{field}: {name} holds records, which are split before they are assembled into "
                             f"examples; allowed: chats, pairs and texts; set datasets.{name}.splits.validation"
@@ -544,7 +551,13 @@ class Recipe(Config):
             recipe, origin = dataset.source.dataset_key(self.name)
             if recipe != self.name:
                 continue
-            able = [one for one, other in self.datasets.items() if one != name and has_generation(other)]
+            able = [
+                one
+                for one, other in self.datasets.items()
+                if one != name
+                and not isinstance(other.source, GeneratedSource)
+                and has_generation_stage(PARSED_RECORDS, other)
+            ]
             if origin not in able:
                 raise ValueError(
                     f"datasets.{name}.source.generated: {origin!r} is not another dataset of this recipe with a "
@@ -721,7 +734,10 @@ def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any
     for file in files:
         name = file.name.removesuffix(TABLE_SUFFIX)
         dataset: Any = written.get(name)
-        if not (is_records(dataset) or (isinstance(dataset, dict) and is_records({"format": shared}))):
+        rows = _find_joint_rows(dataset)
+        if rows is None and isinstance(dataset, dict):
+            rows = _find_joint_rows({"format": shared})
+        if rows is None:
             raise ConfigError(
                 f"{file}: there is no records dataset {name!r} in {path}; a table contract is named after its dataset; "
                 "rename the file, or delete it"
@@ -733,7 +749,7 @@ def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any
                 "delete one"
             )
         loaded = config.read_yaml(file)
-        config.validate_options(TableContract, loaded, str(file))
+        rows.check_contract(loaded, str(file))
         form["table"] = loaded
     return filled
 

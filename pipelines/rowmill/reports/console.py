@@ -20,7 +20,6 @@ from rowmill.core.console import (
     join_side_by_side,
     make_grid,
 )
-from rowmill.kinds.tables.assembly import FLUSHES
 from rowmill.schema.facts import read_facts
 from rowmill.stages import catalog
 
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
     from rowmill.build.steps import Project, Step
     from rowmill.checks.judge import CheckResult
     from rowmill.inspection.diff import NumberComparison, ScopeComparison
-    from rowmill.inspection.dry_run import DatasetAdvice, DatasetTablePlan
+    from rowmill.inspection.dry_run import DatasetTablePlan
     from rowmill.inspection.generated_output import ParsedFiles
     from rowmill.inspection.verify import StageVerification
-    from rowmill.kinds.tables.partition_plan import TablePlan
+    from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan
     from rowmill.schema.manifest import DisplayTable, Manifest
 
 
@@ -388,11 +387,11 @@ def _render_table_plan(one: "DatasetTablePlan") -> RenderableType:
     return Group(*lines)
 
 
-def _format_plan_options(plan: "TablePlan") -> str:
-    options, limits = plan.options, plan.limits
-    cap = "no cap" if limits.cap is None else f"cap {limits.cap}"
+def _format_plan_options(plan: "ExamplePlan") -> str:
+    options = plan.options
+    cap = "no cap" if options["cap"] is None else f"cap {options['cap']}"
     terms = [
-        f"L {limits.limit:,}", f"P {limits.prompt:,}", f"M {limits.records:,}", cap,
+        f"L {options['limit']:,}", f"P {options['prompt']:,}", f"M {options['records']:,}", cap,
         f"BOS {options['bos']} {options['bos_id']}", f"EOS {options['eos']} {options['eos_id']}",
         *([f"order {options['order']}"] if options["order"] is not None else []),
         *([f"{options['wanted']:,} records wanted"] if options["wanted"] is not None else []),
@@ -401,10 +400,14 @@ def _format_plan_options(plan: "TablePlan") -> str:
     return escape_control_characters(join_facts(terms))
 
 
-def _list_split_counts(plan: "TablePlan") -> list[tuple[object, ...]]:
+def _list_split_counts(plan: "ExamplePlan") -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
     for split, counts in plan.facts.items():
-        flushes = join_facts(f"{name} {counts[f'flush_{name}']:,}" for name in FLUSHES if counts[f"flush_{name}"])
+        flushes = join_facts(
+            f"{name.removeprefix('flush_')} {count:,}"
+            for name, count in counts.items()
+            if name.startswith("flush_") and count
+        )
         lines.append((split, counts["records"], counts["groups"], counts["examples"], counts["tokens"], flushes))
     return lines
 
@@ -418,7 +421,7 @@ _SIZE_NAMES = {
 }
 
 
-def _list_sizes(plan: "TablePlan") -> list[tuple[object, ...]]:
+def _list_sizes(plan: "ExamplePlan") -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
     for split, counts in plan.facts.items():
         for name, label in _SIZE_NAMES.items():

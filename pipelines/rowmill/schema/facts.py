@@ -7,7 +7,7 @@ its check has nothing to ask of this output; `UNCOUNTED` says that outputs of th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -314,3 +314,36 @@ class GeneratedSeriesFacts:
     repeated_train_records: float | str
     column_distance: float | str
     association_distance: float | str
+
+
+@dataclass(frozen=True, slots=True)
+class SpanCounts:
+    """Numbers of spans and characters by class: a kind, or `invalid:` and the reason.
+
+    A report contains no data: no value of a record, and no name that a model made up.
+    """
+
+    items: Mapping[str, int] = field(default_factory=dict[str, int])
+    characters: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def valid(self) -> int:
+        """Accepted records."""
+        return self.items.get("record", 0)
+
+    @property
+    def invalid(self) -> int:
+        """Rejected objects."""
+        return sum(count for name, count in self.items.items() if name.startswith("invalid:"))
+
+    @property
+    def valid_fraction(self) -> float:
+        """Share of valid objects; 0 without objects."""
+        return self.valid / (self.valid + self.invalid) if self.valid else 0.0
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Invalid objects by reason."""
+        return {
+            name.removeprefix("invalid:"): count for name, count in self.items.items() if name.startswith("invalid:")
+        }

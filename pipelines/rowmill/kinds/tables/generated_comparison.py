@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import are_among, find_distinct, format_percent
+from rowmill.core.arrays import are_among, find_distinct
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.kinds.joint_rows import KindContext
@@ -23,7 +23,7 @@ from rowmill.kinds.tables import table_comparison
 from rowmill.kinds.tables.partitions import get_table_options, load_observed_table
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.table_comparison import hash_cells, read_cells
-from rowmill.parts.context import compute_share, format_rejected
+from rowmill.parts.context import compute_share
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
@@ -126,9 +126,3 @@ def search_train_part(
 def _sum_cell_hashes(cells: pl.DataFrame, names: Sequence[str]) -> NDArray[np.uint64]:
     """Return a hash for each record, the sum of its cells' hashes."""
     return hash_cells(cells.select(names)).sum(axis=1, dtype=np.uint64)
-
-
-def format_generated(valid_fraction: float | str, kept: int, rejected: int) -> tuple[str, str]:
-    """Format the valid share of generated text, and the number of rejected objects."""
-    valid = f"{format_percent(float(valid_fraction))} valid" if kept or rejected else ""
-    return valid, format_rejected(rejected)

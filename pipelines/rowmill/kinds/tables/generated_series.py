@@ -31,6 +31,9 @@ from rowmill.schema.rows import Rejected
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.encoder import Encoder
 
+VERSION = 3
+"""Increase it when requests to the same model, or the parsing of its answers, change."""
+
 UNUSED_REASONS = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"})
 """Reasons that do not mean an invalid object: another sample was chosen, or the series had ended or failed."""
 

@@ -26,7 +26,7 @@ from rowmill import sources
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
 from rowmill.core.stage_names import PARSED_RECORDS, TOKENIZED_EXAMPLES
-from rowmill.kinds.joint_rows import KindContext
+from rowmill.kinds.joint_rows import KindContext, ParsedFiles
 from rowmill.kinds.tables import generated_comparison, parsing
 from rowmill.kinds.tables.generation import Generation
 from rowmill.kinds.tables.options import Records, require_records
@@ -48,6 +48,9 @@ from rowmill.sources.sharing import load_scans
 
 # ── One worker's task for generated texts: read them from files, parse them, write records and rejects ──
 
+
+VERSION = 5
+"""Increase it when any text may give other records."""
 
 PARSED = pa.schema(
     [
@@ -375,3 +378,30 @@ def tabulate_classes(items: Mapping[str, int], characters: Mapping[str, int]) ->
             ("class", "items", "characters"), tuple(sorted(lines, key=lambda one: (-one[1], one[0])))
         )
     }
+
+
+def parse_files(context: KindContext, urls: Sequence[str]) -> ParsedFiles:
+    """Parse the texts of some files as `parsed_records` does.
+
+    Raises
+    ------
+    SourceError
+        If a file is missing or unreadable.
+
+    """
+    parts = parse_parts(
+        context, scan_text_urls(urls, context.base, sources.StoreStager(context.store, "staged"), ())
+    ).parts
+    records = [
+        str(text)
+        for part in parts
+        for text in context.store.table(part.files["records"], ["record"]).column(0).to_pylist()
+    ]
+    report = parsing.SpanCounts(sum_class_counts(parts, "items"), sum_class_counts(parts, "characters"))
+    return ParsedFiles(
+        report=report,
+        texts=sum(int(part.facts["texts"]) for part in parts),
+        unreadable=sum(sum(part.facts["reasons"].values()) for part in parts) - report.invalid,
+        records=records,
+        table=tabulate_classes(report.items, report.characters)["classes"],
+    )

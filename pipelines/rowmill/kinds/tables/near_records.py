@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import are_among, find_distinct
 from rowmill.core.storage import File, Store
+from rowmill.kinds.joint_rows import NearRows
 from rowmill.kinds.tables.partitions import load_observed_table
 from rowmill.kinds.tables.table_comparison import hash_cells, read_cells
 from rowmill.parts.context import WorkContext
@@ -33,14 +34,6 @@ Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class NearRecords:
-    """Number of compared held-out records, and the rows of those with a near duplicate in train."""
-
-    compared: int
-    row_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _HeldCells:
     """What is looked for in train: the distinct signatures and cells of the held-out records, sorted."""
 
@@ -48,18 +41,18 @@ class _HeldCells:
     cells: Hashes
 
 
-def find_near_records(context: WorkContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
+def find_near_records(context: WorkContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRows:
     """Compare the held-out records of a table with its train records; tables of one column are not compared."""
     names = [name for name in load_observed_table(canonical.details).schema.names if name not in group_columns]
     if len(names) < 2:
-        return NearRecords(0, ())
+        return NearRows(0, ())
     files = canonical.files("rows")
     size = sum(file.bytes for file in files)
     parts = list(context.pool.map(partial(hash_held_cells, context.store, names), files, size_bytes=size))
     row_ids = [row_id for ids, _ in parts for row_id in ids]
     held = np.concatenate([np.empty((0, len(names)), np.uint64), *(hashes for _, hashes in parts)])
     if not row_ids:
-        return NearRecords(0, ())
+        return NearRows(0, ())
     looked_for = _HeldCells(find_distinct(_compute_signatures(held)), find_distinct(held))
     seen = np.zeros(len(looked_for.signatures), bool)
     counts = np.zeros(len(looked_for.cells), np.int64)
@@ -70,7 +63,7 @@ def find_near_records(context: WorkContext, canonical: Manifest, group_columns: 
         counts += own
         total += rows
     near = _mark_near_records(held, looked_for.signatures[seen], looked_for.cells, counts, total)
-    return NearRecords(len(row_ids), tuple(row_ids[place] for place in np.flatnonzero(near).tolist()))
+    return NearRows(len(row_ids), tuple(row_ids[place] for place in np.flatnonzero(near).tolist()))
 
 
 def _mark_near_records(

@@ -1,7 +1,7 @@
 """Records: rows of a table, each one JSON object; alone, in groups, or in series."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, field_validator, model_validator
 
@@ -19,6 +19,9 @@ from rowmill.kinds.tables.schema import Mode, choose_mode
 from rowmill.kinds.tables.serialization import Codec
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.schema.rows import RowKind
+
+if TYPE_CHECKING:
+    from rowmill.kinds.joint_rows import JointRows
 
 DEFAULT_CAP = 10
 """Records (or groups) per example if `max_sequences_per_example` is `auto`."""
@@ -213,7 +216,6 @@ class Records(DatasetKind):
         "packing": frozenset({"slice_strategy", "tail", "ignore_token_id"}),
         "splits": frozenset({"gap", "crossing_groups"}),
     }
-    IS_TABLE: ClassVar[bool] = True
 
     PRECEDENCE: ClassVar[int] = 90
 
@@ -372,9 +374,12 @@ class Records(DatasetKind):
         """Return whether the records have groups, by `splits` or by `data`."""
         return super().has_groups(options) or self.is_grouped
 
-    def as_table(self) -> "Records":
-        """Return these options."""
-        return self
+    @classmethod
+    def get_joint_rows(cls) -> "JointRows":
+        """Return what tables do themselves, imported only for recipes that have one."""
+        from rowmill.kinds.tables.joint_rows import TableRows
+
+        return TableRows()
 
     @model_validator(mode="after")
     def _check_columns(self) -> "Records":

@@ -5,14 +5,19 @@ grouped      prompt + group · cap        each group must fit with the prompt, o
 sequential   prompt + one group          at most the limit: a series continues in the next example
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import orjson
 
 from rowmill.core.arrays import Ints, find_distinct
+from rowmill.core.stage_names import CANONICAL_ROWS
+from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice, KindContext
 from rowmill.kinds.tables.schema import Mode
-from rowmill.schema.manifest import DisplayTable, Histogram
+from rowmill.kinds.tables.table_examples import measure_table
+from rowmill.schema.manifest import Histogram
+from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 CHARACTERS_PER_TOKEN = 4
 """Assumed without a tokenizer; records of many numbers have two to three, so such estimates are marked approximate."""
@@ -21,23 +26,6 @@ DOMINANT_SHARE = 0.5
 UNBOUNDED_P95 = 200
 SKEWED_TIMES = 20
 FEW_EXAMPLES = 10
-
-
-@dataclass(frozen=True, slots=True)
-class ExampleEstimate:
-    """Estimated size of an example.
-
-    `unit_tokens` are those of a record or a group, `example_tokens` those of an example filled to the cap, `units` the
-    most units of an example, `largest_unit` the most tokens of a unit that still fits.
-    """
-
-    unit_tokens: int
-    example_tokens: int
-    fits: bool
-    units: int
-    largest_unit: int
-    advice: tuple[str, ...]
-    is_approximate: bool
 
 
 def estimate_example(
@@ -73,28 +61,6 @@ def estimate_example(
 
 
 # ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAdvice:
-    """Assessment of a column as the group column.
-
-    `sizes` are count, mean, std, min, p25, p50, p75, p95 and max of records per group; `unsuitable` and `warnings` map
-    keywords of closed lists to explanations.
-    """
-
-    column: str
-    sizes: dict[str, float]
-    largest: str
-    unsuitable: dict[str, str]
-    warnings: dict[str, str]
-
-    def table(self) -> DisplayTable:
-        """Return a table with one line per fact and per piece of advice."""
-        rows: list[tuple[Any, ...]] = [("column", self.column), ("largest", self.largest)]
-        rows += [(name, f"{value:g}") for name, value in self.sizes.items()]
-        rows += [(name, why) for name, why in (self.unsuitable | self.warnings).items()]
-        return DisplayTable(("about", "says"), tuple(rows))
 
 
 def advise_group_column(
@@ -176,3 +142,54 @@ def size_histogram(sizes: Ints, limit: float | None) -> Histogram:
         "records per group", "records", tuple(float(edge) for edge in edges), tuple(int(count) for count in counts),
         None if limit is None else round(float(limit), 1),
     )  # fmt: skip
+
+
+# ── The columns of a dataset ───────────────────────────────────────────────────────────────────────
+
+
+def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
+    """Rate every column that can group the records of a dataset, and estimate its examples."""
+    measured = measure_table(context, tokenizer, path)
+    limits, form = measured.limits, measured.form
+    lengths = np.maximum(measured.lengths, 0)
+    columns = [
+        advise_group_column(
+            column,
+            np.bincount(codes[codes >= 0]).astype(np.int64),
+            np.bincount(codes[codes >= 0], weights=lengths[codes >= 0]).astype(np.int64),
+            record_budget=limits.records,
+            mode="sequential" if form.mode == "sequential" else "grouped",
+            cap=limits.cap,
+            is_ordered=form.order_column is not None,
+        )
+        for column, codes in _iterate_group_columns(context)
+    ]
+    columns.sort(key=lambda one: (len(one.unsuitable), len(one.warnings), -one.sizes["count"], one.column))
+    rows = max(int((measured.lengths >= 0).sum()), 1)
+    groups = max(len(measured.index.keys), 1)
+    estimate = estimate_example(
+        form.mode,
+        limit=limits.limit,
+        prompt=limits.prompt,
+        cap=limits.cap,
+        record_tokens=float(lengths.sum()) / rows,
+        records_per_group=rows / groups,
+    )
+    return DatasetAdvice(context.dataset_name or "", tuple(columns), estimate, form.mode, form.group_columns)
+
+
+def _iterate_group_columns(context: KindContext) -> Iterator[tuple[str, Ints]]:
+    """Yield each column in which some rows share a value, with the number of each row's value (−1 for null)."""
+    texts: list[str] = []
+    for part in context.input(CANONICAL_ROWS).parts:
+        texts += context.store.table(part.files["rows"], ["record"]).column(0).to_pylist()
+    records: list[dict[str, Any]] = [orjson.loads(text) for text in texts]
+    for name in dict.fromkeys(key for record in records for key in record):
+        numbers: dict[bytes, int] = {}
+        codes = np.full(len(records), -1, np.int64)
+        for row, record in enumerate(records):
+            value = record.get(name)
+            if value is not None:
+                codes[row] = numbers.setdefault(orjson.dumps(value), len(numbers))
+        if 1 < len(numbers) < int((codes >= 0).sum()):
+            yield name, codes

@@ -25,11 +25,10 @@ import orjson
 
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext
-from rowmill.kinds.tables import partitions, prompt, record_tokens
+from rowmill.kinds.tables import prompt, record_tokens
 from rowmill.kinds.tables.assembly import ExampleLimits
-from rowmill.kinds.tables.options import Records, require_records
+from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.partition_plan import (
     OverflowFacts,
     SplitFacts,
@@ -59,7 +58,6 @@ from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
-from rowmill.tokenization import tokenizer
 from rowmill.tokenization.reference_sample import divide_minimum
 from rowmill.tokenization.stored_tokenizers import open_reference_encoder
 from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION
@@ -206,17 +204,6 @@ def _draw_histogram(title: str, sizes: ValueCounts, limit: int) -> Histogram:
 
 
 # ── Examples of records: encode each part once, plan all partitions, then write examples in parts ──
-
-
-def identify_table_examples(dataset: DatasetOptions, limit: int, seed: int, vocab_size: int | None) -> dict[str, Any]:
-    """Return the options that decide examples; those of generation do not."""
-    return {
-        "versions": [VERSION, tokenizer.TOKENIZATION_VERSION, partitions.split_block_keys.version],
-        "format": require_records(dataset).model_dump(mode="json", exclude={"generation"}),
-        "limit": limit,
-        "seed": seed,
-        "vocab_size": vocab_size,
-    }
 
 
 def resolve_prompt_frame(

@@ -8,7 +8,6 @@ in the partitions of the build.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +17,8 @@ from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.formats.splits import SPLITS
-from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.tables.assembly import ExampleLimits
-from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import ReplannedTable, TablePlanRequest, count_sampled_rows, replan_partition
 from rowmill.kinds.tables.partitions import (
     IndexOptions,
@@ -154,12 +151,6 @@ OVERFLOW_REASONS = ("record_overflow", "group_overflow")
 """Reasons of records that are too large for an example."""
 HIGH_PROMPT_SHARE = 0.25
 """Share of all tokens from which the prompt is mentioned."""
-
-
-def identify_table_lengths(dataset: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
-    """Return the options that decide the facts of records, in addition to those of all kinds."""
-    format_options = require_records(dataset).model_dump(mode="json", exclude={"generation"})
-    return {"records": VERSION, "format": format_options, "seed": seed, "seq_len": seq_len}
 
 
 def make_table_lengths(context: KindContext) -> StageOutput:

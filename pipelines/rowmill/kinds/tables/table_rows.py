@@ -31,9 +31,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json, map_reads, read_tables
 from rowmill.formats import splits
-from rowmill.formats.filters import REMOVAL_FILTERS
 from rowmill.formats.splits import Splitter
-from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.tables import part_rows, row_index, sizing, table_contract
 from rowmill.kinds.tables.ambiguous_times import (
@@ -44,7 +42,7 @@ from rowmill.kinds.tables.ambiguous_times import (
     find_repeated_times,
     has_times_of_day,
 )
-from rowmill.kinds.tables.options import Records, require_records
+from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.partitions import ObservedTable, get_table_options, index_parts
 from rowmill.kinds.tables.row_index import NO_KEY, PARTITION_ROWS, RowIndex, count_group_sizes
 from rowmill.kinds.tables.schema import RecordSchema
@@ -202,28 +200,6 @@ VERSION = 6
 """Increase it when any record may get a different type, text, key or split, or facts are counted differently."""
 
 
-def identify_table_rows(dataset: DatasetOptions, limit: int) -> dict[str, Any]:
-    """Return the options that decide rows, and separately those of the advice on groups; prompts affect neither."""
-    form = require_records(dataset)
-    times = {"is_timeseries", "timestamp_format", "timestamp_interval_seconds"}
-    rows = {
-        "versions": [VERSION, sources.SCAN_VERSION],
-        "group_columns": form.group_columns,
-        "is_grouped_by_file": form.is_grouped_by_file,
-        "is_one_group_column": isinstance(form.data.group_training_examples_by, str),
-        "order_column": form.order_column,
-        "domain_key": form.domain_key,
-        "mode": form.mode,
-        "time_series": form.time_series.model_dump(mode="json", include=times),
-        "table": None if form.table is None else form.table.to_json(),
-        "filters": dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS)),
-        "splits": dataset.splits.model_dump(mode="json"),
-        "max_run_chars": dataset.source.limits.max_run_chars,
-    }
-    advice = {"limit": limit, "cap": form.cap, "on_overflow": form.assembly.on_overflow}
-    return {"rows": rows, "advice": advice}
-
-
 # ── Before making rows ───────────────────────────────────────────────────────────────────────────
 
 
@@ -231,15 +207,14 @@ def make_table_rows(
     context: KindContext,
     scanned: Sequence[tuple[sources.SourcePart, int | None]],
     options: str,
-    known: ObservedTable | None = None,
 ) -> tuple[MappedParts, ObservedTable]:
-    """Observe all parts, decide schema and sort key unless they are `known`, and make the rows of all parts.
+    """Observe all parts, decide schema and sort key, and make the rows of all parts.
 
     `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, and the
     observed table.
     """
     seen = _observe_parts(context, scanned)
-    known = known or _decide_table(context, seen)
+    known = _decide_table(context, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
     contract = "" if known.contract is None else orjson.dumps(known.contract.to_json()).decode()
     name, form, splits = context.dataset_name or "", get_table_options(context), context.dataset.splits
@@ -277,18 +252,8 @@ def _observe_parts(context: KindContext, scanned: Sequence[tuple[sources.SourceP
     ).parts
 
 
-@dataclass(frozen=True, slots=True)
-class ContractProposal:
-    """The contract inferred from the data, and its YAML file with the evidence."""
-
-    contract: TableContract
-    document: str
-
-
-def propose_contract(
-    context: KindContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]
-) -> ContractProposal | None:
-    """Observe a dataset and infer its table contract, keeping the columns of a pinned one; None without rows."""
+def propose_contract(context: KindContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]) -> str | None:
+    """Return the YAML file, with the evidence, of the contract inferred from the data; pinned columns are kept."""
     form = get_table_options(context)
     evidence = merge_part_evidence(context, _observe_parts(context, scanned))
     if not evidence.columns:
@@ -301,14 +266,13 @@ def propose_contract(
         update={"columns": columns, "group": form.group_columns or None, "order": form.order_column}
     )
     parts = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
-    document = format_contract_yaml(
+    return format_contract_yaml(
         contract,
         evidence,
         title=f"{context.key[0]}: datasets.{context.dataset_name}",
         place_of=lambda place: describe_place(context, parts, ColumnDrift("", "", "", place)),
         shows_cells=not form.privacy.dp_enabled,
     )
-    return ContractProposal(contract, document)
 
 
 def merge_part_evidence(context: KindContext, seen: Sequence[Part]) -> TableEvidence:
@@ -687,11 +651,10 @@ class _TimeReport:
 # ── Facts of a table in addition to those of all kinds of rows: columns, groups, times, numbers ──
 
 
-def complete_table_output(
-    context: KindContext, draft: StageOutput, facts: CanonicalRowsFacts, observed: ObservedTable
-) -> StageOutput:
+def complete_table_output(context: KindContext, draft: StageOutput, observed: ObservedTable) -> StageOutput:
     """Add the facts that only records have: schema, groups, times, splits."""
-    form = get_table_options(context)
+    form, facts = get_table_options(context), draft.facts
+    assert isinstance(facts, CanonicalRowsFacts)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
     index = index_times(context, draft.parts, observed)
     times = _measure_intervals(context, index)

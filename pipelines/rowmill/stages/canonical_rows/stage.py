@@ -20,7 +20,6 @@ from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.formats.filters import REMOVAL_FILTERS
-from rowmill.kinds.tables import table_rows
 from rowmill.parts import accounts
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
 from rowmill.recipe.recipe import Recipe
@@ -48,9 +47,9 @@ VERSION = 10
 def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
-    if dataset.format.IS_TABLE:
-        own = table_rows.identify_table_rows(dataset, recipe.limit_of(name))
-        return {"versions": [VERSION], **own}
+    joint = dataset.format.get_joint_rows()
+    if joint is not None:
+        return {"versions": [VERSION], **joint.identify_rows(dataset, recipe.limit_of(name))}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
     # A part's rows are made without these filters, so a change of one makes none of them again.
@@ -81,11 +80,10 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     # Everything that decides the rows of a part, except the part itself.
     name = context.dataset_name or ""
     options = digest_json(CANONICAL_ROWS, name, identify_canonical_rows(context.recipe, name)["rows"])
-    if context.dataset.format.IS_TABLE:
-        # A cell is located by its place in its part, so small files of tables are not grouped.
-        made, observed = table_rows.make_table_rows(
-            context, _flatten_groups(_limit_groups(context, part_groups)), options
-        )
+    joint, decided = context.dataset.format.get_joint_rows(), None
+    if joint is not None:
+        # What is decided over all parts names places in them, so small files are not grouped.
+        made, decided = joint.make_rows(context, _flatten_groups(_limit_groups(context, part_groups)), options)
     else:
         made = context.map(
             text_rows.canonicalize_part,
@@ -94,12 +92,11 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
                 for taken in _limit_groups(context, part_groups)
             ],
         )
-        observed = None
     parts = made.parts
     distinct = duplicate_rows.drop_duplicates(context, parts)
     filtered = similar_rows.filter_similar_rows(context, distinct, benchmarks)
     split, resolved = split_by_time(context, filtered.parts)
-    final = split if observed is None else table_rows.apply_exact_splits(context, split, observed)
+    final = split if joint is None else joint.assign_splits(context, split, decided)
     boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(context, final)
     facts = _count_rows(context, scanned, final, groups, boundaries, filtered)
@@ -112,16 +109,16 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.parts_reused, draft.rows_made = made.reused, made.rows_made
     filtered.complete_output(draft)
-    return draft if observed is None else table_rows.complete_table_output(context, draft, facts, observed)
+    return draft if joint is None else joint.complete_rows(context, draft, decided)
 
 
-def list_taken_parts(context: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
+def list_taken_parts(context: StageContext) -> TakenGroup:
     """Return the parts of a dataset's source, each with the number of its records to take (None: all)."""
     return _flatten_groups(_limit_groups(context, load_part_groups(context.input(RAW_DATASET))))
 
 
-def _flatten_groups(groups: Sequence[TakenGroup]) -> list[tuple[sources.SourcePart, int | None]]:
-    return [one for taken in groups for one in taken]
+def _flatten_groups(groups: Sequence[TakenGroup]) -> TakenGroup:
+    return tuple(one for taken in groups for one in taken)
 
 
 def _limit_groups(context: StageContext, groups: Sequence[sources.PartGroup]) -> list[TakenGroup]:
@@ -179,7 +176,7 @@ def _count_rows(
         rejected=sum(reasons.values()),
         groups=int(groups["rows"].len()),
         splits=sum_counts(p.facts["splits"] for p in final),
-        **({} if context.dataset.format.IS_TABLE else _count_messages(final)),
+        **({} if context.dataset.format.get_joint_rows() is not None else _count_messages(final)),
         boundaries=boundaries,
         unpinned_boundaries=NOT_APPLICABLE if options.time_key is None else len(boundaries),
         validation_source=any(part.split_hint == "validation" for part in scanned),
@@ -360,7 +357,8 @@ def _draw_group_sizes(groups: pl.DataFrame, context: StageContext) -> dict[str, 
 
 
 def _is_under_contract(context: StageContext, kept: Manifest) -> bool:
-    return not context.dataset.format.IS_TABLE or table_rows.is_under_current_contract(context, kept)
+    joint = context.dataset.format.get_joint_rows()
+    return joint is None or joint.accepts_rows(context, kept)
 
 
 STAGE = StageDeclaration(

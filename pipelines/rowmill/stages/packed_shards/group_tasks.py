@@ -20,7 +20,7 @@ from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.packing.layout import round_up
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.manifest import File, Manifest, Part
+from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
 from rowmill.shards import native
 from rowmill.sources import SourcePart
@@ -132,8 +132,10 @@ class _ExamplePart:
 def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -> list[_ExamplePart]:
     made = [part for part in context.input(TOKENIZED_EXAMPLES).parts if "examples" in part.files]
     scanned = context.input(RAW_DATASET)
-    is_table = context.dataset.format.IS_TABLE
-    sources = _list_table_sources(made, scanned) if is_table else load_part_groups(scanned)
+    # A part of examples that join rows names the source parts of these: no other is in their lineage.
+    by_id = {part.part_id: part for part in load_source_parts(scanned)}
+    named = [[by_id[name] for name in part.facts["source_parts"]] for part in made if "source_parts" in part.facts]
+    sources: Sequence[Sequence[SourcePart]] = named if len(named) == len(made) else load_part_groups(scanned)
     firsts = None if held is None else held.first_rows
     return [
         _ExamplePart(
@@ -146,12 +148,6 @@ def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -
         for i, (part, own) in enumerate(zip(made, sources, strict=True))
         if part.files["examples"].rows
     ]
-
-
-def _list_table_sources(parts: Sequence[Part], scanned: Manifest) -> list[Sequence[SourcePart]]:
-    """Return the source parts that the examples of each part are named after: no other is in their lineage."""
-    by_id = {part.part_id: part for part in load_source_parts(scanned)}
-    return [[by_id[name] for name in part.facts["source_parts"]] for part in parts]
 
 
 def _locate_sources(parts: Sequence[SourcePart]) -> dict[str, tuple[str, int]]:

@@ -25,7 +25,6 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
-from rowmill.kinds.tables import table_examples
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected
 from rowmill.parts.functions import MappedParts
@@ -122,10 +121,9 @@ def _resolve_template_path(options: Template, base: Path) -> Template:
 def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; a tokenizer folder is identified by its files, not its path."""
     dataset = recipe.datasets[name]
-    if dataset.format.IS_TABLE:
-        identity = table_examples.identify_table_examples(
-            dataset, recipe.limit_of(name), recipe.seed, recipe.vocab_size
-        )
+    joint = dataset.format.get_joint_rows()
+    if joint is not None:
+        identity = joint.identify_examples(dataset, recipe.limit_of(name), recipe.seed, recipe.vocab_size)
     else:
         groups = ("format", "template", "loss", "truncation", "reasoning", "tools")
         identity = {
@@ -141,11 +139,8 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
             "vocab_size": recipe.vocab_size,
             "columns": describe_columns(EXAMPLE_COLUMNS, dataset.row_kind),
         }
-    table = recipe.datasets[name].format.as_table()
-    # The prompts of this style depend on the tokenizer's name.
-    is_by_name = table is not None and table.prompt.style == "reference"
     named = identify_tokenizer(recipe.tokenizer_choice)
-    if is_by_name:
+    if joint is not None and joint.reads_tokenizer_name(dataset):
         named = {**named, "name": recipe.tokenizer_choice.name}
     return {"tokenizer": named, "examples": identity}
 
@@ -166,7 +161,8 @@ def _spec_to_json(spec: RendererSpec | None) -> dict[str, Any] | None:
 def make_tokenized_examples(context: StageContext) -> StageOutput:
     """Tokenize all parts."""
     loaded, path = open_recipe_tokenizer(context)
-    make_examples = table_examples.make_table_examples if context.dataset.format.IS_TABLE else _tokenize_dataset
+    joint = context.dataset.format.get_joint_rows()
+    make_examples = _tokenize_dataset if joint is None else joint.make_examples
     draft = make_examples(context, loaded, path)
     draft.details["tokenizer"] = describe_tokenizer_origin(context, loaded)
     card = loaded.card

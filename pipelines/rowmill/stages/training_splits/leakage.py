@@ -29,9 +29,9 @@ from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
-from rowmill.kinds.tables.near_records import NearRecords, find_near_records
+from rowmill.kinds.joint_rows import require_joint_rows
 from rowmill.parts.context import compute_share, scan_rows
-from rowmill.recipe.recipe import Dataset
+from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
@@ -117,10 +117,10 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
         _count_split_overlaps(leaks, "same_group", rows, held_out, ["dataset", "group_key"])
     else:
         leaks.facts["same_group"] = NOT_APPLICABLE
-    if any(not dataset.format.IS_TABLE for dataset in context.recipe.datasets.values()):
-        # The rows of records datasets have no prompts.
-        tables = [name for name, dataset in context.recipe.datasets.items() if dataset.format.IS_TABLE]
-        prompted = held_out.filter(~pl.col("dataset").is_in(tables)) if tables else held_out
+    joint = list_joint_datasets(context.recipe)
+    if len(joint) < len(context.recipe.datasets):
+        # Rows that share examples have no prompts.
+        prompted = held_out.filter(~pl.col("dataset").is_in(joint)) if joint else held_out
         named = prompted.filter(pl.col("prompt_hash").is_not_null()).select("prompt_hash")
         train = rows.filter(pl.col("split") == "train").select("prompt_hash").join(named, on="prompt_hash", how="semi")
         asked = train.unique().collect(engine="streaming")
@@ -170,6 +170,11 @@ class _LeakSource:
 
 def _load_leak_input(context: StageContext, output: Manifest, key: StageKey) -> Manifest:
     return manifest.load_version(context.store, key, output.inputs.get("/".join(key)))
+
+
+def list_joint_datasets(recipe: Recipe) -> list[str]:
+    """Return the datasets whose examples join rows: rows are compared there, not examples."""
+    return [name for name, dataset in recipe.datasets.items() if dataset.format.get_joint_rows() is not None]
 
 
 def has_groups(dataset: Dataset) -> bool:
@@ -268,20 +273,18 @@ def _measure_near_duplicates(
     leaks: LeakReport, context: StageContext, packed: Mapping[str, Manifest], sources: Mapping[str, _LeakSource]
 ) -> None:
     """Measure the share of held-out examples (records for tables) that nearly duplicate training data."""
-    tables = {name for name, dataset in context.recipe.datasets.items() if dataset.format.IS_TABLE}
-    near = [_find_dataset_near_records(context, name, sources[name]) for name in packed if name in tables]
-    examples, names = _find_near_examples(context, [one for name, one in packed.items() if name not in tables])
+    joint = list_joint_datasets(context.recipe)
+    near = []
+    for name in joint:
+        dataset = context.recipe.datasets[name]
+        near.append(require_joint_rows(dataset.format).find_near_rows(context, dataset, sources[name].canonical))
+    examples, names = _find_near_examples(context, [one for name, one in packed.items() if name not in joint])
     names += [row_id for one in near for row_id in one.row_ids]
     examples += sum(one.compared for one in near)
-    if not examples and len(tables) == len(packed):
+    if not examples and len(joint) == len(packed):
         leaks.facts["near_duplicate"] = NOT_APPLICABLE
     else:
         leaks.note("near_duplicate", compute_share(len(names), examples), names)
-
-
-def _find_dataset_near_records(context: StageContext, name: str, source: _LeakSource) -> NearRecords:
-    form = context.recipe.datasets[name].format.require_table()
-    return find_near_records(context, source.canonical, form.group_columns)
 
 
 def _find_near_examples(context: StageContext, packed: Sequence[Manifest]) -> tuple[int, list[str]]:

@@ -45,9 +45,8 @@ VERSION = 4
 
 def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the order (`order`), and the splits that it is compared with."""
-    tables = [name for name, dataset in recipe.datasets.items() if dataset.format.IS_TABLE]
     return {
-        "tables": [leakage.NEAR_ROWS_VERSION, tables],
+        "tables": [leakage.NEAR_ROWS_VERSION, leakage.list_joint_datasets(recipe)],
         "order": {
             "versions": [VERSION],
             "mixture": recipe.mixture.model_dump(mode="json"),

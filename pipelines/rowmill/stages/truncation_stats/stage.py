@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from rowmill import stats
 from rowmill.core.arrays import Integers, format_percent
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
-from rowmill.kinds.tables import table_lengths
 from rowmill.packing.layout import measure_padded_room, round_up
 from rowmill.packing.pack_plan import count_sequences, slice_too_long
 from rowmill.parts.accounts import RowLocator, describe_rejects
@@ -38,7 +37,8 @@ DOMAINS_SHOWN = 30
 def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the facts; the effect of other limits also depends on truncation and packing."""
     dataset = recipe.datasets[name]
-    own = table_lengths.identify_table_lengths(dataset, recipe.seed, recipe.seq_len) if dataset.format.IS_TABLE else {}
+    joint = dataset.format.get_joint_rows()
+    own = {} if joint is None else joint.identify_lengths(dataset, recipe.seed, recipe.seq_len)
     return {
         "versions": [VERSION],
         "limit": recipe.limit_of(name),
@@ -51,8 +51,9 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def make_truncation_stats(context: StageContext) -> StageOutput:
     """Measure the dataset's lengths."""
-    if context.dataset.format.IS_TABLE:
-        return table_lengths.make_table_lengths(context)
+    joint = context.dataset.format.get_joint_rows()
+    if joint is not None:
+        return joint.measure_lengths(context)
     manifest = context.input(TOKENIZED_EXAMPLES)
     limit = _limit_examples(context)
     measured = measure_examples(context.store, manifest.files("examples"), context.pool)

@@ -25,14 +25,15 @@ goes to the Python scanner, which does not.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from rowmill.core.json import Json
 from rowmill.kinds.tables.schema import MAX_DEPTH, MAX_DIGITS, Record
 from rowmill.kinds.tables.time_order import Position
+from rowmill.schema.facts import SpanCounts
 
 SpanKind = Literal["record", "invalid", "delimiter", "prose", "truncated"]
 
@@ -67,39 +68,6 @@ class TextSpan:
     def fail(self, reason: str, column: str = "") -> None:
         """Mark the span invalid."""
         self.kind, self.reason, self.column = "invalid", reason, column
-
-
-@dataclass(frozen=True, slots=True)
-class SpanCounts:
-    """Numbers of spans and characters by class: a kind, or `invalid:` and the reason.
-
-    A report contains no data: no value of a record, and no name that a model made up.
-    """
-
-    items: Mapping[str, int] = field(default_factory=dict[str, int])
-    characters: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    @property
-    def valid(self) -> int:
-        """Accepted records."""
-        return self.items.get("record", 0)
-
-    @property
-    def invalid(self) -> int:
-        """Rejected objects."""
-        return sum(count for name, count in self.items.items() if name.startswith("invalid:"))
-
-    @property
-    def valid_fraction(self) -> float:
-        """Share of valid objects; 0 without objects."""
-        return self.valid / (self.valid + self.invalid) if self.valid else 0.0
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """Invalid objects by reason."""
-        return {
-            name.removeprefix("invalid:"): count for name, count in self.items.items() if name.startswith("invalid:")
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,18 @@ from rowmill.build import prepare, runner
 from rowmill.build.steps import Project
 from rowmill.core import permutation
 from rowmill.core.storage import Store
-from rowmill.kinds.tables.assembly import AssembledExamples, BudgetSampler, ExampleLimits, RecordLengths, modes
+from rowmill.kinds.tables.assembly import (
+    AssembledExamples,
+    BudgetSampler,
+    ExampleLimits,
+    RecordLengths,
+    assemble_groups,
+    assemble_records,
+    assemble_series,
+    resample_groups,
+    resample_records,
+    resample_series,
+)
 from rowmill.recipe.recipe import parse_recipe
 
 LENGTHS = 1_000_000
@@ -60,11 +71,9 @@ def assembly() -> None:
     for cap in (1, 10, None):
         room, wide = ExampleLimits(4096, 40, cap), ExampleLimits(1 << 20, 40, cap)
         ways: dict[str, Callable[[], AssembledExamples]] = {
-            "tabular": lambda room=room: modes.assemble_records(of, modes.resample_records(of, None, shuffled), room),
-            "grouped": lambda wide=wide: modes.assemble_groups(of, modes.resample_groups(of, None, shuffled), wide),
-            "sequential": lambda room=room: modes.assemble_series(
-                of, modes.resample_series(of, None, shuffled), room, draw(room)
-            ),
+            "tabular": lambda room=room: assemble_records(of, resample_records(of, None, shuffled), room),
+            "grouped": lambda wide=wide: assemble_groups(of, resample_groups(of, None, shuffled), wide),
+            "sequential": lambda room=room: assemble_series(of, resample_series(of, None, shuffled), room, draw(room)),
         }
         for mode, way in ways.items():
             made, taken, worked = timed(way)

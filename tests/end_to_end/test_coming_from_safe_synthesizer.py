@@ -8,8 +8,7 @@ import pytest
 
 from rowmill.build import runner
 from rowmill.build.steps import open_project
-from rowmill.kinds.tables import parsing
-from rowmill.kinds.tables.parsing import PlacementColumns, Validation
+from rowmill.kinds.tables.parsing import PlacementColumns, Validation, parse_generated_text
 from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
 from rowmill.kinds.tables.time_order import ELAPSED
 from rowmill.recipe import recipe
@@ -70,9 +69,7 @@ PLACE = PlacementColumns(("g",), "t", ELAPSED)
 def test_parser_differs_from_the_original_as_the_page_says(
     row: str, text: str, mode: Mode, said: dict[str, int]
 ) -> None:
-    parsed = parsing.parse_generated_text(
-        text, SCHEMA, mode, bos="<s>", eos="</s>", place=PLACE, validation=Validation()
-    )
+    parsed = parse_generated_text(text, SCHEMA, mode, bos="<s>", eos="</s>", place=PLACE, validation=Validation())
     reasons = {name.removeprefix("invalid:") for name in said if name.startswith("invalid:")}
     [line] = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|") and row in line]
 

@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from rowmill.core.errors import ConfigError, ContextOverflowError
+from rowmill.kinds.tables.inference import describe_column_contract
 from rowmill.kinds.tables.prompt import Encode, PromptFrame, Vocabulary, build_prompt_frame
 from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.kinds.tables.table_contract import TableContract
-from rowmill.kinds.tables.table_contract.drift import describe_column_contract
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.tokenizer import open_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from rowmill.kinds.tables.generated_texts import PARSED
+from rowmill.kinds.tables.generated_records import PARSED
 from rowmill.kinds.tables.record_tokens import RECORD_EXAMPLES
 from rowmill.schema.examples import COLUMN_DOCS, EXAMPLE_SCHEMA, ROW_FIELDS, WEIGHT_COLUMN
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, ROW_SCHEMA, SEGMENT_COLUMNS

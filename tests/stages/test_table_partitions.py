@@ -12,10 +12,11 @@ from rowmill.build import share
 from rowmill.build.share import ShareOutcome
 from rowmill.executors import LocalPool, Share, local
 from rowmill.inspection import dry_run
-from rowmill.kinds.tables import generated_series, row_index
+from rowmill.kinds.tables import partitions
 from rowmill.kinds.tables import partitions as row_partitions
-from rowmill.kinds.tables.generation.rounds import Prefill
-from rowmill.kinds.tables.row_index import assign_partitions
+from rowmill.kinds.tables.generated_records import load_prefills, load_trained_model
+from rowmill.kinds.tables.generation import Prefill
+from rowmill.kinds.tables.partitions import PartitionBorders, assign_partitions
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages.base import StageContext
 from tests.support.recipes import Built, Workspace, sentence
@@ -62,7 +63,7 @@ def write_recipe(
 @pytest.fixture(autouse=True)
 def small_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a partition have at most 256 rows, and a block of keys two files."""
-    monkeypatch.setattr(row_index, "PARTITION_ROWS", 256)
+    monkeypatch.setattr(partitions, "PARTITION_ROWS", 256)
     monkeypatch.setattr(row_partitions, "BLOCK_ROWS", 2 * ROWS_OF_A_FILE)
 
 
@@ -71,7 +72,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
     """Build a table of shops, before and after a file was appended, in one store."""
     folder = tmp_path_factory.mktemp("shops")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_index, "PARTITION_ROWS", 256)
+        patch.setattr(partitions, "PARTITION_ROWS", 256)
         patch.setattr(row_partitions, "BLOCK_ROWS", 2 * ROWS_OF_A_FILE)
         return build(folder, list_files(), GROUPS), build(folder, [*list_files(), APPENDED], GROUPS)
 
@@ -167,10 +168,10 @@ def test_table_of_one_partition_has_the_same_examples_in_partitions_of_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a task plans of files is what the calling process plans in memory."""
-    monkeypatch.setattr(row_index, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
+    monkeypatch.setattr(partitions, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
     form = {"data": {"max_sequences_per_example": 7}}
     whole = build(tmp_path / "whole", list_files(), form)
-    monkeypatch.setattr(row_partitions.PartitionBorders, "is_whole", property(lambda _: False))
+    monkeypatch.setattr(PartitionBorders, "is_whole", property(lambda _: False))
     by_tasks = build(tmp_path / "tasks", list_files(), form)
 
     assert parts_of(by_tasks).keys() == parts_of(whole).keys()
@@ -200,7 +201,7 @@ def test_series_have_the_examples_that_they_have_in_one_partition(
     """What a series draws depends on its key alone, so that partitions decide only the order of examples."""
     built = build(tmp_path / "partitions", list_files(), SERIES, seq_len=1024)
     appended = build(tmp_path / "partitions", [*list_files(), APPENDED], SERIES, seq_len=1024)
-    monkeypatch.setattr(row_index, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
+    monkeypatch.setattr(partitions, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
     whole = build(tmp_path / "whole", list_files(), SERIES, seq_len=1024)
 
     # The last example of a pass says so, and there is one in each partition.
@@ -221,7 +222,7 @@ def load_series(built: Built) -> list[Prefill]:
     inputs: dict[StageKey, Manifest] = {key: built.manifest(*key[1:])}
     at = ("mini", "rows", "generated_series")
     context = StageContext(project.store, project.base, at, "rows", inputs, LocalPool(1), recipe=project.recipe)
-    return generated_series.load_prefills(context, generated_series.load_trained_model(context))
+    return load_prefills(context, load_trained_model(context))
 
 
 @pytest.mark.parametrize("form", [{}, GROUPS, SERIES], ids=["records", "groups", "series"])

@@ -12,11 +12,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.config import validate_options
-from rowmill.kinds.tables import part_rows, table_contract
+from rowmill.kinds.tables import part_rows
+from rowmill.kinds.tables.cell_columns import CellColumn, observe_cells, write_cells, write_strings
+from rowmill.kinds.tables.inference import build_record_schema, infer_contract, merge_evidence, observe_records
 from rowmill.kinds.tables.serialization import read_json
-from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer
-from rowmill.kinds.tables.table_contract.cell_columns import CellColumn, observe_cells, write_cells, write_strings
-from rowmill.kinds.tables.table_contract.value_shapes import shape_of
+from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer, shape_of
 from rowmill.kinds.tables.time_order import SortKey
 from rowmill.kinds.tables.typed_cells import (
     ColumnRoles,
@@ -113,14 +113,12 @@ def test_rows_made_by_column_equal_those_made_one_by_one(
     data: st.DataObject, content: list[str], roles: ColumnRoles
 ) -> None:
     records = [one for one in map(decoded, content) if isinstance(one, dict)]
-    seen = table_contract.observe_records(records[: data.draw(st.integers(1, 30))])
-    evidence = table_contract.merge_evidence([seen])
+    seen = observe_records(records[: data.draw(st.integers(1, 30))])
+    evidence = merge_evidence([seen])
     assume(evidence.columns)
-    inferred = table_contract.infer_contract(
-        evidence, {}, order=roles.order if roles.order in evidence.columns else None
-    )
+    inferred = infer_contract(evidence, {}, order=roles.order if roles.order in evidence.columns else None)
     contract = tightened(data, inferred)
-    schema = table_contract.build_record_schema(contract, evidence, {}, ())
+    schema = build_record_schema(contract, evidence, {}, ())
     order = data.draw(st.sampled_from([None, SortKey("iso8601"), SortKey("elapsed_seconds"), SortKey("text")]))
     many, one_by_one = (
         ValueColumnBuilder(contract, schema, order, roles),

@@ -8,8 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from rowmill.kinds.tables import parsing
-from rowmill.kinds.tables.parsing import ParsedText, PlacementColumns, Validation
+from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import serialise_record
 from rowmill.kinds.tables.time_order import SortKey
@@ -68,7 +67,7 @@ def read_back(built: Built, tokenizer: Tokenizer, form: Mapping[str, Any], datas
     told, data = known(built, dataset), form.get("data", {})
     groups = data.get("group_training_examples_by")
     order = told["order"]
-    parser = parsing.Parser(
+    parser = Parser(
         schema_of(built, dataset),
         told["mode"],
         bos=told["frame"]["bos_text"],

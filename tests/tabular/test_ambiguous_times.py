@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.kinds.tables.ambiguous_times import UNITS, EpochUnits, find_repeated_hours, find_repeated_times, mark_zones
-from rowmill.kinds.tables.row_index import RowIndex, build_row_index
+from rowmill.kinds.tables.partitions import RowIndex, build_row_index
 from rowmill.kinds.tables.time_order import ISO8601
 
 ENDS_OF_DAYLIGHT_SAVING = {

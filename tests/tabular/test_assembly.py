@@ -18,7 +18,13 @@ from rowmill.kinds.tables.assembly import (
     ExampleLimits,
     RecordLengths,
     RecordPass,
-    modes,
+    assemble_groups,
+    assemble_records,
+    assemble_series,
+    resample_groups,
+    resample_records,
+    resample_series,
+    split_large_runs,
 )
 
 PAGE = (85, 80, 79, 80)
@@ -71,7 +77,7 @@ def drawn(budget: int) -> BudgetSampler:
 def test_tabular_page_of_four_records_gives_the_sizes_of_the_specification(limit: int, sizes: list[int]) -> None:
     of, room = alone(PAGE), ExampleLimits(limit, 36, 3)
 
-    made = modes.assemble_records(of, modes.resample_records(of, None, AS_GIVEN), room)
+    made = assemble_records(of, resample_records(of, None, AS_GIVEN), room)
 
     assert lengths_of(made, of, room) == sizes
 
@@ -84,7 +90,7 @@ def test_grouped_page_of_two_groups_gives_the_sizes_of_the_specification(
 ) -> None:
     of, room = records((85, 80, 74), (80, 80, 85)), ExampleLimits(limit, 36, cap)
 
-    made = modes.assemble_groups(of, modes.resample_groups(of, None, AS_GIVEN), room)
+    made = assemble_groups(of, resample_groups(of, None, AS_GIVEN), room)
 
     assert lengths_of(made, of, room) == sizes
 
@@ -98,7 +104,7 @@ def test_sequential_page_of_two_series_gives_the_sizes_of_the_specification(
 ) -> None:
     of, room = records(A, B), ExampleLimits(limit, 35, cap)
 
-    made = modes.assemble_series(of, modes.resample_series(of, None, AS_GIVEN), room, None)
+    made = assemble_series(of, resample_series(of, None, AS_GIVEN), room, None)
 
     assert lengths_of(made, of, room) == sizes
     assert ended(made)[-1] == "end"
@@ -117,9 +123,7 @@ def test_budget_of_a_thousand_flushes_as_specified(
 ) -> None:
     of, room = records(tokens), ExampleLimits(1000 + 10 + DELIMITERS_PER_UNIT, 10, None)
 
-    made = modes.assemble_series(
-        of, modes.resample_series(of, None, AS_GIVEN), room, None if draw is None else drawn(draw)
-    )
+    made = assemble_series(of, resample_series(of, None, AS_GIVEN), room, None if draw is None else drawn(draw))
 
     assert [[int(of.tokens[i]) for i in one] for one in examples_of(made)] == wanted
     assert ended(made) == reasons
@@ -128,7 +132,7 @@ def test_budget_of_a_thousand_flushes_as_specified(
 def test_record_above_its_draw_raises_the_budget_to_its_own_size() -> None:
     of, room = records((900, 50)), ExampleLimits(1012, 10, None)
 
-    made = modes.assemble_series(of, modes.resample_series(of, None, AS_GIVEN), room, drawn(700))
+    made = assemble_series(of, resample_series(of, None, AS_GIVEN), room, drawn(700))
 
     assert made.budgets.tolist() == [900, 700]
 
@@ -143,7 +147,7 @@ def test_minimum_budget_is_seven_tenths_rounded_up() -> None:
 def test_sequential_flush_names_the_first_reason_in_order() -> None:
     of, room = records((5, 5, 5), (5,), (5, 5)), ExampleLimits(12 + 10, 10, 2)
 
-    made = modes.assemble_series(of, modes.resample_series(of, 12, AS_GIVEN), room, None)
+    made = assemble_series(of, resample_series(of, 12, AS_GIVEN), room, None)
 
     assert ended(made) == [
         "max_records", "group_change", "group_change", "restart", "max_records", "group_change", "group_change", "end",
@@ -153,7 +157,7 @@ def test_sequential_flush_names_the_first_reason_in_order() -> None:
 def test_tabular_pass_boundary_always_flushes() -> None:
     of, room = alone((5, 5, 5)), ExampleLimits(1000, 10, None)
 
-    made = modes.assemble_records(of, modes.resample_records(of, 7, SHUFFLED), room)
+    made = assemble_records(of, resample_records(of, 7, SHUFFLED), room)
 
     assert [len(one) for one in examples_of(made)] == [3, 3, 1]
     assert ended(made) == ["restart", "restart", "end"]
@@ -168,7 +172,7 @@ def shown(passes: list[RecordPass]) -> list[int]:
 
 
 def test_tabular_resampling_of_ten_to_twenty_five_shows_twenty_five() -> None:
-    passes = modes.resample_records(alone([7] * 10), 25, SHUFFLED)
+    passes = resample_records(alone([7] * 10), 25, SHUFFLED)
 
     assert len(shown(passes)) == 25
     assert [sorted(one.records.tolist()) for one in passes[:2]] == [list(range(10))] * 2
@@ -179,7 +183,7 @@ def test_tabular_resampling_of_ten_to_twenty_five_shows_twenty_five() -> None:
 def test_grouped_resampling_adds_whole_groups_until_six(seed: int) -> None:
     of = records(*([1] * size for size in (1, 2, 3, 4, 5)))
 
-    [only] = modes.resample_groups(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)))
+    [only] = resample_groups(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)))
 
     count = len(only.records)
     assert 6 <= count <= 10
@@ -191,7 +195,7 @@ def test_grouped_resampling_adds_whole_groups_until_six(seed: int) -> None:
 def test_sequential_partial_pass_cuts_its_last_series_to_a_prefix(wanted: int) -> None:
     of = records(*([1] * size for size in (1, 2, 3, 4, 5)))
 
-    [only] = modes.resample_series(of, wanted, SHUFFLED)
+    [only] = resample_series(of, wanted, SHUFFLED)
 
     assert len(only.records) == wanted
     assert all(first in of.groups.tolist() for first in only.firsts.tolist())
@@ -200,7 +204,7 @@ def test_sequential_partial_pass_cuts_its_last_series_to_a_prefix(wanted: int) -
 def test_sequential_whole_first_pass_is_in_key_order_and_later_ones_permute_groups() -> None:
     of = records(*([1] * 3 for _ in range(30)))
 
-    first, second = modes.resample_series(of, 180, SHUFFLED)
+    first, second = resample_series(of, 180, SHUFFLED)
 
     assert first.records.tolist() == list(range(90))
     assert second.firsts.tolist() != first.firsts.tolist()
@@ -222,9 +226,9 @@ def test_tabular_examples_contain_every_record_of_a_pass_once_within_limits(
     lengths: list[int], cap: int | None, room: int, wanted: int | None
 ) -> None:
     of, limits = alone(lengths), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
-    passes = modes.resample_records(of, wanted, SHUFFLED)
+    passes = resample_records(of, wanted, SHUFFLED)
 
-    made = modes.assemble_records(of, passes, limits)
+    made = assemble_records(of, passes, limits)
 
     assert made.records.tolist() == shown(passes)
     _keeps_limits(made, of, limits, np.diff(made.record_offsets))
@@ -236,9 +240,9 @@ def test_grouped_examples_never_cut_a_group(
     groups: list[list[int]], cap: int | None, room: int, wanted: int | None
 ) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
-    passes = modes.resample_groups(of, wanted, SHUFFLED)
+    passes = resample_groups(of, wanted, SHUFFLED)
 
-    made = modes.assemble_groups(of, passes, limits)
+    made = assemble_groups(of, passes, limits)
 
     units = [made.records[a:b].tolist() for a, b in zip(made.units, made.units[1:], strict=False)]
     whole = [list(range(a, b)) for a, b in zip(of.groups, of.groups[1:], strict=False)]
@@ -251,7 +255,7 @@ def test_grouped_examples_never_cut_a_group(
 def test_oversized_groups_are_split_between_records_and_lose_none(groups: list[list[int]], room: int) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, None)
 
-    firsts, lasts = modes.split_large_runs(of, of.groups[:-1], of.groups[1:], limits)
+    firsts, lasts = split_large_runs(of, of.groups[:-1], of.groups[1:], limits)
 
     pieces = [list(range(a, b)) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
     assert [one for piece in pieces for one in piece] == list(range(len(of.tokens)))
@@ -266,9 +270,9 @@ def test_sequential_examples_contain_one_group_in_order_within_their_budgets(
 ) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
     draws = drawing(limits, seed)
-    passes = modes.resample_series(of, wanted, SHUFFLED)
+    passes = resample_series(of, wanted, SHUFFLED)
 
-    made = modes.assemble_series(of, passes, limits, draws)
+    made = assemble_series(of, passes, limits, draws)
 
     assert made.records.tolist() == shown(passes)
     _keeps_limits(made, of, limits, np.diff(made.record_offsets))
@@ -300,8 +304,8 @@ def test_plan_without_records_is_empty(cap: int | None) -> None:
     nothing: Ints = np.empty(0, np.int64)
 
     for made in (
-        modes.assemble_records(of, modes.resample_records(of, None, AS_GIVEN), room),
-        modes.assemble_groups(of, modes.resample_groups(of, 5, AS_GIVEN), room),
-        modes.assemble_series(of, modes.resample_series(of, 5, AS_GIVEN), room, None),
+        assemble_records(of, resample_records(of, None, AS_GIVEN), room),
+        assemble_groups(of, resample_groups(of, 5, AS_GIVEN), room),
+        assemble_series(of, resample_series(of, 5, AS_GIVEN), room, None),
     ):
         assert made.lengths(nothing, room).tolist() == []

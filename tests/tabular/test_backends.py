@@ -10,8 +10,15 @@ from pydantic import TypeAdapter
 
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GenerationError
-from rowmill.kinds.tables.backends import Backend, CallableBackend, Completion, OpenAIBackend, PromptText, open_backend
-from rowmill.kinds.tables.backends.openai import OpenAICompleter
+from rowmill.kinds.tables.backends import (
+    Backend,
+    CallableBackend,
+    Completion,
+    OpenAIBackend,
+    OpenAICompleter,
+    PromptText,
+    open_backend,
+)
 from tests.support.completions_server import Reply, Script, serving
 
 PROMPTS = (PromptText("one", (1, 2)), PromptText("two", (3,)))

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError, GenerationError
-from rowmill.kinds.tables.backends import Completion, OpenAIBackend, PromptText, open_backend
-from rowmill.kinds.tables.backends.openai import OpenAICompleter
+from rowmill.kinds.tables.backends import Completion, OpenAIBackend, OpenAICompleter, PromptText, open_backend
 from rowmill.kinds.tables.generation import (
     Generation,
     GenerationResult,

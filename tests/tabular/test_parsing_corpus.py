@@ -5,8 +5,13 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from rowmill.kinds.tables.parsing import ParsedText, PlacementColumns, Validation, parse_generated_text
-from rowmill.kinds.tables.parsing.scanner import merge_span_counts
+from rowmill.kinds.tables.parsing import (
+    ParsedText,
+    PlacementColumns,
+    Validation,
+    merge_span_counts,
+    parse_generated_text,
+)
 from rowmill.kinds.tables.time_order import ISO8601
 from tests.support.generated_text import BOS, EOS, SCHEMA, Corpus, make
 

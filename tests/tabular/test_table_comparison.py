@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.kinds.tables.comparison import TableComparison, compare_tables
 from rowmill.kinds.tables.schema import Column, RecordSchema
-from rowmill.kinds.tables.table_comparison import TableComparison, compare_tables
 
 SCHEMA = RecordSchema((Column("n", "integer"), Column("kind", "string", nullable=True), Column("name", "string")))
 

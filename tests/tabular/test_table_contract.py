@@ -10,22 +10,20 @@ from hypothesis import strategies as st
 
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.tables import table_contract
-from rowmill.kinds.tables.schema import Column, RecordSchema
-from rowmill.kinds.tables.serialization import RecordDecoder, Serialiser, read_json
-from rowmill.kinds.tables.table_contract import (
-    ColumnContract,
+from rowmill.kinds.tables.cell_columns import CellColumn, observe_cells, write_cells
+from rowmill.kinds.tables.inference import (
     ColumnMismatch,
-    TableContract,
     TableEvidence,
     build_record_schema,
+    find_contract_changes,
     infer_contract,
-    make_cell_writer,
+    infer_sort_key,
     merge_evidence,
     observe_records,
 )
-from rowmill.kinds.tables.table_contract.cell_columns import CellColumn, observe_cells, write_cells
-from rowmill.kinds.tables.table_contract.declared_types import parse_declared_column
+from rowmill.kinds.tables.schema import Column, RecordSchema
+from rowmill.kinds.tables.serialization import RecordDecoder, Serialiser, read_json
+from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer, parse_declared_column
 from rowmill.kinds.tables.time_order import SortKey
 
 
@@ -249,7 +247,7 @@ def order_of(
     if pinned is not None:
         contract = validate_options(TableContract, {"columns": {"a": pinned}}, "table")
     schema = build_record_schema(contract, evidence, {}, ())
-    return table_contract.infer_sort_key(
+    return infer_sort_key(
         "a",
         contract,
         evidence,
@@ -328,7 +326,7 @@ def changes(
     found = {} if mismatch is None else {"a": mismatch}
     return [
         (one.change, one.text)
-        for one in table_contract.find_contract_changes(earlier, infer_contract(evidence, {}), evidence, found, {})
+        for one in find_contract_changes(earlier, infer_contract(evidence, {}), evidence, found, {})
     ]
 
 
@@ -357,8 +355,7 @@ def test_known_mismatch_is_not_a_change() -> None:
     before, found = infer_contract(seen(NUMBERS), {}), {"a": ColumnMismatch(1, "guest", (0, 20))}
 
     known, new = (
-        list(table_contract.find_contract_changes(before, before, seen([*NUMBERS, "guest"]), found, {"a": count}))
-        for count in (1, 0)
+        list(find_contract_changes(before, before, seen([*NUMBERS, "guest"]), found, {"a": count})) for count in (1, 0)
     )
 
     assert known == []

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.kinds.tables import row_index
-from rowmill.kinds.tables.row_index import MAX_BITS, PARTITION_ROWS, assign_partitions, choose_hash_bits, share_sample
+from rowmill.kinds.tables.partitions import MAX_BITS, PARTITION_ROWS, assign_partitions, choose_hash_bits, share_sample
 
 KEYS = pa.chunked_array([[f'"C-{i % 500:03d}"' for i in range(1000)], ['"漢"', '["a",1]', "7"]])
 
@@ -60,4 +59,4 @@ def test_single_partition_has_the_whole_sample() -> None:
     assert share_sample(25, [10]) == [25]
     assert share_sample(25, [4, 6]) == [10, 15]
     assert np.array_equal(share_sample(3, [0, 5, 0]), [0, 3, 0])
-    assert row_index.share_sample(5, [0]) == [0]
+    assert share_sample(5, [0]) == [0]

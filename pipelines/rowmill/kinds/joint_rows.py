@@ -1,4 +1,7 @@
-"""The contract of kinds whose rows are decided over the whole dataset, and whose examples join several rows."""
+"""The contract of kinds whose rows are decided over the whole dataset, and whose examples join several rows.
+
+Tables are one: `kinds/tables/joint_rows.py`.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -174,19 +177,19 @@ class JointRows(ABC):
         """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
 
     @abstractmethod
-    def make_rows(self, context: KindContext, parts: TakenGroup, options: str) -> tuple[MappedParts, Any]:
+    def make_rows(self, context: KindContext, scanned: TakenGroup, options: str) -> tuple[MappedParts, Any]:
         """Make the rows of all parts; also return what was decided over all of them, for the hooks that follow.
 
-        `parts` are source parts, each with how many of its records are taken (None: all); `options` identifies the
+        `scanned` are source parts, each with how many of its records are taken (None: all); `options` identifies the
         dataset's options.
         """
 
     @abstractmethod
-    def assign_splits(self, context: KindContext, parts: list[Part], decided: Any) -> list[Part]:
+    def assign_splits(self, context: KindContext, parts: list[Part], observed: Any) -> list[Part]:
         """Return the parts after splits that need all rows."""
 
     @abstractmethod
-    def complete_rows(self, context: KindContext, draft: StageOutput, decided: Any) -> StageOutput:
+    def complete_rows(self, context: KindContext, draft: StageOutput, observed: Any) -> StageOutput:
         """Add the kind's own facts and tables to the output of rows."""
 
     @abstractmethod
@@ -239,7 +242,7 @@ class JointRows(ABC):
         """Rate the columns that could group rows."""
 
     @abstractmethod
-    def propose_contract(self, context: KindContext, parts: TakenGroup) -> str | None:
+    def propose_contract(self, context: KindContext, scanned: TakenGroup) -> str | None:
         """Observe the rows, and return the file of a contract for them; None without rows."""
 
     # With a trained model.

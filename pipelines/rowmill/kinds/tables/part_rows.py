@@ -7,7 +7,7 @@
 A row's `record` is its lossless text without the line end. Its content hash and its group depend on the source's text,
 not on the contract: no column type moves a row to another split.
 
-Rows are made column by column, each distinct cell or value read once (`typed_cells.py`, `typed_cells.py`).
+Rows are made column by column, each distinct cell or value read once (`cell_columns.py`, `typed_cells.py`).
 Parts of one CSV file are taken together: each call on a column has a fixed cost, and a part may have a thousand rows.
 Their files are the same as if each were taken alone.
 """
@@ -37,12 +37,12 @@ from rowmill.formats import filters
 from rowmill.formats.long_runs import reject_long_run
 from rowmill.formats.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
 from rowmill.kinds.tables.ambiguous_times import mark_zones
+from rowmill.kinds.tables.cell_columns import CellColumn, observe_cells, write_strings
+from rowmill.kinds.tables.inference import TableEvidence, observe_records
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import make_exact_decoder
-from rowmill.kinds.tables.table_contract import TableContract, TableEvidence
-from rowmill.kinds.tables.table_contract import inference as table_evidence
-from rowmill.kinds.tables.table_contract.cell_columns import CellColumn, observe_cells, write_strings
+from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.kinds.tables.time_order import ISO8601, SortKey
 from rowmill.kinds.tables.typed_cells import (
     ABSENT,
@@ -128,7 +128,7 @@ def observe_part(tasks: Sequence[tuple[ObserveInputs, PartPlace]]) -> list[PartR
     # Observing types does not need exact digits.
     for _, decoded in _decode_parts([inputs for inputs, _ in tasks], is_exact=False):
         if decoded.cells is None:
-            evidence.append(table_evidence.observe_records(decoded.values, decoded.numbers))
+            evidence.append(observe_records(decoded.values, decoded.numbers))
         else:
             evidence += observe_cells(decoded.cells, decoded.numbers, decoded.borders)
     return [

@@ -31,12 +31,19 @@ from rowmill.kinds.tables.assembly import (
     AssembledExamples,
     BudgetSampler,
     ExampleLimits,
+    Permute,
     RecordLengths,
     RecordPass,
-    modes,
+    assemble_groups,
+    assemble_records,
+    assemble_series,
+    resample_groups,
+    resample_records,
+    resample_series,
+    split_large_runs,
 )
 from rowmill.kinds.tables.options import Records as RecordsFormat
-from rowmill.kinds.tables.row_index import SPLITS, RowIndex
+from rowmill.kinds.tables.partitions import SPLITS, RowIndex
 from rowmill.kinds.tables.schema import Mode
 from rowmill.schema.manifest import DisplayTable
 
@@ -529,23 +536,22 @@ def _assemble_split(
     request: TablePlanRequest,
     records: RecordLengths,
     wanted: int | None,
-    permute: modes.Permute,
+    permute: Permute,
     draw: BudgetSampler | None,
 ) -> AssembledExamples:
     limits = request.limits
     match request.form.mode:
         case "tabular":
-            return modes.assemble_records(records, modes.resample_records(records, wanted, permute), limits)
+            return assemble_records(records, resample_records(records, wanted, permute), limits)
         case "grouped":
-            passes = modes.resample_groups(records, wanted, permute)
+            passes = resample_groups(records, wanted, permute)
             if request.form.assembly.on_overflow == "split":
                 passes = [
-                    RecordPass(one.number, *modes.split_large_runs(records, one.firsts, one.lasts, limits))
-                    for one in passes
+                    RecordPass(one.number, *split_large_runs(records, one.firsts, one.lasts, limits)) for one in passes
                 ]
-            return modes.assemble_groups(records, passes, limits)
+            return assemble_groups(records, passes, limits)
         case "sequential":
-            return modes.assemble_series(records, modes.resample_series(records, wanted, permute), limits, draw)
+            return assemble_series(records, resample_series(records, wanted, permute), limits, draw)
 
 
 def _permute_pass(request: TablePlanRequest, split: str, number: int, count: int) -> Ints:

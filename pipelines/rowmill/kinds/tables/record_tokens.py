@@ -29,9 +29,8 @@ from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.kinds.tables.assembly import DELIMITERS_PER_UNIT, FLUSHES
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.partition_plan import PartitionPlan, SplitTablePlan
-from rowmill.kinds.tables.partitions import RowPart, read_row_column
+from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
 from rowmill.kinds.tables.prompt import PromptFrame
-from rowmill.kinds.tables.row_index import RowIndex
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table

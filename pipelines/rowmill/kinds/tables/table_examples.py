@@ -39,8 +39,10 @@ from rowmill.kinds.tables.partition_plan import (
     require_record_room,
 )
 from rowmill.kinds.tables.partitions import (
+    SPLITS,
     IndexOptions,
     ObservedTable,
+    RowIndex,
     RowPart,
     choose_borders,
     get_table_options,
@@ -51,7 +53,6 @@ from rowmill.kinds.tables.partitions import (
 )
 from rowmill.kinds.tables.prompt import PromptFrame
 from rowmill.kinds.tables.record_tokens import RECORD_EXAMPLES, VERSION, EncodeInputs
-from rowmill.kinds.tables.row_index import SPLITS, RowIndex
 from rowmill.kinds.tables.table_plans import TablePlanning, account_part, plan_held_partitions, plan_partitions
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch

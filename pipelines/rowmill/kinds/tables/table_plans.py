@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,10 @@ from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.kinds.joint_rows import KindContext
-from rowmill.kinds.tables.overflow_names import make_overflow_naming
 from rowmill.kinds.tables.partition_plan import (
     KEPT,
     OverflowFacts,
+    OverflowNaming,
     PartitionPlan,
     SplitFacts,
     TablePlanRequest,
@@ -44,14 +44,18 @@ from rowmill.kinds.tables.partition_plan import (
     require_single_use,
 )
 from rowmill.kinds.tables.partitions import (
+    SPLITS,
     HeldPartition,
     IndexOptions,
     PartitionBorders,
     PartitionRows,
+    RowIndex,
     RowPart,
     TablePartition,
     partition_rows,
     read_partition,
+    read_row_column,
+    share_sample,
 )
 from rowmill.kinds.tables.prompt import PromptFrame
 from rowmill.kinds.tables.record_tokens import (
@@ -62,13 +66,40 @@ from rowmill.kinds.tables.record_tokens import (
     save_slice,
     write_prefill,
 )
-from rowmill.kinds.tables.row_index import SPLITS, RowIndex, share_sample
 from rowmill.kinds.tables.schema import RecordSchema
+from rowmill.kinds.tables.serialization import read_json
 from rowmill.parts.accounts import RejectLog, count_accounts, row_as_bytes, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards.host_scratch import HostScratch
+
+MAX_EXAMINED_ROWS = 100
+"""Records of a group that are examined to find its widest column."""
+
+
+def make_overflow_naming(store: Store, files: Sequence[File], index: RowIndex) -> OverflowNaming:
+    """Return the lookups that name overflows among the rows of an index; `files` are its parts."""
+    read = partial(read_row_column, store, files, index)
+    return OverflowNaming(
+        names_of=lambda rows: read(rows, "row_id"),
+        widest_of=lambda units: _find_widest_columns(read, units),
+    )
+
+
+def _find_widest_columns(read: "partial[list[str]]", units: Sequence[Ints]) -> list[str]:
+    """Return the column with the most characters for each set of rows."""
+    looked_at = [rows[:MAX_EXAMINED_ROWS] for rows in units]
+    texts = iter(read(np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
+    widest: list[str] = []
+    for rows in looked_at:
+        sizes: dict[str, int] = {}
+        for text in islice(texts, len(rows)):
+            for name, value in read_json(text).items():
+                sizes[name] = sizes.get(name, 0) + len(str(value))
+        widest.append(max(sizes, key=sizes.__getitem__, default=""))
+    return widest
+
 
 ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
 """States of rows, indexed by plans and ledger tasks; from `FIRST_REASON` on, reject reasons."""

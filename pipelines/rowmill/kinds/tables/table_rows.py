@@ -14,54 +14,59 @@ that is planned whole, are compared row by row: those need an index of all rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill import sources
-from rowmill.core.arrays import Ints, are_among, format_count
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json, map_reads, read_tables
 from rowmill.formats import splits
 from rowmill.formats.splits import Splitter
 from rowmill.kinds.joint_rows import KindContext
-from rowmill.kinds.tables import part_rows, row_index, sizing, table_contract
-from rowmill.kinds.tables.ambiguous_times import (
-    UNITS,
-    EpochUnits,
-    TimePairs,
-    find_repeated_hours,
-    find_repeated_times,
-    has_times_of_day,
+from rowmill.kinds.tables import part_rows, table_contract
+from rowmill.kinds.tables.ambiguous_times import index_times, report_ambiguous_times
+from rowmill.kinds.tables.inference import (
+    ColumnDrift,
+    ColumnMismatch,
+    ShapeTally,
+    TableEvidence,
+    build_record_schema,
+    describe_column_contract,
+    find_contract_changes,
+    find_missing_or_new,
+    format_contract_yaml,
+    infer_contract,
+    infer_sort_key,
+    merge_evidence,
 )
 from rowmill.kinds.tables.options import Records
-from rowmill.kinds.tables.partitions import ObservedTable, get_table_options, index_parts
-from rowmill.kinds.tables.row_index import NO_KEY, PARTITION_ROWS, RowIndex, count_group_sizes
+from rowmill.kinds.tables.partitions import (
+    NO_KEY,
+    ObservedTable,
+    RowIndex,
+    count_group_sizes,
+    describe_cell_place,
+    get_table_options,
+    index_parts,
+    measure_series_steps,
+)
 from rowmill.kinds.tables.schema import RecordSchema
-from rowmill.kinds.tables.serialization import read_json
-from rowmill.kinds.tables.table_contract import ColumnDrift, ColumnMismatch, TableContract, TableEvidence
-from rowmill.kinds.tables.table_contract.document import format_contract_yaml
-from rowmill.kinds.tables.table_contract.drift import describe_column_contract
-from rowmill.kinds.tables.table_contract.inference import ShapeTally
-from rowmill.kinds.tables.table_contract.value_shapes import is_non_finite_shape
-from rowmill.kinds.tables.time_order import ELAPSED
-from rowmill.parts.accounts import clean_value
+from rowmill.kinds.tables.table_contract import TableContract, is_non_finite_shape
+from rowmill.kinds.tables.table_lengths import CHARACTERS_PER_TOKEN, advise_group_column, size_histogram
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import MappedParts
 from rowmill.parts.rewriting import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
-from rowmill.schema.rows import parse_row_id
-from rowmill.sources import FileScan
 from rowmill.sources.sharing import load_scans, load_source_parts
 
 
@@ -95,7 +100,7 @@ def report_contract(
         "mismatches": before if drifts else counts,
         "observed": list(observed.observed),
     }
-    placed = [(drift, describe_place(context, parts, drift)) for drift in drifts[:MAX_SHOWN_DRIFTS]]
+    placed = [(drift, describe_cell_place(context, parts, drift)) for drift in drifts[:MAX_SHOWN_DRIFTS]]
     if placed:
         rows = tuple((one.column, one.change, one.text, place) for one, place in placed)
         draft.tables["table_drift"] = DisplayTable(("column", "change", "cell", "place"), rows)
@@ -104,7 +109,7 @@ def report_contract(
         found = [(name, one, contract.columns[name]) for name, one in sorted(mismatches.items())][:MAX_SHOWN_DRIFTS]
         misfits = [ColumnDrift(name, "", one.text, one.place) for name, one, _ in found]
         lines = [
-            (name, one.count, one.text, describe_column_contract(column), describe_place(context, parts, misfit))
+            (name, one.count, one.text, describe_column_contract(column), describe_cell_place(context, parts, misfit))
             for (name, one, column), misfit in zip(found, misfits, strict=True)
         ]
         draft.tables["type_mismatch"] = DisplayTable(
@@ -148,10 +153,10 @@ def find_drifts(
             number += len(scan.parts)
     if observed.earlier is None:
         if get_table_options(context).table is not None:
-            yield from table_contract.find_missing_or_new(observed.contract, observed.evidence)
+            yield from find_missing_or_new(observed.contract, observed.evidence)
         return
     assert observed.proposed is not None
-    yield from table_contract.find_contract_changes(
+    yield from find_contract_changes(
         observed.contract, observed.proposed, observed.evidence, mismatches, observed.earlier["mismatches"]
     )
 
@@ -174,18 +179,6 @@ def _find_dialect_drifts(context: KindContext, contract: TableContract) -> Itera
                     "the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0)
                 )
         number += len(scan.parts)
-
-
-def describe_place(
-    context: KindContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift
-) -> str:
-    """Describe a cell's location: `data/sales.csv line 20002`."""
-    if drift.place is None or drift.place[0] >= len(parts):
-        return ""
-    part, scan = parts[drift.place[0]]
-    if drift.text is None and drift.column == "the header":
-        return f"{part.url} line 1"
-    return sources.describe_place(part, scan, context.base, drift.place[1])
 
 
 def _describe_drift(drift: ColumnDrift, place: str) -> str:
@@ -270,7 +263,7 @@ def propose_contract(context: KindContext, scanned: Sequence[tuple[sources.Sourc
         contract,
         evidence,
         title=f"{context.key[0]}: datasets.{context.dataset_name}",
-        place_of=lambda place: describe_place(context, parts, ColumnDrift("", "", "", place)),
+        place_of=lambda place: describe_cell_place(context, parts, ColumnDrift("", "", "", place)),
         shows_cells=not form.privacy.dp_enabled,
     )
 
@@ -278,7 +271,7 @@ def propose_contract(context: KindContext, scanned: Sequence[tuple[sources.Sourc
 def merge_part_evidence(context: KindContext, seen: Sequence[Part]) -> TableEvidence:
     """Merge the evidence of the observed parts."""
     stored = map_reads(context.store, lambda one: context.store.content(one.files["seen"]), seen)
-    return table_contract.merge_evidence(TableEvidence.from_json(orjson.loads(memoryview(one))) for one in stored)
+    return merge_evidence(TableEvidence.from_json(orjson.loads(memoryview(one))) for one in stored)
 
 
 def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
@@ -301,10 +294,10 @@ def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
             raise ConfigError(
                 f"{where}.{option.split(' ')[0]}: no record has a column {name!r}; there are {there}; name one of them"
             )
-    schema = table_contract.build_record_schema(contract, evidence, declared, form.leading_columns)
+    schema = build_record_schema(contract, evidence, declared, form.leading_columns)
     order = None
     if form.order_column is not None:
-        order = table_contract.infer_sort_key(
+        order = infer_sort_key(
             form.order_column,
             contract,
             evidence,
@@ -325,7 +318,7 @@ def infer_dataset_contract(
     scans = load_scans(context.input(RAW_DATASET))
     dialects = {(one.delimiter, one.quote) for scan in scans if (one := scan.dialect) is not None and scan.records}
     delimiter, quote = next(iter(dialects)) if len(dialects) == 1 else (None, None)
-    return table_contract.infer_contract(
+    return infer_contract(
         evidence,
         _read_declared_types(context) if declared is None else declared,
         order=form.order_column,
@@ -439,215 +432,6 @@ def _decide_exact_splits(context: KindContext, parts: Sequence[Part], index: Row
     return np.where(hinted, index.splits, decided[units]).astype(np.int8)
 
 
-# ── Ambiguous times of a table's order column: how many records have one, where the first ones are, and  ──
-
-
-SHOWN_TIMES = 3
-"""Times of each problem that are shown: the line number of each takes reading its file up to there."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimeProblem:
-    """Ambiguous times of one kind: `shown` are the first ones, each a series, a cell, its place, and what it is.
-
-    `total` are the records that were searched.
-    """
-
-    name: str
-    records: int
-    total: int
-    shown: tuple[tuple[str, str, str, str], ...]
-    remedy: str
-
-
-def index_times(context: KindContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex | None:
-    """Index the rows if their times are compared: those of series, of a configured interval, and of dates in groups.
-
-    Groups of a table that is planned in partitions are not compared, so that no process holds all of its rows.
-    """
-    form = get_table_options(context)
-    is_whole = sum(part.files["rows"].rows for part in parts) <= PARTITION_ROWS
-    has_dates = form.mode == "grouped" and observed.order is not None and observed.order.is_date
-    is_timed = form.mode == "sequential" or form.time_series.timestamp_interval_seconds is not None
-    return index_parts(context, parts, observed) if is_timed or (has_dates and is_whole) else None
-
-
-def report_ambiguous_times(
-    context: KindContext, draft: StageOutput, observed: ObservedTable, index: RowIndex | None
-) -> float | None:
-    """Report ambiguous times; return the share of records with the most frequent problem, None without an order."""
-    if observed.order is None:
-        return None
-    problems = _TimeReport(context, draft.parts).find_problems(observed, index)
-    if problems:
-        draft.tables["ambiguous_times"] = DisplayTable(
-            ("problem", "records", "series", "cell", "place", "what", "what_to_do"),
-            tuple((one.name, one.records, *shown, one.remedy) for one in problems for shown in one.shown),
-        )
-        column = get_table_options(context).order_column
-        draft.samples["ambiguous_times"] = tuple(
-            f"{one.name}: {format_count(one.records, 'record')}, the first is {place}: {column} {cell!r}"
-            f"{f' of series {series}' if series else ''} {what}; {one.remedy}"
-            for one in problems
-            for series, cell, place, what in one.shown[:1]
-        )
-    return max((compute_share(one.records, one.total) for one in problems), default=0.0)
-
-
-class _TimeReport:
-    """Finds the problems of a table's times, and reads the cells that it shows."""
-
-    def __init__(self, context: KindContext, parts: Sequence[Part]) -> None:
-        self._work = context
-        self._parts = parts
-        self._column = get_table_options(context).order_column or ""
-        self._scanned = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
-
-    def find_problems(self, observed: ObservedTable, index: RowIndex | None) -> list[TimeProblem]:
-        """Return the problems that occur."""
-        order = observed.order
-        assert order is not None
-        zoned, unzoned = self._count_zones("with"), self._count_zones("without")
-        found = [self._describe_zones(zoned, unzoned)]
-        if order == ELAPSED:
-            found.append(self._find_mixed_units())
-        if index is not None:
-            is_local = order.is_date and "%z" not in order.name and zoned[0] <= unzoned[0]
-            hours = find_repeated_hours(index) if is_local else None
-            if hours is not None:
-                found.append(
-                    self._describe_pairs(
-                        "repeated hour",
-                        index,
-                        hours,
-                        "comes after {cell!r} although the source is in order, as local times do when daylight saving "
-                        "ends; sorting mixes the two hours",
-                        "write the zone into the times, or convert them to UTC",
-                    )
-                )
-            if get_table_options(self._work).mode == "sequential":
-                found.append(self._describe_repeats(index, hours))
-        return [problem for problem in found if problem is not None]
-
-    # ── Zones ────────────────────────────────────────────────────────────────────────────────────
-
-    def _count_zones(self, name: str) -> tuple[int, str, tuple[int, int]]:
-        """Return how many times are `with` or `without` a zone, and the first one with its part and record."""
-        counted = [(number, part.facts["zones"].get(name)) for number, part in enumerate(self._parts)]
-        own = [(number, *one) for number, one in counted if one is not None]
-        if not own:
-            return 0, "", (0, 0)
-        part, _, text, record = own[0]
-        return sum(count for _, count, _, _ in own), text, (part, record)
-
-    def _describe_zones(
-        self, zoned: tuple[int, str, tuple[int, int]], unzoned: tuple[int, str, tuple[int, int]]
-    ) -> TimeProblem | None:
-        if not zoned[0] or not unzoned[0]:
-            return None
-        is_missing = unzoned[0] <= zoned[0]
-        (records, cell, place), usual = (unzoned, zoned[0]) if is_missing else (zoned, unzoned[0])
-        # Rows that were removed later, such as duplicates, are among them.
-        total = records + usual
-        what = (
-            f"has no zone and is read as UTC, while {usual:,} have one"
-            if is_missing
-            else f"has a zone, while {usual:,} have none and are read as UTC"
-        )
-        return TimeProblem(
-            "mixed zones",
-            records,
-            total,
-            (("", clean_value(cell), self._describe_place(place), what),),
-            "write the zone into all times, or convert all to UTC",
-        )
-
-    # ── Units ────────────────────────────────────────────────────────────────────────────────────
-
-    def _find_mixed_units(self) -> TimeProblem | None:
-        """Read the numbers part by part: a table in groups may be larger than what one process holds."""
-        columns = (self._work.store.table(part.files["rows"], ["order_key"]).column(0) for part in self._parts)
-        units = [
-            EpochUnits.of(pc.cast(column, pa.float64()).to_numpy(), number) for number, column in enumerate(columns)
-        ]
-        if not units:
-            return None
-        whole = reduce(EpochUnits.plus, units)
-        usual, others = whole.find_mixed()
-        if not others:
-            return None
-        shown = []
-        for unit in others:
-            row = whole.first[unit]
-            assert row is not None
-            cell, place = self._read_cell(*row)
-            what = f"looks like {UNITS[unit]} since 1970, while {int(whole.counts[usual]):,} look like {UNITS[usual]}"
-            shown.append(("", cell, place, what))
-        return TimeProblem(
-            "mixed units",
-            int(whole.counts[others].sum()),
-            int(whole.counts.sum()),
-            tuple(shown),
-            f"convert all to {UNITS[usual]}",
-        )
-
-    # ── Series ───────────────────────────────────────────────────────────────────────────────────
-
-    def _describe_repeats(self, index: RowIndex, hours: TimePairs | None) -> TimeProblem | None:
-        """Describe the repeated times outside repeated hours; `hours` is None if the times have zones or no date."""
-        times = find_repeated_times(index)
-        if hours is not None:
-            known = np.sort(hours.rows)
-            is_new = ~(are_among(times.rows, known) | are_among(times.others, known))
-            times = TimePairs(times.rows[is_new], times.others[is_new], times.begins[is_new])
-        has_clock = hours is not None and has_times_of_day(index)
-        local = "; where the clock was put back between them, write the zone into the times" if has_clock else ""
-        return self._describe_pairs(
-            "repeated time",
-            index,
-            times,
-            "is the time of {place}, too, and nothing else orders the two",
-            "name the columns that tell series apart in data.group_training_examples_by, or merge records of the same "
-            f"time{local}",
-        )
-
-    def _describe_pairs(
-        self, name: str, index: RowIndex, pairs: TimePairs, what: str, remedy: str
-    ) -> TimeProblem | None:
-        """Describe the first times of runs, in source order.
-
-        `what` may have `{cell}` and `{place}`, those of the row that a time is compared with.
-        """
-        if not len(pairs.rows):
-            return None
-        assert index.groups is not None
-        begins = np.flatnonzero(pairs.begins)
-        begins = begins[np.argsort(pairs.rows[begins])][:SHOWN_TIMES]
-        shown = []
-        for row, other in zip(pairs.rows[begins].tolist(), pairs.others[begins].tolist(), strict=True):
-            key = index.keys[index.groups[row]]
-            cell, place = self._read_row(index, row)
-            earlier, at = self._read_row(index, other)
-            shown.append(("" if key == NO_KEY else clean_value(key), cell, place, what.format(cell=earlier, place=at)))
-        return TimeProblem(name, len(pairs.rows), len(index.groups), tuple(shown), remedy)
-
-    # ── Cells ────────────────────────────────────────────────────────────────────────────────────
-
-    def _read_row(self, index: RowIndex, row: int) -> tuple[str, str]:
-        which, places = index.locate_rows(np.array([row]))
-        return self._read_cell(int(which[0]), int(places[0]))
-
-    def _read_cell(self, part: int, row: int) -> tuple[str, str]:
-        """Return the time of a row of a part, and the place of its record in the source."""
-        table = self._work.store.table(self._parts[part].files["rows"], ["row_id", "record"]).slice(row, 1)
-        row_id, record = (column[0].as_py() for column in table.columns)
-        cell = clean_value(str(read_json(record)[self._column]))
-        return cell, self._describe_place((part, parse_row_id(row_id)[1]))
-
-    def _describe_place(self, place: tuple[int, int]) -> str:
-        return describe_place(self._work, self._scanned, ColumnDrift(self._column, "", "", place))
-
-
 # ── Facts of a table in addition to those of all kinds of rows: columns, groups, times, numbers ──
 
 
@@ -725,8 +509,8 @@ def _report_groups(
     """Report the groups and the advice on them; return the number of objections to the chosen column."""
     form = get_table_options(context)
     record_budget = context.limit
-    tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
-    advice = sizing.advise_group_column(
+    tokens = sizes * (characters_per_record / CHARACTERS_PER_TOKEN)
+    advice = advise_group_column(
         ", ".join(form.group_columns) or ("each file" if form.is_grouped_by_file else "one series"),
         sizes,
         tokens.round().astype(np.int64),
@@ -742,8 +526,8 @@ def _report_groups(
         ("group", "rows", "about_tokens"),
         tuple((keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
     )
-    limit = record_budget / max(characters_per_record / sizing.CHARACTERS_PER_TOKEN, 1e-9)
-    draft.histograms["group_sizes"] = sizing.size_histogram(sizes, limit if form.mode == "grouped" else None)
+    limit = record_budget / max(characters_per_record / CHARACTERS_PER_TOKEN, 1e-9)
+    draft.histograms["group_sizes"] = size_histogram(sizes, limit if form.mode == "grouped" else None)
     draft.samples["group_size"] = draft.samples["group_advice"] = tuple(keys[i] for i in largest.tolist())
     return len(advice.unsuitable) + len(advice.warnings)
 
@@ -754,7 +538,7 @@ def _measure_intervals(context: KindContext, index: RowIndex | None) -> dict[str
     configured = form.time_series.timestamp_interval_seconds
     if index is None or (form.mode != "sequential" and configured is None):
         return {"interval": None, "mismatch": NOT_APPLICABLE}
-    found = row_index.measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
+    found = measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
     if configured is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
         own = None if not constant or index.unit is None else int(found[0]) * index.unit

@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from rowmill.core.json import Json
 from rowmill.formats.messages import get_at_path
 from rowmill.formats.splits import Splits
+from rowmill.kinds.tables.cell_columns import CellColumn, are_equal, write_cells, write_strings
+from rowmill.kinds.tables.inference import describe_column_contract
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.schema import Column, Record, RecordSchema, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
-from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, read_position
-from rowmill.kinds.tables.table_contract.cell_columns import CellColumn, are_equal, write_cells, write_strings
-from rowmill.kinds.tables.table_contract.cells import NULL
-from rowmill.kinds.tables.table_contract.contract import TIMES
-from rowmill.kinds.tables.table_contract.drift import describe_column_contract
+from rowmill.kinds.tables.table_contract import NULL, TIMES, ColumnContract, TableContract, read_position
 from rowmill.kinds.tables.time_order import Position, SortKey
 from rowmill.schema.rows import Rejected
 

@@ -1,27 +1,167 @@
-"""Client of servers with OpenAI's completions API, over HTTP.
+"""The backends that complete prompts: a Python function, or a server that speaks OpenAI's `/completions`."""
 
-Each prompt is its own request, several at once, so that one failing prompt affects no other. 408, 409, 429, 5xx,
-timeouts and lost connections are retried after a delay that doubles, or that the server asks for; anything else is not.
-Redirects are not followed: they would send the key and the prompt to a host that is not in the recipe. The key is read
-from the environment when the backend is opened, and is removed from every text that leaves this module.
-"""
-
+import importlib
+import inspect
 import json
 import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, cast
 
 from pydantic import Field
 
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, GenerationError
-from rowmill.kinds.tables.backends.completions import Completion, PromptText
+from rowmill.core.errors import ConfigError, GenerationError, require_code_permission
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """A prompt as text and, if known, as the token ids of training."""
+
+    text: str
+    ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion; `finish_reason` is `stop` if the model ended it, and then the text does not contain the EOS."""
+
+    text: str
+    finish_reason: str | None = None
+
+
+class Completer(Protocol):
+    """Continues prompts."""
+
+    def complete(
+        self,
+        prompts: Sequence[PromptText],
+        *,
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        repetition_penalty: float,
+        stop: Sequence[str],
+        seeds: Sequence[int],
+    ) -> Sequence[Sequence[Completion] | Exception]:
+        """Return `n` completions per prompt, each prompt sampled with its own seed.
+
+        A prompt that failed has the error in its place; the others keep their completions.
+        """
+        ...
+
+
+class CallableBackend(Config):
+    """A Python function; it is called with `prompts` (a list of texts) and those of these keywords that it declares.
+
+    Keywords: `prompt_ids`, `n`, `max_tokens`, `temperature`, `top_p`, `repetition_penalty`, `stop`, `seeds`. It returns
+    `n` completions per prompt: texts, or pairs of text and finish reason.
+    """
+
+    kind: Literal["callable"] = "callable"
+    """A Python function."""
+    target: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    """The function, as `module:name`."""
+
+    def open(self) -> "CallableCompleter":
+        """Import the function.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be imported, or code is forbidden.
+
+        """
+        require_code_permission(self.target, "generation.backend.target")
+        module, _, name = self.target.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for step in name.split("."):
+                found = getattr(found, step)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"generation.backend.target: {self.target!r} cannot be imported ({error}); name a "
+                "function of an importable module as module:name"
+            ) from error
+        if not callable(found):
+            raise ConfigError(
+                f"generation.backend.target: {self.target!r} is a {type(found).__name__}, not a function; name one"
+            )
+        return CallableCompleter(found)
+
+
+class CallableCompleter:
+    """Calls a function with the keywords that it declares."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        parameters = inspect.signature(function).parameters.values()
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self._declared = None if takes_all else {parameter.name for parameter in parameters}
+
+    def complete(self, prompts: Sequence[PromptText], *, n: int, **keywords: Any) -> Sequence[Sequence[Completion]]:
+        """Return what the function returns, checked.
+
+        Raises
+        ------
+        GenerationError
+            If it returns a wrong number of completions, or something else.
+
+        """
+        offered = {"prompt_ids": [prompt.ids for prompt in prompts], "n": n, **keywords}
+        given = {name: value for name, value in offered.items() if self._declared is None or name in self._declared}
+        answers = _require_list(self._function([prompt.text for prompt in prompts], **given), "its answer")
+        if len(answers) != len(prompts):
+            raise GenerationError(
+                f"generation.backend: the function returned {len(answers)} answers to {len(prompts)} prompts; return "
+                "one per prompt"
+            )
+        completions: list[Sequence[Completion]] = []
+        for answer in answers:
+            # A single completion may be returned without a list.
+            alone = n == 1 and (isinstance(answer, str | Completion) or _is_pair(answer))
+            values = [answer] if alone else _require_list(answer, "the answer to a prompt")
+            found = [_read_completion(value) for value in values]
+            if len(found) != n:
+                raise GenerationError(
+                    f"generation.backend: the function returned {len(found)} completions of a prompt; n is {n}; "
+                    "return n"
+                )
+            completions.append(found)
+        return completions
+
+
+def _require_list(value: Any, what: str) -> list[Any]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise GenerationError(
+            f"generation.backend: {what} is a {type(value).__name__}; return a list with one entry per prompt"
+        )
+    return list(cast("Iterable[Any]", value))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(cast("tuple[Any, ...]", value)) == 2 and isinstance(value[0], str)
+
+
+def _read_completion(value: Any) -> Completion:
+    if isinstance(value, Completion):
+        return value
+    if isinstance(value, str):
+        return Completion(value)
+    if _is_pair(value) and (value[1] is None or isinstance(value[1], str)):
+        return Completion(value[0], value[1])
+    raise GenerationError(
+        f"generation.backend: a completion is a {type(value).__name__}; return text, (text, finish_reason) or a "
+        "Completion"
+    )
+
 
 _RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 _FIRST_WAIT_S = 0.5
@@ -205,3 +345,24 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         """Follow none."""
+
+
+Backend: TypeAlias = Annotated[
+    CallableBackend  # a Python function, named as `module:name`
+    | OpenAIBackend,  # any server that speaks OpenAI's `/completions`
+    Field(discriminator="kind"),
+]
+
+
+def open_backend(backend: CallableBackend | OpenAIBackend | Callable[..., Any]) -> Completer:
+    """Open a backend; a function may be given instead of a configuration.
+
+    Raises
+    ------
+    ConfigError
+        If the function cannot be found, or the server's address or key cannot be used.
+
+    """
+    if isinstance(backend, CallableBackend | OpenAIBackend):
+        return backend.open()
+    return CallableCompleter(backend)

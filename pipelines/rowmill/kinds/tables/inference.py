@@ -1,20 +1,13 @@
-"""What columns hold: evidence of parts, joined, and the types that follow.
+"""From the evidence of a table's values to contract, schema and sort key; and how later data drifts from the contract.
 
-Evidence about columns: the shapes of their values, with counts and first locations.
-
-A type is decided over all data, so evidence is collected per part and merged in part order; a part that was observed
-before is not read again.
-
-Inference of a contract from evidence: each column's type, from all of its values.
-
-A number type reads the shapes listed in `value_shapes.py`, so `.2`, `1e-05` and `NA` belong to it. One stray cell, or
-one in a thousand, does not change a column's type: it is a mismatch, counted and reported. All digits with a leading 0
-do change it: that is a code. Dates are text to a model, and only an order column needs them parsed, so a stray cell
-makes any other column of dates text, which loses nothing. A column that two formats read differently stays text, too.
+Evidence counts the shapes of each column's values, with the first location of each. It is collected part by part and
+merged, so that a contract never depends on how a table is cut into parts.
 """
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TypeAlias
@@ -22,14 +15,17 @@ from typing import TypeAlias
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.kinds.tables.schema import Column, ColumnType, RecordSchema
-from rowmill.kinds.tables.table_contract.contract import TIMES, CellType, ColumnContract, TableContract
-from rowmill.kinds.tables.table_contract.declared_types import parse_declared_column
-from rowmill.kinds.tables.table_contract.value_shapes import (
+from rowmill.kinds.tables.table_contract import (
     INTEGERS,
     NUMBERS,
+    TIMES,
+    CellType,
+    ColumnContract,
+    TableContract,
     formats_of,
     is_absent_shape,
     is_ambiguous_shape,
+    parse_declared_column,
     time_shape_of,
 )
 from rowmill.kinds.tables.time_order import CANDIDATES, ELAPSED, ISO8601, TEXT, TIME_OF_DAY, SortKey, resolve_sort_key
@@ -561,3 +557,232 @@ _NUMBER_SHAPES = frozenset().union(*NUMBERS.values(), *INTEGERS.values())
 
 def _is_number_shape(shape: str) -> bool:
     return shape in _NUMBER_SHAPES
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMismatch:
+    """Values of a column that do not fit its contract: their number, and the first one."""
+
+    count: int
+    text: str
+    place: CellLocation
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDrift:
+    """A change of one column: its description, and the cell that shows it with its location, if one does."""
+
+    column: str
+    change: str
+    text: str | None = None
+    place: CellLocation | None = None
+
+
+def find_missing_or_new(contract: TableContract, evidence: TableEvidence) -> Iterator[ColumnDrift]:
+    """Yield the columns that the contract does not know, and the required ones that records lack."""
+    for name, seen in evidence.columns.items():
+        if name not in contract.columns:
+            tallies = (seen.cells or seen.kinds).values()
+            examples = [(place, text) for tally in tallies for text, place in tally.examples]
+            text = min(examples)[1] if examples else None
+            yield ColumnDrift(name, "is new: the contract has no such column", text, seen.first)
+    for name, column in contract.columns.items():
+        seen = evidence.columns.get(name)
+        if seen is None and evidence.records:
+            yield ColumnDrift(name, "is missing from every record", None, (0, 0))
+        elif column.required and seen is not None and seen.present < evidence.records:
+            yield ColumnDrift(name, f"is missing from {evidence.records - seen.present:,} records", None, seen.gap)
+
+
+def find_contract_changes(
+    before: TableContract,
+    now: TableContract,
+    evidence: TableEvidence,
+    mismatches: Mapping[str, ColumnMismatch],
+    known: Mapping[str, int],
+) -> Iterator[ColumnDrift]:
+    """Yield the changes since an unpinned contract; `known` counts the mismatches that the data had then."""
+    yield from find_missing_or_new(before, evidence)
+    for name, column in before.columns.items():
+        found = mismatches.get(name)
+        seen = evidence.columns.get(name)
+        earlier = known.get(name, 0)
+        if found is not None and found.count > earlier:
+            values = "1 value does" if found.count == 1 else f"{found.count:,} values do"
+            more = f" (before: {earlier:,})" if earlier else ""
+            problem = f"is {describe_column_contract(column)}, which {values} not fit{more}"
+            yield ColumnDrift(name, problem, found.text, found.place)
+        elif seen is not None and seen.values and name in now.columns:
+            other = now.columns[name]
+            if not _is_narrower(other, column):
+                # The first cell that does not fit the earlier contract, or else the first cell.
+                tallies = seen.cells or seen.kinds
+                odd = [tally for shape, tally in tallies.items() if not reads_shape(column, shape)]
+                examples = [(place, text) for tally in odd or tallies.values() for text, place in tally.examples]
+                place, text = min(examples) if examples else (None, None)
+                yield ColumnDrift(
+                    name,
+                    f"was {describe_column_contract(column)}, and its values now read as "
+                    f"{describe_column_contract(other)}",
+                    text,
+                    place,
+                )
+
+
+def describe_column_contract(column: ColumnContract) -> str:
+    """Describe a column's contract: `number, NA and ? for no value`."""
+    said: list[str] = [column.type if column.format is None else f"{column.type} as {column.format}"]
+    if column.decimal != ".":
+        said.append(f"decimal sign {column.decimal!r}")
+    if column.thousands:
+        said.append(f"thousands sign {column.thousands!r}")
+    if column.na:
+        said.append(f"{' and '.join(column.na)} for no value")
+    return ", ".join(said)
+
+
+def _is_narrower(now: ColumnContract, before: ColumnContract) -> bool:
+    """Tell whether the earlier contract reads everything that the later one does, to the same texts."""
+    if set(now.na) - set(before.na):
+        return False
+    if (now.type, before.type) == ("date", "datetime"):
+        return now.format == before.format
+    if now.type in ("integer", "number") and before.type in ("integer", "number"):
+        return _numeric_shapes(now) <= _numeric_shapes(before)
+    return (now.type, now.format) == (before.type, before.format)
+
+
+def _numeric_shapes(column: ColumnContract) -> frozenset[str]:
+    if column.type == "integer":
+        return INTEGERS[column.thousands]
+    return NUMBERS[column.decimal, column.thousands]
+
+
+def reads_shape(column: ColumnContract, shape: str) -> bool:
+    """Tell whether a column's contract reads values of a shape."""
+    if column.type in ("integer", "number"):
+        return shape in _numeric_shapes(column)
+    if column.type in ("text", "any"):
+        return True
+    return column.format in formats_of(shape) if column.type in TIMES else column.type == shape
+
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none"})
+_DEFAULTS = {name: field.default for name, field in ColumnContract.model_fields.items()}
+_SHAPES_SHOWN = 5
+_SHAPE_NAMES = {
+    "integer": "integers", "sign": "integers with a sign", "zeros": "digits that begin with 0", "point": "decimals",
+    "point_group": "decimals", "exponent": "numbers with an exponent", "comma_group": "numbers such as 1,234",
+    "comma_groups": "numbers with commas between thousands", "commas_point": "numbers with commas and a point",
+    "comma": "decimals with a comma", "point_groups": "numbers with points between thousands",
+    "points_comma": "numbers with points and a comma", "boolean": "booleans", "blank": "blanks", "text": "texts",
+    "decimal": "decimals", "string": "texts", "container": "lists or objects",
+}  # fmt: skip
+
+
+def format_contract_yaml(
+    contract: TableContract,
+    evidence: TableEvidence,
+    *,
+    title: str,
+    place_of: Callable[[CellLocation], str],
+    shows_cells: bool = True,
+) -> str:
+    """Return a contract as YAML; without `shows_cells` it contains no values of the data, for private data."""
+    lines = [
+        f"# Table contract of {title}: what its columns are, and what later data is checked against.",
+        f"# Proposed from {evidence.records:,} records. Edit it; a build follows this file, not the data.",
+    ]
+    for name in ("delimiter", "quote", "group", "order"):
+        value = getattr(contract, name)
+        if value is not None:
+            lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")
+    lines.append("columns:")
+    for name, column in contract.columns.items():
+        seen = evidence.columns.get(name)
+        said = (
+            ["in no record"]
+            if seen is None
+            else _describe_evidence(column, seen, evidence.records, place_of, shows_cells)
+        )
+        lines += [f"  # {line}" for line in said]
+        is_plain = _PLAIN_KEY.fullmatch(name) and name.lower() not in _RESERVED
+        key = name if is_plain else json.dumps(name, ensure_ascii=not name.isprintable())
+        options = [
+            f"{option}: {given if option == 'type' else json.dumps(given, ensure_ascii=False)}"
+            for option, given in column.model_dump(mode="json").items()
+            if option == "type" or given != (list(_DEFAULTS[option]) if option == "na" else _DEFAULTS[option])
+        ]
+        lines.append(f"  {key}: {{{', '.join(options)}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _describe_evidence(
+    column: ColumnContract,
+    seen: ColumnEvidence,
+    records: int,
+    place_of: Callable[[CellLocation], str],
+    shows_cells: bool,
+) -> Iterator[str]:
+    absent = records - seen.present
+    counts = [
+        f"{seen.values:,} values",
+        *([f"{seen.nulls:,} empty"] if seen.nulls else []),
+        *([f"{absent:,} records without it"] if absent else []),
+    ]
+    tallies = seen.cells or seen.times or seen.kinds
+    most = sorted(tallies.items(), key=lambda one: -one[1].count)
+    shapes = [f"{tally.count:,} {_describe_shape(shape)}" for shape, tally in most[:_SHAPES_SHOWN]]
+    more = [f"{len(most) - _SHAPES_SHOWN} more formats"] if len(most) > _SHAPES_SHOWN else []
+    yield f"{', '.join(counts)}: {', '.join([*shapes, *more])}" if shapes else ", ".join(counts)
+    # What a user's strptime format reads is known only by trying it.
+    is_known = column.format is None or column.format in {order.name for order in CANDIDATES}
+    for shape, tally in most if is_known else ():
+        if (
+            not reads_shape(column, shape)
+            and not (is_absent_shape(shape) and column.type != "text")
+            and column.type != "text"
+        ):
+            yield f"{tally.count:,} do not fit{_format_example(tally, place_of, shows_cells)}"
+    yield from _explain_text_type(column, tallies, place_of, shows_cells)
+
+
+def _explain_text_type(
+    column: ColumnContract,
+    tallies: Mapping[str, ShapeTally],
+    place_of: Callable[[CellLocation], str],
+    shows_cells: bool,
+) -> Iterator[str]:
+    """Explain why a column that looks like numbers or dates is text."""
+    if column.type != "text":
+        return
+    values = sum(tally.count for shape, tally in tallies.items() if not is_absent_shape(shape))
+    texts = tallies.get("text")
+    if "zeros" in tallies:
+        yield (
+            "text, because digits that begin with 0 are "
+            f"codes{_format_example(tallies['zeros'], place_of, shows_cells)}"
+        )
+    elif texts is not None and 0 < texts.count <= values // 10:
+        yield f"text, because of {texts.count:,} values{_format_example(texts, place_of, shows_cells)}"
+    elif texts is None and "comma_group" in tallies:
+        yield "text, because 1,234 may be over a thousand or a fraction: write type: number and decimal or thousands"
+    elif texts is None and any(is_ambiguous_shape(shape) for shape in tallies):
+        shape = next(shape for shape in tallies if is_ambiguous_shape(shape))
+        yield f"text, because {' and '.join(formats_of(shape))} disagree on it: write type: date and the format"
+
+
+def _format_example(tally: ShapeTally, place_of: Callable[[CellLocation], str], shows_cells: bool) -> str:
+    if not shows_cells or not tally.examples:
+        return ""
+    text, place = tally.examples[0]
+    return f", such as {text[:40]!r} ({place_of(place)})"
+
+
+def _describe_shape(shape: str) -> str:
+    if shape.startswith(("na:", "mark:")):
+        return f"{shape.partition(':')[2]!r}"
+    if shape.startswith("when:"):
+        return f"{shape.split(':')[1]}s as {' or '.join(formats_of(shape))}"
+    return _SHAPE_NAMES.get(shape, shape.replace("_", " "))

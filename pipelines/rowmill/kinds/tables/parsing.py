@@ -1,38 +1,25 @@
-r"""Text of a model cut into what looks like records.
+"""Parsing generated text into records: every character is classified, every object accepted or rejected with a reason.
 
-Spans that partition generated text, and their counts.
+    text ──split at BOS, EOS──► pieces ──ObjectScanner──► objects ──RecordDecoder──► records ──rules──► ParsedText
+                                                    └ prose, delimiter, truncated, invalid(reason)
 
-{"g":"a","t":1}\n{"g":"a","t":tru
-└── record ───┘└┘└── truncated ──┘
-             delimiter
-
-Find the JSON objects in generated text, in one pass and in time linear in the text.
-
-    {  followed, after whitespace, by " or }   begins an object
-    {  followed by a key without its quotes    begins an attempt at one: invalid_json up to the end of its line
-    any other {                                prose
-    a syntax error                             invalid_json up to the end of the error's line
-    the end of the text inside an object       truncated
-
-The standard library's C scanner decodes most objects, with hooks that make it exact: repeated keys are found, numbers
-keep their digits. Only where it fails does the Python scanner below find out why and where. Rejected: orjson, which
-takes the last of two keys and rounds numbers.
-
-Two traps. `json` counts the lines of its whole input when it formats an error, which is quadratic for text full of `{`:
-so it gets one line at a time, and an error consumes its line. The C scanner recurses: text nested too deeply for it
-goes to the Python scanner, which does not.
+Spans partition any string, and no text raises an error. Everything that depends on schema and options is compiled once
+per `Parser`.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any, Literal
 
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.kinds.tables.schema import MAX_DEPTH, MAX_DIGITS, Record
-from rowmill.kinds.tables.time_order import Position
+from rowmill.kinds.tables.schema import MAX_DEPTH, MAX_DIGITS, Mode, Record, RecordSchema, Value
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Wire
+from rowmill.kinds.tables.time_order import Position, SortKey
 from rowmill.schema.facts import SpanCounts
 
 SpanKind = Literal["record", "invalid", "delimiter", "prose", "truncated"]
@@ -339,3 +326,271 @@ def _is_number_too_large(number: str, *, whole: bool) -> bool:
     except InvalidOperation:
         return True
     return False
+
+
+_EXACT = Context(prec=60, traps=[Inexact])
+"""Differences of positions; one that needs more digits cannot equal a configured interval."""
+
+
+class Validation(Config):
+    """Repairs of generated groups; turning one on never lowers the count of valid records."""
+
+    group_by_accept_no_delineator: bool = False
+    """Accept records without delimiters around them as a group; otherwise `group_incomplete`."""
+    group_by_ignore_invalid_records: bool = False
+    """Drop and count the invalid records of a group; otherwise the whole group is `group_has_invalid`."""
+    group_by_fix_non_unique_value: bool = False
+    """Give all records of a group the first valid one's key; otherwise they are `group_mixed_key`."""
+    group_by_fix_unordered_records: bool = False
+    """Sort a group by its order column; otherwise it is `group_unordered`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelimitedSpans:
+    """The spans between two delimiters, and whether these begin and end a group."""
+
+    spans: Sequence[TextSpan]
+    is_begun: bool
+    is_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementColumns:
+    """The columns that group and order records, and how the order column is read."""
+
+    group_columns: Sequence[str] = ()
+    order_column: str | None = None
+    order: SortKey | None = None
+    interval: int | Decimal | None = None
+
+    def key(self, record: Record) -> list[Value]:
+        """Return a record's typed group key: 1 is not `"1"`."""
+        return [record[name] for name in self.group_columns]
+
+    def find_problem(self, record: Record) -> tuple[str, str] | None:
+        """Return the reason and column if a record cannot be ordered."""
+        if self.order_column is None or self.order is None:
+            return None
+        value = record.get(self.order_column)
+        if value is None:
+            return "order_missing", self.order_column
+        return ("timestamp", self.order_column) if self.order.read(value) is None else None
+
+
+# ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def validate_group(piece: DelimitedSpans, place: PlacementColumns, options: Validation) -> list[Record]:
+    """Accept all records of a piece or none; they are returned in the group's order.
+
+    A span that is invalid by itself keeps its reason.
+    """
+    good = [span for span in piece.spans if span.kind == "record"]
+    if not (piece.is_begun and piece.is_ended) and not options.group_by_accept_no_delineator:
+        return _fail_spans(good, "group_incomplete")
+    is_bad = any(span.kind in {"invalid", "truncated", "prose"} for span in piece.spans)
+    if is_bad and not options.group_by_ignore_invalid_records:
+        return _fail_spans(good, "group_has_invalid")
+    records = [span.record for span in good if span.record is not None]
+    if not records:
+        return []
+    key = place.key(records[0])
+    if any(place.key(record) != key for record in records[1:]):
+        if not options.group_by_fix_non_unique_value:
+            return _fail_spans(good, "group_mixed_key")
+        records = [{**record, **dict(zip(place.group_columns, key, strict=True))} for record in records]
+    if place.order is None or place.order_column is None:
+        return records
+    positions = place.order.read_series([record[place.order_column] for record in records])
+    by_position = sorted(range(len(records)), key=positions.__getitem__)
+    if by_position == list(range(len(records))):
+        return records
+    if not options.group_by_fix_unordered_records:
+        return _fail_spans(good, "group_unordered", place.order_column)
+    return [records[index] for index in by_position]
+
+
+def _fail_spans(good: Sequence[TextSpan], reason: str, column: str = "") -> list[Record]:
+    for span in good:
+        span.fail(reason, column)
+    return []
+
+
+# ── Series ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def validate_series(
+    pieces: Sequence[DelimitedSpans],
+    place: PlacementColumns,
+    *,
+    group: Mapping[str, Value] | None,
+    after: Position | None,
+) -> tuple[list[Record], list[Position]]:
+    """Accept records up to the first invalid one or the end of sequence; the rest is `after_failure`.
+
+    `group` is the key that all must have (by default the first record's), `after` the position of the record before the
+    first one.
+    """
+    records: list[Record] = []
+    positions: list[Position] = []
+    key = None if group is None else [group[name] for name in place.group_columns]
+    has_ended = False
+    for piece in pieces:
+        for span in piece.spans:
+            if span.kind not in {"record", "invalid"}:
+                continue
+            if has_ended or span.record is None:
+                span.fail(*(("after_failure", "") if has_ended else (span.reason, span.column)))
+                has_ended = True
+                continue
+            key = place.key(span.record) if key is None else key
+            position = _advance_position(span, place, key, after)
+            if span.kind == "invalid":
+                has_ended = True
+                continue
+            records.append(span.record)
+            if place.order is not None:
+                positions.append(position)
+                after = position
+        has_ended = has_ended or piece.is_ended
+    return records, positions
+
+
+def _advance_position(
+    span: TextSpan, place: PlacementColumns, key: Sequence[Value], after: Position | None
+) -> Position | None:
+    """Return the position of the next record, or mark its span invalid."""
+    assert span.record is not None
+    if place.key(span.record) != key:
+        span.fail("group_mixed_key", next(name for name in place.group_columns))
+        return None
+    if place.order is None or place.order_column is None:
+        return None
+    position: Position = place.order.read_after(after, span.record[place.order_column])
+    if after is None:
+        return position
+    if place.interval is not None:
+        try:
+            matches = _EXACT.subtract(position, after) == place.interval
+        except Inexact:
+            matches = False
+        if not matches:
+            span.fail("step", place.order_column)
+    elif position < after:
+        span.fail("order", place.order_column)
+    return position
+
+
+class Parser:
+    """Parses generated texts of one schema and mode.
+
+    `bos` and `eos` are the texts of the delimiters; `place` names the columns that group and order records.
+
+    Raises
+    ------
+    ConfigError
+        If the mode is grouped and BOS and EOS are the same text.
+
+    """
+
+    def __init__(
+        self,
+        schema: RecordSchema,
+        mode: Mode,
+        *,
+        bos: str,
+        eos: str,
+        place: PlacementColumns,
+        validation: Validation,
+        wire: Wire = "lossless",
+    ) -> None:
+        if mode == "grouped" and bos == eos:
+            raise ConfigError(
+                f"tokens: BOS and EOS are both {bos!r}; with groups they must differ; set tokens.bos or tokens.eos"
+            )
+        self._mode: Mode = mode
+        self._bos = bos
+        self._eos = eos
+        self._place = place
+        self._validation = validation
+        self._read = RecordDecoder(schema, wire=wire)
+        self._scanner = ObjectScanner()
+        texts = sorted({one for one in (bos, eos) if one}, key=len, reverse=True)
+        self._delimiter = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+    def __call__(
+        self,
+        text: str,
+        *,
+        open_at_start: bool = False,
+        closed_at_end: bool = False,
+        group: Mapping[str, Value] | None = None,
+        after: Position | None = None,
+    ) -> ParsedText:
+        """Parse one text.
+
+        `open_at_start`: the prompt ended with BOS; `closed_at_end`: the server stopped at EOS and did not return
+        it. In sequential mode `group` is the key that all records must have, `after` the position of the record
+        before the first one.
+        """
+        spans: list[TextSpan] = []
+        pieces: list[DelimitedSpans] = []
+        start, is_begun, has_objects = 0, open_at_start, False
+        for found in self._delimiter.finditer(text):
+            scanned = self._scan_spans(text, start, found.start())
+            has_objects = has_objects or any(span.kind in {"record", "invalid"} for span in scanned)
+            # Where both delimiters are the same text, the first one only begins.
+            is_end = found[0] == self._eos and (found[0] != self._bos or has_objects)
+            pieces.append(DelimitedSpans(scanned, is_begun, is_end))
+            spans += scanned
+            spans.append(TextSpan(found.start(), found.end(), "delimiter"))
+            start, is_begun = found.end(), found[0] == self._bos
+        pieces.append(DelimitedSpans(self._scan_spans(text, start, len(text)), is_begun, closed_at_end))
+        spans += pieces[-1].spans
+        records: list[Record] = []
+        positions: list[Position] = []
+        match self._mode:
+            case "tabular":
+                records = [span.record for span in spans if span.record is not None]
+            case "grouped":
+                for piece in pieces:
+                    records += validate_group(piece, self._place, self._validation)
+            case "sequential":
+                records, positions = validate_series(pieces, self._place, group=group, after=after)
+        return ParsedText(spans, records, count_spans(spans), positions)
+
+    def _scan_spans(self, text: str, start: int, end: int) -> list[TextSpan]:
+        """Scan a piece and decode its objects; a span is a record if its object is valid by itself."""
+        spans: list[TextSpan] = []
+        has_place = self._place.order is not None
+        for span, value in self._scanner.scan(text, start, end):
+            spans.append(span)
+            if span.kind != "record":
+                continue
+            read = self._read(value)
+            if isinstance(read, RecordProblem):
+                span.fail(*read)
+                continue
+            span.record = read
+            misplaced = self._place.find_problem(read) if has_place else None
+            if misplaced is not None:
+                span.fail(*misplaced)
+                span.record = None
+        return spans
+
+
+def parse_generated_text(
+    text: str,
+    schema: RecordSchema,
+    mode: Mode,
+    *,
+    bos: str,
+    eos: str,
+    place: PlacementColumns,
+    validation: Validation,
+    open_at_start: bool = False,
+    closed_at_end: bool = False,
+) -> ParsedText:
+    """Parse one text; for many texts, reuse a `Parser`."""
+    parser = Parser(schema, mode, bos=bos, eos=eos, place=place, validation=validation)
+    return parser(text, open_at_start=open_at_start, closed_at_end=closed_at_end)

@@ -1,23 +1,19 @@
-"""Rounds of sampling: batches of prompts, their outcomes, and when to end.
-
-State of one series during generation: its window, its bound, and the effect of each round of samples.
-
-generation prompt │ r4 │ r5 │ r6 │  ──model──►  r7 r8 bad …
-                   └─ context_records           └──┴─ accepted: they follow r6
-"""
+"""Generation with a trained model: whole series step by step in a sliding window, or single records and groups."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import ceil
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, GenerationError
 from rowmill.core.permutation import hash_labels
-from rowmill.kinds.tables.backends import Completer, Completion, PromptText
-from rowmill.kinds.tables.generation.options import Generation
-from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, merge_span_counts
+from rowmill.kinds.tables.backends import Backend, Completer, Completion, PromptText
+from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation, merge_span_counts
 from rowmill.kinds.tables.schema import Mode, Record, RecordSchema, Value
 from rowmill.kinds.tables.serialization import (
     RecordDecoder,
@@ -29,6 +25,48 @@ from rowmill.kinds.tables.serialization import (
 )
 from rowmill.kinds.tables.time_order import DAY, Position
 from rowmill.schema.rows import Rejected
+
+
+class Generation(Config):
+    """Sampling, the sliding window of series, and validation of generated records.
+
+    The block adds `parsed_records` to the dataset's stages, and with a backend `generated_series`. It does not affect
+    the shards.
+    """
+
+    temperature: float = Field(default=0.9, ge=0)
+    """Sampling temperature; a retry adds 0.1."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling: probability mass of the tokens that are sampled from."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Penalty on repeated tokens; 1 is none."""
+    samples_per_prompt: int = Field(default=5, ge=1)
+    """Continuations of a series sampled per round; the one with the most valid records is kept."""
+    context_records: int = Field(default=3, ge=1)
+    """Previous records of a series in the model's context."""
+    parallel_groups: int = Field(default=20, ge=1)
+    """Series that are generated concurrently."""
+    patience: int = Field(default=3, ge=1)
+    """Consecutive bad rounds after which a series fails, or bad batches after which generation of records ends."""
+    invalid_fraction_threshold: float = Field(default=0.8, ge=0, le=1)
+    """A round is bad if at least this share of its objects is invalid, or if nothing of it is accepted."""
+    prefill: Literal["auto", "records", "partial"] = "auto"
+    """How a series begins; `records`: after its group's first records; `partial`: after its key and start time only;
+    `auto`: records, or partial under differential privacy."""
+    max_records_per_group: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Maximum records generated per series; auto: the steps to its stop, or else twice the longest training group."""
+    on_failed_group: Literal["drop", "keep"] = "drop"
+    """What happens to the records of a failed series; drop: they are rejected as `series_incomplete`."""
+    num_records: int = Field(default=1000, ge=1)
+    """Records to generate in tabular and grouped mode; groups stay whole, so there may be a few more."""
+    text_urls: list[str] | None = None
+    """Files of generated text to parse, named as in `source.train_urls`: JSON Lines with a `text` each (or answers of a
+    completions server), or `.txt` files of one text each; null: the files in `generated/RECIPE/DATASET/`."""
+    backend: Backend | None = None
+    """The model server or function that generates; null: only existing text is parsed."""
+    validation: Validation = Validation()
+    """Repairs of generated groups."""
+
 
 SEEDS = 2**31
 """Exclusive upper bound of seeds: some servers accept none larger."""
@@ -524,3 +562,127 @@ def _convert_value(known: RecordSchema, name: str, value: Value, model: TrainedM
             f"{where}: {value!r} is not of type {known.by_name[name].type}, as column {name!r} is; correct it"
         )
     return record[name]
+
+
+def generate_series(
+    completer: Completer,
+    prefills: Sequence[Prefill],
+    *,
+    model: TrainedModel,
+    options: Generation,
+    start: Value = None,
+    stop: Value = None,
+    seed: int = 0,
+    is_private: bool = False,
+    where: str = "generation",
+) -> GenerationResult:
+    """Generate one series per prefill; the records are returned sorted by group, then time.
+
+    `start` and `stop` apply to all series; None: each group's own. `is_private`: no record, key, time or length of the
+    data is used; the series are numbered.
+
+    Raises
+    ------
+    ConfigError
+        If a series' times cannot be read or contradict each other, before any request is sent.
+
+    """
+    style: Literal["records", "partial"]
+    style = ("partial" if is_private else "records") if options.prefill == "auto" else options.prefill
+    serialise = Serialiser(model.schema, special_tokens=model.special_tokens, wire=model.wire)
+    if is_private:
+        # A private series has only a number (without groups there is one, unnumbered).
+        numbers = range(1, len(prefills) + 1)
+        prefills = [Prefill({}, (), name=f"series-{i}" if model.place.group_columns else "") for i in numbers]
+    shared = SeriesContext(model, options, model.parser(options), serialise, style)
+    series = [start_series(prefill, shared, start=start, stop=stop, where=where) for prefill in prefills]
+    waiting = [state for state in series if state.status is None]
+    while waiting:
+        # A request has one temperature, which rises with bad rounds.
+        batches: dict[int, list[SeriesState]] = {}
+        for state in waiting[: options.parallel_groups]:
+            batches.setdefault(state.bad_rounds, []).append(state)
+        for batch in batches.values():
+            _run_round(completer, batch, model, options, seed)
+        waiting = [state for state in waiting if state.status is None]
+    return _gather_result(series, options)
+
+
+def _run_round(
+    completer: Completer, batch: Sequence[SeriesState], model: TrainedModel, options: Generation, seed: int
+) -> None:
+    """Run one round of a batch of series."""
+    prompts = [one.prompt() for one in batch]
+    answers = sample_completions(
+        completer,
+        [prompt for prompt, _ in prompts],
+        n=options.samples_per_prompt,
+        max_tokens=min(tokens for _, tokens in prompts),
+        seeds=[hash_labels(seed, "generate", one.source, one.rounds) % SEEDS for one in batch],
+        stop=model.eos,
+        bad_rounds=batch[0].bad_rounds,
+        options=options,
+    )
+    for one, answer in zip(batch, answers, strict=True):
+        if isinstance(answer, Exception):
+            one.record_failure(answer)
+        else:
+            one.add_samples(answer)
+
+
+def _gather_result(series: Sequence[SeriesState], options: Generation) -> GenerationResult:
+    failed = [one for one in series if one.status == "failed"]
+    counts: Counter[str] = Counter()
+    rejected: list[RejectedObject] = []
+    kept: list[SeriesState] = []
+    for one in sorted(series, key=_series_sort_key):
+        if one.status == "failed" and options.on_failed_group == "drop":
+            for text in one.window[len(one.window) - len(one.records) :]:
+                one.tally.reject("series_incomplete", text, one.source)
+            del one.tally.counts["record"]
+        else:
+            kept.append(one)
+        counts.update(one.tally.counts)
+        rejected += one.tally.rejected
+    status: Literal["complete", "partial", "failed"] = "complete" if not failed else "partial"
+    if failed and len(failed) == len(series):
+        status = "failed"
+    outcomes = [
+        SeriesOutcome(one.source, one.status or "failed", one.rounds, len(one.records), one.error)
+        for one in sorted(series, key=_series_sort_key)
+    ]
+    records = [record for one in kept for record in _replace_series_key(one)]
+    return GenerationResult(status, records, rejected, dict(sorted(counts.items())), outcomes)
+
+
+def _replace_series_key(one: SeriesState) -> list[Record]:
+    """Return a series' records, with its number as key if it is private.
+
+    The key that the model wrote may come from the training data: all records of a series have the key, and the unit of
+    privacy is a record. The first column of the key that can hold a name or a number is replaced.
+    """
+    if not one.prefill.name:
+        return one.records
+    schema = one.shared.trained.schema.by_name
+    for name in one.shared.trained.place.group_columns:
+        number = one.prefill.name.rpartition("-")[2]
+        match schema[name].type:
+            case "string" | "json":
+                return [{**record, name: one.prefill.name} for record in one.records]
+            case "integer":
+                return [{**record, name: int(number)} for record in one.records]
+            case "float":
+                return [{**record, name: float(number)} for record in one.records]
+            case "decimal":
+                return [{**record, name: Decimal(number)} for record in one.records]
+            case _:
+                continue
+    return one.records
+
+
+def _series_sort_key(one: SeriesState) -> list[tuple[bool, float, str]]:
+    """Sort numbers by value and everything else by its text; a column has one type."""
+    return [
+        (True, float(value), "") if isinstance(value, int | float) else (False, 0.0, str(value))
+        for value in one.prefill.key.values()
+    ]

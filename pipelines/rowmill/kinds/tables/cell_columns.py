@@ -20,16 +20,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
-from rowmill.kinds.tables.table_contract.cells import NULL, make_cell_writer
-from rowmill.kinds.tables.table_contract.contract import ColumnContract
-from rowmill.kinds.tables.table_contract.inference import (
-    MAX_EXAMPLE_CHARS,
-    MAX_EXAMPLES,
-    ColumnEvidence,
-    ShapeTally,
-    TableEvidence,
-)
-from rowmill.kinds.tables.table_contract.value_shapes import LONGEST_NA_WORD, shape_of
+from rowmill.kinds.tables.inference import MAX_EXAMPLE_CHARS, MAX_EXAMPLES, ColumnEvidence, ShapeTally, TableEvidence
+from rowmill.kinds.tables.table_contract import LONGEST_NA_WORD, NULL, ColumnContract, make_cell_writer, shape_of
 
 QUICK_DIGITS = 400
 """Maximum length of the numbers that patterns over whole columns match."""

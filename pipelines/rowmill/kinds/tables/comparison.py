@@ -1,0 +1,393 @@
+"""Records compared with the training table: generated ones, and held-out ones that nearly repeat it.
+
+Of generated records, columns, associations, and copies of training rows. Copies are searched among all training rows;
+columns are compared on at most `MAX_SAMPLED_ROWS` evenly sampled rows of each table, whose values are sorted in memory.
+
+Held-out records of one table share keys and prompt, so any two share many n-grams of tokens. Cells are compared
+instead, without the group columns, which differ between splits by construction.
+
+    record  a=1 b=x c=2024 │ signatures, each without one column:  b+c  a+c  a+b
+    train   a=7 b=x c=2024 │ shares b+c: a near duplicate, unless b+c would be expected by chance
+
+In a table of few distinct values, records agree by chance. So a shared signature counts only if independent columns
+would not explain it: the expected number of train records with its values is less than 0.01.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import orjson
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import are_among, find_distinct
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
+from rowmill.core.storage import File, Store
+from rowmill.kinds.base import DatasetOptions
+from rowmill.kinds.joint_rows import KindContext, NearRows
+from rowmill.kinds.tables.options import require_records
+from rowmill.kinds.tables.partitions import get_table_options, load_observed_table
+from rowmill.kinds.tables.schema import RecordSchema
+from rowmill.kinds.tables.serialization import read_json
+from rowmill.parts.context import WorkContext, compute_share
+from rowmill.schema import manifest
+from rowmill.schema.facts import CanonicalRowsFacts, read_facts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
+
+
+def read_cells(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
+    """Return the cells of the named columns, String[N] each."""
+    texts: list[str] = records.to_pylist()
+    schema = dict.fromkeys(names, pl.String())
+    if not texts:
+        return pl.DataFrame(schema=schema)
+    try:
+        return pl.read_ndjson("\n".join(texts).encode(), schema=schema)
+    except (pl.exceptions.PolarsError, UnicodeEncodeError):
+        # A lone surrogate, which JSON can escape but UTF-8 cannot encode.
+        read = [read_json(text) for text in texts]
+        return pl.DataFrame({name: [_format_cell(one.get(name)) for one in read] for name in names}, schema=schema)
+
+
+def _format_cell(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def hash_cells(cells: pl.DataFrame) -> NDArray[np.uint64]:
+    """Return the hash of each cell, uint64[N, K]; seeded by column, so equal texts in two columns differ."""
+    columns = [column.hash(seed=number).to_numpy() for number, column in enumerate(cells.iter_columns())]
+    return np.stack(columns, axis=1) if columns else np.empty((len(cells), 0), np.uint64)
+
+
+# ── Comparison of generated records with the training records: columns and associations ──
+
+
+NUMBER_TYPES = frozenset({"integer", "float", "decimal", "duration"})
+MAX_CLASSES = 20
+DISTINCT_TEXT_SHARE = 0.5
+"""A column with a larger share of distinct values is taken for names or texts, and compared by lengths."""
+DISTINCT_TEXT_COUNT = 50
+"""A column with at most this many distinct values is compared by values, however small the table."""
+MAX_PAIRED_COLUMNS = 40
+"""Columns whose associations are measured: the number of pairs is quadratic."""
+MAX_TABLE_LINES = 60
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TableComparison:
+    """Comparison of two tables: tables for the report, and the largest distances."""
+
+    columns: DisplayTable
+    associations: DisplayTable
+    column_distance: float
+    association_distance: float
+
+
+def compare_tables(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> TableComparison:
+    """Compare the columns and the associations of two tables; both have rows."""
+    lines = [_compare_column(schema, name, train[name], generated[name]) for name in schema.names]
+    # Every pair of columns with its Cramér's V in both tables, largest difference first.
+    names = [name for name in schema.names if train[name].n_unique() > 1][:MAX_PAIRED_COLUMNS]
+    classes = {name: _assign_classes(schema.by_name[name].type, train[name], generated[name]) for name in names}
+    pairs: list[tuple[Any, ...]] = []
+    for first, second in combinations(names, 2):
+        there, here = (_cramers_v(classes[first][which], classes[second][which]) for which in (0, 1))
+        pairs.append((first, second, round(there, 4), round(here, 4), round(abs(there - here), 4)))
+    pairs.sort(key=lambda pair: (-pair[4], pair[0], pair[1]))
+    return TableComparison(
+        DisplayTable(
+            tuple(lines[0]) if lines else ("column",), tuple(tuple(line.values()) for line in lines[:MAX_TABLE_LINES])
+        ),
+        DisplayTable(("first", "second", "train", "generated", "difference"), tuple(pairs[:MAX_TABLE_LINES])),
+        max((float(line["distance"]) for line in lines), default=0.0),
+        max((float(pair[4]) for pair in pairs), default=0.0),
+    )
+
+
+# ── Columns ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _compare_column(schema: RecordSchema, name: str, train: pl.Series, generated: pl.Series) -> dict[str, Any]:
+    kind = schema.by_name[name].type
+    shown = {"column": name, "type": kind}
+    if kind in NUMBER_TYPES:
+        measure, distance = "values", _ks_distance(_parse_finite_numbers(train), _parse_finite_numbers(generated))
+    elif train.n_unique() > max(DISTINCT_TEXT_COUNT, DISTINCT_TEXT_SHARE * len(train)):
+        measure, distance = "lengths", _ks_distance(_measure_text_lengths(train), _measure_text_lengths(generated))
+    else:
+        measure, distance = "shares", _total_variation(train, generated)
+    both = {"train": _describe_column(train, kind), "generated": _describe_column(generated, kind)}
+    facts = {f"{fact} {which}": both[which][fact] for fact in both["train"] for which in both}
+    known = train.drop_nulls().unique()
+    present = generated.drop_nulls()
+    fresh = 0.0 if not len(present) else float((~present.is_in(known.implode())).mean() or 0.0)  # pyrefly: ignore[bad-argument-type]
+    return {**shown, "compared": measure, "distance": round(distance, 4), "new values": round(fresh, 4), **facts}
+
+
+def _describe_column(column: pl.Series, kind: str) -> Mapping[str, float | int | None]:
+    facts: dict[str, float | int | None] = {
+        "null": round(column.null_count() / max(len(column), 1), 4),
+        "distinct": column.drop_nulls().n_unique(),
+    }
+    values = _parse_finite_numbers(column) if kind in NUMBER_TYPES else np.empty(0, np.float64)
+    for fact, of in (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max)):
+        facts[fact] = float(f"{float(of(values)):.6g}") if len(values) else None
+    return facts
+
+
+def _parse_finite_numbers(column: pl.Series) -> Numbers:
+    values = column.cast(pl.Float64, strict=False).drop_nulls().to_numpy().astype(np.float64)
+    return values[np.isfinite(values)]
+
+
+def _measure_text_lengths(column: pl.Series) -> Numbers:
+    return column.drop_nulls().str.len_chars().to_numpy().astype(np.float64)
+
+
+def _ks_distance(train: Numbers, generated: Numbers) -> float:
+    """Return the Kolmogorov–Smirnov distance; 1 if only one of the two has values."""
+    if not len(train) or not len(generated):
+        return float(len(train) != len(generated))
+    places = np.concatenate((train, generated))
+    shares = [np.searchsorted(np.sort(one), places, "right") / len(one) for one in (train, generated)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def _total_variation(train: pl.Series, generated: pl.Series) -> float:
+    """Return the total variation between the value distributions of two columns; null counts as a value."""
+    shares = [
+        pl.DataFrame({"value": column}).group_by("value").agg((pl.len() / max(len(column), 1)).alias("share"))
+        for column in (train, generated)
+    ]
+    joined = shares[0].join(shares[1], on="value", how="full", nulls_equal=True).fill_null(0)
+    return float((joined["share"] - joined["share_right"]).abs().sum()) / 2
+
+
+# ── Associations ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _assign_classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the class of each value: for numbers its quantile of train, else one class per common value."""
+    if kind in NUMBER_TYPES and len(_parse_finite_numbers(train)):
+        edges = find_distinct(np.quantile(_parse_finite_numbers(train), np.linspace(0, 1, MAX_CLASSES)[1:-1]))
+        values = (one.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() for one in (train, generated))
+        there, here = (np.where(np.isnan(one), len(edges) + 1, np.searchsorted(edges, one)) for one in values)
+        return there.astype(np.int64), here.astype(np.int64)
+    counts = train.value_counts(sort=True).drop_nulls().sort(["count", train.name], descending=[True, False])
+    common = counts[train.name].head(MAX_CLASSES - 2).to_list()
+    number = {value: place + 2 for place, value in enumerate(common)}
+    there, here = (
+        one.replace_strict(number, default=1, return_dtype=pl.Int64).set(one.is_null(), 0).to_numpy()
+        for one in (train, generated)
+    )
+    return there.astype(np.int64), here.astype(np.int64)
+
+
+def _cramers_v(first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
+    """Return the association of two columns of classes: 0 independent, 1 fully determined."""
+    width = int(second.max(initial=0)) + 1
+    counts = np.bincount(first * width + second, minlength=(int(first.max(initial=0)) + 1) * width)
+    seen = counts.reshape(-1, width).astype(np.float64)
+    seen = seen[seen.sum(axis=1) > 0][:, seen.sum(axis=0) > 0]
+    degrees = min(seen.shape) - 1
+    if degrees < 1:
+        return 0.0
+    total = seen.sum()
+    expected = seen.sum(axis=1, keepdims=True) * seen.sum(axis=0, keepdims=True) / total
+    return float(np.sqrt(((seen - expected) ** 2 / expected).sum() / total / degrees))
+
+
+MAX_CHANCE = 0.01
+"""Maximum train records expected to share a signature by chance if it is to count."""
+_SALT = np.uint64(0x9E3779B97F4A7C15)
+
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldCells:
+    """What is looked for in train: the distinct signatures and cells of the held-out records, sorted."""
+
+    signatures: Hashes
+    cells: Hashes
+
+
+def find_near_records(context: WorkContext, dataset: DatasetOptions, rows: Manifest) -> NearRows:
+    """Compare the held-out records of a table with its train records; tables of one column are not compared."""
+    group_columns = require_records(dataset).group_columns
+    names = [name for name in load_observed_table(rows.details).schema.names if name not in group_columns]
+    if len(names) < 2:
+        return NearRows(0, ())
+    files = rows.files("rows")
+    size = sum(file.bytes for file in files)
+    parts = list(context.pool.map(partial(hash_held_cells, context.store, names), files, size_bytes=size))
+    row_ids = [row_id for ids, _ in parts for row_id in ids]
+    held = np.concatenate([np.empty((0, len(names)), np.uint64), *(hashes for _, hashes in parts)])
+    if not row_ids:
+        return NearRows(0, ())
+    looked_for = _HeldCells(find_distinct(_compute_signatures(held)), find_distinct(held))
+    seen = np.zeros(len(looked_for.signatures), bool)
+    counts = np.zeros(len(looked_for.cells), np.int64)
+    total = 0
+    search = partial(find_cells_in_train, context.store, names)
+    for places, own, train_rows in context.pool.map(search, files, size_bytes=size, shared=looked_for):
+        seen[places] = True
+        counts += own
+        total += train_rows
+    near = _mark_near_records(held, looked_for.signatures[seen], looked_for.cells, counts, total)
+    return NearRows(len(row_ids), tuple(row_ids[place] for place in np.flatnonzero(near).tolist()))
+
+
+def _mark_near_records(
+    held: Hashes, shared: Hashes, cells: Hashes, counts: NDArray[np.int64], total: int
+) -> NDArray[np.bool_]:
+    """Return which held-out records share a signature with train that chance does not explain: bool[N]."""
+    if not total or not len(shared):
+        return np.zeros(len(held), bool)
+    of_cell = np.log2(np.maximum(counts, 1) / total)[np.searchsorted(cells, held)]
+    expected = np.log2(total) + of_cell.sum(axis=1, keepdims=True) - of_cell
+    is_shared = are_among(_compute_signatures(held), shared)
+    return (is_shared & (expected < np.log2(MAX_CHANCE))).any(axis=1)
+
+
+def _compute_signatures(hashes: Hashes) -> Hashes:
+    """Return uint64[N, K]: the sum of a record's cell hashes without column k, distinct for each k."""
+    left_out = np.arange(1, hashes.shape[1] + 1, dtype=np.uint64) * _SALT
+    return hashes.sum(axis=1, keepdims=True, dtype=np.uint64) - hashes + left_out
+
+
+def hash_held_cells(store: Store, columns: Sequence[str], file: File) -> tuple[list[str], Hashes]:
+    """Return the ids and cells of a part's held-out rows."""
+    rows = store.table(file, ["row_id", "split", "record"])
+    held = rows.filter(pc.not_equal(rows.column("split"), "train"))
+    return held.column("row_id").to_pylist(), hash_cells(read_cells(held.column("record"), columns))
+
+
+def find_cells_in_train(
+    store: Store, columns: Sequence[str], file: File, held: _HeldCells
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the held-out signatures found in a part's train rows, the count of each held-out cell, and of rows."""
+    rows = store.table(file, ["split", "record"])
+    train = rows.filter(pc.equal(rows.column("split"), "train"))
+    hashes = hash_cells(read_cells(train.column("record"), columns))
+    places = _locate_hashes(held.signatures, _compute_signatures(hashes))
+    own = np.bincount(_locate_hashes(held.cells, hashes), minlength=len(held.cells))
+    return find_distinct(places), own, train.num_rows
+
+
+def _locate_hashes(known: Hashes, found: Hashes) -> NDArray[np.int64]:
+    """Return the indices in the sorted `known` of those elements of `found` that occur there."""
+    flat = found.reshape(-1)
+    places = np.minimum(np.searchsorted(known, flat), len(known) - 1)
+    return places[known[places] == flat]
+
+
+MAX_SAMPLED_ROWS = 200_000
+MAX_NAMED_COPIES = 10
+COMPARISON_FACTS = (
+    "exact_copies",
+    "repeated_records",
+    "repeated_train_records",
+    "column_distance",
+    "association_distance",
+)
+
+
+@dataclass(slots=True)
+class TrainComparison:
+    """Comparison of generated with training records; not applicable if either has none."""
+
+    facts: dict[str, Any] = field(default_factory=lambda: dict[str, Any].fromkeys(COMPARISON_FACTS, NOT_APPLICABLE))
+    tables: dict[str, DisplayTable] = field(default_factory=dict[str, DisplayTable])
+    samples: tuple[str, ...] = ()
+
+
+def compare_with_train(context: KindContext, parts: Sequence[Part]) -> TrainComparison:
+    """Compare the records of some parts with the rows that the model was trained on."""
+    trained = context.input(TOKENIZED_EXAMPLES)
+    key = (*context.dataset_key, CANONICAL_ROWS)
+    rows = manifest.load_version(context.store, key, trained.inputs["/".join(key)])
+    schema = load_observed_table(trained.details).schema
+    tables = [context.store.table(part.files["records"], ["text_id", "record"]) for part in parts]
+    generated = pa.concat_tables(tables) if tables else pa.table({"text_id": [], "record": []})
+    train = read_facts(CanonicalRowsFacts, rows.facts).splits.get("train", 0)
+    if not generated.num_rows or not train or not schema.names:
+        return TrainComparison()
+    # Numbered groups of private series are synthetic; only the other columns are compared.
+    left_out = get_table_options(context).group_columns if get_table_options(context).privacy.dp_enabled else ()
+    compared = tuple(name for name in schema.names if name not in left_out)
+    cells = read_cells(generated.column("record"), schema.names)
+    hashes = _sum_cell_hashes(cells, compared)
+    files, stride = rows.files("rows"), -(-train // MAX_SAMPLED_ROWS)
+    search = partial(search_train_part, context.store, schema.names, compared, stride)
+    size = sum(file.bytes for file in files)
+    made = list(context.pool.map(search, files, size_bytes=size, shared=find_distinct(hashes)))
+    copied = are_among(hashes, find_distinct(np.concatenate([one for one, _, _ in made])))
+    every = np.concatenate([one for _, one, _ in made])
+    taken = pl.concat([one for _, _, one in made])
+    return _build_comparison(schema, cells, hashes, copied, every, taken, generated.column("text_id").to_pylist())
+
+
+def _build_comparison(
+    schema: RecordSchema,
+    cells: pl.DataFrame,
+    hashes: NDArray[np.uint64],
+    copied: NDArray[np.bool_],
+    train: NDArray[np.uint64],
+    taken: pl.DataFrame,
+    text_ids: Sequence[str],
+) -> TrainComparison:
+    found = compare_tables(schema, taken, cells.gather_every(-(-len(cells) // MAX_SAMPLED_ROWS)))
+    repeated = {
+        "repeated_records": compute_share(len(hashes) - len(find_distinct(hashes)), len(hashes)),
+        "repeated_train_records": compute_share(len(train) - len(find_distinct(train)), len(train)),
+    }
+    facts = {
+        "exact_copies": compute_share(int(copied.sum()), len(copied)),
+        **repeated,
+        "column_distance": found.column_distance,
+        "association_distance": found.association_distance,
+    }
+    counts = DisplayTable(
+        ("table", "records", "repeated", "copies of train"),
+        (
+            ("train", len(train), repeated["repeated_train_records"], None),
+            ("generated", len(hashes), repeated["repeated_records"], facts["exact_copies"]),
+        ),
+    )
+    names = dict.fromkeys(text_ids[place] for place in np.flatnonzero(copied).tolist())
+    tables = {"beside train": counts, "columns beside train": found.columns, "associations": found.associations}
+    return TrainComparison(facts, tables, tuple(names)[:MAX_NAMED_COPIES])
+
+
+def search_train_part(
+    store: Store,
+    columns: Sequence[str],
+    compared: Sequence[str],
+    stride: int,
+    file: File,
+    generated: NDArray[np.uint64],
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], pl.DataFrame]:
+    """Return the generated records that a part's training rows equal, a hash per row, and every `stride`-th's cells."""
+    rows = store.table(file, ["split", "record"])
+    train = rows.filter(pc.equal(rows.column("split"), "train"))
+    cells = read_cells(train.column("record"), columns)
+    hashes = _sum_cell_hashes(cells, compared)
+    equal = generated[are_among(generated, find_distinct(hashes))]
+    return equal, hashes, cells.gather_every(stride)
+
+
+def _sum_cell_hashes(cells: pl.DataFrame, names: Sequence[str]) -> NDArray[np.uint64]:
+    """Return a hash for each record, the sum of its cells' hashes."""
+    return hash_cells(cells.select(names)).sum(axis=1, dtype=np.uint64)

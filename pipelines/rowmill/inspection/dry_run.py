@@ -1,7 +1,7 @@
 """Plans and column advice for records datasets before a build; nothing is kept.
 
-rows of an earlier build, if the recipe would still make them       ─┐
-else sources ─► rows in a temporary folder                         ─┴─► lengths ─► plan, advice
+rows of an earlier build, if the recipe would still make them ─┐
+else rows made now from the sources                            ─┴─► temporary folder ─► lengths ─► plan, advice
 """
 
 import tempfile
@@ -24,6 +24,7 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import stored_tokenizers
+from rowmill.tokenization.stored_tokenizers import copy_tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +102,23 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
 
 @contextmanager
 def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
-    """Yield a stage context whose input is the dataset's rows, built now if no earlier build has them."""
+    """Yield a stage context in a temporary folder, with the dataset's rows, built now if no earlier build has them."""
     key: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
-    found = next(one for one in forecast_steps(project) if one.step.key == key)
-    if found.manifest is not None:
-        yield _make_tokenize_context(project, name, key, found.manifest)
-        return
+    found = next(one for one in forecast_steps(project) if one.step.key == key).manifest
     with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as folder:
         scratch = replace(project, store=Store(folder))
-        stored_tokenizers.copy_tokenizers(project.store, scratch.store)
-        made: dict[StageKey, Manifest] = {}
-        for step in steps.plan_steps(scratch):
-            if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):
-                read = open_generated_source(project, step)
-                copy_generated(project.store, scratch.store, read.values())
-                inputs = {one: made[one] for one in step.inputs} | read
-                made[step.key] = runner.run_step(scratch, step, inputs).manifest
-        yield _make_tokenize_context(scratch, name, key, made[key])
-
-
-def _make_tokenize_context(project: Project, name: str, key: StageKey, rows: Manifest) -> StageContext:
-    at: StageKey = (project.recipe.name, name, tokenized_examples.STAGE.name)
-    return StageContext(project.store, project.base, at, name, {key: rows}, LocalPool(1), recipe=project.recipe)
+        copy_tokenizers(project.store, scratch.store)
+        if found is None:
+            made: dict[StageKey, Manifest] = {}
+            for step in steps.plan_steps(scratch):
+                if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):
+                    read = open_generated_source(project, step)
+                    copy_generated(project.store, scratch.store, read.values())
+                    inputs = {one: made[one] for one in step.inputs} | read
+                    made[step.key] = runner.run_step(scratch, step, inputs).manifest
+            found = made[key]
+        else:
+            for file in found.files("rows"):
+                scratch.store.write(file.path, project.store.content(file).to_pybytes())
+        at: StageKey = (project.recipe.name, name, tokenized_examples.STAGE.name)
+        yield StageContext(scratch.store, project.base, at, name, {key: found}, LocalPool(1), recipe=project.recipe)

@@ -34,7 +34,7 @@ class TableRows(JointRows):
     measure_lengths = staticmethod(table_lengths.make_table_lengths)
     find_near_rows = staticmethod(comparison.find_near_records)
 
-    plan_examples = staticmethod(table_examples.dry_run_table)
+    plan_examples = staticmethod(table_examples.plan_table)
     advise = staticmethod(table_lengths.advise_dataset)
     propose_contract = staticmethod(table_rows.propose_contract)
 

@@ -1,6 +1,6 @@
 """The rows of a table as an index of integers, and in partitions, each of which one task plans.
 
-    up to 1 Mi rows       one partition: the calling process plans it, and writes nothing for it
+    up to 1 Mi rows       one partition
     groups, series        by the hash of their keys: a task per block of parts writes the keys and lengths of its rows
                           in a file per partition, and a partition reads its file of every block
     records alone         runs of consecutive parts, of about 1 Mi rows, whose borders the parts' digests decide
@@ -11,7 +11,7 @@ gives its rows other ids, and with these the examples that have them.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import blake2b
@@ -567,32 +567,3 @@ def _build_index(
 def join_lengths(lengths: Sequence[Integers]) -> Ints:
     """Join the lengths of parts."""
     return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldPartition:
-    """A partition in memory: its name if a hash decides it, its rows, and the files of their parts."""
-
-    name: str | None
-    rows: PartitionRows
-    files: Sequence[File]
-
-
-def hold_partitions(
-    store: Store, files: Sequence[File], lengths: Sequence[Ints], borders: PartitionBorders, options: IndexOptions
-) -> Iterator[HeldPartition]:
-    """Yield the partitions of a table given the lengths of all parts; nothing is written."""
-    tables = read_tables(store, files, KEY_COLUMNS)
-    if not borders.bits:
-        for first, end in borders.runs:
-            rows = PartitionRows(_build_index(tables[first:end], options), join_lengths(lengths[first:end]))
-            yield HeldPartition(None, rows, files[first:end])
-        return
-    of_partition = [assign_partitions(table.column("group_key"), borders.bits) for table in tables]
-    for number in range(1 << borders.bits):
-        own = [np.flatnonzero(one == number) for one in of_partition]
-        if any(map(len, own)):
-            held = [table.take(pa.array(rows)) for table, rows in zip(tables, own, strict=True)]
-            index = _build_index(held, options, compute_offsets([len(rows) for rows in own]), np.concatenate(own))
-            rows = PartitionRows(index, join_lengths([one[own] for one, own in zip(lengths, own, strict=True)]))
-            yield HeldPartition(name_partition(number, borders.bits), rows, files)

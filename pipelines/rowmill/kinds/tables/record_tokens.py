@@ -191,19 +191,6 @@ class EncodeInputs(PartInputs):
         return 4 * self.rows.bytes
 
 
-@part_function(version=1)
-def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
-    """Encode a part's records and store their ids; a rejected one has an empty list, and its reason in the facts."""
-    tokens, facts = _encode_records(place.store, inputs)
-    return PartResult({"tokens": place.write("tokens", tokens)}, facts)
-
-
-def measure_part(store: Store, inputs: EncodeInputs) -> tuple[Ints, dict[str, Any]]:
-    """Encode a part's records; return the tokens of each (−1: rejected), and the facts."""
-    tokens, facts = _encode_records(store, inputs)
-    return tokens.column("length").to_numpy().astype(np.int64), facts
-
-
 @lru_cache(maxsize=2)
 def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
     encoder = open_encoder(root, path)
@@ -212,10 +199,11 @@ def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
     return encoder, RoundTripDecoder(backend, table, encoder.decode)
 
 
-def _encode_records(store: Store, inputs: EncodeInputs) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the ids and the length of each record, in `_TOKENS_SCHEMA`, and the facts."""
-    rows = store.table(inputs.rows, ("record", "row_id"))
-    encoder, decoder = _open_codec(store.root, inputs.tokenizer)
+@part_function(version=1)
+def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
+    """Encode a part's records and store their ids; a rejected one has an empty list, and its reason in the facts."""
+    rows = place.store.table(inputs.rows, ("record", "row_id"))
+    encoder, decoder = _open_codec(place.store.root, inputs.tokenizer)
     texts, rejects, changed, escaped = _serialise_records(inputs, rows.column("record"))
     counts = TokenizationCounts(sample=ReferenceSample(inputs.min_compared_chars))
     pieces, altered = _encode_batches(encoder, decoder, texts, counts)
@@ -234,7 +222,7 @@ def _encode_records(store: Store, inputs: EncodeInputs) -> tuple[pa.Table, dict[
         "reference_path_texts": counts.reference_path_texts,
         "fast_path_mismatches": counts.fast_path_mismatches,
     }
-    return pa.table([ids, lengths], schema=_TOKENS_SCHEMA), facts
+    return PartResult({"tokens": place.write("tokens", pa.table([ids, lengths], schema=_TOKENS_SCHEMA))}, facts)
 
 
 def _encode_batches(

@@ -15,9 +15,7 @@ examples is stored under the digest of its content; one new row changes the shuf
 examples of this, which are then assembled from the stored ids.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,40 +23,43 @@ import orjson
 
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS
+from rowmill.core.storage import read_tables
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.tables import prompt, record_tokens
 from rowmill.kinds.tables.assembly import ExampleLimits
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.partition_plan import (
-    OverflowFacts,
-    SplitFacts,
     TablePlan,
     TablePlanRequest,
     ValueCounts,
-    join_split_facts,
     require_record_room,
 )
 from rowmill.kinds.tables.partitions import (
-    SPLITS,
     IndexOptions,
     ObservedTable,
     RowIndex,
     RowPart,
     choose_borders,
     get_table_options,
-    hold_partitions,
     index_parts,
     join_lengths,
     load_observed_table,
 )
 from rowmill.kinds.tables.prompt import PromptFrame
 from rowmill.kinds.tables.record_tokens import RECORD_EXAMPLES, VERSION, EncodeInputs
-from rowmill.kinds.tables.table_plans import TablePlanning, account_part, plan_held_partitions, plan_partitions
+from rowmill.kinds.tables.table_plans import (
+    PlannedTable,
+    TablePlanning,
+    account_part,
+    plan_partitions,
+)
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
+from rowmill.parts.functions import MappedParts
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
+from rowmill.shards.host_scratch import HostScratch
 from rowmill.tokenization.reference_sample import divide_minimum
 from rowmill.tokenization.stored_tokenizers import open_reference_encoder
 from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION
@@ -298,21 +299,6 @@ def _prepare_planning(
     return TablePlanning(request, IndexOptions.of(context, observed), observed.schema, frame, vocab_size)
 
 
-def _join_plan(
-    context: KindContext,
-    observed: ObservedTable,
-    planning: TablePlanning,
-    splits: tuple[SplitFacts, ...],
-    overflows: OverflowFacts,
-    facts: Iterable[Mapping[str, Any]],
-) -> TablePlan:
-    """Join the plan; `facts` are those of the encoded parts."""
-    limits = planning.request.limits
-    options = _describe_options(context, observed, planning.frame, limits)
-    changed = sum(int(of_part["changed"]) for of_part in facts)
-    return TablePlan(planning.request.form.mode, limits, options, splits, overflows, changed)
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredTable:
     """A dataset with its records encoded: `lengths` are each row's tokens (−1: rejected)."""
@@ -323,8 +309,43 @@ class MeasuredTable:
     lengths: Ints
 
 
-def dry_run_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
-    """Plan as a build would, without writing to the store.
+@dataclass(frozen=True, slots=True)
+class _EncodedTable:
+    """A table with the ids of its records, and what its examples are planned with."""
+
+    observed: ObservedTable
+    frame: PromptFrame
+    encoded: MappedParts
+    parts: list[RowPart]
+
+
+def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> _EncodedTable:
+    observed = load_observed_table(context.input(CANONICAL_ROWS).details)
+    frame = resolve_prompt_frame(context, tokenizer, path, observed)
+    encoded = context.map(record_tokens.encode_part, _list_encode_inputs(context, observed, tokenizer, path, frame))
+    files = context.input(CANONICAL_ROWS).files("rows")
+    parts = [
+        RowPart(file, ids.files["tokens"], ids.fingerprint) for file, ids in zip(files, encoded.parts, strict=True)
+    ]
+    return _EncodedTable(observed, frame, encoded, parts)
+
+
+def _plan_table(
+    context: KindContext, tokenizer: LoadedTokenizer, table: _EncodedTable, scratch: HostScratch
+) -> tuple[TablePlan, PlannedTable]:
+    """Plan the examples, in numbers and as the tasks that make them."""
+    planning = _prepare_planning(context, table.observed, table.frame, tokenizer)
+    borders = choose_borders(context, [part.rows for part in table.parts])
+    planned = plan_partitions(context, planning, borders, table.parts, table.encoded.parts, scratch)
+    limits = planning.request.limits
+    options = _describe_options(context, table.observed, table.frame, limits)
+    changed = sum(int(ids.facts["changed"]) for ids in table.encoded.parts)
+    plan = TablePlan(planning.request.form.mode, limits, options, planned.splits, planned.overflows, changed)
+    return plan, planned
+
+
+def plan_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
+    """Plan the examples without making them.
 
     Raises
     ------
@@ -332,33 +353,17 @@ def dry_run_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -
         If a unit does not fit and the recipe makes this an error, or if no record can fit.
 
     """
-    known = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, tokenizer, path, known)
-    lengths, facts = _measure_parts(context, _list_encode_inputs(context, known, tokenizer, path, frame))
-    planning = _prepare_planning(context, known, frame, tokenizer)
-    files = context.input(CANONICAL_ROWS).files("rows")
-    held = list(hold_partitions(context.store, files, lengths, choose_borders(context, files), planning.options))
-    plans = plan_held_partitions(context.store, planning, held)
-    splits = join_split_facts([plan.summarize_splits() for plan in plans], SPLITS)
-    overflows = OverflowFacts.join([OverflowFacts.of(plan.overflows) for plan in plans])
-    return _join_plan(context, known, planning, splits, overflows, facts)
+    with open_host_scratch(context) as scratch:
+        return _plan_table(context, tokenizer, _encode_table(context, tokenizer, path), scratch)[0]
 
 
 def measure_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> MeasuredTable:
-    """Encode all records and return their lengths, without writing to the store."""
-    known = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, tokenizer, path, known)
-    index = index_parts(context, context.input(CANONICAL_ROWS).parts, known)
-    lengths, _ = _measure_parts(context, _list_encode_inputs(context, known, tokenizer, path, frame))
-    limits = _get_example_limits(context, frame)
-    return MeasuredTable(get_table_options(context), limits, index, join_lengths(lengths))
-
-
-def _measure_parts(context: KindContext, parts: Sequence[EncodeInputs]) -> tuple[list[Ints], list[dict[str, Any]]]:
-    """Encode all records without writing to the store; return the lengths and the facts of each part."""
-    measure, size = partial(record_tokens.measure_part, context.store), sum(part.input_bytes for part in parts)
-    measured = list(context.pool.map(measure, parts, size_bytes=size))
-    return [lengths for lengths, _ in measured], [facts for _, facts in measured]
+    """Encode all records and return their lengths."""
+    table = _encode_table(context, tokenizer, path)
+    index = index_parts(context, context.input(CANONICAL_ROWS).parts, table.observed)
+    tokens = read_tables(context.store, [part.tokens for part in table.parts], ("length",))
+    lengths = join_lengths([one.column(0).to_numpy() for one in tokens])
+    return MeasuredTable(get_table_options(context), _get_example_limits(context, table.frame), index, lengths)
 
 
 def _get_example_limits(context: KindContext, frame: PromptFrame) -> ExampleLimits:
@@ -367,21 +372,12 @@ def _get_example_limits(context: KindContext, frame: PromptFrame) -> ExampleLimi
 
 def make_table_examples(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
     """Encode, plan, and write examples; if planning fails, no examples are written."""
-    known = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, tokenizer, path, known)
-    files = context.input(CANONICAL_ROWS).files("rows")
-    encoded = context.map(record_tokens.encode_part, _list_encode_inputs(context, known, tokenizer, path, frame))
-    parts = [
-        RowPart(file, ids.files["tokens"], ids.fingerprint) for file, ids in zip(files, encoded.parts, strict=True)
-    ]
-    planning = _prepare_planning(context, known, frame, tokenizer)
+    table = _encode_table(context, tokenizer, path)
     with open_host_scratch(context) as scratch:
-        planned = plan_partitions(context, planning, choose_borders(context, files), parts, encoded.parts, scratch)
+        plan, planned = _plan_table(context, tokenizer, table, scratch)
         accounts = context.map(account_part, planned.ledgers).parts
         built = context.map(record_tokens.build_part, planned.examples)
-    facts = [ids.facts for ids in encoded.parts]
-    joined = _join_plan(context, known, planning, planned.splits, planned.overflows, facts)
     return build_table_output(
-        context, known, frame, joined, accounts, [*built.parts, *planned.prefills], tokenizer,
-        reused=built.reused, rows_made=encoded.rows_made,
+        context, table.observed, table.frame, plan, accounts, [*built.parts, *planned.prefills], tokenizer,
+        reused=built.reused, rows_made=table.encoded.rows_made,
     )  # fmt: skip

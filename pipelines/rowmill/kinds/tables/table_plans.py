@@ -45,10 +45,8 @@ from rowmill.kinds.tables.partition_plan import (
 )
 from rowmill.kinds.tables.partitions import (
     SPLITS,
-    HeldPartition,
     IndexOptions,
     PartitionBorders,
-    PartitionRows,
     RowIndex,
     RowPart,
     TablePartition,
@@ -270,48 +268,6 @@ class PlannedTable:
     prefills: Sequence[Part]
 
 
-# ── In the calling process ─────────────────────────────────────────────────────────────────────────
-
-
-def plan_held_partitions(
-    store: Store, planning: TablePlanning, partitions: Sequence[HeldPartition]
-) -> list[PartitionPlan]:
-    """Plan partitions that are in memory.
-
-    Raises
-    ------
-    ContextOverflowError
-        If a unit does not fit and the recipe makes this an error.
-    ConfigError
-        If privacy forbids the requested number of records.
-
-    """
-    request = planning.request
-    counts = [] if request.wanted is None else [
-        count_sampled_rows(request, one.rows.index, one.rows.lengths) for one in partitions
-    ]  # fmt: skip
-    shares = planning.divide_sample(counts) if counts else [None] * len(partitions)
-    plans = [
-        _plan_rows(store, replace(request, partition=one.name, wanted=share), one.rows, one.files)
-        for one, share in zip(partitions, shares, strict=True)
-    ]
-    overflows = OverflowFacts.join([OverflowFacts.of(plan.overflows) for plan in plans])
-    require_fitting_units(request.dataset, request.form, overflows)
-    return plans
-
-
-def _plan_rows(store: Store, request: TablePlanRequest, rows: PartitionRows, files: Sequence[File]) -> PartitionPlan:
-    naming = make_overflow_naming(store, files, rows.index)
-    return plan_partition(request, rows.index, rows.lengths, naming=naming)
-
-
-def _list_sources(parts: Sequence[RowPart]) -> tuple[RecordSource, ...]:
-    return tuple(RecordSource(part.rows, part.tokens) for part in parts)
-
-
-# ── By tasks ───────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class PartitionPlanInputs(PartInputs):
     """A partition to plan; its request has the partition's share of the sample."""
@@ -335,7 +291,16 @@ def plan_partitions(
     encoded: Sequence[Part],
     scratch: HostScratch,
 ) -> PlannedTable:
-    """Plan the partitions of a table by a map; errors as in `plan_held_partitions`."""
+    """Plan the partitions of a table by a map.
+
+    Raises
+    ------
+    ContextOverflowError
+        If a unit does not fit and the recipe makes this an error.
+    ConfigError
+        If privacy forbids the requested number of records.
+
+    """
     partitions = partition_rows(context, borders, parts)
     plans = [
         PartitionPlanInputs(
@@ -399,7 +364,8 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     parts = inputs.partition.parts
     rows = read_partition(store, inputs.partition, inputs.options)
     row_files = [part.rows for part in parts]
-    plan = _plan_rows(store, inputs.request, rows, row_files)
+    naming = make_overflow_naming(store, row_files, rows.index)
+    plan = plan_partition(inputs.request, rows.index, rows.lengths, naming=naming)
     prefills = write_prefill(store, place.stage_folder, inputs.prefill, row_files, rows.index, plan)
     files: dict[str, File] = {one.fingerprint: one.files["prefill"] for one in prefills}
     slices: list[tuple[str, int, int]] = []

@@ -32,8 +32,8 @@ from benchmarks.scale import ProcessWatch
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool, open_in_workers
-from rowmill.kinds.tables import table_examples
 from rowmill.kinds.tables.schema import Column, RecordSchema
+from rowmill.kinds.tables.table_examples import make_table_examples
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import schedule_sequences
 from rowmill.parts.context import open_host_scratch
@@ -197,7 +197,7 @@ def _measure_table_examples(folder: Path, count: int, form: dict[str, Any]) -> d
     context = replace(context, recipe=recipe, key=key, inputs={rows.key: rows})
     loaded, path = open_recipe_tokenizer(context)
     open_in_workers(open_shared_encoder, context.store.root, path)
-    found = measure_step(lambda: table_examples.make_table_examples(context, loaded, path))
+    found = measure_step(lambda: make_table_examples(context, loaded, path))
     facts = found.pop("result").facts
     return {"rows": count, "kept": facts.kept, "examples": facts.examples, "unaccounted": facts.accounted, **found}
 

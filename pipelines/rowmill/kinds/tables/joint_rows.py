@@ -9,17 +9,10 @@ from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
 from rowmill.formats.filters import REMOVAL_FILTERS
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import JointRows
-from rowmill.kinds.tables import (
-    comparison,
-    generated_records,
-    partitions,
-    record_tokens,
-    table_examples,
-    table_lengths,
-    table_rows,
-)
+from rowmill.kinds.tables import comparison, generated_records, partitions, record_tokens, table_lengths, table_rows
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.table_contract import TableContract
+from rowmill.kinds.tables.table_examples import make_table_examples, plan_table
 from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION
 
 
@@ -30,11 +23,11 @@ class TableRows(JointRows):
     assign_splits = staticmethod(table_rows.apply_exact_splits)
     complete_rows = staticmethod(table_rows.complete_table_output)
     accepts_rows = staticmethod(table_rows.is_under_current_contract)
-    make_examples = staticmethod(table_examples.make_table_examples)
+    make_examples = staticmethod(make_table_examples)
     measure_lengths = staticmethod(table_lengths.make_table_lengths)
     find_near_rows = staticmethod(comparison.find_near_records)
 
-    plan_examples = staticmethod(table_examples.plan_table)
+    plan_examples = staticmethod(plan_table)
     advise = staticmethod(table_lengths.advise_dataset)
     propose_contract = staticmethod(table_rows.propose_contract)
 

@@ -270,7 +270,7 @@ def join_split_facts(several: Iterable[Sequence[SplitFacts]], splits: Sequence[s
 # ── The plan of a table's partition: computed from lengths alone, it states exactly what a build makes ──
 
 
-KEPT, NOT_SAMPLED, FIRST_REJECT_STATE = 0, 1, 2
+KEPT_STATE, NOT_SAMPLED, FIRST_REJECT_STATE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -339,7 +339,7 @@ def plan_partition(
     excess = _find_oversized(request.form, request.limits, index, lengths)
     states = np.zeros(len(lengths), np.int8)
     states[excess.rows] = FIRST_REJECT_STATE + (excess.kind == "group")
-    fitting = (lengths >= 0) & (states == KEPT)
+    fitting = (lengths >= 0) & (states == KEPT_STATE)
     splits = tuple(_plan_table_split(request, index, lengths, fitting, split) for split in SPLITS)
     shown = np.zeros(len(lengths), bool)
     for one in splits:

@@ -7,9 +7,9 @@ did.
     source file ─ sources ─► records
     record ─ formats ─► canonical row, with a split ─► rows.arrow
     row ─ conversation.renderer ─► text ─ conversation.loss_mask ─► trained characters ─ tokenization ─► example
-    table rows ─ tabular ─► examples of records
+    table ─ kinds.tables ─► rows ─► examples of several records
     examples' lengths ─ packing ─► plan ─ shards ─► sequences ─ packing ─► order of training ─► shards per rank
-    shards per rank ─ reader ─► batches ─► trainer ─► generated text ─ tabular.parsing ─► records
+    shards per rank ─ reader ─► batches ─► trainer ─► generated text ─ kinds.tables.parsing ─► records
 
 Layers, each importing only those below it (held by the contract in `pyproject.toml`):
 
@@ -19,8 +19,9 @@ Layers, each importing only those below it (held by the contract in `pyproject.t
     build        the graph of stages, running, gates, reuse
     stages       one module or package for each Dagster asset
     recipe       all options of a build, validated once
-    exports · formats · stats
-    checks · conversation · executors · packing · reader · shards · sources · tabular · tokenization
+    kinds · formats   what only one kind of data needs; kinds/tables is a folder of its own
+    exports · parts · stats
+    checks · conversation · executors · packing · reader · shards · similarity · sources · tokenization
     schema       rows, examples, ledger, manifest: the nouns and their Arrow schemas
     core         config, errors, storage, text
 

@@ -242,13 +242,13 @@ def test_function_may_return_plain_strings_for_one_sample() -> None:
 
 
 def test_function_is_found_by_name() -> None:
-    backend = CallableBackend(target="tests.tabular.test_backends:with_some")
+    backend = CallableBackend(target="tests.kinds.tables.test_backends:with_some")
 
     assert complete(open_backend(backend), n=1)[1] == [Completion("two", "stop")]
 
 
 @pytest.mark.parametrize(
-    "target", ["tests.tabular.test_backends:absent", "no.such.module:f", "tests.tabular.test_backends:KEY"]
+    "target", ["tests.kinds.tables.test_backends:absent", "no.such.module:f", "tests.kinds.tables.test_backends:KEY"]
 )
 def test_backend_that_is_not_a_function_is_a_config_error(target: str) -> None:
     with pytest.raises(ConfigError, match=r"generation\.backend\.target"):

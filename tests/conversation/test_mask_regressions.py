@@ -138,7 +138,8 @@ def test_appended_ends_of_calls_and_answers_are_the_templates_own() -> None:
     assert "</tool_call><|observation|>⟧\nfound" in mask(HEADERS, [*called, result("found"), assistant("There")])
 
 
-def test_token_that_opens_a_result_is_not_the_end_of_the_call() -> None:
+def test_token_that_opens_a_result_is_the_end_of_a_call_that_ends_the_chat() -> None:
+    """Gemma 4: the token is printed there, and is one of those at which generation stops."""
     template = (
         "{% for m in messages %}{% if m.role == 'tool' %}{% if loop.previtem.role == 'tool' %}<|response>{% endif %}"
         "{{ m.content }}<response|>{% else %}{% if not (loop.previtem is defined and loop.previtem.role == 'tool') %}"
@@ -149,7 +150,7 @@ def test_token_that_opens_a_result_is_not_the_end_of_the_call() -> None:
 
     shown = mask(template, [user("Where is it"), calling({"at": "home"})], tools=None)
 
-    assert shown.endswith('{"at": "home"}}<call|>⟧<|response>')
+    assert shown.endswith('{"at": "home"}}<call|><|response>⟧')
 
 
 def test_header_with_other_white_space_than_the_prompts_does_not_train() -> None:

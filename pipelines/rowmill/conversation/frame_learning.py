@@ -242,7 +242,7 @@ class FrameLearner:
         """Learn prefixes: first from turns that begin with the exact generation prompt, then from the others."""
         self._gaps_after_users = {turn.gap for turn in turns if turn.previous_role == "user"}
         exact = [(turn, prefix) for turn in turns if (prefix := self._find_exact_prefix(turn)) is not None]
-        if turns and not self._get_prompt_after(turns[0], "user"):
+        if turns and not self._get_prompt_after(turns[0], "user") and not self._opens_turn_at_end(turns):
             exact = self._move_constant_to_header(exact)
         self._prefixes |= {prefix for _, prefix in exact}
         for turn in turns:
@@ -253,6 +253,18 @@ class FrameLearner:
             known = TemplateFrames(tuple(self._prefixes))
             if known.match_prefix(turn.text, turn.before, turn.start, turn.ids) is None:
                 self._prefixes.add(self._infer_prefix(turn, replace_call_ids(turn.gap, turn.ids)))
+
+    def _opens_turn_at_end(self, turns: Sequence[ProbeTurn]) -> bool:
+        """Return whether every render ends with the header of the model's next turn, without being asked for it.
+
+        answer<end><start>user…      followed by a user
+        answer<end><start>model      at the end: what the model writes begins behind it, as behind a prompt
+        """
+        answers = [turn for turn in turns if turn.pieces[-1].kind == "assistant"]
+        followed = {turn.ending for turn in answers if turn.next_role == "user"}
+        tails = {turn.ending for turn in answers if not turn.next_role}
+        opened = {tail[len(find_common_start(tail, ending, self._tokens)) :] for tail in tails for ending in followed}
+        return any(text.strip() and text in gap for text in opened for gap in self._gaps_after_users)
 
     def _move_constant_to_header(
         self, exact: Sequence[tuple[ProbeTurn, TurnPrefix]]
@@ -357,9 +369,12 @@ class FrameLearner:
             found = self._find_answer_end(shared, after, role)
             if found is not None:
                 return found
-            # A call ends with its closing text; the token that opens the result is part of the result's header.
+            # A call ends with its closing text; the token that opens the result is part of the result's header, unless
+            # a chat that ends with the call ends with that token: then the model writes it, and stops.
             own = self._strip_header(after, role) if role in self._headers or role in self._roles else after
             ending = find_common_start(own, last, self._tokens).rstrip() if last is not None else ""
+            stops = kind == "tool_call" and role not in self._roles and last is not None and shared == last.rstrip()
+            ending = shared if stops and shared.startswith(ending) else ending
             if not self._next_header_ends:
                 return ending
         if role in self._roles:

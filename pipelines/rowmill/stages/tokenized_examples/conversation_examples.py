@@ -384,9 +384,9 @@ def _subtract_range(span: Span, start: int, end: int) -> Iterator[Span]:
         yield span
         return
     if span.start < start:
-        yield replace(span, end=start)
+        yield span._replace(end=start)
     if end < span.end:
-        yield replace(span, start=end)
+        yield span._replace(start=end)
 
 
 # ── Conversations on the reference path: rendered, masked, encoded and fitted to the limit row by row ──

@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 OwnTextPart = Literal["content", "reasoning", "call_name", "call_key", "call_value"]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedText:
+class OwnedText(NamedTuple):
     """One own text of a row, at `[start, end)` of the render; `call` is the index of its tool call, −1 without one."""
 
     start: int
@@ -83,7 +83,6 @@ _PRIVATE_PLANES = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """The private-use planes of Unicode, without the non-characters at their ends."""
 _PRIVATE_CODES = np.concatenate([np.arange(first, last, dtype=np.uint32) for first, last in _PRIVATE_PLANES])
 _FIRST_PRIVATE_CODE = _PRIVATE_PLANES[0][0]
-_PLANE_CODES = _PRIVATE_PLANES[0][1] - _PRIVATE_PLANES[0][0]
 _COVERED_EDGE_CHARS = (256, 64, 16, 4)
 """Characters covered at each end of a text, tried in turn if the row has more characters than there are private code
 points."""
@@ -162,20 +161,22 @@ class TemplateLiterals:
         """Whether the template sorts something, possibly the arguments of a call."""
         every = list_compared_literals(tree)
         tags = [one for one in every if not one.isalnum()]
-        self._patterns = {"tags": _compile_alternatives(tags), "all": _compile_alternatives(every)}
+        self._texts = {"tags": tags, "all": every}
         self.hidden = re.compile("(?:" + "|".join([*map(re.escape, tags), r'[\s"\\\x00-\x1f]']) + ")+")
         """Matches texts of which no character is covered."""
 
     def within(self, text: str, which: Literal["tags", "all"]) -> Iterator[tuple[int, int]]:
         """Yield the ranges of a text at which such a literal occurs."""
-        pattern = self._patterns[which]
-        if pattern is not None:
-            for found in pattern.finditer(text):
+        # Most rows have none or few of them, and few are found faster than all.
+        present = tuple([one for one in self._texts[which] if one in text])
+        if present:
+            for found in _compile_alternatives(present).finditer(text):
                 yield found.span()
 
 
-def _compile_alternatives(texts: Sequence[str]) -> "re.Pattern[str] | None":
-    return re.compile("|".join(map(re.escape, texts))) if texts else None
+@lru_cache(maxsize=256)
+def _compile_alternatives(texts: tuple[str, ...]) -> "re.Pattern[str]":
+    return re.compile("|".join(map(re.escape, texts)))
 
 
 # ── covering ──
@@ -196,47 +197,42 @@ class CoveredConversation:
 
         Private code points that the plain render contains are not used.
         """
-        messages = rendered.messages
         self._inline_reasoning = rendered.inline_reasoning
         self._attempt = attempt
         self._keys = frozenset(reasoning_keys)
         self._roles = roles
+        self._plain = rendered.text
         self.sources: list[_OwnTextSource] = []
-        self._replace_texts(messages, self._note_source)
-        self._numbers: list[int] = []
+        self._replace_texts(rendered.messages, self._note_source)
         texts = self._number_distinct_texts()
         self._joined = "".join(texts)
-        self._starts = np.cumsum([0, *map(len, texts)])
+        self._starts = starts = [0, *accumulate(map(len, texts))]
         self._codes = _encode_code_points(self._joined)
         kept = _KEPT_CHARACTERS[self._codes]
         for start, end in literals.within(self._joined, attempt.literals):
             kept[start:end] = True
-        if attempt.whole:
-            self._cover_punctuation_texts(kept)
         if attempt.literals == "all":
-            self._keep_numbers(texts, kept)
-        self._text = rendered.text
-        self._plain = plain = _encode_code_points(rendered.text)
-        self._private = (
-            _PRIVATE_CODES[~np.isin(_PRIVATE_CODES, plain[plain >= _FIRST_PRIVATE_CODE])]
-            if int(plain.max(initial=0)) >= _FIRST_PRIVATE_CODE
-            else _PRIVATE_CODES
-        )
-        self._covered = np.flatnonzero(~kept)
-        for edge in _COVERED_EDGE_CHARS:
-            if len(self._covered) > len(self._private):
-                self._keep_middles(kept, edge)
-                self._covered = np.flatnonzero(~kept)
-        if len(self._covered) > len(self._private):
-            self._covered = self._covered[:0]
-        if literals.sorts:
-            self._covered = self._order_covered(self._covered)
+            # A template may parse a text without a letter as a number.
+            for number, text in enumerate(texts):
+                if not any(map(str.isalpha, text)):
+                    kept[starts[number] : starts[number + 1]] = True
+        self._private = _PRIVATE_CODES
+        if not rendered.text.isascii():
+            printed = _encode_code_points(rendered.text)
+            if int(printed.max()) >= _FIRST_PRIVATE_CODE:
+                self._private = _PRIVATE_CODES[~np.isin(_PRIVATE_CODES, printed)]
+        covered = self._choose_covered(texts, kept)
+        self._covered_ranges = [(0, 0)] * len(texts)
+        """From the first to behind the last covered character of each text."""
+        for number, (first, stop) in enumerate(pairwise(covered.searchsorted(starts).tolist())):
+            if first < stop:
+                self._covered_ranges[number] = int(covered[first]), int(covered[stop - 1]) + 1
+        self._covered = self._order_covered(covered) if literals.sorts else covered
         changed = self._codes.copy()
-        changed[self._covered] = self._private[: len(self._covered)]
-        covered = changed.tobytes().decode("utf-32-le", "surrogatepass")
-        bounds = self._starts.tolist()
-        new = (covered[bounds[number] : bounds[number + 1]] for number in self._numbers)
-        self.messages = self._replace_texts(messages, lambda *_: next(new))
+        changed[self._covered] = self._private[: len(covered)]
+        self._changed = changed.tobytes().decode("utf-32-le", "surrogatepass")
+        new = (self._changed[starts[number] : starts[number + 1]] for number in self._numbers)
+        self.messages = self._replace_texts(rendered.messages, lambda *_: next(new))
 
     def _note_source(self, message: int, part: OwnTextPart, call: int, text: str) -> str:
         self.sources.append(_OwnTextSource(message, part, call, text))
@@ -253,7 +249,11 @@ class CoveredConversation:
             reasoning: str | None = None
             for key, value in message.items():
                 if key == "content":
-                    changed[key] = self._replace_content(index, value, replace)
+                    changed[key] = (
+                        replace(index, "content", -1, value)
+                        if isinstance(value, str) and index not in self._inline_reasoning
+                        else self._replace_content(index, value, replace)
+                    )
                 elif key in self._keys and isinstance(value, str):
                     # Given under several keys, it is one text.
                     reasoning = replace(index, "reasoning", -1, value) if reasoning is None else reasoning
@@ -267,9 +267,8 @@ class CoveredConversation:
 
     def _replace_content(self, index: int, value: Json, replace: _TextReplacer) -> Json:
         if isinstance(value, str):
-            length = self._inline_reasoning.get(index, 0)
-            own = replace(index, "reasoning", -1, value[:length]) if length else ""
-            return own + replace(index, "content", -1, value[length:])
+            length = self._inline_reasoning[index]
+            return replace(index, "reasoning", -1, value[:length]) + replace(index, "content", -1, value[length:])
         if isinstance(value, list):
             return [
                 {**part, "text": replace(index, "content", -1, part["text"])}
@@ -307,16 +306,20 @@ class CoveredConversation:
 
         Only contents share code points: two calls of the same function must stay distinguishable.
         """
+        if not self._attempt.alike:
+            self._numbers = list(range(len(self.sources)))
+            return [source.text for source in self.sources]
         texts: list[str] = []
-        known: dict[tuple[str, OwnTextPart], int] = {}
+        known: dict[str, int] = {}
+        self._numbers = []
         for source in self.sources:
-            key = (source.text, source.part)
-            if self._attempt.alike and source.part == "content" and key in known:
-                self._numbers.append(known[key])
-                continue
-            known[key] = len(texts)
-            self._numbers.append(len(texts))
-            texts.append(source.text)
+            number = known.get(source.text) if source.part == "content" else None
+            if number is None:
+                number = len(texts)
+                texts.append(source.text)
+                if source.part == "content":
+                    known[source.text] = number
+            self._numbers.append(number)
         return texts
 
     def _order_covered(self, covered: "NDArray[np.int64]") -> "NDArray[np.int64]":
@@ -333,96 +336,116 @@ class CoveredConversation:
         texts = np.searchsorted(self._starts, covered, "right") - 1
         return covered[np.argsort(rank[texts], kind="stable")]
 
-    def _cover_punctuation_texts(self, kept: "NDArray[np.bool_]") -> None:
-        """Cover texts of only quotes, backslashes and control characters; few templates escape those."""
-        # The last place stands for texts of no character at the end.
-        if len(self._starts) < 2:
-            return
-        is_covered = np.logical_or.reduceat(np.append(~kept, False), self._starts[:-1])
-        for i in np.flatnonzero(~is_covered).tolist():
-            start, end = int(self._starts[i]), int(self._starts[i + 1])
-            text = self._joined[start:end]
-            if text.strip() and not any(map(str.isprintable, text.replace('"', "").replace("\\", ""))):
-                kept[start:end] = [character.isspace() for character in text]
-
-    def _keep_numbers(self, texts: Sequence[str], kept: "NDArray[np.bool_]") -> None:
-        """Leave texts without a letter uncovered: a template may parse them as numbers."""
-        for i, text in enumerate(texts):
-            if not any(map(str.isalpha, text)):
-                kept[self._starts[i] : self._starts[i + 1]] = True
-
-    def _keep_middles(self, kept: "NDArray[np.bool_]", edge: int) -> None:
-        for start, end in zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True):
-            if end - start > 2 * edge:
-                kept[start + edge : end - edge] = True
+    def _choose_covered(self, texts: Sequence[str], kept: "NDArray[np.bool_]") -> "NDArray[np.int64]":
+        """Return the positions of the characters to cover, ascending: those that are not kept."""
+        covered = (~kept).nonzero()[0]
+        if self._attempt.whole:
+            # Few templates escape a text of only quotes, backslashes and control characters.
+            bounds = covered.searchsorted(self._starts).tolist()
+            for number, (text, begin, end) in enumerate(zip(texts, bounds, bounds[1:], strict=False)):
+                if (
+                    begin == end
+                    and text.strip()
+                    and not any(map(str.isprintable, text.replace('"', "").replace("\\", "")))
+                ):
+                    kept[self._starts[number] : self._starts[number + 1]] = [one.isspace() for one in text]
+            covered = (~kept).nonzero()[0]
+        for edge in _COVERED_EDGE_CHARS:
+            if len(covered) > len(self._private):
+                for start, end in pairwise(self._starts):
+                    kept[start + edge : max(start + edge, end - edge)] = True
+                covered = (~kept).nonzero()[0]
+        return covered if len(covered) <= len(self._private) else covered[:0]
 
     # ── mapping back ──
 
     def prove(self, covered: str) -> CharacterOwnership | None:
         """Return the positions of own texts in the plain render; None if the mapped-back render differs from it."""
-        codes, wanted = _encode_code_points(covered), self._plain
-        if len(codes) != len(wanted):
+        if len(covered) != len(self._plain):
             return None
+        printed = self._find_once(covered) if self._private is _PRIVATE_CODES else None
+        if printed is None:
+            printed = self._map_back(covered)
+        return None if printed is None else self._assign_places(printed)
+
+    def _find_once(self, covered: str) -> dict[int, list[tuple[int, int]]] | None:
+        """Return what `_map_back` returns, if every text is printed at most once and in full: a quarter of its time."""
+        found: list[tuple[int, int, int, str]] = []
+        position = 0
+        for number, (first, last) in enumerate(self._covered_ranges):
+            if first == last:
+                continue
+            new, own = self._changed[first:last], self._joined[first:last]
+            at = covered.find(new, position)
+            if at < 0:
+                at = covered.find(new)
+            if at < 0:
+                new, own = (json.dumps(one, ensure_ascii=False)[1:-1] for one in (new, own))
+                at = covered.find(new)
+            if at >= 0:
+                position = at + len(new)
+                found.append((at, position, number, own))
+        found.sort()
+        parts: list[str] = []
+        position = 0
+        for at, end, _, own in found:
+            parts += (covered[position:at], own)
+            position = end
+        # A character that is printed elsewhere as well, or without its text, is still covered here.
+        if "".join((*parts, covered[position:])) != self._plain:
+            return None
+        whole = ((number, self._extend(number, at, end)) for at, end, number, _ in found)
+        return {number: [place] for number, place in whole if place is not None}
+
+    def _extend(self, number: int, start: int, end: int) -> tuple[int, int] | None:
+        """Return where a text is printed whose covered range is at `[start, end)`; None if its ends are not there."""
+        first, last = self._covered_ranges[number]
+        lead, tail = self._joined[self._starts[number] : first], self._joined[last : self._starts[number + 1]]
+        begin = _extend_match(lead, self._plain, start, backwards=True) if lead else start
+        stop = _extend_match(tail, self._plain, end, backwards=False) if tail else end
+        return None if begin is None or stop is None else (begin, stop)
+
+    def _map_back(self, covered: str) -> dict[int, list[tuple[int, int]]] | None:
+        """Return by number of text where all of its covered characters are printed, in the order of the render.
+
+        None if the mapped-back render differs from the plain one.
+        """
+        codes, plain = _encode_code_points(covered), self._plain
         is_own = codes >= _FIRST_PRIVATE_CODE
         if self._private is not _PRIVATE_CODES:
             is_own &= np.isin(codes, self._private)
-        found = codes[is_own]
-        # Without the second plane the codes are the numbers, but for their beginning.
-        is_plain = self._private is _PRIVATE_CODES and len(self._covered) <= _PLANE_CODES
-        numbers = (found - _FIRST_PRIVATE_CODE).astype(np.int64) if is_plain else np.searchsorted(self._private, found)
+        numbers = np.searchsorted(self._private, codes[is_own])
         if len(numbers) and int(numbers.max()) >= len(self._covered):
             return None
         origins = self._covered[numbers]
         codes[is_own] = self._codes[origins]
-        if not np.array_equal(codes, wanted):
+        if not np.array_equal(codes, _encode_code_points(plain)):
             return None
-        return self._assign_places(self._locate_texts(np.flatnonzero(is_own), origins, self._text))
-
-    def _locate_texts(
-        self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str
-    ) -> dict[int, list[tuple[int, int]]]:
-        """Return by number of text where all of its covered characters are printed, in the order of the render."""
-        owners = np.repeat(np.arange(len(self._starts) - 1), np.diff(self._starts))
-        counts = self._counts = np.bincount(owners[self._covered], minlength=len(self._starts))
         printed: dict[int, list[tuple[int, int]]] = {}
-        if len(places):
-            texts, steps = owners[origins], np.diff(origins)
-            is_break = (np.diff(texts) != 0) | (steps <= 0)
-            # The render has more or fewer characters between two own characters than the text has.
-            is_gap = (np.diff(places) != steps) & ~is_break
-            gaps = np.append(0, np.cumsum(is_gap))
-            firsts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(is_break) + 1))
-            lasts = np.append(firsts[1:], len(places)) - 1
-            whole = np.flatnonzero(lasts - firsts + 1 == counts[texts[firsts]])
-            firsts, lasts = firsts[whole], lasts[whole]
-            rows = zip(
-                texts[firsts].tolist(), places[firsts].tolist(), places[lasts].tolist(), origins[firsts].tolist(),
-                origins[lasts].tolist(), (gaps[lasts] - gaps[firsts]).tolist(), firsts.tolist(), lasts.tolist(),
-                strict=True,
-            )  # fmt: skip
-            starts = self._starts.tolist()
-            for number, position, last_position, origin, last_origin, gap_count, first, last in rows:
-                if gap_count and not self._is_escaped(places[first : last + 1], origins[first : last + 1], plain):
-                    continue
-                start = _extend_match(self._joined[starts[number] : origin], plain, position, backwards=True)
-                end = _extend_match(
-                    self._joined[last_origin + 1 : starts[number + 1]], plain, last_position + 1, backwards=False
+        if not len(origins):
+            return printed
+        places, owners = np.flatnonzero(is_own), np.repeat(np.arange(len(self._starts) - 1), np.diff(self._starts))
+        counts = np.bincount(owners[self._covered], minlength=len(self._starts))
+        texts, steps = owners[origins], np.diff(origins)
+        is_break = (np.diff(texts) != 0) | (steps <= 0)
+        # The render has more or fewer characters between two own characters than the text has.
+        gaps = np.flatnonzero((np.diff(places) != steps) & ~is_break)
+        firsts = np.append(0, np.flatnonzero(is_break) + 1)
+        lasts = np.append(firsts[1:], len(places)) - 1
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            number = int(texts[first])
+            inside = gaps[np.searchsorted(gaps, first) : np.searchsorted(gaps, last)]
+            if last - first + 1 == counts[number] and all(
+                # Only the text itself, plain or escaped, may be printed between its covered characters.
+                _is_printed_form(
+                    plain[places[gap] + 1 : places[gap + 1]], self._joined[origins[gap] + 1 : origins[gap + 1]]
                 )
-                if start is not None and end is not None:
-                    printed.setdefault(number, []).append((start, end))
+                for gap in inside
+            ):
+                place = self._extend(number, int(places[first]), int(places[last]) + 1)
+                if place is not None:
+                    printed.setdefault(number, []).append(place)
         return printed
-
-    def _is_escaped(self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str) -> bool:
-        """Return whether only the text itself, plain or escaped, is printed between its covered characters."""
-        gaps = np.flatnonzero(np.diff(places) != np.diff(origins))
-        rows = zip(
-            places[gaps].tolist(), places[gaps + 1].tolist(), origins[gaps].tolist(), origins[gaps + 1].tolist(),
-            strict=True,
-        )  # fmt: skip
-        return all(
-            _is_printed_form(plain[position + 1 : next_position], self._joined[origin + 1 : next_origin])
-            for position, next_position, origin, next_origin in rows
-        )
 
     def _assign_places(self, printed: Mapping[int, list[tuple[int, int]]]) -> CharacterOwnership:
         """Assign the places of a text to the messages that have it, in order."""
@@ -439,7 +462,7 @@ class CoveredConversation:
             if turn < len(places):
                 taken[number] = turn + 1
                 found.append(OwnedText(*places[turn], source.message, source.part, source.call))
-            elif self._counts[number]:
+            elif self._covered_ranges[number][1]:
                 missing.append(OwnedText(0, 0, source.message, source.part, source.call))
             else:
                 hidden.append((OwnedText(0, 0, source.message, source.part, source.call), source.text))

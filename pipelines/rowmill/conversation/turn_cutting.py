@@ -16,16 +16,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
+from typing import NamedTuple
 
 from rowmill.conversation.character_ownership import LocatedContent, RenderedConversation, group_by_message
 from rowmill.conversation.options import Loss
-from rowmill.conversation.template_frames import TemplateFrames, TurnPrefix, get_call_ids, measure_json_closing
+from rowmill.conversation.template_frames import TemplateFrames, get_call_ids, measure_json_closing
 from rowmill.schema.rows import ContentSpan, Message, Rejected, Span
 
 
-@dataclass(frozen=True, slots=True)
-class TurnBounds:
+class TurnBounds(NamedTuple):
     """The positions at which the parts of one turn begin and end.
 
     `[header, start)` is the header, `[start, stop)` the body, `[stop, end)` the end of turn, `[end, trailing)` white
@@ -50,8 +50,7 @@ class TrainedText:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _ContentGroup:
+class _ContentGroup(NamedTuple):
     """Consecutive pieces of one message; with the template text around them they fill `[before, after)`."""
 
     message: int
@@ -164,28 +163,36 @@ class TurnCutter:
     # ── the parts of a turn ──
 
     def _find_turn_bounds(self, group: _ContentGroup) -> TurnBounds | Rejected:
-        text, index = self._text, group.message
+        text, frames, index = self._text, self._frames, group.message
         first, last = group.pieces[0], group.pieces[-1]
-        content_end = last.end if len(group.pieces) == 1 else max(map(_get_content_end, group.pieces))
         message = self._rendered.messages[index]
         ids = get_call_ids(message) if "tool_calls" in message else ()
-        found = self._find_prefix(group, ids)
-        if found is None:
-            return self._reject_unknown_text(
-                index, text[max(group.before, first.start - 40) : first.start], "before it"
-            )
-        prefix, start = found
-        for one, following in zip(group.pieces, group.pieces[1:], strict=False):
+        start = first.start
+        prefix = frames.match_prefix(text, group.before, start, ids)
+        if prefix is None and text[start : start + 1].isspace():
+            # The template may have printed the white space with which own text begins.
+            own = text[start : first.end]
+            start += len(own) - len(own.lstrip())
+            prefix = frames.match_prefix(text, group.before, start, ids)
+        if prefix is None:
+            unknown = text[max(group.before, first.start - 40) : first.start]
+            return Rejected("foreign_text_trained", f"message {index}: unknown template text {unknown!r} before it")
+        start -= len(prefix.rest)
+        content_end = last.end
+        for one, following in pairwise(group.pieces):
+            content_end = max(content_end, one.end)
             between = text[one.end : following.start]
-            if not self._frames.allows_inner(one.kind, following.kind, between, ids):
+            if not frames.allows_inner(one.kind, following.kind, between, ids):
                 return Rejected(
                     "foreign_text_trained", f"message {index}: unknown template text {between[:40]!r} in it"
                 )
-        roles = self._find_following_roles(group)
-        ending = self._frames.match_end(text, content_end, last.kind, roles, ids)
+        roles = [self._messages[i]["role"] for i in (index + 1, group.follower) if 0 < i < len(self._messages)]
+        # An empty message after the last own text still prints its header.
+        roles = tuple(dict.fromkeys(roles)) or ("",)
+        ending = frames.match_end(text, content_end, last.kind, roles, ids)
         if not ending and text[content_end - 1].isspace():
-            stripped = content_end - _measure_trailing_blank(text, last.start, content_end)
-            other = self._frames.match_end(text, stripped, last.kind, roles, ids)
+            stripped = last.start + len(text[last.start : content_end].rstrip())
+            other = frames.match_end(text, stripped, last.kind, roles, ids)
             content_end, ending = (stripped, other) if other else (content_end, ending)
         is_known = (
             self._is_partial_end(last.kind, text[content_end : group.after], ids)
@@ -193,49 +200,20 @@ class TurnCutter:
             else ending is not None
         )
         if not ending and not is_known:
-            return self._reject_unknown_text(index, text[content_end : min(group.after, content_end + 40)], "after it")
+            unknown = text[content_end : min(group.after, content_end + 40)]
+            return Rejected("foreign_text_trained", f"message {index}: unknown template text {unknown!r} after it")
         ending = ending or ""
-        stop = content_end + self._measure_frame_close(ending, last.kind)
+        # What closes the frame of the last own text, as `</tool_call>` does, belongs to the body.
+        if last.kind == "assistant":
+            token = next((one for one in self._end_tokens if ending.endswith(one)), ending)
+        else:
+            ends = (*frames.list_ends("assistant"), *self._end_tokens)
+            token = max((one for one in ends if ending.endswith(one)), key=len, default="")
         end = content_end + len(ending)
+        stop = end - len(token)
         space = text[end : group.after]
         trailing = end + len(space) - len(space.lstrip()) if ending else end
         return TurnBounds(index, last.kind, start - len(prefix.header), start, content_end, stop, end, trailing)
-
-    def _find_following_roles(self, group: _ContentGroup) -> tuple[str, ...]:
-        """Return the role of the next message, and that of the next rendered message if it differs."""
-        following = [i for i in (group.message + 1, group.follower) if 0 < i < len(self._messages)]
-        found = dict.fromkeys(self._messages[i]["role"] for i in following)
-        # An empty message after the last own text still prints its header.
-        return tuple(found) or ("",)
-
-    def _find_prefix(self, group: _ContentGroup, ids: Sequence[str]) -> tuple[TurnPrefix, int] | None:
-        """Return the prefix of a turn, and where its rest begins.
-
-        Tried also after the white space with which own text begins, since the template may have printed it.
-        """
-        text, first = self._text, group.pieces[0]
-        for position in dict.fromkeys(
-            (first.start, first.start + _measure_leading_blank(text, first.start, first.end))
-        ):
-            prefix = self._frames.match_prefix(text, group.before, position, ids)
-            if prefix is not None:
-                return prefix, position - len(prefix.rest)
-        return None
-
-    @staticmethod
-    def _reject_unknown_text(index: int, shown: str, where: str) -> Rejected:
-        return Rejected("foreign_text_trained", f"message {index}: unknown template text {shown!r} {where}")
-
-    def _measure_frame_close(self, ending: str, kind: str) -> int:
-        """Return how many characters of a turn's end close the frame of its last own text, as `</tool_call>` does."""
-        if kind == "assistant":
-            token = next((end for end in self._end_tokens if ending.endswith(end)), "")
-            return len(ending) - len(token) if token else 0
-        if not ending:
-            return 0
-        ends = (*self._frames.list_ends("assistant"), *self._end_tokens)
-        found = max((end for end in ends if ending.endswith(end)), key=len, default="")
-        return len(ending) - len(found)
 
     def _is_partial_end(self, kind: str, after: str, ids: Sequence[str]) -> bool:
         """Return whether the text after a last turn is empty or a part of the end of turn."""
@@ -305,12 +283,11 @@ def _make_content_groups(pieces: Sequence[ContentSpan], text: str) -> list[_Cont
     groups = group_by_message(pieces)
     found: list[_ContentGroup] = []
     before = 0
-    for i, group in enumerate(groups):
-        after = groups[i + 1][0].start if i + 1 < len(groups) else len(text)
-        follower = groups[i + 1][0].message if i + 1 < len(groups) else -1
+    for group, following in zip(groups, [*groups[1:], None], strict=True):
+        after, follower = (len(text), -1) if following is None else (following[0].start, following[0].message)
         found.append(_ContentGroup(group[0].message, group, before, after, follower))
-        last = max(group, key=_get_content_end)
-        before = max(before, last.end - _measure_trailing_blank(text, last.start, last.end))
+        last = group[0] if len(group) == 1 else max(group, key=_get_content_end)
+        before = max(before, last.start + len(text[last.start : last.end].rstrip()))
     return found
 
 
@@ -326,16 +303,6 @@ def _find_missing_end(ending: str, rendered: str) -> str:
         if shown and shown in ending:
             return ending[ending.rfind(shown) + len(shown) :]
     return ending
-
-
-def _measure_leading_blank(text: str, start: int, end: int) -> int:
-    own = text[start:end]
-    return len(own) - len(own.lstrip())
-
-
-def _measure_trailing_blank(text: str, start: int, end: int) -> int:
-    own = text[start:end]
-    return len(own) - len(own.rstrip())
 
 
 def _cut_out_range(span: Span, start: int, end: int) -> list[Span]:

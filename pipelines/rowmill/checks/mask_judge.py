@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from itertools import repeat
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -140,9 +139,10 @@ class JinjaTemplate:
         if last is None or earlier is None or 1 not in last.last_code:
             return ""
         code = last.last_code[1]
-        if code not in earlier.first_printing:
+        after, other = last.text_after(code), earlier.text_after(code)
+        if after is None or other is None:
             return ""
-        common = take_common_tokens(last.text_after(code), earlier.text_after(code))
+        common = take_common_tokens(after, other)
         return self.without_header(common, tools).strip()
 
     def without_header(self, text: str, tools: Sequence[Json] | None) -> str:
@@ -211,44 +211,37 @@ def _refuse(message: str) -> NoReturn:
 # ── ownership ──
 
 
-@dataclass(frozen=True, slots=True)
-class CharacterOwner:
-    """The message, and the part of it, that a character comes from."""
-
-    message: int
-    part: TextPart
-
-
 @dataclass(frozen=True)
 class ProvenRender:
     """A render in which the owner of every letter and digit of own text is proven."""
 
     text: str
-    codes: Sequence[int]
+    codes: NDArray[np.int64]
     """By position: the number of the own character printed there, −1 for template text."""
-    owners: Sequence[CharacterOwner]
-    """By number of the own character."""
+    messages: NDArray[np.int64]
+    """The message of every own character, by its number."""
     kept: frozenset[int] = frozenset()
     """Messages whose content was not replaced, because another message has the same and the template compares them."""
 
     @cached_property
+    def owned(self) -> NDArray[np.int64]:
+        """The positions at which own characters are printed."""
+        return np.flatnonzero(self.codes >= 0)
+
+    @cached_property
+    def first_printing(self) -> NDArray[np.int64]:
+        """By number of the own character: the first position at which it is printed, −1 if there is none."""
+        found = np.full(len(self.messages), -1)
+        # Of several positions the one that is written last stays.
+        found[self.codes[self.owned[::-1]]] = self.owned[::-1]
+        return found
+
+    @cached_property
     def printings(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Own characters where each is printed first, in the order of the text: their number, position and message."""
-        codes, positions = np.unique(np.array(self.codes, dtype=np.int64), return_index=True)
-        codes, positions = codes[codes >= 0], positions[codes >= 0]
-        order = np.argsort(positions)
-        return codes[order], positions[order], self.messages[codes[order]]
-
-    @cached_property
-    def messages(self) -> NDArray[np.int64]:
-        """The message of every own character, by its number."""
-        return np.array([one.message for one in self.owners], np.int64)
-
-    @cached_property
-    def first_printing(self) -> dict[int, int]:
-        """Own character → first position at which it is printed."""
-        codes, positions, _ = self.printings
-        return dict(zip(codes.tolist(), positions.tolist(), strict=True))
+        positions = self.owned[self.first_printing[self.codes[self.owned]] == self.owned]
+        codes = self.codes[positions]
+        return codes, positions, self.messages[codes]
 
     @cached_property
     def first_position(self) -> dict[int, int]:
@@ -264,17 +257,17 @@ class ProvenRender:
         owners, last = np.unique(messages[::-1], return_index=True)
         return dict(zip(owners.tolist(), codes[::-1][last].tolist(), strict=True))
 
-    def text_after(self, code: int) -> str:
-        """Return the template text between an own character and the next one."""
-        start = self.first_printing[code] + 1
-        end = start
-        while end < len(self.codes) and self.codes[end] < 0:
-            end += 1
-        return self.text[start:end]
+    def text_after(self, code: int) -> str | None:
+        """Return the template text between an own character and the next one; None if it is not printed."""
+        if not 0 <= code < len(self.messages) or self.first_printing[code] < 0:
+            return None
+        start = int(self.first_printing[code]) + 1
+        following = self.owned[np.searchsorted(self.owned, start) :]
+        return self.text[start : int(following[0]) if len(following) else len(self.codes)]
 
 
 class _TextHider:
-    """Replaces own characters by private code points, and records the owner of each.
+    """Replaces own characters by private code points, and records the message of each.
 
     Every own character is numbered, replaced or not, so that the numbers of a conversation and of its prefix agree.
     """
@@ -282,26 +275,30 @@ class _TextHider:
     def __init__(self, parts: frozenset[TextPart], kept: frozenset[str]) -> None:
         self._parts, self._kept = parts, kept
         self._known: dict[tuple[int, TextPart, str], str] = {}
-        self.owners: list[CharacterOwner] = []
-        self._originals: list[str] = []
+        self._runs: list[tuple[int, str]] = []
+        self._count = 0
 
     @property
     def originals(self) -> str:
         """The own characters by their number."""
-        return "".join(self._originals)
+        return "".join([run for _, run in self._runs])
+
+    @property
+    def messages(self) -> NDArray[np.int64]:
+        """The messages of the own characters by their number."""
+        return np.repeat(*np.array([(message, len(run)) for message, run in self._runs], np.int64).reshape(-1, 2).T)
 
     def hide(self, text: str, message: int, part: TextPart, where: str = "") -> str:
         key = (message, part, f"{where}\0{text}")
         if key not in self._known:
-            owner = CharacterOwner(message, part)
-            self._known[key] = _ALPHANUMERIC_RUN.sub(lambda run: self._replace_run(run.group(), owner), text)
+            self._known[key] = _ALPHANUMERIC_RUN.sub(lambda run: self._replace_run(run.group(), message), text)
         return self._known[key] if part in self._parts else text
 
-    def _replace_run(self, run: str, owner: CharacterOwner) -> str:
-        first = len(self.owners)
-        self.owners.extend(repeat(owner, len(run)))
-        self._originals.append(run)
-        return _PRIVATE_CHARACTERS[first : len(self.owners)]
+    def _replace_run(self, run: str, message: int) -> str:
+        first = self._count
+        self._count += len(run)
+        self._runs.append((message, run))
+        return _PRIVATE_CHARACTERS[first : self._count]
 
     def message(self, message: Message, index: int) -> Message:
         hidden = dict(message)
@@ -401,7 +398,7 @@ def prove_owners(
         points[codes >= 0] = originals[codes[codes >= 0]]
         if np.array_equal(points, _list_code_points(plain)):
             unhidden = frozenset(i for i, content in enumerate(contents) if content in kept)
-            return ProvenRender(plain, codes.tolist(), hiding.owners, unhidden)
+            return ProvenRender(plain, codes, hiding.messages, unhidden)
     return None
 
 
@@ -555,16 +552,13 @@ class _MaskJudgement:
     # ── characters with an owner ──
 
     def _judge_own_characters(self) -> None:
-        first = self.proven.first_printing
-        codes = np.array(self.proven.codes, np.int64)
+        codes, owned, first = self.proven.codes, self.proven.owned, self.proven.first_printing
         supervised = np.array([self._is_supervised(index) for index in range(len(self.messages))] + [False])
-        owned = np.flatnonzero(codes >= 0)
         trains = np.frombuffer(self._trains, np.uint8)[owned] > 0
         for position in owned[supervised[self.proven.messages[codes[owned]]] != trains].tolist():
-            code = int(codes[position])
-            owner = self.proven.owners[code].message
+            owner = int(self.proven.messages[codes[position]])
             train = self._is_supervised(owner)
-            if train and first[code] != position:
+            if train and first[codes[position]] != position:
                 continue
             kind: MaskDefectKind = "own_text_untrained" if train else "other_text_trained"
             self._expect_training(position, position + 1, owner, kind, train=train)
@@ -622,7 +616,7 @@ class _MaskJudgement:
         callers = [i for i in range(message) if self._is_supervised(i) and i in self.proven.last_code]
         if not callers:
             return False
-        call_end = self.proven.first_printing[self.proven.last_code[callers[-1]]]
+        call_end = int(self.proven.first_printing[self.proven.last_code[callers[-1]]])
         return call_end < start and ending not in self.text[call_end:start]
 
     def _assign_blame(self, left: int | None, right: int | None) -> tuple[int, MaskDefectKind]:
@@ -746,12 +740,13 @@ class _MaskJudgement:
 
     def _render_other_continuation(self, index: int, start: int, *, is_last: bool) -> str | None:
         """Return the template text after the same own character if the conversation ended there, or continued."""
-        code = self.proven.codes[start - 1]
+        code = int(self.proven.codes[start - 1])
         shortened = [*self.messages[: index + 1]]
         for other in self._list_follow_ups() if is_last else [shortened]:
             proven = prove_owners(self.judge.template, other, self.tools)
-            if proven is not None and code in proven.first_printing:
-                return proven.text_after(code)
+            after = None if proven is None else proven.text_after(code)
+            if after is not None:
+                return after
         return None
 
     def _list_follow_ups(self) -> Iterator[list[Message]]:

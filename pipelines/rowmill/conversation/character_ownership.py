@@ -17,10 +17,12 @@ a code point occurs only where its character was printed.
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -203,8 +205,15 @@ class CoveredConversation:
         self._roles = roles
         self._plain = rendered.text
         self.sources: list[_OwnTextSource] = []
-        self._replace_texts(rendered.messages, self._note_source)
-        texts = self._number_distinct_texts()
+
+        def note_source(message: int, part: OwnTextPart, call: int, text: str) -> str:
+            self.sources.append(_OwnTextSource(message, part, call, text))
+            return text
+
+        self._replace_texts(rendered.messages, note_source)
+        texts, self._numbers = [source.text for source in self.sources], list(range(len(self.sources)))
+        if attempt.alike:
+            texts = self._share_alike_contents()
         self._joined = "".join(texts)
         self._starts = starts = [0, *accumulate(map(len, texts))]
         self._codes = _encode_code_points(self._joined)
@@ -234,10 +243,6 @@ class CoveredConversation:
         new = (self._changed[starts[number] : starts[number + 1]] for number in self._numbers)
         self.messages = self._replace_texts(rendered.messages, lambda *_: next(new))
 
-    def _note_source(self, message: int, part: OwnTextPart, call: int, text: str) -> str:
-        self.sources.append(_OwnTextSource(message, part, call, text))
-        return text
-
     def _replace_texts(self, messages: Sequence[Message], replace: _TextReplacer) -> list[Message]:
         """Return the messages with every own text replaced; the order of the texts is always the same."""
         replaced: list[Message] = []
@@ -249,11 +254,19 @@ class CoveredConversation:
             reasoning: str | None = None
             for key, value in message.items():
                 if key == "content":
-                    changed[key] = (
-                        replace(index, "content", -1, value)
-                        if isinstance(value, str) and index not in self._inline_reasoning
-                        else self._replace_content(index, value, replace)
-                    )
+                    if isinstance(value, str):
+                        length = self._inline_reasoning.get(index, 0)
+                        own = replace(index, "reasoning", -1, value[:length]) if length else ""
+                        changed[key] = own + replace(index, "content", -1, value[length:])
+                    elif isinstance(value, list):
+                        changed[key] = [
+                            {**part, "text": replace(index, "content", -1, part["text"])}
+                            if isinstance(part, dict)
+                            and part.get("type") == "text"
+                            and isinstance(part.get("text"), str)
+                            else part
+                            for part in value
+                        ]
                 elif key in self._keys and isinstance(value, str):
                     # Given under several keys, it is one text.
                     reasoning = replace(index, "reasoning", -1, value) if reasoning is None else reasoning
@@ -264,19 +277,6 @@ class CoveredConversation:
                     ]
             replaced.append(changed)
         return replaced
-
-    def _replace_content(self, index: int, value: Json, replace: _TextReplacer) -> Json:
-        if isinstance(value, str):
-            length = self._inline_reasoning[index]
-            return replace(index, "reasoning", -1, value[:length]) + replace(index, "content", -1, value[length:])
-        if isinstance(value, list):
-            return [
-                {**part, "text": replace(index, "content", -1, part["text"])}
-                if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-                else part
-                for part in value
-            ]
-        return value
 
     def _replace_call_texts(self, index: int, number: int, call: Json, replace: _TextReplacer) -> Json:
         function: dict[str, Json] = dict(call.get("function") or {})
@@ -301,25 +301,19 @@ class CoveredConversation:
             return [self._replace_argument(index, number, item, depth + 1, replace) for item in value]
         return value
 
-    def _number_distinct_texts(self) -> list[str]:
-        """Return the texts that get separate code points, and store the number of each source's text.
+    def _share_alike_contents(self) -> list[str]:
+        """Give equal contents one number, and return the texts by their numbers.
 
         Only contents share code points: two calls of the same function must stay distinguishable.
         """
-        if not self._attempt.alike:
-            self._numbers = list(range(len(self.sources)))
-            return [source.text for source in self.sources]
         texts: list[str] = []
         known: dict[str, int] = {}
-        self._numbers = []
-        for source in self.sources:
-            number = known.get(source.text) if source.part == "content" else None
-            if number is None:
-                number = len(texts)
-                texts.append(source.text)
-                if source.part == "content":
-                    known[source.text] = number
-            self._numbers.append(number)
+        for place, source in enumerate(self.sources):
+            number = len(texts)
+            if source.part == "content":
+                number = known.setdefault(source.text, number)
+            self._numbers[place] = number
+            texts += [source.text] if number == len(texts) else []
         return texts
 
     def _order_covered(self, covered: "NDArray[np.int64]") -> "NDArray[np.int64]":
@@ -466,12 +460,8 @@ class CoveredConversation:
                 missing.append(OwnedText(0, 0, source.message, source.part, source.call))
             else:
                 hidden.append((OwnedText(0, 0, source.message, source.part, source.call), source.text))
-        found.sort(key=_get_text_position)
+        found.sort()
         return CharacterOwnership(tuple(found), tuple(missing), tuple(hidden))
-
-
-def _get_text_position(one: OwnedText) -> tuple[int, int]:
-    return one.start, one.end
 
 
 def _encode_code_points(text: str) -> "NDArray[np.uint32]":
@@ -536,19 +526,11 @@ class LocatedContent:
     def sort(self) -> None:
         """Sort each message's pieces in the order of the text."""
         for pieces in self.own.values():
-            pieces.sort(key=_get_content_start)
-
-    def iterate_spans(self) -> Iterator[ContentSpan]:
-        """Yield all pieces, message by message."""
-        for pieces in self.own.values():
-            yield from pieces
+            pieces.sort(key=itemgetter(0))
 
     def pieces(self) -> list[ContentSpan]:
         """Return all pieces in the order of the text."""
-        pieces = list(self.iterate_spans())
-        if any(map(_is_later, pieces, pieces[1:])):
-            pieces.sort(key=_get_content_start)
-        return pieces
+        return sorted(chain.from_iterable(self.own.values()), key=itemgetter(0))
 
     def reasoning(self, message: int) -> tuple[int, int] | None:
         """Return the range of a message's reasoning."""
@@ -571,33 +553,22 @@ def group_by_message(pieces: Sequence[ContentSpan]) -> list[list[ContentSpan]]:
     return groups
 
 
-def _get_content_start(piece: ContentSpan) -> int:
-    return piece.start
-
-
-def _is_later(one: ContentSpan, following: ContentSpan) -> bool:
-    return one.start > following.start
-
-
 def is_tool_missing(tools: Sequence[Json], text: str, models: Sequence[tuple[int, int]]) -> bool:
     """Return whether some tool's name occurs nowhere outside `models`, the sorted ranges of the model's messages."""
     for tool in tools:
-        name = _get_tool_name(tool)
-        at = text.find(name) if name else 0
+        function = tool.get("function", tool) if isinstance(tool, dict) else {}
+        name = function.get("name") if isinstance(function, dict) else None
+        name = name if isinstance(name, str) else ""
+        at = text.find(name)
         while at >= 0:
-            inside = next((end for start, end in models if start <= at < end), None)
-            if inside is None:
+            # To the end of the model's message in which the name is.
+            place = bisect_right(models, (at, len(text)))
+            if not place or models[place - 1][1] <= at:
                 break
-            at = text.find(name, inside)
+            at = text.find(name, models[place - 1][1])
         if at < 0:
             return True
     return False
-
-
-def _get_tool_name(tool: Json) -> str:
-    function = tool.get("function", tool) if isinstance(tool, dict) else {}
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else ""
 
 
 def list_leaf_forms(leaf: Json) -> Sequence[str]:
@@ -621,20 +592,10 @@ def locate_own_text(
 
     `messages` are the canonical ones, `roles` the model's roles.
     """
-    proof = renderer.prove_ownership(rendered, roles)
-    if proof is None:
+    ownership = renderer.prove_ownership(rendered, roles)
+    if ownership is None:
         return None
-    return _locate_proven_content(proof, messages, rendered.messages, rendered.text, roles)
-
-
-def _locate_proven_content(
-    ownership: CharacterOwnership,
-    messages: Sequence[Message],
-    adapted: Sequence[Message],
-    text: str,
-    roles: frozenset[str],
-) -> LocatedContent:
-    """Return the pieces of a render; `adapted` are the messages passed to the template, `roles` the model's roles."""
+    adapted, text = rendered.messages, rendered.text
     located = LocatedContent()
     by_call: dict[tuple[int, int], list[OwnedText]] = {}
     for one in ownership.texts:
@@ -643,13 +604,14 @@ def _locate_proven_content(
         else:
             kind = "reasoning" if one.part == "reasoning" else get_content_kind(messages[one.message]["role"], roles)
             located.add(ContentSpan(one.start, one.end, one.message, kind))
-    missing = (
-        (get_dropped_kind(messages[one.message], one.part, roles), one.message, one.call) for one in ownership.missing
-    )
-    located.dropped += [(kind, index) for kind, index, _ in dict.fromkeys(missing)]
+    missing: dict[tuple[str, int, int], None] = {}
+    for one in ownership.missing:
+        missing[get_dropped_kind(messages[one.message], one.part, roles), one.message, one.call] = None
+    for kind, index, _ in missing:
+        located.dropped.append((kind, index))
     for index, message in enumerate(adapted):
         calls = message.get("tool_calls")
-        for number, call in enumerate(calls if isinstance(calls, list) else ()):
+        for number, call in enumerate(calls) if isinstance(calls, list) else ():
             _add_call_content(located, index, call, by_call.get((index, number), []), ownership.texts, text)
     for one, own in ownership.hidden:
         # Text of other roles does not train, and no position is better than a wrong one.
@@ -662,38 +624,31 @@ def _locate_proven_content(
 def _add_call_content(
     located: LocatedContent, index: int, call: Json, texts: Sequence[OwnedText], every: Sequence[OwnedText], text: str
 ) -> None:
-    names = [one for one in texts if one.part == "call_name"]
-    values = [one for one in texts if one.part != "call_name"]
+    names: list[OwnedText] = []
+    values: list[OwnedText] = []
+    for one in texts:
+        (names if one.part == "call_name" else values).append(one)
     for name in names:
         located.add(ContentSpan(name.start, name.end, index, "tool_call"))
     arguments = (call.get("function") or {}).get("arguments")
-    whole = _find_whole_arguments(arguments, names, values, text)
-    if whole is not None:
-        located.add(ContentSpan(*whole, index, "tool_call"))
-        return
+    if isinstance(arguments, (dict, list)) and arguments:
+        # The arguments as JSON, if they contain all of their proven texts.
+        first = min(values, default=None)
+        last = max((value.end for value in values), default=0)
+        for form in _list_json_forms(arguments):
+            if first is not None:
+                start, limit = max(0, values[0].end - len(form)), first.start + len(form)
+            else:
+                start = max((name.end for name in names), default=0)
+                limit = start + _ARGUMENT_REACH_CHARS + len(form)
+            at = text.find(form, start, limit)
+            if at >= 0 and (first is None or (at <= first.start and last <= at + len(form))):
+                located.add(ContentSpan(at, at + len(form), index, "tool_call"))
+                return
     for value in values:
         located.add(ContentSpan(value.start, value.end, index, "tool_call"))
     if isinstance(arguments, dict):
         _add_scalar_content(located, index, arguments, texts, every, text)
-
-
-def _find_whole_arguments(
-    arguments: Json, names: Sequence[OwnedText], values: Sequence[OwnedText], text: str
-) -> tuple[int, int] | None:
-    """Return the range of a call's arguments as JSON, if it contains all of their proven texts."""
-    if not isinstance(arguments, (dict, list)) or not arguments:
-        return None
-    name_end = max((name.end for name in names), default=0)
-    for form in _list_json_forms(arguments):
-        if values:
-            start = max(0, values[0].end - len(form))
-            limit = min(value.start for value in values) + len(form)
-        else:
-            start, limit = name_end, name_end + _ARGUMENT_REACH_CHARS + len(form)
-        at = text.find(form, start, limit)
-        if at >= 0 and all(at <= value.start and value.end <= at + len(form) for value in values):
-            return at, at + len(form)
-    return None
 
 
 def _list_json_forms(value: Json) -> Iterator[str]:
@@ -778,12 +733,13 @@ def _add_hidden_content(
     """
     located.sort()
     role = messages[one.message]["role"]
-    before = max((p.end for p in located.iterate_spans() if p.message < one.message), default=0)
-    after = min((p.start for p in located.iterate_spans() if p.message > one.message), default=len(text))
+    pieces = located.pieces()
+    before = max((p.end for p in pieces if p.message < one.message), default=0)
+    after = min((p.start for p in pieces if p.message > one.message), default=len(text))
     kind = "tool_call" if one.call >= 0 else "reasoning" if one.part == "reasoning" else get_content_kind(role, roles)
     for form in dict.fromkeys((own, own.strip(), json.dumps(own.strip(), ensure_ascii=False)[1:-1])):
         at = text.rfind(form, before, after)
-        if at >= 0 and not any(p.start < at + len(form) and at < p.end for p in located.iterate_spans()):
+        if at >= 0 and not any(p.start < at + len(form) and at < p.end for p in pieces):
             piece = ContentSpan(at, at + len(form), one.message, kind)
             located.add(piece)
             located.unproven.append(piece)

@@ -50,16 +50,16 @@ class Adaptation:
         return None if self.no_tools == "null" else []
 
     def _adapt_message(self, message: Message) -> Message:
-        adapted = {key: value for key, value in message.items() if key not in _INTERNAL_KEYS}
+        adapted = message.copy()
+        for key in _INTERNAL_KEYS:
+            adapted.pop(key, None)
         reasoning = adapted.get("reasoning_content")
         if reasoning is not None and self.reasoning_keys != ("reasoning_content",):
             adapted = self._rename_reasoning(adapted, reasoning)
         calls: list[Json] | None = adapted.get("tool_calls")
         if isinstance(calls, list):
             sources: list[str | None] = message.get("arguments_source") or [None] * len(calls)
-            adapted["tool_calls"] = [
-                self._adapt_call(call, source) for call, source in zip(calls, sources, strict=False)
-            ]
+            adapted["tool_calls"] = list(map(self._adapt_call, calls, sources))
         identifier = adapted.get("tool_call_id")
         if self.tool_ids != "any" and isinstance(identifier, str):
             adapted["tool_call_id"] = make_nine_character_id(identifier)

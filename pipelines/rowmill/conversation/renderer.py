@@ -8,6 +8,7 @@ the template as it is.
     covered render   <user>①②<end><assistant>③④⑤⑥⑦<end>      own text as private code points: `prove_ownership`
 """
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -116,7 +117,12 @@ class Renderer:
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
         except BadArgumentsError as error:
             return Rejected("bad_tool_arguments", str(error))
-        borders = self._choose_borders([adapted, offered, dict(kwargs)]) if self.has_blocks else None
+        borders: tuple[str, str] | None = None
+        if self.has_blocks:
+            # Two private code points that neither the row nor the template contains; None if these contain all.
+            taken = _encode_json([adapted, offered, dict(kwargs)]).decode(errors="replace") + self.spec.text
+            free = (pair for pair in _BORDER_PAIRS if pair[0] not in taken and pair[1] not in taken)
+            borders = next(free, None)
         fast = self._render_fast(adapted, offered, kwargs, borders)
         text = self._render_by_reference(adapted, offered, kwargs, borders) if fast is None else fast
         if isinstance(text, Rejected):
@@ -144,7 +150,13 @@ class Renderer:
         """
         for attempt in COVER_ATTEMPTS:
             cover = CoveredConversation(rendered, roles, self.adaptation.reasoning_keys, self._literals, attempt)
-            covered = self._render_covered(rendered, cover)
+            covered: str | Rejected | None = None
+            if rendered.is_fast and self._fast is not None:
+                # By the engine that rendered the plain one; where it fails, the reference path reports the error.
+                with contextlib.suppress(Exception):
+                    covered = self._fast.render(cover.messages, rendered.tools, rendered.kwargs)
+            if covered is None:
+                covered = self._render_by_reference(cover.messages, rendered.tools, rendered.kwargs)
             proof = None if isinstance(covered, Rejected) else cover.prove(covered)
             if proof is not None:
                 return proof
@@ -295,50 +307,25 @@ class Renderer:
         borders: tuple[str, str] | None = None,
     ) -> str | None:
         """Render adapted messages with the fast engine; None if it must not or cannot."""
-        if self._fast is None or not self._are_engines_alike(messages, tools, kwargs):
+        # What the engines print differently: white space that only Python strips, and some floats.
+        if self._fast is None or _PYTHON_SPACES in _encode_json(messages):
             return None
+        if kwargs and ("messages" in kwargs or "tools" in kwargs or _PYTHON_SPACES in _encode_json(kwargs)):
+            return None
+        if tools is not None and tools is not self._alike_tools:
+            # The tools of the previous row are not searched again.
+            if _PYTHON_SPACES in _encode_json(tools):
+                return None
+            self._alike_tools = tools
+        if self._avoids_whole_floats:
+            calls = [message["tool_calls"] for message in messages if "tool_calls" in message]
+            if _WHOLE_FLOAT.search(_encode_json(calls)):
+                return None
         self._sandbox.budget.refill(0)
         try:
             return self._fast.render(messages, tools, kwargs, borders)
         except Exception:  # noqa: BLE001  (the reference path renders it, or reports the error)
             return None
-
-    def _are_engines_alike(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> bool:
-        """Return whether a row lacks what the engines print differently: white space that only Python strips, floats.
-
-        The tools of the previous row are not searched again.
-        """
-        if _PYTHON_SPACES in _encode_json(messages):
-            return False
-        if kwargs and ("messages" in kwargs or "tools" in kwargs or _PYTHON_SPACES in _encode_json(kwargs)):
-            return False
-        if tools is not None and tools is not self._alike_tools:
-            if _PYTHON_SPACES in _encode_json(tools):
-                return False
-            self._alike_tools = tools
-        return not self._avoids_whole_floats or not any(
-            _WHOLE_FLOAT.search(_encode_json(m["tool_calls"])) for m in messages if "tool_calls" in m
-        )
-
-    def _render_covered(self, rendered: RenderedConversation, cover: CoveredConversation) -> str | Rejected:
-        """Render a covered conversation by the engine that rendered the plain one."""
-        if rendered.is_fast and self._fast is not None:
-            try:
-                return self._fast.render(cover.messages, rendered.tools, rendered.kwargs)
-            except Exception:  # noqa: BLE001, S110  (the reference path renders it, or reports the error)
-                pass
-        return self._render_by_reference(cover.messages, rendered.tools, rendered.kwargs)
-
-    def _choose_borders(self, row: Json) -> tuple[str, str] | None:
-        """Return two private code points that neither the row nor the template contains; None if it contains all."""
-        dumped = _encode_json(row)
-        pairs = zip(_BORDER_CHARACTERS[::2], _BORDER_CHARACTERS[1::2], strict=True)
-        return next(
-            (pair for pair in pairs if not any(one.encode() in dumped or one in self.spec.text for one in pair)),
-            None,
-        )
 
     def _try_fast_engine(self) -> str:
         """Build the fast engine and keep it if it agrees on every probe; return why it is not used, else empty."""
@@ -365,10 +352,10 @@ class Renderer:
         agreed = 0
         for name, messages, tools, kwargs in make_parity_probes():
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
-            fast = self._render_fast(adapted, offered, kwargs, _PARITY_BORDERS)
+            fast = self._render_fast(adapted, offered, kwargs, _BORDER_PAIRS[0])
             if fast is None:
                 continue
-            reference = self._render_by_reference(adapted, offered, kwargs, _PARITY_BORDERS)
+            reference = self._render_by_reference(adapted, offered, kwargs, _BORDER_PAIRS[0])
             if fast == reference:
                 agreed += 1
             elif name.startswith(WHOLE_FLOATS):
@@ -396,9 +383,8 @@ def _remove_borders(text: str, borders: tuple[str, str]) -> tuple[str, list[tupl
     return "".join(parts[::2]), sorted(blocks)
 
 
-_BORDER_CHARACTERS = tuple(map(chr, range(0x10FFD0, 0x10FFFE)))
+_BORDER_PAIRS = tuple((chr(point), chr(point + 1)) for point in range(0x10FFD0, 0x10FFFE, 2))
 """Private code points, of which two mark the borders of generation blocks; at most a hostile row contains them all."""
-_PARITY_BORDERS = (_BORDER_CHARACTERS[0], _BORDER_CHARACTERS[1])
 
 _WHOLE_FLOAT = re.compile(rb"\d\.0[,\]}]|\d[eE]\d")
 """A float such as 1.0 or 1e3 in JSON text, which the fast engine may print as an integer."""

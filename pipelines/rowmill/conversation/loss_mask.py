@@ -133,11 +133,11 @@ class Masker:
     def _cut_and_verify(
         self, conversation: Conversation, rendered: RenderedConversation, supervised: list[int], located: LocatedContent
     ) -> MaskedConversation | Rejected:
-        dropped = list(located.dropped)
-        if conversation.tools and is_tool_missing(
-            conversation.tools, rendered.text, self._list_model_ranges(conversation.messages, located)
-        ):
-            dropped.append(("tool_list", -1))
+        dropped, pieces = list(located.dropped), located.pieces()
+        if conversation.tools:
+            models = [(p.start, p.end) for p in pieces if conversation.messages[p.message]["role"] in self._roles]
+            if is_tool_missing(conversation.tools, rendered.text, models):
+                dropped.append(("tool_list", -1))
         if dropped:
             kept = self._apply_drop_policy(conversation.messages, supervised, dropped)
             if isinstance(kept, Rejected):
@@ -164,24 +164,32 @@ class Masker:
         if isinstance(region, Rejected):
             return region
         trained, untrained, excluded = region
-        by_blocks = (index for index in supervised if conversation.messages[index]["role"] in self._roles)
-        blocks = dict.fromkeys(by_blocks, self._constants) if self._by_blocks else {}
+        blocks: dict[int, frozenset[str]] = {}
+        for index in supervised:
+            if self._by_blocks and conversation.messages[index]["role"] in self._roles:
+                blocks[index] = self._constants
         problem = verify_mask(cut.text, trained, supervised, located, excluded, blocks)
         if problem is not None:
             return problem
+        merged: list[Span] = []
+        weights: dict[int, float] = {}
+        for span in trained:
+            weight = float(conversation.messages[span.message].get("weight", 1))
+            if weight != 1:
+                weights[span.message] = weight
+            if merged and merged[-1].message == span.message and merged[-1].end == span.start:
+                merged[-1] = Span(merged[-1].start, span.end, span.message)
+            else:
+                merged.append(span)
         lost = _count_kinds(dropped) if dropped else {}
-        weights = _collect_weights(conversation.messages, trained)
-        return MaskedConversation(cut.text, _merge_spans(trained), tuple(located.pieces()), lost, untrained, weights)
+        weights = dict(sorted(weights.items()))
+        return MaskedConversation(cut.text, tuple(merged), tuple(pieces), lost, untrained, weights)
 
     def _may_be_unprinted(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
         """Return whether the recipe accepts that nothing of a message is rendered, and so nothing of it trains."""
         kinds = {kind for kind, origin in dropped if origin == index}
         allowed = self._rules.on_dropped or {}
         return bool(kinds) and all(allowed.get(kind) == "count" for kind in kinds)
-
-    def _list_model_ranges(self, messages: Sequence[Message], located: LocatedContent) -> list[tuple[int, int]]:
-        """Return the ranges of the model's own text."""
-        return [(p.start, p.end) for p in located.pieces() if messages[p.message]["role"] in self._roles]
 
     def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return the layout of chats with these roles; None if each of their rows must be masked by itself.
@@ -350,23 +358,6 @@ class Masker:
         return groups
 
 
-def _collect_weights(messages: Sequence[Message], trained: Sequence[Span]) -> dict[int, float]:
-    """Return the loss weights other than 1 of trained spans, by message."""
-    found = {index: float(messages[index].get("weight", 1)) for index in {span.message for span in trained}}
-    return {index: weight for index, weight in sorted(found.items()) if weight != 1}
-
-
-def _merge_spans(trained: Sequence[Span]) -> tuple[Span, ...]:
-    """Join adjacent spans of the same message; `trained` is sorted and disjoint."""
-    merged: list[Span] = []
-    for span in trained:
-        if merged and merged[-1].message == span.message and merged[-1].end == span.start:
-            merged[-1] = Span(merged[-1].start, span.end, span.message)
-        else:
-            merged.append(span)
-    return tuple(merged)
-
-
 def _count_kinds(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for kind, _ in dropped:
@@ -487,9 +478,8 @@ def _find_foreign_text(
     constants: frozenset[str],
 ) -> Rejected | None:
     """Reject a message whose trained spans contain text of another message."""
-    ranges = sorted([(piece.start, piece.end) for piece in own]) if len(own) > 1 else [(p.start, p.end) for p in own]
     for span in spans:
-        for start, end in _find_uncovered_parts(span, ranges):
+        for start, end in _find_uncovered_parts(span, own):
             if end - start < MIN_FOREIGN_CHARS or text[start:end].strip() in constants:
                 continue
             for other, pieces in located.own.items():
@@ -497,19 +487,19 @@ def _find_foreign_text(
                     if other != index and MIN_FOREIGN_CHARS <= piece.end - piece.start <= end - start:
                         found = text[piece.start : piece.end]
                         # Text that both messages have, such as a value that two calls share, is not foreign.
-                        if text.find(found, start, end) >= 0 and all(text[a:b] != found for a, b in ranges):
+                        if text.find(found, start, end) >= 0 and all(text[p.start : p.end] != found for p in own):
                             return Rejected("foreign_text_trained", f"message {index} holds text of message {other}")
     return None
 
 
-def _find_uncovered_parts(span: Span, own: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _find_uncovered_parts(span: Span, own: Sequence[ContentSpan]) -> list[tuple[int, int]]:
     """Return the parts of a span that no own text covers."""
     parts: list[tuple[int, int]] = []
     position = span.start
-    for start, end in own:
-        if start > position:
-            parts.append((position, min(start, span.end)))
-        position = max(position, end)
+    for piece in own:
+        if piece.start > position:
+            parts.append((position, min(piece.start, span.end)))
+        position = max(position, piece.end)
     if position < span.end:
         parts.append((position, span.end))
     return parts

@@ -12,11 +12,12 @@ r"""Cut turns into their parts and choose the trained ones, by the closed list o
 An option that is set overrides both columns.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, takewhile
+from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from rowmill.conversation.character_ownership import LocatedContent, RenderedConversation, group_by_message
@@ -89,7 +90,7 @@ class TurnCutter:
         self._roles = roles
         self._by_blocks = by_blocks
         options = (loss.lead, loss.end_of_turn, loss.trailing, None if loss.finish == "auto" else loss.finish)
-        self._overrides_blocks = any(option is not None for option in options)
+        self._overrides_blocks = options != (None, None, None, None)
 
     def cut(self, supervised: Sequence[int]) -> TrainedText | Rejected:
         """Return the trained spans of the supervised messages.
@@ -115,7 +116,12 @@ class TurnCutter:
             if group.follower < 0 and group.message == len(self._messages) - 1 and turn.end == turn.stop:
                 span, text = self._append_end(turn)
                 trained += [] if span is None else [span]
-        return TrainedText(_sort_trained_spans(trained), text)
+        ordered: list[Span] = []
+        for span in sorted(trained, key=itemgetter(0)):
+            start = max(span.start, ordered[-1].end) if ordered else span.start
+            if span.end > start:
+                ordered.append(Span(start, span.end, span.message))
+        return TrainedText(ordered, text)
 
     # ── generation blocks ──
 
@@ -126,17 +132,19 @@ class TurnCutter:
         the end of the previous one's. A block around an end of turn belongs to the message before it, if only white
         space and blocks separate them. Nothing says whose any other block without own text is, so it does not train.
         """
-        blocks = [block for block in self._rendered.blocks if block[0] < block[1]]
+        blocks = self._rendered.blocks
         unproven = set(self._located.unproven)
-        ends = [piece.end for piece in pieces]
         trained: list[Span] = []
         for start, end in blocks:
-            first = bisect_right(ends, start)
-            inside = list(takewhile(lambda piece, end=end: piece.start < end, pieces[first:]))
+            if start == end:
+                continue
+            first, last = bisect_right(pieces, start, key=itemgetter(1)), bisect_left(pieces, end, key=itemgetter(0))
+            inside = pieces[first:last]
             groups = group_by_message([piece for piece in inside if piece not in unproven])
             owners = [group[0].message for group in groups]
             if not inside and first and self._is_end(self._text[start:end].strip()):
-                owners = [pieces[first - 1].message] if self._is_blank_between(ends[first - 1], start, blocks) else []
+                owners = [pieces[first - 1].message]
+                owners = owners if self._is_blank_between(pieces[first - 1].end, start, blocks) else []
             cuts = [start, *(group[-1].end for group in groups[:-1]), end]
             for number, index in enumerate(owners):
                 if index in wanted and self._messages[index]["role"] in self._roles:
@@ -286,7 +294,7 @@ def _make_content_groups(pieces: Sequence[ContentSpan], text: str) -> list[_Cont
     for group, following in zip(groups, [*groups[1:], None], strict=True):
         after, follower = (len(text), -1) if following is None else (following[0].start, following[0].message)
         found.append(_ContentGroup(group[0].message, group, before, after, follower))
-        last = group[0] if len(group) == 1 else max(group, key=_get_content_end)
+        last = group[0] if len(group) == 1 else max(group, key=itemgetter(1))
         before = max(before, last.start + len(text[last.start : last.end].rstrip()))
     return found
 
@@ -311,21 +319,3 @@ def _cut_out_range(span: Span, start: int, end: int) -> list[Span]:
         return [span]
     parts = [Span(span.start, start, span.message), Span(end, span.end, span.message)]
     return [part for part in parts if part.start < part.end]
-
-
-def _sort_trained_spans(trained: Sequence[Span]) -> list[Span]:
-    """Sort spans by their start and remove overlaps."""
-    found: list[Span] = []
-    for span in sorted(trained, key=_get_span_start):
-        start = max(span.start, found[-1].end) if found else span.start
-        if span.end > start:
-            found.append(Span(start, span.end, span.message))
-    return found
-
-
-def _get_content_end(piece: ContentSpan) -> int:
-    return piece.end
-
-
-def _get_span_start(span: Span) -> int:
-    return span.start

@@ -9,6 +9,7 @@ spans    t  u      t   a    t      tokens: `template` from 0, then one span per 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -119,12 +120,6 @@ def _find_token_ranges(positions: BatchPositions, spans: FlatSpans) -> tuple[Int
     return np.where(kept, first, 0), np.where(kept, last, 0), boundary_tokens
 
 
-def find_token_at(encoded: EncodedTexts, positions: BatchPositions, texts: Ints, places: Ints) -> Ints:
-    """Return the first token (numbered over the batch) that begins at or after byte `places[i]` of text `texts[i]`."""
-    found = np.searchsorted(positions.starts, places + positions.bases[texts], "left")
-    return np.minimum(found, encoded.offsets[texts + 1])
-
-
 def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
     """Return which texts have tokens with empty or decreasing offsets, bool[N]: their spans are not reliable."""
     bad = encoded.ends <= encoded.starts
@@ -161,41 +156,35 @@ class FlatContentSpans:
     kinds: Ints
 
 
-def flatten_content_spans(masked: Sequence[MaskedConversation], to_bytes: "Sequence[Ints | None]") -> FlatContentSpans:
-    """Return the pieces of masked texts; `to_bytes[i]` maps characters of text i to bytes; None if it is ASCII."""
-    counts = np.fromiter((len(one.pieces) for one in masked), np.int64, len(masked))
-    flat = np.array(
-        [(p.start, p.end, p.message, _KIND_NUMBERS[p.kind]) for one in masked for p in one.pieces], np.int64
-    ).reshape(-1, 4)
-    firsts = compute_offsets(counts)
-    for i, at in enumerate(to_bytes):
-        if at is not None:
-            flat[firsts[i] : firsts[i + 1], :2] = at[flat[firsts[i] : firsts[i + 1], :2]]
-    return FlatContentSpans(counts, flat[:, 0], flat[:, 1], flat[:, 2], flat[:, 3])
-
-
 NO_TEXT_BEHIND = 1 << 62
 """The start of the next own text after a range if there is none; added to a text's base it is still an int64."""
 
 
-def flatten_trained_spans(masked: Sequence[MaskedConversation], to_bytes: "Sequence[Ints | None]") -> FlatSpans:
-    """Return the trained ranges of masked texts, with the bounds of the neighboring foreign text."""
-    rows: list[tuple[int, int, int, int, int]] = []
-    for i, conversation in enumerate(masked):
-        at = to_bytes[i]
-        for span in conversation.trained:
-            before, behind = _find_neighbours(conversation, span)
-            if at is None:
-                rows.append((i, span.start, span.end, before, behind))
-            else:
-                limit = int(at[behind]) if behind < NO_TEXT_BEHIND else behind
-                rows.append((i, int(at[span.start]), int(at[span.end]), int(at[before]), limit))
-    flat = np.array(rows, np.int64).reshape(-1, 5)
-    weights = None
-    if any(conversation.weights for conversation in masked):
-        weighed = [owner.weights.get(span.message, 1.0) for owner in masked for span in owner.trained]
-        weights = np.array(weighed, np.float32)
-    return FlatSpans(*(np.ascontiguousarray(flat[:, column]) for column in range(5)), weights=weights)
+def flatten_masks(masked: Sequence[MaskedConversation]) -> tuple[FlatContentSpans, FlatSpans]:
+    """Return the pieces of masked texts, and their trained ranges with the bounds of the neighboring foreign text."""
+    counts: list[int] = []
+    pieces: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int, int, int, int]] = []
+    weights: list[float] = []
+    for i, one in enumerate(masked):
+        at = None if one.text.isascii() else compute_byte_positions(one.text)
+        counts.append(len(one.pieces))
+        for start, end, message, kind in one.pieces:
+            begin, stop = (start, end) if at is None else (int(at[start]), int(at[end]))
+            pieces.append((begin, stop, message, _KIND_NUMBERS[kind]))
+        for span in one.trained:
+            before, behind = _find_neighbours(one, span)
+            begin, stop = span.start, span.end
+            if at is not None:
+                begin, stop, before = int(at[begin]), int(at[stop]), int(at[before])
+                behind = int(at[behind]) if behind < NO_TEXT_BEHIND else behind
+            spans.append((i, begin, stop, before, behind))
+            weights.append(one.weights.get(span.message, 1.0))
+    own = np.array(pieces, np.int64).reshape(-1, 4)
+    flat = np.ascontiguousarray(np.array(spans, np.int64).reshape(-1, 5).T)
+    content = FlatContentSpans(np.array(counts, np.int64), own[:, 0], own[:, 1], own[:, 2], own[:, 3])
+    is_weighted = weights.count(1.0) < len(weights)
+    return content, FlatSpans(*flat, weights=np.array(weights, np.float32) if is_weighted else None)
 
 
 def _find_neighbours(one: MaskedConversation, trained: Span) -> tuple[int, int]:
@@ -205,20 +194,19 @@ def _find_neighbours(one: MaskedConversation, trained: Span) -> tuple[int, int]:
     truncation cut.
     """
     pieces = one.pieces
-    at = bisect_left(pieces, trained.start, key=_get_start)
-    before = next((p.end for p in reversed(pieces[:at]) if _is_foreign(p, trained, one)), 0)
-    behind = next((p.start for p in pieces[at:] if p.start >= trained.end and _is_foreign(p, trained, one)), None)
-    return before, NO_TEXT_BEHIND if behind is None else behind
+    first, last = bisect_left(pieces, trained.start, key=itemgetter(0)), len(pieces)
+    behind = max(first, bisect_left(pieces, trained.end, key=itemgetter(0)))
+    while first > 0 and not _is_foreign(pieces[first - 1], trained, one):
+        first -= 1
+    while behind < last and not _is_foreign(pieces[behind], trained, one):
+        behind += 1
+    return pieces[first - 1].end if first else 0, pieces[behind].start if behind < last else NO_TEXT_BEHIND
 
 
 def _is_foreign(piece: ContentSpan, trained: Span, one: MaskedConversation) -> bool:
     if piece.message != trained.message:
         return True
     return not any(span.start < piece.end and piece.start < span.end for span in one.trained)
-
-
-def _get_start(piece: ContentSpan) -> int:
-    return piece.start
 
 
 # ── Tokens of a batch ──────────────────────────────────────────────────────────────────────────────
@@ -286,18 +274,6 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
     )
 
 
-def make_masked_batch(masked: Sequence[MaskedConversation], encoded: EncodedTexts) -> EncodedBatch:
-    """Find the tokens of masked texts."""
-    to_bytes = [None if one.text.isascii() else compute_byte_positions(one.text) for one in masked]
-    return make_batch(encoded, flatten_content_spans(masked, to_bytes), flatten_trained_spans(masked, to_bytes))
-
-
-def list_examples(batch: EncodedBatch) -> "list[Example | Rejected]":
-    """Return each text of a batch as an example, or its reject."""
-    bad = Rejected("offsets_degenerate", "tokens with empty or backward offsets")
-    return [bad if batch.bad[i] else batch.example(i) for i in range(len(batch.bad))]
-
-
 def _find_token_spans(
     pieces: FlatContentSpans, encoded: EncodedTexts, positions: BatchPositions
 ) -> "tuple[Ints, Ints, NDArray[np.int8], Ints]":
@@ -305,7 +281,10 @@ def _find_token_spans(
     counts = pieces.counts
     texts = np.repeat(np.arange(len(counts)), counts)
     places = np.stack((pieces.starts, pieces.ends), axis=1).ravel()
-    tokens = find_token_at(encoded, positions, np.repeat(texts, 2), places)
+    texts_of_places = np.repeat(texts, 2)
+    # The first token, numbered over the batch, that begins at or after each place.
+    tokens = np.searchsorted(positions.starts, places + positions.bases[texts_of_places], "left")
+    tokens = np.minimum(tokens, encoded.offsets[texts_of_places + 1])
     # A token that reaches from one message's text into another's belongs to neither, so the first piece ends before it.
     follows = (texts[1:] == texts[:-1]) & (pieces.messages[1:] != pieces.messages[:-1])
     last = np.maximum(tokens[1:-1:2] - 1, 0)
@@ -525,10 +504,14 @@ def make_examples(
         )  # fmt: skip
     else:
         encoded = encode_and_compare(encoder, texts, counts)
-    batch = make_masked_batch(masked, encoded)
+    batch = make_batch(encoded, *flatten_masks(masked))
     counts.boundary_tokens += batch.boundary_tokens
-    made = list_examples(batch)
+    made: list[Example | Rejected] = []
     for i, ranges in enumerate(ordinary):
+        if batch.bad[i]:
+            made.append(Rejected("offsets_degenerate", "tokens with empty or backward offsets"))
+        else:
+            made.append(batch.example(i))
         if ranges and contains_added_token(encoder.card, encoded.get_text(i), texts[i], ranges):
             made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
     return made

@@ -48,7 +48,7 @@ def _open_gigatoken(backend: str) -> EncodeTexts:
     def encode(texts: Sequence[str]) -> FlatIds:
         # Text by text, as fast as its batches: these keep a second cache, return arrays of awkward, which takes 0.2 s
         # to import, and use a thread pool, which does not survive a fork.
-        return join_ids([engine.encode(text) for text in texts])
+        return join_ids(list(map(engine.encode, texts)))
 
     return encode
 
@@ -115,12 +115,13 @@ class FastEngine:
         self._encode: EncodeTexts | None = None
         self._open()
 
-    def _open(self) -> None:
+    def _open(self) -> EncodeTexts:
         # The old one goes first: both together would be twice the memory.
         self._encode = None
         self._encode = FAST_ENGINES[self._name](self._backend)
         self._characters = 0
         self._resident_bytes = _read_resident_bytes()
+        return self._encode
 
     def encode(self, texts: Sequence[str]) -> EngineResult:
         """Encode a batch; never raises because of a text."""
@@ -131,7 +132,7 @@ class FastEngine:
             if may_be_full and _read_resident_bytes() - self._resident_bytes > MAX_GROWTH_BYTES:
                 self._open()
             try:
-                return EngineResult(*self._encode_unguarded(texts), [])
+                return EngineResult(*(self._encode or self._open())(texts), [])
             except BaseException as error:
                 if not is_engine_failure(error):
                     raise
@@ -144,18 +145,12 @@ class FastEngine:
         if self._panics >= MAX_PANICS:
             return None
         try:
-            return self._encode_unguarded([text])[0]
+            return (self._encode or self._open())([text])[0]
         except BaseException as error:
             if not is_engine_failure(error):
                 raise
             self._recover(error)
             return None
-
-    def _encode_unguarded(self, texts: Sequence[str]) -> FlatIds:
-        if self._encode is None:
-            self._open()
-        assert self._encode is not None
-        return self._encode(texts)
 
     def _recover(self, error: BaseException) -> None:
         """Close an engine that panicked: what it holds may be half changed."""

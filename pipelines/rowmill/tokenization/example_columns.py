@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -126,26 +127,32 @@ class ExampleColumns:
 
 def make_columns(parts: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
     """Return (row index, number among the row's examples, example) triples as columns."""
-    examples = [one for _, _, one in parts]
+    rows, ks = np.array([part[:2] for part in parts], np.int64).reshape(-1, 2).T.copy()
+    examples: list[Example] = list(map(itemgetter(2), parts))
+
+    def collect(name: str) -> list[Any]:
+        return list(map(attrgetter(name), examples))
+
+    ids, masks, starts, weights, domains = map(collect, ("ids", "mask", "span_starts", "weights", "domain"))
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    own, fields = collect("columns"), collect("token_fields")
     return ExampleColumns(
-        rows=np.array([row for row, _, _ in parts], np.int64),
-        ks=np.array([k for _, k, _ in parts], np.int64),
-        lengths=np.array([len(example.ids) for example in examples], np.int64),
-        ids=_concat_arrays([example.ids for example in examples], np.int32),
-        mask=_concat_arrays([example.mask for example in examples], np.bool_),
-        span_counts=np.array([len(example.span_starts) for example in examples], np.int64),
-        span_starts=_concat_arrays([example.span_starts for example in examples], np.int64),
-        span_messages=_concat_arrays([example.span_messages for example in examples], np.int64),
-        span_kinds=_concat_arrays([example.span_kinds for example in examples], np.int8),
-        original_tokens=np.array([example.original_tokens for example in examples], np.int64),
-        original_trained=np.array([example.original_trained for example in examples], np.int64),
-        removed={
-            name: np.array([getattr(example, name) for example in examples], np.int64) for name in _REMOVED_COLUMNS
-        },
-        domains=tuple(example.domain for example in examples) if any(example.domain for example in examples) else (),
-        weights=_concat_weights([(example.mask, example.weights) for example in examples]),
-        token_fields=_concat_fields([(len(example.ids), example.token_fields) for example in examples]),
-        own=tuple(example.columns for example in examples) if any(example.columns for example in examples) else (),
+        rows=rows,
+        ks=ks,
+        lengths=lengths,
+        ids=_concat_arrays(ids, np.int32),
+        mask=_concat_arrays(masks, np.bool_),
+        span_counts=np.fromiter(map(len, starts), np.int64, len(starts)),
+        span_starts=_concat_arrays(starts, np.int64),
+        span_messages=_concat_arrays(collect("span_messages"), np.int64),
+        span_kinds=_concat_arrays(collect("span_kinds"), np.int8),
+        original_tokens=np.array(collect("original_tokens"), np.int64),
+        original_trained=np.array(collect("original_trained"), np.int64),
+        removed={name: np.array(collect(name), np.int64) for name in _REMOVED_COLUMNS},
+        domains=tuple(domains) if any(domains) else (),
+        weights=_concat_weights(list(zip(masks, weights, strict=True))),
+        token_fields=_concat_fields(list(zip(lengths.tolist(), fields, strict=True))) if any(fields) else {},
+        own=tuple(own) if any(own) else (),
     )
 
 

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import Protocol
 
 import numpy as np
@@ -166,7 +166,10 @@ class BatchedChatPath:
             if [message for message in messages if len(message) != 2]:
                 continue
             roles = tuple([message["role"] for message in messages])
-            shape = self._shapes[roles] if roles in self._shapes else self._learn_layout(roles)
+            if roles not in self._shapes and len(self._shapes) < MAX_CACHED_LAYOUTS:
+                learned = self._shapes[roles] = self._masker.find_layout(roles)
+                self._literals |= learned.literals if learned is not None else frozenset()
+            shape = self._shapes.get(roles)
             if shape is None:
                 continue
             contents: list[str] = [message["content"] for message in messages]
@@ -174,31 +177,16 @@ class BatchedChatPath:
                 found.places.append(place)
                 found.shapes.append(shape)
                 found.contents.append(contents)
-        return self._exclude_literals(rows, found)
-
-    def _learn_layout(self, roles: tuple[str, ...]) -> TurnLayout | None:
-        """Learn the layout of roles that are seen for the first time."""
-        if len(self._shapes) >= MAX_CACHED_LAYOUTS:
-            return None
-        shape = self._shapes[roles] = self._masker.find_layout(roles)
-        if shape is not None:
-            self._literals |= shape.literals
-        return shape
-
-    def _exclude_literals(self, rows: pa.Table, found: _PlainChatRows) -> _PlainChatRows:
-        """Exclude rows that contain a text which the template tests for; then render the others."""
         if self._literals and found.places:
+            # A row that contains a text which the template tests for is not rendered as its layout.
             column = _take_rows(rows.column("messages"), np.array(found.places))
             hits = pc.match_substring_regex(column, make_literal_pattern(self._literals)).to_numpy(zero_copy_only=False)
             if hits.any():
-                keep = np.flatnonzero(~hits).tolist()
+                keep = (~hits).tolist()
                 found = _PlainChatRows(
-                    [found.places[i] for i in keep],
-                    [found.shapes[i] for i in keep],
-                    [found.contents[i] for i in keep],
-                    [],
+                    *(list(compress(values, keep)) for values in (found.places, found.shapes, found.contents)), []
                 )
-        found.texts = [shape.text(own) for shape, own in zip(found.shapes, found.contents, strict=True)]
+        found.texts += map(TurnLayout.text, found.shapes, found.contents)
         return found
 
     # ── their masks ──
@@ -266,8 +254,8 @@ def compute_content_positions(layouts: Sequence[TurnLayout], sizes: Sequence[int
 
 def make_literal_pattern(literals: frozenset[str]) -> str:
     """Return a pattern that matches any of the literals in JSON text, escaped or not."""
-    forms = {form for one in literals for form in (one, orjson.dumps(one)[1:-1].decode())}
-    return "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))
+    forms = {*literals, *(orjson.dumps(one)[1:-1].decode() for one in literals)}
+    return "|".join(map(re.escape, sorted(sorted(forms), key=len, reverse=True)))
 
 
 def _find_neighbours(flat: ContentPositions) -> tuple[Ints, Ints]:

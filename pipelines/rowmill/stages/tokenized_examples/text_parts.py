@@ -192,9 +192,11 @@ class ExampleBuilder:
             for part in cut_batches(cast("list[int]", lengths.tolist()), BATCH_CHARS):
                 some, some_places = rows.slice(part.start, part.stop - part.start), places[part]
                 if kind in self._fast_paths:
-                    some, some_places = _build_plain_chats(
-                        self._fast_paths[kind], some, some_places, counts, fast[kind]
-                    )
+                    plain = self._fast_paths[kind].take(some, some_places, counts)
+                    if plain is not None:
+                        fast[kind].append(plain)
+                        left = np.isin(some_places, plain.rows, invert=True)
+                        some, some_places = some.filter(pa.array(left)), some_places[left]
                 if not len(some_places):
                     continue
                 placed: list[tuple[int, int, Example]] = []
@@ -276,20 +278,6 @@ def _open_fast_paths(encoder: ConversationEncoder, limit: LengthLimit) -> dict[R
     }
 
 
-def _build_plain_chats(
-    path: BatchedChatPath, rows: pa.Table, places: Ints, counts: TokenizationCounts, parts: list[ExampleColumns]
-) -> tuple[pa.Table, Ints]:
-    """Build plain chats as a batch; return the other rows, which take the reference path."""
-    columns = path.take(rows, places, counts)
-    if columns is None:
-        return rows, places
-    parts.append(columns)
-    if len(columns.rows) == len(places):
-        return rows.slice(0, 0), places[:0]
-    left = ~np.isin(places, columns.rows)
-    return rows.filter(pa.array(left)), places[left]
-
-
 class _TemplateExampleBuilder(Protocol):
     """Builds examples of rows that a chat template renders."""
 
@@ -313,10 +301,13 @@ def _require_targets(outcome: RowOutcome, counts: TokenizationCounts) -> RowOutc
     """Reject a row none of whose examples has a trained token; drop its examples that have none."""
     if isinstance(outcome, Rejected):
         return outcome
-    trained = [one for one in outcome if one.mask.any()]
-    untrained = [one for one in outcome if not one.mask.any()]
-    counts.dropped_tokens += sum(one.original_tokens for one in untrained)
-    counts.dropped_trained += sum(one.original_trained for one in untrained)
+    trained: list[Example] = []
+    for one in outcome:
+        if one.mask.any():
+            trained.append(one)
+        else:
+            counts.dropped_tokens += one.original_tokens
+            counts.dropped_trained += one.original_trained
     return trained or Rejected("no_loss_tokens", "no trained token is left")
 
 

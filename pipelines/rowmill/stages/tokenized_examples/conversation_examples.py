@@ -35,7 +35,7 @@ from rowmill.formats.reasoning import REASONING_KEY, inline_reasoning, limit_rea
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome, reject_for_length
-from rowmill.stages.tokenized_examples.judged_rows import RowJudge, is_judged
+from rowmill.stages.tokenized_examples.judged_rows import RowJudge
 from rowmill.stages.tokenized_examples.shared_templates import open_renderer
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, encode_and_compare, make_examples
@@ -45,14 +45,12 @@ from rowmill.tokenization.token_truncation import prepend_bos, truncate_tokens
 
 def decode_conversations(table: pa.Table) -> list[Conversation]:
     """Decode the conversations of a table of canonical rows."""
-    messages, tools, kwargs = (
-        from_json_column(table.column(name)) for name in ("messages", "tools", "template_kwargs")
-    )
+    columns = map(from_json_column, map(table.column, ("messages", "tools", "template_kwargs")))
     hashes = table.column("content_hash").to_pylist()
     tagged = pc.greater(table.column("extracted_think_from_content"), 0).to_pylist()
     return [
         Conversation(m, t, {} if k is None else k, h, had_think_tags=tags)
-        for m, t, k, h, tags in zip(messages, tools, kwargs, hashes, tagged, strict=True)
+        for m, t, k, h, tags in zip(*columns, hashes, tagged, strict=True)
     ]
 
 
@@ -86,6 +84,8 @@ class ConversationEncoder:
     control: ControlStrings
     prints_no_reasoning: bool
     """Whether the template has no place for reasoning, not even that of the last answer."""
+    cuts_apart: bool
+    """Whether spans are encoded apart; only the mask shows where."""
     bos: int | None
     """The BOS to put before chats, only if the recipe sets it; otherwise the template decides."""
 
@@ -97,12 +97,15 @@ class ConversationEncoder:
         masker, judge = Masker(printer, dataset.loss, rules), RowJudge(printer, rules, dataset.template.verify_render)
         control = ControlStrings(encoder.card, spec.text)
         prints_none = printer.contract.reasoning == "none"
-        return cls(encoder, dataset, printer, masker, judge, control, prints_none, _resolve_chat_bos(encoder, dataset))
-
-    @property
-    def cuts_apart(self) -> bool:
-        """Whether spans are encoded apart; only the mask shows where."""
-        return self.dataset.loss.boundary == "split"
+        bos = None
+        if dataset.format.get_token_options().add_bos is True:
+            bos = encoder.card.bos_id
+            if bos is None:
+                raise ConfigError(
+                    "format.add_bos: true, but the tokenizer has no BOS; expected auto or false; set auto"
+                )
+        is_split = dataset.loss.boundary == "split"
+        return cls(encoder, dataset, printer, masker, judge, control, prints_none, is_split, bos)
 
     def hide_control(
         self, conversation: Conversation, counts: TokenizationCounts
@@ -153,8 +156,6 @@ class ConversationEncoder:
 
     def judge_row(self, conversation: Conversation) -> Rejected | None:
         """Return the reject of a row of the judged share whose text or mask is wrong."""
-        if not is_judged(conversation.row_hash, self.judge.share):
-            return None
         return self.judge.reject(self.inline_reasoning(conversation))
 
     def encode_masked(
@@ -219,14 +220,6 @@ def make_mask_rules(dataset: Dataset) -> MaskRules:
         on_dropped={str(kind): policy for kind, policy in template.on_dropped.items()},
         turns=template.turns,
     )
-
-
-def _resolve_chat_bos(encoder: Encoder, dataset: Dataset) -> int | None:
-    if dataset.format.get_token_options().add_bos is not True:
-        return None
-    if encoder.card.bos_id is None:
-        raise ConfigError("format.add_bos: true, but the tokenizer has no BOS; expected auto or false; set auto")
-    return encoder.card.bos_id
 
 
 # ── Conversations that are longer than the limit: shorten them, and render, mask and encode what is left ──
@@ -405,12 +398,13 @@ class ConversationExampleBuilder:
         decoded = decode_conversations(rows)
         controlled = self._steps.control.find_rows(rows)
         candidates: list[RenderedCandidate] = []
-        outcomes: list[RowOutcome] = [[] for _ in decoded]
+        outcomes: list[RowOutcome] = []
         for place, conversation in enumerate(decoded):
             rendered = self._render_candidates(place, conversation, bool(controlled[place]), counts)
             if isinstance(rendered, Rejected):
-                outcomes[place] = rendered
+                outcomes.append(rendered)
             else:
+                outcomes.append([])
                 candidates.extend(rendered)
         encoded = self._steps.encode_masked(
             [one.masked for one in candidates], [one.ordinary for one in candidates], counts

@@ -21,11 +21,13 @@ from rowmill.core.json import Json, to_json
 from rowmill.schema.rows import Conversation, MaskedConversation, Rejected
 
 _FLAGS = frozenset({"train", "weight"})
+_LARGEST = (1 << 64) - 1
+"""The largest value of half a hash, as little-endian uint64; a row is in a share up to that share of it."""
 
 
 def is_judged(row_hash: bytes, share: float) -> bool:
     """Return whether a row is in the share that is judged, which its hash alone determines."""
-    return share > 0 and int.from_bytes(row_hash[-8:].ljust(8, b"\0"), "little") <= _compute_share_threshold(share)
+    return share > 0 and int.from_bytes(row_hash[-8:].ljust(8, b"\0"), "little") <= min(int(share * 2.0**64), _LARGEST)
 
 
 def choose_by_hash(hashes: pa.FixedSizeBinaryArray, share: float, *, half: int) -> Bools:
@@ -36,12 +38,7 @@ def choose_by_hash(hashes: pa.FixedSizeBinaryArray, share: float, *, half: int) 
     if not len(hashes) or share <= 0:
         return np.zeros(len(hashes), bool)
     words = np.frombuffer(hashes.buffers()[1], "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
-    return words[half::2] <= _compute_share_threshold(share)
-
-
-def _compute_share_threshold(share: float) -> int:
-    """Return the largest value of half a hash, as little-endian uint64, for which a row is in a share."""
-    return min(int(share * 2.0**64), (1 << 64) - 1)
+    return words[half::2] <= min(int(share * 2.0**64), _LARGEST)
 
 
 class MaskJudge:

@@ -50,9 +50,12 @@ def fill_in_call_ids(text: str, ids: Sequence[str]) -> tuple[str, ...]:
 
 def get_call_ids(message: Message) -> tuple[str, ...]:
     """Return the ids of an adapted message's calls, in order."""
-    calls = message.get("tool_calls")
-    found = [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    return tuple(one for one in found if isinstance(one, str) and len(one) >= MIN_ID_CHARS)
+    calls, found = message.get("tool_calls"), list[str]()
+    for call in calls if isinstance(calls, list) else ():
+        identifier = call.get("id") if isinstance(call, dict) else None
+        if isinstance(identifier, str) and len(identifier) >= MIN_ID_CHARS:
+            found.append(identifier)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,9 @@ class TemplateFrames:
         """
         for prefix in self.prefixes:
             for rest in fill_in_call_ids(prefix.rest, ids) if ID_PLACEHOLDER in prefix.rest else (prefix.rest,):
-                own = _match_ignoring_numbers(rest, text, start, position)
+                own = rest if text.endswith(rest, start, position) else None
+                if own is None and _DIGITS.search(rest):
+                    own = _match_ignoring_numbers(rest, text, start, position)
                 if own is None or not text.endswith(prefix.header, start, position - len(own)):
                     continue
                 # A prefix without header must directly follow other own text or begin the render.
@@ -134,20 +139,13 @@ class TemplateFrames:
         `roles`: of the next message and of the next rendered one, "" for none. Ends known before these roles are tried
         first, then all ends of turns of that kind.
         """
-        closing = measure_json_closing(text, position) if kind == "tool_call" else 0
-        found = self._match_known_end(text, position + closing, kind, roles, ids)
-        return text[position : position + closing] + found if found else found
-
-    def _match_known_end(
-        self, text: str, position: int, kind: str, roles: Sequence[str], ids: Sequence[str]
-    ) -> str | None:
-        known, every = [self.ends.get((kind, role)) for role in roles], self.list_ends(kind)
-        matches: list[str] = []
+        after = position + (measure_json_closing(text, position) if kind == "tool_call" else 0)
+        known, every, found = [self.ends.get((kind, role)) for role in roles], self.list_ends(kind), ""
         for ends in known:
-            matches += _list_ends_at(ends or (), text, position, ids)[:1]
-        matches = matches or _list_ends_at(every, text, position, ids)[:1]
-        if matches:
-            return max(matches, key=len)
+            found = max(found, _find_end_at(ends or (), text, after, ids), key=len)
+        found = found or _find_end_at(every, text, after, ids)
+        if found:
+            return text[position:after] + found
         # The template prints no end before such a message, or never ends an answer.
         runs_on = any(
             ends is not None and (not any(ends) or ("" in ends and role in self.model_roles))
@@ -162,23 +160,18 @@ class TemplateFrames:
 
 def _match_ignoring_numbers(rest: str, text: str, start: int, position: int) -> str | None:
     """Return the text that ends at `position` if it equals `rest` up to its numbers, else None."""
-    if text.endswith(rest, start, position):
-        return rest
-    if not _DIGITS.search(rest):
-        return None
     pattern = r"\d+".join(map(re.escape, _DIGITS.split(rest))) + r"\Z"
     found = re.compile(pattern).search(text, max(start, position - len(rest) - 16), position)
     return found.group() if found else None
 
 
-def _list_ends_at(ends: Sequence[str], text: str, position: int, ids: Sequence[str]) -> list[str]:
-    """Return those of the ends that begin at a position."""
-    return [
-        one
-        for end in ends
-        for one in (fill_in_call_ids(end, ids) if ID_PLACEHOLDER in end else (end,))
-        if one and text.startswith(one, position)
-    ]
+def _find_end_at(ends: Sequence[str], text: str, position: int, ids: Sequence[str]) -> str:
+    """Return the first of the ends that is printed at a position; empty if none is."""
+    for end in ends:
+        for one in fill_in_call_ids(end, ids) if ID_PLACEHOLDER in end else (end,):
+            if one and text.startswith(one, position):
+                return one
+    return ""
 
 
 def _get_length_order(text: str) -> tuple[int, str]:

@@ -170,7 +170,7 @@ class TemplateLiterals:
     def within(self, text: str, which: Literal["tags", "all"]) -> Iterator[tuple[int, int]]:
         """Yield the ranges of a text at which such a literal occurs."""
         # Most rows have none or few of them, and few are found faster than all.
-        present = tuple([one for one in self._texts[which] if one in text])
+        present = tuple(filter(text.__contains__, self._texts[which]))
         if present:
             for found in _compile_alternatives(present).finditer(text):
                 yield found.span()
@@ -360,7 +360,28 @@ class CoveredConversation:
         printed = self._find_once(covered) if self._private is _PRIVATE_CODES else None
         if printed is None:
             printed = self._map_back(covered)
-        return None if printed is None else self._assign_places(printed)
+        if printed is None:
+            return None
+        # A text that several messages have is theirs in the order of the render.
+        found: list[OwnedText] = []
+        missing: list[OwnedText] = []
+        hidden: list[tuple[OwnedText, str]] = []
+        taken: dict[int, int] = {}
+        for i, source in enumerate(self.sources):
+            if not source.text.strip():
+                continue
+            number = self._numbers[i]
+            places = printed.get(number, [])
+            turn = taken.get(number, 0)
+            if turn < len(places):
+                taken[number] = turn + 1
+                found.append(OwnedText(*places[turn], source.message, source.part, source.call))
+            elif self._covered_ranges[number][1]:
+                missing.append(OwnedText(0, 0, source.message, source.part, source.call))
+            else:
+                hidden.append((OwnedText(0, 0, source.message, source.part, source.call), source.text))
+        found.sort()
+        return CharacterOwnership(tuple(found), tuple(missing), tuple(hidden))
 
     def _find_once(self, covered: str) -> dict[int, list[tuple[int, int]]] | None:
         """Return what `_map_back` returns, if every text is printed at most once and in full: a quarter of its time."""
@@ -388,8 +409,12 @@ class CoveredConversation:
         # A character that is printed elsewhere as well, or without its text, is still covered here.
         if "".join((*parts, covered[position:])) != self._plain:
             return None
-        whole = ((number, self._extend(number, at, end)) for at, end, number, _ in found)
-        return {number: [place] for number, place in whole if place is not None}
+        printed: dict[int, list[tuple[int, int]]] = {}
+        for at, end, number, _ in found:
+            place = self._extend(number, at, end)
+            if place is not None:
+                printed[number] = [place]
+        return printed
 
     def _extend(self, number: int, start: int, end: int) -> tuple[int, int] | None:
         """Return where a text is printed whose covered range is at `[start, end)`; None if its ends are not there."""
@@ -440,28 +465,6 @@ class CoveredConversation:
                 if place is not None:
                     printed.setdefault(number, []).append(place)
         return printed
-
-    def _assign_places(self, printed: Mapping[int, list[tuple[int, int]]]) -> CharacterOwnership:
-        """Assign the places of a text to the messages that have it, in order."""
-        found: list[OwnedText] = []
-        missing: list[OwnedText] = []
-        hidden: list[tuple[OwnedText, str]] = []
-        taken: dict[int, int] = {}
-        for i, source in enumerate(self.sources):
-            if not source.text.strip():
-                continue
-            number = self._numbers[i]
-            places = printed.get(number, [])
-            turn = taken.get(number, 0)
-            if turn < len(places):
-                taken[number] = turn + 1
-                found.append(OwnedText(*places[turn], source.message, source.part, source.call))
-            elif self._covered_ranges[number][1]:
-                missing.append(OwnedText(0, 0, source.message, source.part, source.call))
-            else:
-                hidden.append((OwnedText(0, 0, source.message, source.part, source.call), source.text))
-        found.sort()
-        return CharacterOwnership(tuple(found), tuple(missing), tuple(hidden))
 
 
 def _encode_code_points(text: str) -> "NDArray[np.uint32]":

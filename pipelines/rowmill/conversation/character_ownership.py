@@ -240,7 +240,7 @@ class CoveredConversation:
         changed = self._codes.copy()
         changed[self._covered] = self._private[: len(covered)]
         self._changed = changed.tobytes().decode("utf-32-le", "surrogatepass")
-        new = (self._changed[starts[number] : starts[number + 1]] for number in self._numbers)
+        new = iter([self._changed[starts[number] : starts[number + 1]] for number in self._numbers])
         self.messages = self._replace_texts(rendered.messages, lambda *_: next(new))
 
     def _replace_texts(self, messages: Sequence[Message], replace: _TextReplacer) -> list[Message]:
@@ -272,19 +272,18 @@ class CoveredConversation:
                     reasoning = replace(index, "reasoning", -1, value) if reasoning is None else reasoning
                     changed[key] = reasoning
                 elif key == "tool_calls" and isinstance(value, list):
-                    changed[key] = [
-                        self._replace_call_texts(index, number, call, replace) for number, call in enumerate(value)
-                    ]
+                    calls: list[Json] = []
+                    for number, call in enumerate(value):
+                        function: dict[str, Json] = dict(call.get("function") or {})
+                        if isinstance(function.get("name"), str):
+                            function["name"] = replace(index, "call_name", number, function["name"])
+                        if "arguments" in function:
+                            given = function["arguments"]
+                            function["arguments"] = self._replace_argument(index, number, given, 0, replace)
+                        calls.append({**call, "function": function})
+                    changed[key] = calls
             replaced.append(changed)
         return replaced
-
-    def _replace_call_texts(self, index: int, number: int, call: Json, replace: _TextReplacer) -> Json:
-        function: dict[str, Json] = dict(call.get("function") or {})
-        if isinstance(function.get("name"), str):
-            function["name"] = replace(index, "call_name", number, function["name"])
-        if "arguments" in function:
-            function["arguments"] = self._replace_argument(index, number, function["arguments"], 0, replace)
-        return {**call, "function": function}
 
     def _replace_argument(self, index: int, number: int, value: Json, depth: int, replace: _TextReplacer) -> Json:
         if isinstance(value, str):

@@ -37,7 +37,7 @@ from rowmill.kinds.catalog import Chat
 from rowmill.reports.row_view import describe_defect
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Conversation, MaskedConversation, Rejected, Span
-from rowmill.stages.tokenized_examples.judged_rows import MaskJudge
+from rowmill.stages.tokenized_examples.conversation_examples import MaskJudge
 
 PAGE = Path("docs/templates.md")
 ROWS_OF_EACH = 300

@@ -15,8 +15,8 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.inspection.chat_templates import make_probe_conversations
 from rowmill.schema.rows import Conversation, MaskedConversation, Span
-from rowmill.stages.tokenized_examples import judged_rows
-from rowmill.stages.tokenized_examples.judged_rows import MaskJudge, RowJudge, choose_by_hash, is_judged
+from rowmill.stages.tokenized_examples import conversation_examples
+from rowmill.stages.tokenized_examples.conversation_examples import MaskJudge, RowJudge, choose_by_hash, is_judged
 from tests.support.recipes import CHAT, Workspace, chat
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -96,7 +96,7 @@ def test_row_that_is_judged_wrong_is_rejected_and_closes_the_gate(
         return [MaskDefect(kind, 1, 0, 4, masked.text[:4])] if wrong else []
 
     rows = [chat(i) for i in range(12)]
-    monkeypatch.setattr(judged_rows.MaskJudge, "judge", judge)
+    monkeypatch.setattr(conversation_examples.MaskJudge, "judge", judge)
     if not on_fast_path:
         rows = [
             {**row, "tools": [{"type": "function", "function": {"name": "find", "parameters": {}}}]} for row in rows

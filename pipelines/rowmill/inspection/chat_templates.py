@@ -24,7 +24,7 @@ from rowmill.recipe.recipe import Dataset
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Conversation, Message, Rejected
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.stages.tokenized_examples.judged_rows import MaskJudge
+from rowmill.stages.tokenized_examples.conversation_examples import MaskJudge
 from rowmill.tokenization import stored_tokenizers
 
 PROOF_TEXTS = ProbeTexts(

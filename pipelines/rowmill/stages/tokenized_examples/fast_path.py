@@ -30,7 +30,7 @@ from rowmill.conversation.turn_layouts import (
 )
 from rowmill.core.arrays import Ints
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
-from rowmill.stages.tokenized_examples.judged_rows import RowJudge, choose_by_hash
+from rowmill.stages.tokenized_examples.conversation_examples import RowJudge, choose_by_hash
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import (
     NO_TEXT_BEHIND,

@@ -34,11 +34,13 @@ from rowmill.schema.rows import Message, Rejected, RowKind
 from rowmill.stages.tokenized_examples.conversation_examples import (
     CHOSEN,
     REJECTED,
+    LengthLimit,
+    RowOutcome,
     cut_answers,
     finish_sides,
     measure_prompt,
+    reject_for_length,
 )
-from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome, reject_for_length
 from rowmill.tokenization.encoded_batch import (
     TEMPLATE_KIND,
     Example,

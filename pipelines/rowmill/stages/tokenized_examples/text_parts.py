@@ -44,10 +44,11 @@ from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.stages.tokenized_examples.conversation_examples import (
     ConversationEncoder,
     ConversationExampleBuilder,
+    LengthLimit,
     PreferenceExampleBuilder,
     PromptExampleBuilder,
+    RowOutcome,
 )
-from rowmill.stages.tokenized_examples.example_length import LengthLimit, RowOutcome
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, ChatMasker, PromptChats, TrainedChats
 from rowmill.stages.tokenized_examples.plain_examples import (
     CustomExampleBuilder,

@@ -22,10 +22,10 @@ from typing import Any
 from docs.generate.reference_pages import make_anchor
 from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, iterate_text_runs
+from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.arrays import format_count
 from rowmill.core.errors import join_choices

@@ -10,9 +10,9 @@ import pytest
 
 from docs.generate.template_table import read_template_file
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec, Template, resolve_template
 from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import (
     get_chat_template,
     list_bundled_templates,

@@ -11,9 +11,9 @@ import pytest
 
 from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec, Template, TemplateSource, make_renderer_spec
 from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row

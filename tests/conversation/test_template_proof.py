@@ -11,9 +11,9 @@ from docs.generate.template_table import list_template_names, read_template_file
 from rowmill.checks.mask_judge import IndependentMaskJudge, MaskDefectKind, TransformersTemplate
 from rowmill.cli import main
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.console import render_text
 from rowmill.inspection.chat_templates import (

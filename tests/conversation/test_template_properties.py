@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.minijinja_engine import replace_generation_tags
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json, to_json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected

@@ -22,7 +22,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rowmill.conversation.sandbox import make_clock, raise_exception
+from rowmill.conversation.template_engines import make_clock, raise_exception
 from rowmill.core.json import Json
 from rowmill.core.template_sandbox import contains_node
 from rowmill.schema.rows import Message

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import orjson
 from jinja2 import TemplateSyntaxError, nodes
 
-from rowmill.conversation import content_tracing, minijinja_engine
+from rowmill.conversation import content_tracing
 from rowmill.conversation.adaptation import Adaptation, BadArgumentsError, find_reasoning_keys, probe_adaptation
 from rowmill.conversation.character_ownership import (
     COVER_ATTEMPTS,
@@ -30,14 +30,16 @@ from rowmill.conversation.character_ownership import (
 from rowmill.conversation.content_tracing import PlaceholderRendering
 from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.probe_conversations import WHOLE_FLOATS, make_parity_probes
-from rowmill.conversation.sandbox import (
+from rowmill.conversation.template_contract import TemplateBehavior, observe_template, probe_generation_prompt
+from rowmill.conversation.template_engines import (
     ChatSandbox,
+    MinijinjaEngine,
+    find_engine_obstacle,
     make_clock,
     make_too_deep_error,
     require_shallow_template,
     require_short_template,
 )
-from rowmill.conversation.template_contract import TemplateBehavior, observe_template, probe_generation_prompt
 from rowmill.conversation.template_frames import CONTROL_TAG_PATTERN
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
@@ -73,7 +75,7 @@ class Renderer:
         )
         """Whether the template has `{% generation %}` blocks."""
         self._literals = TemplateLiterals(self._tree)
-        self._fast: minijinja_engine.MinijinjaEngine | None = None
+        self._fast: MinijinjaEngine | None = None
         self._tracer: content_tracing.TracingRenderer | None = None
         self._avoids_whole_floats = False
         self._contract: TemplateBehavior | None = None
@@ -331,12 +333,12 @@ class Renderer:
         """Build the fast engine and keep it if it agrees on every probe; return why it is not used, else empty."""
         if self.spec.render_path == "reference":
             return "switched off"
-        reason = minijinja_engine.find_engine_obstacle(self._tree)
+        reason = find_engine_obstacle(self._tree)
         if reason:
             return reason
         try:
             tojson: Any = self._sandbox.filters["tojson"]
-            self._fast = minijinja_engine.MinijinjaEngine(self.spec.text, self.spec.now, tojson, self._values)
+            self._fast = MinijinjaEngine(self.spec.text, self.spec.now, tojson, self._values)
         except Exception as error:  # noqa: BLE001  (an engine that cannot read the template is not used)
             return f"the fast engine cannot read the template: {str(error).splitlines()[0]}"
         reason = self._find_engine_difference()

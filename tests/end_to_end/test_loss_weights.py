@@ -24,8 +24,7 @@ from rowmill.reports import row_view, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.rows import Rejected
-from rowmill.tokenization.encoded_batch import Example
-from rowmill.tokenization.example_columns import make_columns
+from rowmill.tokenization.encoded_batch import Example, make_columns
 from rowmill.tokenization.token_truncation import prepend_bos
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.stages.tokenized_examples.text_parts import cut_batches
-from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, make_columns
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_columns import make_columns
 from rowmill.tokenization.token_truncation import (
     TokenColumn,
     concat_token_columns,

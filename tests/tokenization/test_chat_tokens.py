@@ -13,9 +13,8 @@ from tokenizers import AddedToken, Tokenizer, models
 from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
 from rowmill.tokenization.control_tokens import contains_added_token
-from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_columns, make_examples
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_columns import make_columns
 from rowmill.tokenization.token_truncation import prepend_bos
 from rowmill.tokenization.tokenizer import open_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard

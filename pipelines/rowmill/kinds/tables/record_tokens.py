@@ -40,7 +40,7 @@ from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.tokenization import encoded_batch, example_columns
+from rowmill.tokenization import encoded_batch
 from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import ReferenceSample
@@ -341,7 +341,7 @@ def build_part(inputs: BuildExamplesInputs, place: PartPlace) -> PartResult:
         "records": len(piece.rows),
         "tokens": int(tokens.sum()),
         "tokens_by_split": {piece.split: classes},
-        "outside_vocabulary": example_columns.count_outside_vocabulary(table, inputs.vocab_size),
+        "outside_vocabulary": encoded_batch.count_outside_vocabulary(table, inputs.vocab_size),
         "verified": count_verified(table),
         "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
         "flushes": dict(Counter(FLUSHES[flush] for flush in piece.flushes.tolist())),

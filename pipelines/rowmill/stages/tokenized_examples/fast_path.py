@@ -35,15 +35,16 @@ from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import (
     NO_TEXT_BEHIND,
     EncodedBatch,
+    ExampleColumns,
     FlatContentSpans,
     FlatSpans,
     TokenizationCounts,
     encode_and_compare,
     make_batch,
+    make_batch_columns,
 )
 from rowmill.tokenization.encoded_texts import count_utf8_bytes
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_columns import ExampleColumns, make_batch_columns
 
 JUDGED_ROWS = 3
 """Chosen rows of each sequence of roles that are judged in a batch, whatever else its worker saw. Their masks are one

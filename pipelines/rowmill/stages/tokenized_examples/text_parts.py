@@ -57,10 +57,16 @@ from rowmill.stages.tokenized_examples.plain_examples import (
     TokenExampleBuilder,
 )
 from rowmill.stages.tokenized_examples.prompt_parity import PromptComparison
-from rowmill.tokenization import example_columns
-from rowmill.tokenization.encoded_batch import Example, TokenizationCounts
+from rowmill.tokenization import encoded_batch
+from rowmill.tokenization.encoded_batch import (
+    Example,
+    ExampleColumns,
+    TokenizationCounts,
+    concat_columns,
+    make_columns,
+    sort_by_row,
+)
 from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.example_columns import ExampleColumns, concat_columns, make_columns, sort_by_row
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.stored_tokenizers import open_encoder
 
@@ -462,7 +468,7 @@ def _save_examples(
             if WEIGHT_COLUMN in table.column_names
             else {}
         ),
-        "outside_vocabulary": example_columns.count_outside_vocabulary(table, inputs.vocab_size),
+        "outside_vocabulary": encoded_batch.count_outside_vocabulary(table, inputs.vocab_size),
         "overlong": overlong[:20],
         "overlong_rows": len(overlong),
         "dropped": dict(sorted(counts.dropped.items())),

@@ -20,7 +20,7 @@ from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
 from rowmill.kinds.catalog import Chat
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.tokenization.encoded_batch import find_degenerate_texts
-from rowmill.tokenization.encoded_texts import EncodedTexts
+from rowmill.tokenization.token_positions import EncodedTexts
 from tests.support.recipes import CHATML, Workspace, chat, text_of
 from tests.support.tiers import mark_all_but
 

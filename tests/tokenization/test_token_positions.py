@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from rowmill.tokenization.encoded_texts import EncodedTexts
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import Stretch
-from rowmill.tokenization.token_positions import TokenLengths, read_token_lengths
+from rowmill.tokenization.token_positions import EncodedTexts, TokenLengths, read_token_lengths
 from rowmill.tokenization.tokenizer import open_tokenizer, wrap_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer, deserialize_tokenizer, serialize_tokenizer
 from tests.support.tiers import draw, mark_all_but

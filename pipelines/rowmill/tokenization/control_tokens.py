@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.tokenization.encoded_texts import EncodedTexts, compute_byte_positions
+from rowmill.tokenization.token_positions import EncodedTexts, compute_byte_positions
 from rowmill.tokenization.tokenizer_card import TokenizerCard
 
 

@@ -13,16 +13,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
-from rowmill.tokenization.encoded_texts import (
+from rowmill.tokenization.engines import FastEngine, get_engine_version, open_reference_backend
+from rowmill.tokenization.reference_sample import Stretch
+from rowmill.tokenization.token_positions import (
+    DummyPrefix,
     EncodedTexts,
+    TokenLengths,
     compute_byte_positions,
     join_encodings,
+    locate_tokens,
+    read_token_lengths,
     rejoin_pieces,
     replace_texts,
 )
-from rowmill.tokenization.engines import FastEngine, get_engine_version, open_reference_backend
-from rowmill.tokenization.reference_sample import Stretch
-from rowmill.tokenization.token_positions import DummyPrefix, TokenLengths, locate_tokens, read_token_lengths
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 
 

@@ -30,10 +30,9 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes, digest_json
-from rowmill.tokenization.encoded_texts import EncodedTexts
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.engines import FAST_ENGINES, REFERENCE_ENGINE, get_engine_version, is_engine_failure
-from rowmill.tokenization.token_positions import read_sentencepiece_bytes, read_token_lengths
+from rowmill.tokenization.token_positions import EncodedTexts, read_sentencepiece_bytes, read_token_lengths
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, hash_tokenizer_files
 

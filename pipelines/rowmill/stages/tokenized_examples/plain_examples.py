@@ -48,8 +48,8 @@ from rowmill.tokenization.encoded_batch import (
     encode_and_compare,
     encode_continuations_and_compare,
 )
-from rowmill.tokenization.encoded_texts import EncodedTexts
 from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.token_positions import EncodedTexts
 from rowmill.tokenization.token_truncation import (
     TokenColumn,
     concat_token_columns,

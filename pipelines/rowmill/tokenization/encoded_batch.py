@@ -578,6 +578,8 @@ class ExampleColumns:
         begins = self.span_starts + np.repeat(token_offsets[:-1], self.span_counts)
         in_template = np.repeat(self.span_kinds == TEMPLATE_KIND, np.diff(np.append(begins, len(self.mask))))
         template = count_true(in_template & ~self.mask, token_offsets)
+        of_tokens, of_spans = pa.array(token_offsets.astype(np.int32)), pa.array(span_offsets.astype(np.int32))
+        make_lists = pa.ListArray.from_arrays
         zeros = pa.array(np.zeros(len(self.rows), np.int32))
         removed = [pa.array(self.removed[name].astype(np.int32)) if name in self.removed else zeros
                    for name in _REMOVED_COLUMNS]  # fmt: skip
@@ -589,11 +591,11 @@ class ExampleColumns:
                 pc.coalesce(pa.array(self.domains, pa.string()), domains.take(rows))
                 if self.domains
                 else domains.take(rows),
-                make_list_array(token_offsets, self.ids),
-                make_list_array(token_offsets, self.mask),
-                make_list_array(span_offsets, self.span_starts.astype(np.int32)),
-                make_list_array(span_offsets, self.span_messages.astype(np.int32)),
-                make_list_array(span_offsets, self.span_kinds),
+                make_lists(of_tokens, pa.array(self.ids)),
+                make_lists(of_tokens, pa.array(self.mask)),
+                make_lists(of_spans, pa.array(self.span_starts.astype(np.int32))),
+                make_lists(of_spans, pa.array(self.span_messages.astype(np.int32))),
+                make_lists(of_spans, pa.array(self.span_kinds)),
                 pa.array(self.original_tokens.astype(np.int32)),
                 pa.array(self.lengths.astype(np.int32)),
                 pa.array(trained.astype(np.int32)),
@@ -602,7 +604,7 @@ class ExampleColumns:
                 *removed[:4],
                 pa.array((self.original_trained - trained).astype(np.int32)),
                 *removed[4:],
-                *([make_list_array(token_offsets, self.token_weights)] if weighted else []),
+                *([make_lists(of_tokens, pa.array(self.token_weights))] if weighted else []),
             ],
             schema=make_example_schema(weighted=weighted),
         )

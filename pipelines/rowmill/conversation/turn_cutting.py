@@ -112,7 +112,20 @@ class TurnCutter:
             turn = self._find_turn_bounds(group)
             if isinstance(turn, Rejected):
                 return turn
-            trained = self._add_turn(trained, turn)
+            # Each part trains as its option says, else by the table above.
+            parts = (
+                (turn.header, turn.start, self._loss.lead, "mask"),
+                (turn.start, turn.stop, None, "train"),
+                (turn.stop, turn.end, self._loss.end_of_turn, "train"),
+                (turn.end, turn.trailing, self._loss.trailing, "mask"),
+            )
+            for start, end, option, default in parts:
+                if self._by_blocks and option is None:
+                    continue
+                if self._by_blocks:
+                    trained = [part for span in trained for part in _cut_out_range(span, start, end)]
+                if (option or default) == "train" and start < end:
+                    trained.append(Span(start, end, turn.message))
             if group.follower < 0 and group.message == len(self._messages) - 1 and turn.end == turn.stop:
                 span, text = self._append_end(turn)
                 trained += [] if span is None else [span]
@@ -229,23 +242,6 @@ class TurnCutter:
         return not shown.strip() or shown.rstrip() in self._frames.get_finish(kind, ids)
 
     # ── what trains ──
-
-    def _add_turn(self, trained: list[Span], turn: TurnBounds) -> list[Span]:
-        """Add a turn's trained parts: each as its option says, else by the table above."""
-        parts = (
-            (turn.header, turn.start, self._loss.lead, "mask"),
-            (turn.start, turn.stop, None, "train"),
-            (turn.stop, turn.end, self._loss.end_of_turn, "train"),
-            (turn.end, turn.trailing, self._loss.trailing, "mask"),
-        )
-        for start, end, option, default in parts:
-            if self._by_blocks and option is None:
-                continue
-            if self._by_blocks:
-                trained = [part for span in trained for part in _cut_out_range(span, start, end)]
-            if (option or default) == "train" and start < end:
-                trained.append(Span(start, end, turn.message))
-        return trained
 
     def _append_end(self, turn: TurnBounds) -> tuple[Span | None, str]:
         """Append the part of the end of turn that a conversation lacks; white space before it trains as part of it."""

@@ -410,7 +410,8 @@ class CoveredConversation:
             return None
         printed: dict[int, list[tuple[int, int]]] = {}
         for at, end, number, _ in found:
-            place = self._extend(number, at, end)
+            is_whole = self._covered_ranges[number] == (self._starts[number], self._starts[number + 1])
+            place = (at, end) if is_whole else self._extend(number, at, end)
             if place is not None:
                 printed[number] = [place]
         return printed

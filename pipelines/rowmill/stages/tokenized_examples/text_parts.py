@@ -141,6 +141,9 @@ class ExampleBuilder:
         Ids must be below `vocab_size`, by default the tokenizer's.
         """
         self._dataset = dataset
+        self._kind_columns = EXAMPLE_COLUMNS.get(dataset.row_kind, ())
+        fields = dataset.format.get_rollout_fields()
+        self._fields, self._token_fields = tuple(fields.columns), fields.per_token
         self._open_with = partial(
             ExampleBuilder, dataset=dataset, spec=spec, limit=limit, base=base, vocab_size=vocab_size
         )
@@ -162,7 +165,7 @@ class ExampleBuilder:
             "text": plain_texts.build_documents,
             "record": CustomExampleBuilder(encoder, dataset, length, base).build,
             "tokens": TokenExampleBuilder(
-                encoder, length, vocab_size or encoder.card.vocab_size, dataset.format.get_rollout_fields().per_token
+                encoder, length, vocab_size or encoder.card.vocab_size, fields.per_token
             ).build,
         }
 
@@ -219,7 +222,7 @@ class ExampleBuilder:
         columns = concat_columns(built or [make_columns([])])
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
         examples = columns.table(*names, weighted=self._dataset.loss.weights)
-        for declared in EXAMPLE_COLUMNS.get(self._dataset.row_kind, ()):
+        for declared in self._kind_columns:
             # A column that only examples of this kind of rows have: what their builder made, or the row's.
             if columns.own or not len(columns.rows):
                 values = pa.array([of_row[declared.name] for of_row in columns.own], declared.type)
@@ -227,9 +230,8 @@ class ExampleBuilder:
                 values = table.column(declared.name).take(pa.array(columns.rows))
             examples = examples.append_column(declared, values)
         # Declared fields: those per token as they were cut, those per row from the rows.
-        fields = self._dataset.format.get_rollout_fields()
-        for declared in fields.columns:
-            is_of_tokens = declared.name in fields.per_token
+        for declared in self._fields:
+            is_of_tokens = declared.name in self._token_fields
             values = (
                 columns.list_token_field(declared.name)
                 if is_of_tokens

@@ -23,7 +23,6 @@ from rowmill.core.arrays import (
     compute_offsets,
     count_true,
     expand_ranges,
-    find_distinct,
     make_list_array,
 )
 from rowmill.schema.examples import SPAN_KINDS, make_example_schema
@@ -530,6 +529,8 @@ def _find_trained_starts(one: MaskedConversation) -> list[int]:
 # ── Examples as columns ────────────────────────────────────────────────────────────────────────────
 
 
+_SCHEMAS = {weighted: make_example_schema(weighted=weighted) for weighted in (False, True)}
+
 _REMOVED_COLUMNS = ("messages_removed", "exchanges_removed", "reasoning_removed", "tokens_cut",
             "exchanges_trained", "reasoning_trained", "cut_trained")  # fmt: skip
 
@@ -606,7 +607,7 @@ class ExampleColumns:
                 *removed[4:],
                 *([make_lists(of_tokens, pa.array(self.token_weights))] if weighted else []),
             ],
-            schema=make_example_schema(weighted=weighted),
+            schema=_SCHEMAS[weighted],
         )
 
     def list_token_field(self, name: str) -> pa.ListArray:
@@ -628,7 +629,7 @@ class ExampleColumns:
         sizes = sizes - ((self.span_starts == 0) & (sizes > 0))
         partly = (trained > 0) & (trained < sizes) & (self.span_kinds != TEMPLATE_KIND)
         examples = np.repeat(np.arange(len(self.rows)), self.span_counts)
-        return len(self.rows) - len(find_distinct(examples[partly]))
+        return len(self.rows) - int(np.count_nonzero(np.bincount(examples[partly])))
 
 
 def make_columns(parts: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:

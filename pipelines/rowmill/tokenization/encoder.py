@@ -299,9 +299,9 @@ def _encode_fast(
     found = engine.encode(texts)
     located = locate_tokens(found.ids, found.offsets, texts, lengths)
     encoded = EncodedTexts(found.ids.view(np.int32), found.offsets, located.starts, located.ends, 0)
-    again = find_distinct(np.concatenate((located.unlocated, np.array(found.failed, np.int64))))
-    if not len(again):
+    if not len(located.unlocated) and not found.failed:
         return encoded
+    again = find_distinct(np.concatenate((located.unlocated, np.array(found.failed, np.int64))))
     places: list[int] = again.tolist()
     return replace_texts(encoded, again, encode_reference([texts[i] for i in places]))
 

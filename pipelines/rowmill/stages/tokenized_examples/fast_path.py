@@ -143,7 +143,7 @@ class BatchedChatPath:
         if self._masker.trains:
             kept &= batch.trained > 0
         if self._limit is not None:
-            kept &= batch.lengths <= self._limit
+            kept &= np.diff(batch.offsets) <= self._limit
         counts.boundary_tokens += batch.boundary_tokens
         return make_batch_columns(batch, places[chosen.places], kept)
 

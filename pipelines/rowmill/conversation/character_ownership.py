@@ -356,9 +356,11 @@ class CoveredConversation:
         """Return the positions of own texts in the plain render; None if the mapped-back render differs from it."""
         if len(covered) != len(self._plain):
             return None
-        printed = self._find_once(covered) if self._private is _PRIVATE_CODES else None
-        if printed is None:
-            printed = self._map_back(covered)
+        printed: dict[int, list[tuple[int, int]]] | None = None
+        if self._private is _PRIVATE_CODES:
+            printed = self._find_printed(covered, repeated=False)
+            printed = self._find_printed(covered, repeated=True) if printed is None else printed
+        printed = self._map_back(covered) if printed is None else printed
         if printed is None:
             return None
         # A text that several messages have is theirs in the order of the render.
@@ -382,23 +384,27 @@ class CoveredConversation:
         found.sort()
         return CharacterOwnership(tuple(found), tuple(missing), tuple(hidden))
 
-    def _find_once(self, covered: str) -> dict[int, list[tuple[int, int]]] | None:
-        """Return what `_map_back` returns, if every text is printed at most once and in full: a quarter of its time."""
+    def _find_printed(self, covered: str, *, repeated: bool) -> dict[int, list[tuple[int, int]]] | None:
+        """Return what `_map_back` returns, if every text is printed in full, in a quarter of its time; else None.
+
+        Unless `repeated`, each is looked for once, behind the text before it.
+        """
         found: list[tuple[int, int, int, str]] = []
         position = 0
         for number, (first, last) in enumerate(self._covered_ranges):
             if first == last:
                 continue
             new, own = self._changed[first:last], self._joined[first:last]
-            at = covered.find(new, position)
-            if at < 0:
+            at = covered.find(new, 0 if repeated else position)
+            if at < 0 and position:
                 at = covered.find(new)
             if at < 0:
                 new, own = (json.dumps(one, ensure_ascii=False)[1:-1] for one in (new, own))
                 at = covered.find(new)
-            if at >= 0:
+            while at >= 0:
                 position = at + len(new)
                 found.append((at, position, number, own))
+                at = covered.find(new, position) if repeated else -1
         found.sort()
         parts: list[str] = []
         position = 0
@@ -413,7 +419,7 @@ class CoveredConversation:
             is_whole = self._covered_ranges[number] == (self._starts[number], self._starts[number + 1])
             place = (at, end) if is_whole else self._extend(number, at, end)
             if place is not None:
-                printed[number] = [place]
+                printed.setdefault(number, []).append(place)
         return printed
 
     def _extend(self, number: int, start: int, end: int) -> tuple[int, int] | None:

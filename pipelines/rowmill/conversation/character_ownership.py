@@ -535,7 +535,8 @@ class LocatedContent:
     def sort(self) -> None:
         """Sort each message's pieces in the order of the text."""
         for pieces in self.own.values():
-            pieces.sort(key=itemgetter(0))
+            if len(pieces) > 1:
+                pieces.sort(key=itemgetter(0))
 
     def pieces(self) -> list[ContentSpan]:
         """Return all pieces in the order of the text."""
@@ -612,7 +613,7 @@ def locate_own_text(
             by_call.setdefault((one.message, one.call), []).append(one)
         else:
             kind = "reasoning" if one.part == "reasoning" else get_content_kind(messages[one.message]["role"], roles)
-            located.add(ContentSpan(one.start, one.end, one.message, kind))
+            located.own.setdefault(one.message, []).append(ContentSpan(one.start, one.end, one.message, kind))
     missing: dict[tuple[str, int, int], None] = {}
     for one in ownership.missing:
         missing[get_dropped_kind(messages[one.message], one.part, roles), one.message, one.call] = None

@@ -185,7 +185,10 @@ class BatchedChatPath:
             if hits.any():
                 keep = (~hits).tolist()
                 found = _PlainChatRows(
-                    *(list(compress(values, keep)) for values in (found.places, found.shapes, found.contents)), []
+                    list(compress(found.places, keep)),
+                    list(compress(found.shapes, keep)),
+                    list(compress(found.contents, keep)),
+                    [],
                 )
         found.texts += map(TurnLayout.text, found.shapes, found.contents)
         return found

@@ -3,6 +3,7 @@
 from collections import Counter
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.conversation.character_ownership import RenderedConversation
+from rowmill.conversation.character_ownership import CoveredConversation, RenderedConversation
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
@@ -131,6 +132,20 @@ def test_text_is_the_plain_render_and_its_owners_are_the_same_on_either_path(nam
         assert not slow.is_fast
         assert fast.blocks == slow.blocks
         assert made.prove_ownership(fast, ASSISTANT) == sure.prove_ownership(slow, ASSISTANT)
+
+
+@pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
+@given(one=talk())
+@settings(max_examples=draw(25), deadline=None)
+def test_own_text_that_is_found_as_text_is_where_arrays_prove_it(name: str, one: Conversation) -> None:
+    made = renderer(name)
+    printed = made.render(one.messages, one.tools, one.kwargs)
+    if not isinstance(printed, RenderedConversation):
+        return
+    found = made.prove_ownership(printed, ASSISTANT)
+
+    with patch.object(CoveredConversation, "_find_printed", return_value=None):
+        assert made.prove_ownership(printed, ASSISTANT) == found
 
 
 # ── 2: every supervised message trains once, and nothing else trains ──

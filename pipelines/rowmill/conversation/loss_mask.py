@@ -226,8 +226,27 @@ class Masker:
     # ── which messages ──
 
     def supervised(self, messages: Sequence[Message]) -> list[int]:
-        """Return the messages that the loss options choose to train."""
-        return choose_supervised(messages, self._loss, self._roles)
+        """Return the messages to train: chosen by their own flag, else by role, else by `supervise`."""
+        loss, roles = self._loss, self._roles
+        by_default = not loss.mask and loss.mask_default == "mask"
+        first = 0
+        if loss.supervise == "last_turn":
+            first = max((i + 1 for i, m in enumerate(messages) if m["role"] == "user"), default=0)
+        elif loss.supervise == "last_assistant":
+            first = max((i for i, m in enumerate(messages) if m["role"] in roles), default=len(messages))
+        chosen: list[int] = []
+        for index, message in enumerate(messages):
+            role = message["role"]
+            flag, weight = message.get("train"), message.get("weight")
+            if flag is None and weight is not None:
+                flag = weight > 0
+            if flag is None:
+                is_model = role in roles
+                trains = is_model if by_default else loss.mask.get(role, loss.mask_default) == "train"
+                flag = trains and (not is_model or index >= first)
+            if flag:
+                chosen.append(index)
+        return chosen
 
     def _reject_unsupervised(self, messages: Sequence[Message]) -> Rejected:
         if not any(message["role"] in self._roles for message in messages):
@@ -365,38 +384,7 @@ def _count_kinds(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:
     return counts
 
 
-# ── which messages train ──
-
-
-def choose_supervised(messages: Sequence[Message], loss: Loss, roles: frozenset[str]) -> list[int]:
-    """Choose messages by their own flag, else by role, else (for the model's roles) by `supervise`."""
-    by_default = not loss.mask and loss.mask_default == "mask"
-    if by_default and loss.supervise == "all_assistant":
-        return [
-            index
-            for index, message in enumerate(messages)
-            if (
-                message["role"] in roles
-                if "train" not in message and "weight" not in message
-                else _is_trained(message, roles)
-            )
-        ]
-    first = 0
-    if loss.supervise == "last_turn":
-        first = max((i + 1 for i, m in enumerate(messages) if m["role"] == "user"), default=0)
-    elif loss.supervise == "last_assistant":
-        first = max((i for i, m in enumerate(messages) if m["role"] in roles), default=len(messages))
-    chosen: list[int] = []
-    for index, message in enumerate(messages):
-        role = message["role"]
-        flag = _read_train_flag(message)
-        if flag is None:
-            is_model = role in roles
-            trains = is_model if by_default else loss.mask.get(role, loss.mask_default) == "train"
-            flag = trains and (not is_model or index >= first)
-        if flag:
-            chosen.append(index)
-    return chosen
+# ── which answers dropped text affects ──
 
 
 def find_affected_answers(messages: Sequence[Message], origin: int, roles: frozenset[str]) -> Iterator[int]:
@@ -410,19 +398,6 @@ def find_affected_answers(messages: Sequence[Message], origin: int, roles: froze
     following = [i for i, m in enumerate(messages) if i > origin and m["role"] in roles]
     everywhere = origin < 0 or messages[origin]["role"] == "system"
     yield from following if everywhere else following[:1]
-
-
-def _is_trained(message: Message, roles: frozenset[str]) -> bool:
-    flag = _read_train_flag(message)
-    return message["role"] in roles if flag is None else flag
-
-
-def _read_train_flag(message: Message) -> bool | None:
-    train = message.get("train")
-    if train is not None:
-        return bool(train)
-    weight = message.get("weight")
-    return None if weight is None else weight > 0
 
 
 # ── the checks of a mask ──

@@ -44,7 +44,7 @@ MAX_TEMPLATE_DEPTH = 100
 """Maximum depth of the syntax tree; the deepest published with a model has 21 levels. Every link of a chain
 (`a + b + c`, `elif`) is a level."""
 
-_MAX_CACHED_JSON = 4096
+_MAX_CACHED_JSON, _MAX_CACHED_BYTES = 4096, 65_536
 
 
 def require_short_template(text: str) -> None:
@@ -118,7 +118,7 @@ class ToJson:
         sort_keys: bool = False,
     ) -> str:
         """Encode with the arguments that `json.dumps` has."""
-        if indent is not None and _is_wide_indent(indent):
+        if indent is not None and (not isinstance(indent, int) or indent > MAX_WIDTH):
             raise BudgetError("the template asks tojson for an enormous indent")
 
         def encode() -> str:
@@ -129,8 +129,12 @@ class ToJson:
         if type(value) is str:
             self._budget.grow(len(value))
             return encode()
-        key = _make_cache_key(value)
-        if not key:
+        try:
+            key = orjson.dumps(value)
+        except (TypeError, ValueError):
+            key = b""
+        # Equal only for equal values; with null they need not be, because orjson writes NaN as null.
+        if not key or len(key) > _MAX_CACHED_BYTES or b"null" in key:
             self._budget.grow(estimate_printed_size(value))
             return encode()
         options = (ensure_ascii, indent, repr(separators), sort_keys)
@@ -141,22 +145,6 @@ class ToJson:
             text = self._known[key, options] = encode()
         self._budget.grow(len(text))
         return text
-
-
-def _make_cache_key(value: Json) -> bytes:
-    """Return bytes that are equal only for equal values; empty for a value that is too large or cannot be encoded.
-
-    Also empty if they contain null, because orjson writes NaN as null.
-    """
-    try:
-        key = orjson.dumps(value)
-    except (TypeError, ValueError):
-        return b""
-    return b"" if len(key) > 65_536 or b"null" in key else key
-
-
-def _is_wide_indent(indent: Any) -> bool:
-    return not isinstance(indent, int) or indent > MAX_WIDTH
 
 
 class ChatSandbox(Sandbox):

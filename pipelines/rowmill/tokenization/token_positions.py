@@ -300,7 +300,14 @@ def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], 
     """Return the bytes that each token of a batch covers: those that the reference reports."""
     lengths = known.lengths[ids]
     sizes = np.array(count_utf8_bytes(texts), np.int64)
-    prefixed = _find_prefixed_tokens(ids, offsets, known)
+    # The tokens that begin with a space which the text does not have.
+    prefixed = np.empty(0, np.int64)
+    if known.prefix is not DummyPrefix.NEVER and len(ids):
+        added, opens = known.added[ids], np.zeros(len(ids), bool)
+        opens[offsets[:-1][np.diff(offsets) > 0]] = True
+        if known.prefix is DummyPrefix.BEFORE_SECTION:
+            opens[1:] |= added[:-1]
+        prefixed = np.flatnonzero(opens & ~added)
     lengths[prefixed] -= 1
     begins = compute_offsets(lengths)
     before = begins[offsets]
@@ -314,18 +321,6 @@ def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], 
     if len(partial) or len(alone):
         _widen_to_characters(located, np.repeat(np.cumsum(sizes) - sizes, np.diff(offsets)), texts, partial, alone)
     return located
-
-
-def _find_prefixed_tokens(ids: NDArray[np.uint32], offsets: Ints, known: TokenLengths) -> Ints:
-    """Return which tokens begin with a space that the text does not have: int64[K], ascending."""
-    if known.prefix is DummyPrefix.NEVER or not len(ids):
-        return np.empty(0, np.int64)
-    added = known.added[ids]
-    opens = np.zeros(len(ids), bool)
-    opens[offsets[:-1][np.diff(offsets) > 0]] = True
-    if known.prefix is DummyPrefix.BEFORE_SECTION:
-        opens[1:] |= added[:-1]
-    return np.flatnonzero(opens & ~added)
 
 
 def _widen_to_characters(located: LocatedTokens, bases: Ints, texts: Sequence[str], partial: Ints, alone: Ints) -> None:

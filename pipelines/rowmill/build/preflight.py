@@ -10,10 +10,8 @@ changed costs nothing. Nothing is kept but the tokenizer as data, which the buil
 
 import math
 import re
-import uuid
 from collections import Counter
-from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -22,9 +20,9 @@ import orjson
 import polars as pl
 
 from rowmill import sources
-from rowmill.build import prepare, runner
-from rowmill.build.gate import open_generated_source
+from rowmill.build import prepare
 from rowmill.build.steps import Project, Step, plan_steps
+from rowmill.build.trial import open_trial, run_stage
 from rowmill.checks import judge
 from rowmill.checks.catalog import CHECKS_BY_NAME, format_remedy
 from rowmill.checks.judge import CheckResult, format_recipe_argument
@@ -32,16 +30,16 @@ from rowmill.core.arrays import format_count
 from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
-from rowmill.core.storage import Store
 from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
 from rowmill.formats.recognition import Sample, find_wrapped_records, recognise_format, write_options
 from rowmill.formats.unread_columns import detect_unread_columns
 from rowmill.kinds.catalog import KINDS
 from rowmill.parts.accounts import clean_value
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS
 from rowmill.sources.sharing import load_scans, load_source_parts
-from rowmill.stages import catalog, raw_dataset
+from rowmill.stages import catalog
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
 
@@ -107,7 +105,7 @@ def find_mistakes(
     if changed:
         if before_trial is not None and not unmet:
             before_trial(changed)
-        with _open_trial(project) as trial:
+        with open_trial(replace(project, recipe=_adapt_recipe(project.recipe))) as trial:
             for name in changed:
                 for finding in _try_dataset(project, trial, name, unmet):
                     found.setdefault(finding.text, finding)
@@ -117,27 +115,17 @@ def find_mistakes(
 # ── Trying the first records ───────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def _open_trial(project: Project) -> Generator[Project]:
-    """Yield a project whose builds read the first records only, in memory."""
-    store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
-    stored_tokenizers.copy_tokenizers(project.store, store)
-    # Few records cannot have the numbers of held-out rows and sequences that a recipe asks for.
-    datasets = dict(project.recipe.datasets)
-    for name, dataset in datasets.items():
-        if dataset.splits.is_exact:
-            unheld = {"validation": 0, "test": 0, "max_rows": None, "method": "hash"}
-            splits = dataset.splits.model_copy(update=unheld)
-            datasets[name] = dataset.model_copy(update={"splits": splits})
-    mixture = project.recipe.mixture.model_copy(update={"num_validation_sequences": None})
-    # The trial's store is this process's memory.
-    execution = project.recipe.execution.limit_to_this_machine(workers=1)
-    adapted = {"mixture": mixture, "execution": execution, "datasets": datasets}
-    try:
-        yield replace(project, recipe=project.recipe.model_copy(update=adapted), store=store)
-    finally:
-        if store.exists(""):
-            store.remove("")
+def _adapt_recipe(recipe: Recipe) -> Recipe:
+    """Return a recipe without what few records cannot have: numbers of held-out rows and sequences."""
+    unheld = {"validation": 0, "test": 0, "max_rows": None, "method": "hash"}
+    datasets = {
+        name: dataset.model_copy(update={"splits": dataset.splits.model_copy(update=unheld)})
+        if dataset.splits.is_exact
+        else dataset
+        for name, dataset in recipe.datasets.items()
+    }
+    mixture = recipe.mixture.model_copy(update={"num_validation_sequences": None})
+    return recipe.model_copy(update={"mixture": mixture, "datasets": datasets})
 
 
 def _try_dataset(project: Project, trial: Project, dataset: str, unmet: Container[StageKey]) -> Iterator[Finding]:
@@ -149,12 +137,7 @@ def _try_dataset(project: Project, trial: Project, dataset: str, unmet: Containe
         if step.key in unmet or not all(key in outputs for key in step.inputs):
             return
         try:
-            few = step
-            if step.name == RAW_DATASET:
-                prepare_few = partial(raw_dataset.prepare_raw_dataset, first_records=FIRST_RECORDS)
-                few = replace(step, stage=replace(step.stage, prepare=prepare_few))
-            read = {key: outputs[key] for key in step.inputs} | open_generated_source(project, step)
-            output = runner.run_step(trial, few, read, looks_ahead=False).manifest
+            output = run_stage(project, trial, step, outputs, first_records=FIRST_RECORDS)
             outputs[step.key] = output
             found: list[Finding] = []
             if step.name == RAW_DATASET:

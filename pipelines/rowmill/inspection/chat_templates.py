@@ -11,6 +11,7 @@ from itertools import cycle
 from typing import Literal
 
 from rowmill.build.steps import Project
+from rowmill.build.trial import make_context, open_trial
 from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
@@ -19,7 +20,6 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
 from rowmill.core.json import Json
 from rowmill.core.storage import digest_json
-from rowmill.inspection.inspect import open_memory_context
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Conversation, Message, Rejected
@@ -296,7 +296,8 @@ def prove_templates(project: Project) -> Iterator[tuple[str, TemplateProof]]:
 
 def _iterate_templates(project: Project) -> Iterator[tuple[str, Dataset, RendererSpec]]:
     for name, dataset in project.recipe.datasets.items():
-        with open_memory_context(project, name) as context:
+        with open_trial(project) as trial:
+            context = make_context(trial, name, tokenized_examples.STAGE, {})
             loaded, _ = stored_tokenizers.open_recipe_tokenizer(context)
             spec = tokenized_examples.resolve_renderer_spec(context, loaded)
             if spec is not None:

@@ -6,7 +6,6 @@ Copies of earlier rows are shown like the others: duplicates are known only afte
 records datasets depend on the whole dataset, so they are those of the last build, or built as a build does.
 """
 
-import tempfile
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,20 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import sources
-from rowmill.build import prepare, runner
-from rowmill.build.gate import open_generated_source
+from rowmill.build import prepare
 from rowmill.build.steps import Project, Step, plan_steps
+from rowmill.build.trial import make_context, open_trial, run_stage
 from rowmill.core import console
 from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError, suggest_name
 from rowmill.core.storage import Store
-from rowmill.executors import LocalPool
 from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.sources import FileScan, GeneratedSource, RawRecord, SourcePart
-from rowmill.sources.generated import copy_generated
 from rowmill.sources.sharing import load_scans, number_source_parts
 from rowmill.stages import catalog, raw_dataset
 from rowmill.stages.base import StageContext
@@ -117,7 +114,8 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
                 found = True
                 yield one
             continue
-        with open_memory_context(project, name) as context:
+        with open_trial(project) as trial:
+            context = make_context(trial, name, tokenized_examples.STAGE, {})
             for one in _inspect_records(project, context, count, row_id):
                 found = True
                 yield one
@@ -135,19 +133,6 @@ def _require_dataset(project: Project, dataset: str) -> str:
         hint = f"did you mean {guess}?" if guess else "name one of them"
         raise ConfigError(f"--dataset {dataset}: no such dataset; there are {', '.join(known)}; {hint}")
     return dataset
-
-
-@contextmanager
-def open_memory_context(project: Project, name: str) -> Generator[StageContext, None, None]:
-    """Yield a stage context in memory; stored tokenizers are copied, since opening one from its files takes seconds."""
-    store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
-    stored_tokenizers.copy_tokenizers(project.store, store)
-    key = (project.recipe.name, name, tokenized_examples.STAGE.name)
-    try:
-        yield StageContext(store, project.base, key, name, {}, LocalPool(1), recipe=project.recipe)
-    finally:
-        if store.exists(""):
-            store.remove("")
 
 
 @dataclass(slots=True)
@@ -313,27 +298,20 @@ def _find_row_examples(built: _TableBuild, names: Sequence[str]) -> dict[str, li
 def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, None, None]:
     """Yield the last build's outputs if a build would reuse them; else build them in a temporary folder."""
     steps = [step for step in plan_steps(project) if step.dataset == name and step.name in _STAGES_TO_EXAMPLES]
-    with tempfile.TemporaryDirectory(prefix="rowmill-inspect-") as folder:
-        scratch = replace(project, store=Store(folder))
-        stored_tokenizers.copy_tokenizers(project.store, scratch.store)
-        read = open_generated_source(project, steps[0])
-        copy_generated(project.store, scratch.store, read.values())
+    with open_trial(project, on_disk=True) as trial:
         scanned = manifest.load_current(project.store, steps[0].key)
         if scanned is not None:
             # Files that did not move since the last build are not read again.
-            manifest.save_manifest(scratch.store, scanned)
-        raw = runner.run_step(scratch, steps[0], read).manifest
-        made, store = _find_kept_outputs(project, scratch, steps, raw), project.store
-        if made is None:
-            made, store = {raw.key: raw}, scratch.store
+            manifest.save_manifest(trial.store, scanned)
+        outputs = {steps[0].key: run_stage(project, trial, steps[0], {})}
+        kept = _find_kept_outputs(project, trial, steps, outputs[steps[0].key])
+        if kept is None:
             for step in steps[1:]:
-                made[step.key] = runner.run_step(scratch, step, {key: made[key] for key in step.inputs}).manifest
-        context = StageContext(
-            scratch.store, scratch.base, steps[-1].key, name, {}, LocalPool(1), recipe=scratch.recipe
-        )
+                outputs[step.key] = run_stage(project, trial, step, outputs)
+        context = make_context(trial, name, tokenized_examples.STAGE, {})
         loaded, _ = stored_tokenizers.open_recipe_tokenizer(context)
-        rows, examples = (made[step.key] for step in steps[1:])
-        yield _TableBuild(store, raw, rows, examples, Encoder(loaded))
+        raw, rows, examples = ((kept or outputs)[step.key] for step in steps)
+        yield _TableBuild(trial.store if kept is None else project.store, raw, rows, examples, Encoder(loaded))
 
 
 def _find_kept_outputs(

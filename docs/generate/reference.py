@@ -22,6 +22,7 @@ from pydantic_core import PydanticUndefined
 from docs.generate import walkthrough
 from docs.generate.reference_pages import divide_reference, make_anchor
 from rowmill import exports, sources, stats
+from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
 from rowmill.checks import catalog, gates
 from rowmill.checks.gates import Bound, Expectation, Waiver
 from rowmill.conversation.options import TemplateChoice
@@ -95,6 +96,9 @@ TITLES: dict[type[Config], str] = {
     Execution: "`execution`",
     LocalExecutor: "`execution.executor`, `kind: local`",
     RayExecutor: "`execution.executor`, `kind: ray`",
+    WebhookAlert: "`execution.alerts`, `kind: webhook`",
+    EmailAlert: "`execution.alerts`, `kind: email`",
+    CommandAlert: "`execution.alerts`, `kind: command`",
 }
 """Models with their own section, and its title."""
 

@@ -58,6 +58,9 @@ def add_build_commands(commands: "Commands") -> None:
     build.add_argument(
         "--skip-preflight", action="store_true", help="do not try the first records of changed datasets before building"
     )
+    build.add_argument(
+        "--alert", action="store_true", help="tell the execution.alerts of the recipe what became of the build"
+    )
     add_json_option(build)
     add_workers_option(build)
 
@@ -170,7 +173,23 @@ def _run_build(args: argparse.Namespace) -> int:
 
     # The hub is asked once, for the first records and for the build.
     with tokenizer_source.hold_commits():
-        return _try_and_build(args)
+        if not args.alert:
+            return _try_and_build(args)
+        from rowmill.reports import alert_text
+
+        project = open_project(args)
+        for missing in alert_text.list_missing_secrets(project):
+            print(f"! {missing}", file=sys.stderr)
+        published, error = alert_text.find_published_version(project), None
+        try:
+            return _try_and_build(args)
+        except Exception as raised:
+            error = raised
+            raise
+        finally:
+            is_new = alert_text.find_published_version(project) not in (None, published)
+            for problem in alert_text.announce(project, error=error, published=is_new):
+                print(f"! {problem}", file=sys.stderr)
 
 
 def _try_and_build(args: argparse.Namespace) -> int:

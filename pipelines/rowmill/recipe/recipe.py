@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field, ValidationError, model_validator
 
+from rowmill.alerts import AnyAlert
 from rowmill.checks.gates import Gates, find_unknown_dataset
 from rowmill.conversation.options import Loss, Template
 from rowmill.conversation.truncation import Truncation
@@ -69,7 +70,9 @@ class Execution(Config):
     owners: tuple[str, ...] = ()
     """Owners shown in Dagster: e-mail addresses or `team:name`."""
     reports_url: str | None = None
-    """Where reports are served, for links from Dagster's pages."""
+    """Where reports are served, for links from Dagster's pages and from alerts."""
+    alerts: tuple[AnyAlert, ...] = ()
+    """Who is told what became of a build, and how."""
 
     def limit_to_this_machine(self, workers: int | None = None) -> "Execution":
         """Return the same with processes of this machine, for work that must not leave it."""

@@ -1,0 +1,222 @@
+"""Alerts: what is told of a build, to real servers on loopback, and that nothing they do changes the build."""
+
+import json
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import date, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.alerts import (
+    AlertMessage,
+    CommandAlert,
+    EmailAlert,
+    WebhookAlert,
+    deliver,
+    find_missing_secrets,
+    note_event,
+)
+from rowmill.core.storage import Store
+from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, CliProject
+from tests.support.ports import take_free_ports
+
+pytestmark = FOREIGN_WARNINGS
+
+MESSAGE = AlertMessage("demo", "blocked", "demo: blocked", ("chats/canonical_rows: rejects is 3 %", "Correct them."))
+
+
+class Receiver:
+    """A server that answers with these statuses, then with 200, and keeps what it was sent."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.received = list(statuses), list[dict[str, Any]]()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status = outer.statuses.pop(0) if outer.statuses else 200
+                if status == 200:
+                    outer.received.append(body)
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: Any, **__: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/hook?secret=s3cret"
+
+
+@contextmanager
+def receiving(*statuses: int) -> Generator[Receiver]:
+    receiver = Receiver(*statuses)
+    thread = threading.Thread(target=receiver.server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        receiver.server.shutdown()
+        receiver.server.server_close()
+
+
+def webhook(monkeypatch: pytest.MonkeyPatch, url: str, **options: Any) -> WebhookAlert:
+    monkeypatch.setenv("HOOK", url)
+    return WebhookAlert(url_env="HOOK", **options)
+
+
+def test_webhook_that_refuses_twice_gets_the_message_at_the_third_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving(503, 429) as receiver:
+        assert deliver(webhook(monkeypatch, receiver.url), MESSAGE, pauses_s=(0, 0)) is None
+
+    assert receiver.received == [
+        {
+            "recipe": "demo",
+            "event": "blocked",
+            "title": "demo: blocked",
+            "lines": ["chats/canonical_rows: rejects is 3 %", "Correct them."],
+            "link": "",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        ("slack", lambda body: body["text"]),
+        ("teams", lambda body: "\n".join(block["text"] for block in body["attachments"][0]["content"]["body"])),
+    ],
+)
+def test_services_get_the_lines_in_their_own_shape(monkeypatch: pytest.MonkeyPatch, shape: str, shown: Any) -> None:
+    with receiving() as receiver:
+        assert deliver(webhook(monkeypatch, receiver.url, format=shape), MESSAGE) is None
+
+    assert [line.strip("*") for line in shown(receiver.received[0]).splitlines()] == [MESSAGE.title, *MESSAGE.lines]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "problem", "tries"),
+    [
+        ((500, 500, 500), "webhook: 127.0.0.1 answered 500 Internal Server Error", 3),
+        ((404,), "webhook: 127.0.0.1 answered 404 Not Found", 1),
+        ((302,), "webhook: 127.0.0.1 answered 302 Found", 1),
+    ],
+    ids=["a server that fails each time", "an address that is not known", "a redirect, which is not followed"],
+)
+def test_refused_webhook_is_one_line_without_the_secret_address(
+    monkeypatch: pytest.MonkeyPatch, statuses: tuple[int, ...], problem: str, tries: int
+) -> None:
+    with receiving(*statuses) as receiver:
+        assert deliver(webhook(monkeypatch, receiver.url), MESSAGE, pauses_s=(0, 0)) == problem
+
+    assert len(statuses) - len(receiver.statuses) == tries
+    assert receiver.received == []
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://127.0.0.1:9/hook", "webhook: 127.0.0.1 cannot be reached: [Errno 111] Connection refused"),
+        ("file:///etc/passwd", "webhook: its address is not one of http or https; set another"),
+    ],
+    ids=["nobody listens", "a file"],
+)
+def test_address_that_cannot_take_a_message_is_named(monkeypatch: pytest.MonkeyPatch, url: str, problem: str) -> None:
+    assert deliver(webhook(monkeypatch, url), MESSAGE, pauses_s=()) == problem
+
+
+def test_command_gets_the_message_on_its_standard_input(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    script = f"import sys, pathlib; pathlib.Path({str(kept)!r}).write_bytes(sys.stdin.buffer.read())"
+
+    assert deliver(CommandAlert(run=(sys.executable, "-c", script)), MESSAGE) is None
+    assert json.loads(kept.read_bytes())["title"] == "demo: blocked"
+    assert deliver(CommandAlert(run=(sys.executable, "-c", "import sys; sys.exit('no')")), MESSAGE) == (
+        f"command: {sys.executable} ended with status 1 no"
+    )
+
+
+def test_secret_that_is_not_set_is_named_and_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOBODY", raising=False)
+    alert = EmailAlert(server="127.0.0.1:9", sender="a@example.org", to=("b@example.org",), user_env="NOBODY")
+    [missing] = find_missing_secrets([alert])
+
+    assert missing == (
+        "execution.alerts.0.user_env: the environment variable NOBODY is not set; it holds the secret of this alert, "
+        "which is not sent without it; set it"
+    )
+    assert deliver(alert, MESSAGE) == missing
+
+
+def test_mail_reaches_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = pytest.importorskip("aiosmtpd.controller", reason="aiosmtpd is not installed")
+    received: list[Any] = []
+
+    class Keeper:
+        async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: N802
+            received.append(envelope)
+            return "250 OK"
+
+    port = take_free_ports()
+    server = controller.Controller(Keeper(), hostname="127.0.0.1", port=port)
+    server.start()
+    try:
+        mail: dict[str, Any] = {"server": f"127.0.0.1:{port}", "sender": "a@example.org", "to": ("b@example.org",)}
+        assert deliver(EmailAlert(**mail, encryption="none"), MESSAGE) is None
+        refused = deliver(EmailAlert(**mail), MESSAGE, pauses_s=())
+    finally:
+        server.stop()
+
+    text = received[0].content.decode()
+    assert "Subject: demo: blocked" in text
+    assert "chats/canonical_rows: rejects is 3 %" in text
+    # A server that cannot encrypt gets no mail unless the recipe says so.
+    assert refused == f"email: 127.0.0.1:{port}: STARTTLS extension not supported by server."
+    assert len(received) == 1
+
+
+def test_cause_is_told_once_a_night_with_the_number_of_nights(tmp_path: Path) -> None:
+    store, night = Store(str(tmp_path)), date(2026, 11, 1)
+
+    def note(days: int, *causes: str, event: Any = "blocked") -> int | None:
+        return note_event(store, "demo", event, causes, night + timedelta(days))
+
+    assert [note(0, "rejects"), note(0, "rejects"), note(1, "rejects"), note(2, "rejects")] == [1, None, 2, 3]
+    assert note(2, "rejects", "nonempty") == 3
+    assert note(3, event="published") == 1
+    assert note(4, "rejects") == 1
+
+
+def test_build_tells_what_blocked_it_and_then_that_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        alerts = [{"kind": "webhook", "url_env": "HOOK", "on": ["blocked", "failed", "published"]}]
+        execution = {"workers": 1, "alerts": alerts, "reports_url": "https://reports.example.org"}
+        project = CliProject(tmp_path).write(execution=execution)
+        good = (tmp_path / "data" / "chats.jsonl").read_text()
+        project.write_data("chats.jsonl", "\n".join([*good.splitlines(), *[BAD_LINE] * 39]))
+        statuses = [project.rowmill("build", "--alert", "--skip-preflight") for _ in range(2)]
+        project.write_data("chats.jsonl", good)
+        statuses += [project.rowmill("build", "--alert", "--skip-preflight") for _ in range(2)]
+
+    assert statuses == [1, 1, 0, 0]
+    blocked, published = receiver.received
+    assert blocked["title"] == "small: blocked"
+    assert "rejects is 50 %" in blocked["lines"][0]
+    assert "Trainers have no build of this recipe yet." in blocked["lines"]
+    assert blocked["link"] == "https://reports.example.org/small/report.html"
+    assert published["event"] == "published"
+    assert any(line.startswith("Trainers read version ") for line in published["lines"])
+    assert "an alert was not delivered" not in capsys.readouterr().err

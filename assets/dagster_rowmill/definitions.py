@@ -17,6 +17,7 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_rowmill.alerts import make_alert_sensors
 from dagster_rowmill.automation import choose_condition, make_job, make_nightly_schedule, make_source_sensor
 from dagster_rowmill.checks import make_checks
 from dagster_rowmill.factory import make_assets
@@ -168,7 +169,7 @@ def define_recipe(project: Project, resources: Mapping[str, Any]) -> dg.Definiti
                 resources=resources,
                 jobs=[job],
                 schedules=[make_nightly_schedule(project, job)],
-                sensors=[make_source_sensor(project, job)],
+                sensors=[make_source_sensor(project, job), *make_alert_sensors(project, job)],
             )
         except dg.DagsterInvalidDefinitionError as error:
             name, reason = project.recipe.name, " ".join(str(error).split())

@@ -1,0 +1,102 @@
+"""Sensors that tell people what became of a recipe's runs: one of failed runs, one of finished ones, one of the clock.
+
+They are defined only for recipes with `execution.alerts`, and run in Dagster's daemon; what a message says, and whether
+it was sent this night already, is the engine's (`rowmill.reports.alert_text`), so that `rowmill build --alert` says the
+same.
+"""
+
+import time
+from typing import Any
+
+import dagster as dg
+from dagster_shared.error import SerializableErrorInfo
+
+from dagster_rowmill.names import dagster_name, make_asset_key
+from rowmill.build.steps import Project
+from rowmill.core.errors import GateError, PipelineError
+from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
+from rowmill.reports import alert_text
+from rowmill.schema import manifest
+
+OVERDUE_INTERVAL_S = 600
+"""Seconds between two looks at the clock."""
+
+
+def make_alert_sensors(project: Project, job: Any) -> list[dg.SensorDefinition]:
+    """Return the sensors of a recipe's alerts; none if it has no alerts."""
+    execution, name = project.recipe.execution, project.recipe.name
+    if not execution.alerts:
+        return []
+    running = dg.DefaultSensorStatus.RUNNING
+
+    @dg.run_failure_sensor(
+        name=f"alert_failed_{dagster_name(name)}",
+        monitored_jobs=[job],
+        default_status=running,
+        description=f"Tells execution.alerts of {name} that a run failed, or that a check closed a gate.",
+    )
+    def failed(context: dg.RunFailureSensorContext) -> None:
+        failures = [event.step_failure_data.error for event in context.get_step_failure_events()]
+        others = [error for error in failures if error is None or not _is_closed_gate(error)]
+        if failures and not others:
+            _log(context, alert_text.announce(project))
+            return
+        cause = next((_find_cause(error) for error in others if error is not None), None)
+        text = context.failure_event.message if cause is None else cause.message
+        _log(context, alert_text.announce(project, error=PipelineError(text or "the run failed")))
+
+    @dg.run_status_sensor(
+        name=f"alert_finished_{dagster_name(name)}",
+        run_status=dg.DagsterRunStatus.SUCCESS,
+        monitored_jobs=[job],
+        default_status=running,
+        description=f"Tells execution.alerts of {name} that trainers read a new build, or that a check warned.",
+    )
+    def finished(context: dg.RunStatusSensorContext) -> None:
+        version = alert_text.find_published_version(project)
+        made = version and manifest.load_version(project.store, (name, GPU_PARTITIONS), version)
+        is_new = bool(made) and made.run_id == context.dagster_run.run_id
+        _log(context, alert_text.announce(project, published=is_new))
+
+    sensors: list[dg.SensorDefinition] = [failed, finished]
+    if execution.overdue_hours is not None:
+        sensors.append(_make_overdue_sensor(project, execution.overdue_hours))
+    return sensors
+
+
+def _make_overdue_sensor(project: Project, hours: float) -> dg.SensorDefinition:
+    name = project.recipe.name
+
+    @dg.sensor(
+        name=f"alert_overdue_{dagster_name(name)}",
+        minimum_interval_seconds=OVERDUE_INTERVAL_S,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Tells execution.alerts of {name} that it was not built for {hours:g} hours.",
+    )
+    def overdue(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        last = context.instance.get_latest_materialization_event(make_asset_key((name, TRAINING_SPLITS)))
+        age = None if last is None else (time.time() - last.timestamp) / 3600
+        if age is None or age < hours:
+            return dg.SkipReason("never built" if age is None else f"built {age:.1f} hours ago")
+        problems = alert_text.announce(
+            project, overdue=f"{name}: not built for {age:.0f} hours; wanted at most {hours:g}"
+        )
+        _log(context, problems)
+        return dg.SkipReason(f"overdue: built {age:.1f} hours ago")
+
+    return overdue
+
+
+def _find_cause(error: SerializableErrorInfo) -> SerializableErrorInfo:
+    """Return the error that a step raised, without those that Dagster wraps it in."""
+    return error if error.cause is None else _find_cause(error.cause)
+
+
+def _is_closed_gate(error: SerializableErrorInfo) -> bool:
+    """Return whether a step failed because a check did: the check's own step, or one behind its gate."""
+    return _find_cause(error).cls_name in (GateError.__name__, "DagsterAssetCheckFailedError")
+
+
+def _log(context: Any, problems: list[str]) -> None:
+    for problem in problems:
+        context.log.warning(problem)

@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import dagster as dg
-from dagster_shared.error import SerializableErrorInfo
 
 from dagster_rowmill.names import dagster_name, make_asset_key
 from rowmill.build.steps import Project
@@ -87,12 +86,12 @@ def _make_overdue_sensor(project: Project, hours: float) -> dg.SensorDefinition:
     return overdue
 
 
-def _find_cause(error: SerializableErrorInfo) -> SerializableErrorInfo:
+def _find_cause(error: Any) -> Any:
     """Return the error that a step raised, without those that Dagster wraps it in."""
     return error if error.cause is None else _find_cause(error.cause)
 
 
-def _is_closed_gate(error: SerializableErrorInfo) -> bool:
+def _is_closed_gate(error: Any) -> bool:
     """Return whether a step failed because a check did: the check's own step, or one behind its gate."""
     return _find_cause(error).cls_name in (GateError.__name__, "DagsterAssetCheckFailedError")
 

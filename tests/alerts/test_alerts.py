@@ -12,15 +12,9 @@ from typing import Any
 
 import pytest
 
-from rowmill.alerts import (
-    AlertMessage,
-    CommandAlert,
-    EmailAlert,
-    WebhookAlert,
-    deliver,
-    find_missing_secrets,
-    note_event,
-)
+from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
+from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
+from rowmill.alerts.history import note_event
 from rowmill.core.storage import Store
 from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, CliProject
 from tests.support.ports import take_free_ports

@@ -15,9 +15,11 @@ from tests.support.loops import for_each
 PLACES = [
     place
     for place in iterate_option_places(Recipe)
-    if place.group[:1] not in [("gates",), ("exports",)] and place.name not in ("kind", "name")
+    if place.group[:1] not in [("gates",), ("exports",)]
+    and place.group[:2] != ("execution", "alerts")
+    and place.name not in ("kind", "name")
 ]
-"""The options of a recipe; those of checks and exports have the same names in many places."""
+"""The options of a recipe; those of checks, exports and alerts have the same names in many places."""
 
 
 class Misplaced(NamedTuple):

@@ -161,3 +161,7 @@ def test_pieces_of_yaml_in_any_order_are_read_or_refused() -> None:
         read += 1
 
     assert 100 < read < 2900
+
+
+def test_keys_are_names_whatever_yaml_takes_them_for() -> None:
+    assert parse_yaml("{on: yes, off: [no], true: 1}") == {"on": True, "off": [False], "true": 1}

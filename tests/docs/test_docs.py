@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import yaml
 
 from docs.generate import reference, walkthrough
 from rowmill import exports, sources, stats
 from rowmill.build.steps import Project
 from rowmill.checks import catalog, gates
 from rowmill.core.config import Config, describe_field
+from rowmill.core.yaml_text import parse_yaml
 from rowmill.exports import base
 from rowmill.kinds.catalog import Format
 from rowmill.recipe import recipe
@@ -212,7 +212,7 @@ def unknown_keys(schema: dict[str, Any], node: Any, value: Any, path: str = "") 
 
 def test_schema_knows_every_key_of_the_demo() -> None:
     schema = json.loads((ROOT / "configs/schema/recipe.json").read_text(encoding="utf-8"))
-    demo = yaml.safe_load((ROOT / "configs/demo/demo.yaml").read_text(encoding="utf-8"))
+    demo = parse_yaml((ROOT / "configs/demo/demo.yaml").read_text(encoding="utf-8"))
 
     assert unknown_keys(schema, schema, demo) == []
 
@@ -294,7 +294,7 @@ def test_yaml_of_a_page_is_a_recipe_or_a_part_of_one(page: Path, monkeypatch: py
     # Some exports are refused where their library is missing; here nothing is written.
     monkeypatch.setattr(base, "find_spec", str)
     for text in blocks(page, "yaml"):
-        given = yaml.safe_load(text)
+        given = parse_yaml(text)
         if not {"datasets", "configs"} & given.keys():
             # A part of a recipe, or of a dataset, is inserted into the smallest one.
             own = {name: value for name, value in given.items() if name in recipe.Dataset.model_fields}

@@ -6,18 +6,6 @@
 An alert that cannot be delivered changes no build: it is a line in the log.
 """
 
-from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
-from rowmill.alerts.history import note_event
 from rowmill.alerts.options import AlertEvent, AnyAlert, CommandAlert, EmailAlert, WebhookAlert
 
-__all__ = [
-    "AlertEvent",
-    "AlertMessage",
-    "AnyAlert",
-    "CommandAlert",
-    "EmailAlert",
-    "WebhookAlert",
-    "deliver",
-    "find_missing_secrets",
-    "note_event",
-]
+__all__ = ["AlertEvent", "AnyAlert", "CommandAlert", "EmailAlert", "WebhookAlert"]

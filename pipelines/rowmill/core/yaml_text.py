@@ -27,6 +27,7 @@ DEPTH_LIMIT = 64
 _VALUE_SIZE = 8
 _INTEGER_DIGITS = 1_000
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+_BOOLEAN_TAG = "tag:yaml.org,2002:bool"
 
 
 def parse_yaml(text: str) -> Any:
@@ -130,6 +131,9 @@ class _BoundedLoader(yaml.SafeLoader):
         """Construct a mapping whose keys are given once, with the mappings merged that `<<` names."""
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _BOOLEAN_TAG:
+                # A key is a name: `on:` is the option of that name, not the truth.
+                key_node.tag = yaml.resolver.BaseResolver.DEFAULT_SCALAR_TAG
             key: object = "<<" if key_node.tag == _MERGE_TAG else self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 what = "list" if isinstance(key_node, yaml.SequenceNode) else "mapping"

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from urllib.parse import quote
 
-from rowmill.alerts import AlertEvent, AlertMessage, deliver, find_missing_secrets, note_event
+from rowmill.alerts import AlertEvent
+from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
+from rowmill.alerts.history import note_event
 from rowmill.build.steps import Project
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 from docs.generate import template_table
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
-from rowmill.formats.reasoning import inline_reasoning
+from rowmill.kinds.shared.reasoning import inline_reasoning
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.stages.tokenized_examples.shared_templates import open_renderer
 

@@ -30,10 +30,10 @@ from rowmill.core import console
 from rowmill.core.config import Config, describe_field
 from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
-from rowmill.formats.filters import Benchmark, Decontaminate, NearDuplicates
-from rowmill.formats.splits import Boundaries
 from rowmill.kinds.base import OPTION_GROUPS
 from rowmill.kinds.catalog import KIND_ALIASES, KINDS, Format, Records
+from rowmill.kinds.shared.filters import Benchmark, Decontaminate, NearDuplicates
+from rowmill.kinds.shared.splits import Boundaries
 from rowmill.kinds.tables.backends import CallableBackend, OpenAIBackend
 from rowmill.kinds.tables.generation import Generation
 from rowmill.kinds.tables.options import FileGroups

@@ -31,9 +31,9 @@ from rowmill.core.arrays import format_count
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.core.storage import digest_json
-from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.inspection.chat_templates import TemplateProof, make_probe_conversations, prove_template
 from rowmill.kinds.catalog import Chat
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.reports.row_view import describe_defect
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Conversation, MaskedConversation, Rejected, Span

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from rowmill.core.json import Json
     from rowmill.exports.base import Exported, open_export
     from rowmill.exports.tinker import read_datums
-    from rowmill.formats.custom import BuildContext, RowFormat, register_format
     from rowmill.inspection.generated_output import ParsedFiles, parse_files
+    from rowmill.kinds.custom import BuildContext, RowFormat, register_format
     from rowmill.reader import Batch, PackedSequence, Reader, TrainingStep, View
     from rowmill.schema.examples import ExampleTokens
     from rowmill.schema.rows import Rejected, Row
@@ -116,7 +116,7 @@ _MODULES = {
     "rowmill.core.json": "Json",
     "rowmill.exports.base": "Exported open_export",
     "rowmill.exports.tinker": "read_datums",
-    "rowmill.formats.custom": "BuildContext RowFormat register_format",
+    "rowmill.kinds.custom": "BuildContext RowFormat register_format",
     "rowmill.inspection.generated_output": "ParsedFiles parse_files",
     "rowmill.reader": "Batch PackedSequence Reader TrainingStep View",
     "rowmill.schema.examples": "ExampleTokens",

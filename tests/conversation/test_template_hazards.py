@@ -16,8 +16,8 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
-from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
 from rowmill.kinds.catalog import Chat
+from rowmill.kinds.shared.canonicalization import RowOptionValues, canonicalize_row
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.tokenization.encoded_batch import find_degenerate_texts
 from rowmill.tokenization.token_positions import EncodedTexts

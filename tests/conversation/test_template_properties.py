@@ -275,8 +275,8 @@ def test_rows_render_the_same_after_a_parquet_round_trip(talks: list[Conversatio
 @given(given_arguments=arguments)
 @settings(max_examples=draw(30), deadline=None)
 def test_arguments_as_object_and_as_text_render_equally(name: str, given_arguments: dict[str, Json]) -> None:
-    from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
     from rowmill.kinds.catalog import Chat
+    from rowmill.kinds.shared.canonicalization import RowOptionValues, canonicalize_row
 
     printed: list[object] = []
     for source in (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from rowmill.build import runner, steps
-from rowmill.formats.canonicalization import Canonicalizer, canonicalize_row
+from rowmill.kinds.shared.canonicalization import Canonicalizer, canonicalize_row
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import REJECT_REASONS

@@ -55,14 +55,14 @@ def test_layers_hold() -> None:
 
 
 PLANTED = {
-    "pipelines/rowmill/formats/filters.py": "import rowmill.stats",
+    "pipelines/rowmill/kinds/shared/filters.py": "import rowmill.stats",
     "pipelines/rowmill/sources/urls.py": "from rowmill.conversation.truncation import Truncation",
-    "pipelines/rowmill/schema/rows.py": "from rowmill.formats import Format",
+    "pipelines/rowmill/schema/rows.py": "from rowmill.formats import RowFormat",
     "pipelines/rowmill/packing/plan.py": "from rowmill.recipe import recipe",
     "pipelines/rowmill/kinds/tables/prompt.py": "import rowmill.recipe.recipe",
     "pipelines/rowmill/kinds/tables/schema.py": "from rowmill.stages import base",
-    "pipelines/rowmill/parts/shuffle.py": "import rowmill.formats.splits",
-    "pipelines/rowmill/formats/text.py": "from rowmill.kinds.tables.options import Records",
+    "pipelines/rowmill/parts/shuffle.py": "import rowmill.kinds.shared.splits",
+    "pipelines/rowmill/kinds/text.py": "from rowmill.kinds.tables.options import Records",
     "pipelines/rowmill/build/runner.py": "import dagster",
     "pipelines/rowmill/stages/raw_dataset.py": "from rowmill.stages import parsed_records",
     "pipelines/rowmill/schema/manifest.py": "from dagster_rowmill import metadata",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import GateError
-from rowmill.formats.splits import Splits, Splitter
+from rowmill.kinds.shared.splits import Splits, Splitter
 from tests.support.recipes import LENIENT, PAIR, TEXT, Built, Workspace, document, pair, sentence
 
 ALL = {"same_prompt": {"at_most": 1}, "near_duplicate": {"at_most": 1}}

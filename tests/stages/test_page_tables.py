@@ -11,7 +11,7 @@ import pytest
 
 from dagster_rowmill import metadata
 from rowmill.core.storage import Store
-from rowmill.formats.columns import KNOWN_ROLES
+from rowmill.kinds.shared.columns import KNOWN_ROLES
 from rowmill.reports import report_page
 from tests.support.recipes import PAIR, Built, Workspace, chat, pair
 

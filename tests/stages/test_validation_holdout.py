@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rowmill import stats
 from rowmill.core.errors import ConfigError
-from rowmill.formats.splits import Splits, Splitter
 from rowmill.inspection import trace
+from rowmill.kinds.shared.splits import Splits, Splitter
 from rowmill.stages.packed_shards.split_plans import hold_out_groups
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, lines
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, find_lone_surrogate, to_json
-from rowmill.formats.canonicalization import Canonicalizer
-from rowmill.formats.filters import hash_row_content
+from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.shared.filters import hash_row_content
 from rowmill.recipe import recipe
 from rowmill.schema.examples import ExampleTokens
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, Row, make_row_schema

@@ -30,10 +30,10 @@ from rowmill.core.arrays import format_count
 from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
-from rowmill.formats.canonicalization import Canonicalizer, remove_nulls
-from rowmill.formats.recognition import Sample, find_wrapped_records, recognise_format, write_options
-from rowmill.formats.unread_columns import detect_unread_columns
 from rowmill.kinds.catalog import KINDS
+from rowmill.kinds.shared.canonicalization import Canonicalizer, remove_nulls
+from rowmill.kinds.shared.recognition import Sample, find_wrapped_records, recognise_format, write_options
+from rowmill.kinds.shared.unread_columns import detect_unread_columns
 from rowmill.parts.accounts import clean_value
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey

@@ -48,7 +48,7 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store, explain_disk_full
-from rowmill.formats.canonicalization import read_domain
+from rowmill.kinds.shared.canonicalization import read_domain
 from rowmill.parts.context import ProgressCallback, StageOutput
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts

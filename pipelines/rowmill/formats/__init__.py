@@ -1,8 +1,5 @@
-"""How records of each kind become canonical rows; `kinds/catalog.py` lists the kinds.
+"""The public names for a format of one's own: extend `RowFormat`, and register it; see `kinds/custom.py`."""
 
-A user's own format extends `RowFormat`; see `custom.py`.
-"""
-
-from rowmill.formats.custom import RowFormat, register_format
+from rowmill.kinds.custom import RowFormat, register_format
 
 __all__ = ["RowFormat", "register_format"]

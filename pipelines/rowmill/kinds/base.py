@@ -15,20 +15,20 @@ from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
-from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
-from rowmill.formats.custom import BuildContext
-from rowmill.formats.filters import Filters
-from rowmill.formats.reasoning import Reasoning
-from rowmill.formats.splits import Splits
-from rowmill.formats.tool_calls import Tools
+from rowmill.kinds.custom import BuildContext
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
+from rowmill.kinds.shared.filters import Filters
+from rowmill.kinds.shared.reasoning import Reasoning
+from rowmill.kinds.shared.splits import Splits
+from rowmill.kinds.shared.tool_calls import Tools
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 from rowmill.sources import Source
 
 if TYPE_CHECKING:
-    from rowmill.formats.recognition import Recognition, Sample
     from rowmill.kinds.joint_rows import JointRows
+    from rowmill.kinds.shared.recognition import Recognition, Sample
 
 OPTION_GROUPS: dict[str, type[Config]] = {
     "reasoning": Reasoning,

@@ -8,18 +8,18 @@ from typing import Annotated, TypeAlias, get_args
 from pydantic import BeforeValidator, Field
 
 from rowmill.core.json import Json
-from rowmill.formats.auto import Auto
-from rowmill.formats.chat import Chat
-from rowmill.formats.custom import list_registered_formats
-from rowmill.formats.messages import is_mapping, rename_aliases
-from rowmill.formats.preference import Preference
-from rowmill.formats.prompts import Prompts
-from rowmill.formats.python import Python
-from rowmill.formats.supervised import Supervised
-from rowmill.formats.text import Text
-from rowmill.formats.tokens import Tokens
+from rowmill.kinds.auto import Auto
 from rowmill.kinds.base import DatasetKind
+from rowmill.kinds.chat import Chat
+from rowmill.kinds.custom import list_registered_formats
+from rowmill.kinds.preference import Preference
+from rowmill.kinds.prompts import Prompts
+from rowmill.kinds.python import Python
+from rowmill.kinds.shared.messages import is_mapping, rename_aliases
+from rowmill.kinds.supervised import Supervised
 from rowmill.kinds.tables.options import Records
+from rowmill.kinds.text import Text
+from rowmill.kinds.tokens import Tokens
 
 _AnyKind: TypeAlias = (
     Chat  # lists of messages, and whatever can be read as one: ShareGPT, Alpaca, prompt and response

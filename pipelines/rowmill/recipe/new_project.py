@@ -19,7 +19,8 @@ import yaml
 
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import check_name
-from rowmill.formats.recognition import (
+from rowmill.kinds.catalog import KINDS
+from rowmill.kinds.shared.recognition import (
     RECORDS_LOOKED_AT,
     Recognition,
     Sample,
@@ -28,7 +29,6 @@ from rowmill.formats.recognition import (
     recognise_format,
     write_options,
 )
-from rowmill.kinds.catalog import KINDS
 from rowmill.recipe.recipe import find_recipes, parse_recipe
 from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format

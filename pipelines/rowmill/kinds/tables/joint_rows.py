@@ -6,9 +6,9 @@ from typing import Any
 from rowmill import sources
 from rowmill.core import config
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
-from rowmill.formats.filters import REMOVAL_FILTERS
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import JointRows
+from rowmill.kinds.shared.filters import REMOVAL_FILTERS
 from rowmill.kinds.tables import comparison, generated_records, partitions, record_tokens, table_lengths, table_rows
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.table_contract import TableContract

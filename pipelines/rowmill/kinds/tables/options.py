@@ -8,12 +8,12 @@ from pydantic import BeforeValidator, field_validator, model_validator
 from rowmill.core.config import Config
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
-from rowmill.formats.filters import REMOVAL_FILTERS
-from rowmill.formats.messages import is_list, is_mapping
-from rowmill.formats.preference_columns import PREFERENCE_COLUMNS
-from rowmill.formats.recognition import Recognition, Sample
-from rowmill.formats.supervised import PAIR_COLUMNS
 from rowmill.kinds.base import DatasetKind, DatasetOptions
+from rowmill.kinds.shared.filters import REMOVAL_FILTERS
+from rowmill.kinds.shared.messages import is_list, is_mapping
+from rowmill.kinds.shared.preference_columns import PREFERENCE_COLUMNS
+from rowmill.kinds.shared.prompt_columns import PAIR_COLUMNS
+from rowmill.kinds.shared.recognition import Recognition, Sample
 from rowmill.kinds.tables.generation import Generation
 from rowmill.kinds.tables.schema import Mode, choose_mode
 from rowmill.kinds.tables.serialization import Codec

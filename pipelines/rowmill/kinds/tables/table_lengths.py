@@ -22,8 +22,8 @@ from rowmill import stats
 from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_json, read_tables
-from rowmill.formats.splits import SPLITS
 from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice, KindContext
+from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.assembly import ExampleLimits
 from rowmill.kinds.tables.partition_plan import ReplannedTable, TablePlanRequest, count_sampled_rows, replan_partition
 from rowmill.kinds.tables.partitions import (

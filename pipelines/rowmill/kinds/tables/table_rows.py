@@ -28,9 +28,9 @@ from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json, map_reads, read_tables
-from rowmill.formats import splits
-from rowmill.formats.splits import Splitter
 from rowmill.kinds.joint_rows import KindContext
+from rowmill.kinds.shared import splits
+from rowmill.kinds.shared.splits import Splitter
 from rowmill.kinds.tables import part_rows, table_contract
 from rowmill.kinds.tables.ambiguous_times import index_times, report_ambiguous_times
 from rowmill.kinds.tables.inference import (

@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.json import Json
-from rowmill.formats.messages import get_at_path
-from rowmill.formats.splits import Splits
+from rowmill.kinds.shared.messages import get_at_path
+from rowmill.kinds.shared.splits import Splits
 from rowmill.kinds.tables.cell_columns import CellColumn, are_equal, write_cells, write_strings
 from rowmill.kinds.tables.inference import describe_column_contract
 from rowmill.kinds.tables.options import Records

@@ -29,8 +29,8 @@ from rowmill import sources
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store
-from rowmill.formats.filters import Benchmark, Decontaminate
-from rowmill.formats.messages import get_at_path, is_mapping
+from rowmill.kinds.shared.filters import Benchmark, Decontaminate
+from rowmill.kinds.shared.messages import get_at_path, is_mapping
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.parts.rewriting import plan_removal, rewrite_parts
 from rowmill.schema import manifest

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rowmill.formats.filters import identify_removal_filters
+from rowmill.kinds.shared.filters import identify_removal_filters
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Part

@@ -18,8 +18,8 @@ from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
-from rowmill.formats.columns import KNOWN_ROLES
-from rowmill.formats.filters import REMOVAL_FILTERS
+from rowmill.kinds.shared.columns import KNOWN_ROLES
+from rowmill.kinds.shared.filters import REMOVAL_FILTERS
 from rowmill.parts import accounts
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
 from rowmill.recipe.recipe import Recipe

@@ -23,13 +23,13 @@ import pyarrow as pa
 from rowmill import sources
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.formats import filters
-from rowmill.formats.canonicalization import Canonicalizer
-from rowmill.formats.long_runs import list_row_texts, reject_long_run
-from rowmill.formats.preference_columns import list_present_columns
-from rowmill.formats.splits import SPLITS, Splitter, assign_content_splits, assign_split
-from rowmill.formats.tokens import WITHOUT_FIELD
-from rowmill.formats.unread_text import UnreadTextCounter
+from rowmill.kinds.shared import filters
+from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.shared.long_runs import list_row_texts, reject_long_run
+from rowmill.kinds.shared.preference_columns import list_present_columns
+from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_content_splits, assign_split
+from rowmill.kinds.shared.unread_text import UnreadTextCounter
+from rowmill.kinds.tokens import WITHOUT_FIELD
 from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
 from rowmill.parts.context import compute_share, scan_rows
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rowmill.formats.splits import Boundaries, Splitter, compute_boundaries
+from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.parts.rewriting import SPLITS, RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected

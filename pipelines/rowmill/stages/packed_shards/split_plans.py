@@ -28,7 +28,7 @@ from rowmill.core.arrays import Bools, Integers, Ints, are_among, compute_offset
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
-from rowmill.formats.splits import Splitter
+from rowmill.kinds.shared.splits import Splitter
 from rowmill.packing import layout, pack_plan
 from rowmill.packing import pack_plan as packing
 from rowmill.packing.layout import SequencePlan

@@ -32,7 +32,7 @@ from rowmill.conversation.truncation import ConversationTruncator, OverlongPolic
 from rowmill.core.arrays import Bools, Tokens
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column, to_json
-from rowmill.formats.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
+from rowmill.kinds.shared.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, RowKind, Span
 from rowmill.stages.tokenized_examples.shared_templates import open_renderer

@@ -26,8 +26,8 @@ from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
 from rowmill.core.arrays import Bools, Ints, Tokens, Weights
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column
-from rowmill.formats.custom import BuildContext, BuiltExample, check_built_example
 from rowmill.kinds.base import TokenBuilder
+from rowmill.kinds.custom import BuildContext, BuiltExample, check_built_example
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import Message, Rejected, RowKind

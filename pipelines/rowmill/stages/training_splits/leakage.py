@@ -28,8 +28,8 @@ from rowmill.core.arrays import compute_offsets, find_distinct
 from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
-from rowmill.formats.splits import Boundaries, Split, Splitter
 from rowmill.kinds.joint_rows import require_joint_rows
+from rowmill.kinds.shared.splits import Boundaries, Split, Splitter
 from rowmill.parts.context import compute_share, scan_rows
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema import manifest

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.storage import File, Store, read_tables
 from rowmill.executors import Executor
-from rowmill.formats.splits import SPLITS
+from rowmill.kinds.shared.splits import SPLITS
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",

@@ -1,0 +1,1 @@
+"""What several kinds read records with: columns, messages, reasoning, tools, filters, splits."""

@@ -1,0 +1,245 @@
+"""One record to one canonical row: the steps that all kinds share, around the kind's record reader."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import orjson
+
+from rowmill.conversation.options import Loss, Template
+from rowmill.core.config import describe_type
+from rowmill.core.errors import PipelineError
+from rowmill.core.json import Json, canonical_json
+from rowmill.kinds.shared.filters import Filters
+from rowmill.kinds.shared.messages import MEDIA_COLUMNS, get_at_path, is_list, is_mapping, reject_placeholders
+from rowmill.kinds.shared.preference_columns import find_unread_columns
+from rowmill.kinds.shared.prompt_columns import PROMPT_COLUMNS, list_prompt_columns
+from rowmill.kinds.shared.reasoning import Reasoning
+from rowmill.kinds.shared.tool_calls import Tools
+from rowmill.kinds.shared.unread_text import holds_text, measure_unread_text
+from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
+
+DEFAULT_DOMAIN = "__default__"
+
+RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
+"""Reads a kind's columns into a row, without its group, order and domain."""
+
+
+@runtime_checkable
+class PlainChatReader(Protocol):
+    """A reader of records that recognizes plain chats."""
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return the record's chat if it is plain; None leaves the record to the reader's `__call__`."""
+        ...
+
+
+class RecordFormat(Protocol):
+    """The part of a dataset's kind that decides the row of one record."""
+
+    @property
+    def domain_key(self) -> str | None:
+        """Column that names the row's domain."""
+        ...
+
+    def list_ignored_columns(self) -> Sequence[str]:
+        """Return the columns that are left out on purpose."""
+        ...
+
+    def list_answer_columns(self) -> Sequence[str | None] | None:
+        """Return the columns that hold the model's answers and their prompts."""
+        ...
+
+    def make_record_reader(self, options: "RowOptions") -> RecordReader:
+        """Return the function that reads one record."""
+        ...
+
+
+class RowOptions(Protocol):
+    """The groups of a dataset's options that decide its canonical rows."""
+
+    @property
+    def format(self) -> RecordFormat:
+        """Columns and shape of the records."""
+        ...
+
+    @property
+    def reasoning(self) -> Reasoning:
+        """Where reasoning is found."""
+        ...
+
+    @property
+    def tools(self) -> Tools:
+        """Where tools are found."""
+        ...
+
+    @property
+    def template(self) -> Template:
+        """Which column holds a row's template variables."""
+        ...
+
+    @property
+    def loss(self) -> Loss:
+        """Whether messages may have weights other than 0 and 1."""
+        ...
+
+    @property
+    def filters(self) -> Filters:
+        """How long a document may be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptionValues:
+    """`RowOptions` as plain values; an omitted group has its defaults."""
+
+    format: RecordFormat
+    reasoning: Reasoning = field(default_factory=Reasoning)
+    tools: Tools = field(default_factory=Tools)
+    template: Template = field(default_factory=Template)
+    loss: Loss = field(default_factory=Loss)
+    filters: Filters = field(default_factory=Filters)
+
+
+def canonicalize_row(record: Json, config: RowOptions, *, arrow: bool = False) -> Row | Rejected:
+    """Turn one record into its canonical row, report included; for many records keep a `Canonicalizer`."""
+    return Canonicalizer(config)(record, arrow=arrow)
+
+
+class Canonicalizer:
+    """Turns records of one dataset into canonical rows; everything that depends only on options is computed once.
+
+    `group_key` is a path or a list of paths into the record, `order_key` a path; null values there reject the row.
+    `read` takes the place of the kind's reader of records.
+    """
+
+    def __init__(
+        self,
+        options: RowOptions,
+        *,
+        group_key: str | Sequence[str] | None = None,
+        order_key: str | None = None,
+        read: RecordReader | None = None,
+    ) -> None:
+        self._read: RecordReader = read or options.format.make_record_reader(options)
+        self._group_paths: tuple[str, ...] = (group_key,) if isinstance(group_key, str) else tuple(group_key or ())
+        self._many_groups: bool = not isinstance(group_key, str)
+        self._order_path: str | None = order_key
+        self._domain_key: str | None = options.format.domain_key
+        self._has_keys: bool = bool(self._group_paths) or order_key is not None or self._domain_key is not None
+        others = (*options.tools.tools_fields, *self._group_paths, options.template.chat_template_kwargs, order_key)
+        self.read_elsewhere: tuple[str, ...] = (
+            *(name.partition(".")[0] for name in (*others, self._domain_key) if name),
+            *options.format.list_ignored_columns(),
+        )
+        self.unread_preferences: frozenset[str] = find_unread_columns(options.format.list_answer_columns(), others)
+        """Columns of preference data that no option of this dataset reads."""
+        self._plain_reader: PlainChatReader | None = None
+        if isinstance(self._read, PlainChatReader) and not self._has_keys:
+            self._plain_reader = self._read
+        self._never_plain: frozenset[str] = self.unread_preferences | MEDIA_COLUMNS
+
+    def __call__(self, record: Json, *, arrow: bool = False) -> Row | Rejected:
+        """Return the record's row, or why it has none.
+
+        With `arrow`, the record comes from Arrow, which gives every mapping the union of all keys: nulls are removed at
+        every level, except inside a column of JSON text.
+        """
+        if not is_mapping(record):
+            return Rejected("not_an_object", f"the record is {describe_type(record)}, expected a mapping")
+        if arrow:
+            record = remove_nulls(record)
+        row = self.row(record)
+        return self.add_keys(row, record) if self._has_keys and isinstance(row, Row) else row
+
+    def read(self, record: Json, *, arrow: bool) -> Sequence[Row | Rejected]:
+        """Return the record's outcome: one row, or one reject."""
+        return (self(record, arrow=arrow),)
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return a record's chat if it is plain, so that `read` would return it and nothing else; else None."""
+        if self._plain_reader is None or not self._never_plain.isdisjoint(record):
+            return None
+        return self._plain_reader.read_plain(record)
+
+    def row(self, record: Mapping[str, Json]) -> Row | Rejected:
+        """Return a record's row without its group, order and domain."""
+        try:
+            row = self._read(record)
+        except (PipelineError, OSError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  (a mistake of a kind's reader concerns its record, whatever it is)
+            return reject_format_error(error)
+        if isinstance(row, Rejected):
+            return row
+        if not PROMPT_COLUMNS.isdisjoint(record) and (refused := self._refuse_unread_prompt(row, record)) is not None:
+            return refused
+        return reject_placeholders(row, record) or row
+
+    def _refuse_unread_prompt(self, row: Row, record: Mapping[str, Json]) -> Rejected | None:
+        """Reject a record with text that belongs to its prompt by its column's name, and that the row does not have."""
+        if row.kind not in _KINDS_WITH_PROMPT:
+            return None
+        for name in list_prompt_columns(record, (*row.read_columns, *self.read_elsewhere)):
+            value = record[name]
+            if type(value) is not str or not holds_text(row, value):
+                return Rejected(
+                    "unread_prompt",
+                    f"{name} holds {describe_type(value)}, which belongs to the prompt by its name, and nothing reads "
+                    f"it; name it in format.context_fields or format.system_prompt, or accept it in "
+                    "format.ignore_columns",
+                )
+        return None
+
+    def measure_unread(self, row: Row, record: Mapping[str, Json]) -> dict[str, int]:
+        """Return the characters of each of the record's columns of text that nothing reads."""
+        return measure_unread_text(record, row, {*row.read_columns, *self.read_elsewhere})
+
+    def add_keys(self, row: Row, record: Mapping[str, Json]) -> Row | Rejected:
+        """Add group, order and domain, each read from the original record."""
+        if not self._has_keys:
+            return row
+        group, order, domain = row.group_key, row.order_key, row.domain
+        if self._group_paths:
+            values = [canonical_json(get_at_path(record, path)).decode() for path in self._group_paths]
+            if "null" in values:
+                return Rejected("group_missing", f"{self._group_paths[values.index('null')]} is absent or null")
+            group = f"[{','.join(values)}]" if self._many_groups else values[0]
+        if self._order_path is not None:
+            value = get_at_path(record, self._order_path)
+            if value is None:
+                return Rejected("order_missing", f"{self._order_path} is absent or null")
+            order = value if type(value) is str else canonical_json(value).decode()
+        if self._domain_key is not None:
+            domain = find_domain(record, self._domain_key)
+        return replace(row, group_key=group, order_key=order, domain=domain)
+
+
+def find_domain(record: Mapping[str, Json], domain_key: str) -> str:
+    """Return a record's domain."""
+    value = get_at_path(record, domain_key)
+    return value if type(value) is str and value.strip() else DEFAULT_DOMAIN
+
+
+def read_domain(domain_key: str, raw: bytes) -> str | None:
+    """Return the domain of a rejected record; None if its bytes are no record."""
+    try:
+        record = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return find_domain(record, domain_key) if is_mapping(record) else None
+
+
+_KINDS_WITH_PROMPT: frozenset[RowKind] = frozenset({"conversation", "pair", "preference", "prompt"})
+
+
+def reject_format_error(error: Exception) -> Rejected:
+    """Return the reject for an exception of a user's class, or of a kind's reader: neither ends a build."""
+    return Rejected("format_error", f"{type(error).__name__}: {error}")
+
+
+def remove_nulls(value: Json) -> Json:
+    """Remove every key whose value is null, at every level; nulls in lists come from the source and are kept."""
+    if is_mapping(value):
+        return {key: remove_nulls(one) for key, one in value.items() if one is not None}
+    return [remove_nulls(one) for one in value] if is_list(value) else value

@@ -1,0 +1,280 @@
+"""Recognizes a kind of data in some records, by reading them as a build would.
+
+A kind suggests options (`DatasetKind.recognise`), and `try_options` reads the records with them: how many become rows,
+from which columns, and which text nothing reads. So a proposal cannot differ from what a build makes of the records,
+and a shape that a kind learns to read is recognized at once.
+
+    records ──kind.recognise──► options ──the kind's own reader──► Recognition(fits, of, unread text)
+
+A proposal is sure if the whole records fit and most of the text is read. A record is whole if it has a value in each
+column in which most records have one; one that is refused for its content (blank, cut off, too deep) says nothing about
+the shape, and one in twenty may be broken: as many as the check `rejects` lets pass.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+
+from rowmill.core.config import describe_type
+from rowmill.core.json import Json
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordFormat, RowOptionValues, remove_nulls
+from rowmill.kinds.shared.detection import explain_tree
+from rowmill.kinds.shared.preference_columns import ANSWER_PAIRS
+from rowmill.kinds.shared.unread_text import measure_row_text
+from rowmill.schema.rows import Rejected
+
+if TYPE_CHECKING:
+    from rowmill.kinds.base import DatasetKind
+
+RECORDS_LOOKED_AT = 200
+"""Records that a recognition is based on."""
+
+SHAPE_REASONS = frozenset(
+    "unknown_schema missing_field bad_messages content_not_text bad_tools bad_tool_call unread_prompt no_assistant "
+    "missing_ground_truth unpaired_row bad_label prompt_mismatch bad_tokens bad_mask length_mismatch "
+    "unknown_content_part bad_system_prompt bad_weight prompt_ends_with_assistant".split()
+)
+"""Reasons to reject a record that say that it has another shape; the others concern its content."""
+
+IMPLICIT_SCHEMAS = frozenset({"prompt_response", "alpaca", "text"})
+"""Shapes that columns of text have by their names alone."""
+
+EXPLICIT_PRECEDENCE = 40
+"""Kinds up to this precedence, which is that of chats, are recognized by more than names."""
+
+LEAST_FITTING = 0.95
+"""The share of whole records that must fit, since some records of real data are broken."""
+
+BLOCKING_SHARE = 0.5
+"""From this share of unread text on, a proposal is not sure: the answer itself may be what is not read."""
+
+WORTH_A_NOTE = 0.1
+"""From this share of unread text on, a column is named."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first records of a file, as a kind looks at them."""
+
+    records: Sequence[Mapping[str, Json]]
+    is_table_file: bool = False
+    """Whether the file is a table by its kind: CSV, TSV, or Parquet with columns that are no text."""
+
+    @cached_property
+    def whole(self) -> list[Mapping[str, Json]]:
+        """The records that have a value in each column in which most have one."""
+        present = Counter(name for record in self.records for name, value in record.items() if value is not None)
+        expected = [name for name, count in present.items() if count * 2 > len(self.records)]
+        return [record for record in self.records if all(record.get(name) is not None for name in expected)]
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The names of all columns that have a value, in their order."""
+        return list(
+            dict.fromkeys(name for record in self.records for name, value in record.items() if value is not None)
+        )
+
+    def describe_columns(self) -> dict[str, str]:
+        """Return the most common type of each column."""
+        found: dict[str, Counter[str]] = {}
+        for record in self.records:
+            for name, value in record.items():
+                if value is not None:
+                    found.setdefault(name, Counter())[describe_type(value).split(" ", 1)[-1]] += 1
+        return {name: types.most_common(1)[0][0] for name, types in found.items()}
+
+    def find_column(self, name: str) -> str | None:
+        """Return a column by its name in any case."""
+        return next((column for column in self.columns if column.lower() == name), None)
+
+    def is_mostly(self, is_true: Iterable[bool]) -> bool:
+        """Return whether something is true of most whole records."""
+        found = list(is_true)
+        return bool(found) and sum(found) * 2 > len(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """Options of `format`, with what reading some records with them gave; nothing here quotes a value of the data."""
+
+    options: Mapping[str, Any]
+    fits: int
+    """Records that became rows."""
+    of: int
+    """Whole records, without those that were refused for their content."""
+    records: int
+    """All records looked at."""
+    columns: Sequence[str] = ()
+    """Columns that were read."""
+    unread: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Columns of text that nothing reads, and their share of all text."""
+    misfit: str = ""
+    """Why most of the records that do not fit do not."""
+    problem: str = ""
+    """Why the proposal is not sure although the records fit."""
+    schemas: Sequence[str] = ()
+    """The shapes that were found."""
+    notes: Sequence[str] = ()
+    """What a user should know before the first build."""
+    precedence: int = 100
+    """Of several that are sure, the one with the lowest number is proposed."""
+
+    @property
+    def kind(self) -> str:
+        """The proposed kind."""
+        return self.options["kind"]
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether the shape itself says what it is: then no other column can be the answer."""
+        return self.precedence <= EXPLICIT_PRECEDENCE and not IMPLICIT_SCHEMAS.issuperset(self.schemas)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the whole records fit, but for one in twenty, and the text that nothing reads is the smaller part."""
+        return (
+            self.fits >= LEAST_FITTING * self.of > 0
+            and self.of * 2 >= self.records
+            and (self.is_explicit or sum(self.unread.values()) < BLOCKING_SHARE)
+            and not self.problem
+        )
+
+    @property
+    def evidence(self) -> list[str]:
+        """What was found, in sentences."""
+        named = ", ".join(f"`{name}`" for name in self.columns)
+        verb = "is" if len(self.columns) == 1 else "are"
+        found = [f"{self.kind}: {named} {verb} read in {self.fits} of {self.records} records"] if named else []
+        large = [f"`{name}` ({share:.0%})" for name, share in self.unread.items() if share >= WORTH_A_NOTE]
+        if large:
+            found.append(f"nothing reads {', '.join(large)} of the text; format.ignore_columns accepts that")
+        return [*found, *self.notes]
+
+
+def try_options(
+    kind: "type[DatasetKind]", options: Mapping[str, Any], sample: Sample, *, notes: Sequence[str] = ()
+) -> Recognition:
+    """Read some records with options of a kind, as a build would."""
+    model = kind.model_validate({"kind": kind.get_name(), **options})
+    reader = Canonicalizer(RowOptionValues(cast("RecordFormat", model)))
+    fits = of = 0
+    read_columns: Counter[str] = Counter()
+    schemas: Counter[str] = Counter()
+    problems: Counter[str] = Counter()
+    unread: Counter[str] = Counter()
+    read_text = 0
+    whole = sample.whole
+    for record in whole:
+        row = reader(remove_nulls(dict(record)))
+        if isinstance(row, Rejected):
+            if row.reason in SHAPE_REASONS:
+                of += 1
+                problems[f"{row.reason}: {row.detail}"] += 1
+            continue
+        if row.kind == "conversation":
+            roles = model.get_token_options().assistant_roles
+            if not any(message["role"] in roles for message in row.messages):
+                of += 1
+                problems["no_assistant: no message of the model"] += 1
+                continue
+        fits, of = fits + 1, of + 1
+        schemas[row.report.schema] += 1
+        read_columns.update(name for name in row.read_columns if record.get(name) is not None)
+        read_text += measure_row_text(row)
+        for name, size in reader.measure_unread(row, record).items():
+            unread[name] += size
+    total = read_text + unread.total()
+    pairs = [name for name in sample.columns if name in ANSWER_PAIRS]
+    problem = ""
+    if pairs and kind.get_name() != "preference":
+        problem = f"{', '.join(pairs)}: a column of preference data, whose worse answers must not be trained"
+    order = {name: i for i, name in enumerate(sample.columns)}
+    return Recognition(
+        {"kind": kind.get_name(), **options},
+        fits,
+        of,
+        len(sample.records),
+        sorted(read_columns, key=lambda name: order.get(name, 0)),
+        {name: size / total for name, size in unread.most_common() if total},
+        problems.most_common(1)[0][0] if problems else "",
+        problem,
+        [name for name, _ in schemas.most_common()],
+        notes,
+        kind.PRECEDENCE,
+    )
+
+
+def choose_best(found: Iterable[Recognition]) -> Recognition | None:
+    """Return the recognition with most fits, then least unread text, then the first."""
+    candidates = [one for one in found if one.fits]
+    return min(
+        candidates,
+        key=lambda one: (not one.is_sure, -one.fits, round(sum(one.unread.values()), 2)),
+        default=None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FormatChoice:
+    """The format that is proposed for some records, or why none is."""
+
+    proposal: Recognition | None
+    candidates: Sequence[Recognition]
+    """What comes closest, the best first."""
+    refusal: str = ""
+    """Why no kind reads such records, if that is known."""
+
+    def explain(self) -> str:
+        """Return why nothing is proposed, with the two best candidates as lines of a recipe."""
+        lines = [self.refusal] if self.refusal else []
+        for found in self.candidates[:2]:
+            why, share = found.problem or found.misfit, sum(found.unread.values())
+            if not why and share >= BLOCKING_SHARE:
+                why = f"nothing reads {', '.join(found.unread)}, {share:.0%} of the text"
+            line = f"{found.fits} of {found.of or found.records} fit format: {write_options(found.options)}"
+            lines.append(f"{line} ({why})" if why else line)
+        return "; ".join(lines)
+
+
+def recognise_format(sample: Sample, kinds: Iterable["type[DatasetKind]"]) -> FormatChoice:
+    """Return the kind and options that read every whole record, and most of its text."""
+    found = [one for kind in kinds if (one := kind.recognise(sample)) is not None]
+    sure = sorted((one for one in found if one.is_sure), key=lambda one: one.precedence)
+    others = sorted(found, key=lambda one: (-one.fits, one.precedence))
+    tree = next((one for record in sample.whole if (one := explain_tree(record)) is not None), None)
+    return FormatChoice(sure[0] if sure else None, others, tree.detail if tree is not None else "")
+
+
+def find_wrapped_records(
+    records: Sequence[Mapping[str, Json]], kinds: Sequence["type[DatasetKind]"]
+) -> tuple[str, list[dict[str, Json]]] | None:
+    """Return the one list of records in a single object that holds them, with its path; None if it is a record."""
+    if len(records) != 1 or recognise_format(Sample(records), kinds).proposal is not None:
+        return None
+    lists = list_lists(records[0])
+    fitting = [
+        path
+        for path, rows in lists.items()
+        if recognise_format(Sample(rows[:RECORDS_LOOKED_AT]), kinds).proposal is not None
+    ]
+    return (fitting[0], lists[fitting[0]]) if len(fitting) == 1 else None
+
+
+def list_lists(value: Json) -> dict[str, list[dict[str, Json]]]:
+    """Return the lists of objects in an object, by the path that `source.field` gives them."""
+    found: dict[str, list[dict[str, Json]]] = {}
+    for name, own in value.items() if isinstance(value, dict) else ():
+        if isinstance(own, list) and own and all(isinstance(one, dict) for one in own):
+            found[name] = own
+        elif isinstance(own, dict):
+            found |= {f"{name}.{inner}": rows for inner, rows in list_lists(own).items()}
+    return found
+
+
+def write_options(options: Mapping[str, Any]) -> str:
+    """Return options as one line of YAML."""
+    return yaml.safe_dump(dict(options), default_flow_style=True, width=10**6, sort_keys=False).strip()

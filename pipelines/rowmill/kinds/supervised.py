@@ -1,0 +1,167 @@
+"""The kind `supervised`: a prompt and a trained response, joined without a chat template."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from rowmill.conversation.truncation import OverlongPolicy
+from rowmill.core.config import describe_type
+from rowmill.core.json import Json
+from rowmill.kinds.base import (
+    ALL_GROUPS,
+    PAIR_SIDES,
+    DatasetKind,
+    DatasetOptions,
+    TokenOptions,
+    refuse_mask_names,
+    refuse_overlong_policy,
+)
+from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
+from rowmill.kinds.shared.messages import apply_eos_alias, get_at_path, rename_aliases
+from rowmill.kinds.shared.prompt_columns import CONTEXT_COLUMNS, PAIR_COLUMNS, join_context
+from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
+
+NESTED_RESPONSES = ("answers.text.0", "answers.0", "answer.text.0", "answer.value", "responses.0")
+"""Paths of a response inside a column, as in SQuAD."""
+
+
+class Supervised(DatasetKind):
+    """Each record is a prompt and a response."""
+
+    PRECEDENCE: ClassVar[int] = 50
+    ROW_KIND: ClassVar[RowKind] = "pair"
+    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template"}
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
+        "filters": frozenset({"min_chars", "max_chars"}),
+        "loss": frozenset({"supervise", "think_loss", "lead", "end_of_turn", "trailing", "finish", "weights"}),
+        "truncation": frozenset({"token_cut"}),
+    }
+    OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = ("truncate", "drop", "raise", "keep")
+    KIND_ALIASES: ClassVar[tuple[str, ...]] = ("instruction",)
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "prompt_key": "input_field",
+        "input_key": "input_field",
+        "response_key": "output_field",
+        "target_key": "output_field",
+        "enforce_eos": "add_eos",
+    }
+
+    kind: Literal["supervised"] = "supervised"
+    """Pairs of prompt and response, joined without a chat template."""
+    input_field: str = "prompt"
+    """Column with the prompt, or its path; if it is absent, an Alpaca record (`instruction`, `output`) is read as
+    such."""
+    context_fields: list[str] = Field(default=[*CONTEXT_COLUMNS])
+    """Columns whose text belongs to the prompt: each is appended to it on a new line."""
+    output_field: str = "response"
+    """Column with the response, or its path, as in `answers.text.0`."""
+    ignore_columns: list[str] = Field(default=[])
+    """Columns of text that are left out on purpose; others that nothing reads are reported, and refused if their name
+    says that they belong to the prompt."""
+    separate_with: str | Annotated[int, Field(ge=0)] | None = None
+    """Text, or one token id, between prompt and response; it belongs to the prompt."""
+    domain_key: str | None = None
+    """Column that names the row's domain; a row without text there is in `__default__`."""
+    add_bos: Literal["auto"] | bool = "auto"
+    """Whether the beginning-of-text token starts a pair; auto: if the tokenizer adds it itself."""
+    add_eos: Literal["auto"] | bool = "auto"
+    """Whether the end-of-text token ends a pair; auto: if the tokenizer has one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pair_aliases(cls, values: Json) -> Json:
+        return apply_eos_alias(
+            rename_aliases(values, {alias: name for alias, name in cls.ALIASES.items() if alias != "enforce_eos"})
+        )
+
+    @classmethod
+    def recognise(cls, sample: Sample) -> Recognition | None:
+        """Recognise two columns of text, one of which answers the other."""
+        present = set(sample.columns)
+        named = ((sample.find_column(one), sample.find_column(other)) for one, other in PAIR_COLUMNS)
+        paths = [path for path in NESTED_RESPONSES if path.partition(".")[0] in present]
+        nested = ((prompt, path) for path in paths for prompt in ("question", "prompt") if prompt in present)
+        found = choose_best(
+            try_options(cls, {"input_field": prompt, "output_field": response}, sample)
+            for prompt, response in (*named, *nested)
+            if prompt is not None and response is not None
+        )
+        if found is None:
+            return None
+        prompt, response = found.options["input_field"], found.options["output_field"]
+        notes = [
+            "they are joined without a chat template; to have one, write:",
+            f"{{kind: chat, prompt_fields: [{prompt}], response_fields: [{response}]}}",
+        ]
+        return replace(found, notes=notes if "." not in response else [])
+
+    def check_options(self, options: DatasetOptions) -> None:
+        """Refuse what can be done to conversations only."""
+        refuse_overlong_policy(self, options, "cannot be done to a pair, which has one response")
+        refuse_mask_names(self.get_name(), set(options.loss.mask) - PAIR_SIDES, "prompt and response")
+        super().check_options(options)
+        refuse_joined_separator(self.separate_with, options)
+
+    def get_token_options(self) -> TokenOptions:
+        """Return BOS, EOS and separator of a pair."""
+        return TokenOptions(separate_with=self.separate_with, add_bos=self.add_bos, add_eos=self.add_eos)
+
+    def list_ignored_columns(self) -> Sequence[str]:
+        """Return the columns that are left out on purpose."""
+        return self.ignore_columns
+
+    def list_answer_columns(self) -> Sequence[str | None]:
+        """Return the columns of prompt and response."""
+        return [self.input_field, self.output_field, self.domain_key]
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
+        """Read every record as a pair."""
+        return self._read_row
+
+    def _read_row(self, record: Mapping[str, Json]) -> Row | Rejected:
+        pair = read_pair(record, self)
+        if isinstance(pair, Rejected):
+            return pair
+        schema, prompt, response, columns = pair
+        return Row("pair", text=prompt, output=response, report=make_plain_report(schema), read_columns=columns)
+
+
+def refuse_joined_separator(separator: str | int | None, options: DatasetOptions) -> None:
+    """Refuse a token id between two sides that are encoded as one text."""
+    if options.loss.boundary == "whole" and isinstance(separator, int):
+        raise ValueError(
+            "loss.boundary: whole encodes input and output as one text, and separate_with is a token id; expected a "
+            "text or null; write the separator's text, or set loss.boundary: split"
+        )
+
+
+def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str, str, tuple[str, ...]] | Rejected:
+    """Return schema, prompt and response of a record, and the columns that they were read from."""
+    prompt_field, response_field, schema = options.input_field, options.output_field, "prompt_response"
+    if (
+        record.get(prompt_field) is None
+        and record.get(response_field) is None
+        and record.get("instruction") is not None
+        and record.get("output") is not None
+    ):
+        prompt_field, response_field, schema = "instruction", "output", "alpaca"
+    prompt, response = get_at_path(record, prompt_field), get_at_path(record, response_field)
+    for name, value in ((prompt_field, prompt), (response_field, response)):
+        if value is None:
+            return Rejected(
+                "missing_field", f"{name} is absent or null; the record has {', '.join(sorted(record)[:20])}"
+            )
+        if type(value) is not str:
+            return Rejected("content_not_text", f"{name} is {describe_type(value)}")
+    if not response or response.isspace():
+        return Rejected("empty_text", f"{response_field} is blank")
+    text, used = str(prompt), (prompt_field.partition(".")[0],)
+    if prompt_field in record:
+        joined = join_context(record, prompt_field, options.context_fields, response_field)
+        if isinstance(joined, Rejected):
+            return joined
+        text, used = joined
+    return schema, text, str(response), (*used, response_field.partition(".")[0])

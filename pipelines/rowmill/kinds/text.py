@@ -1,0 +1,95 @@
+"""The kind `text`: documents, one column of text, all of which is trained."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from rowmill.core.config import describe_type
+from rowmill.core.json import Json
+from rowmill.kinds.base import ALL_GROUPS, DatasetKind, TokenOptions
+from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
+from rowmill.kinds.shared.detection import explain_tree
+from rowmill.kinds.shared.filters import Filters, check_length
+from rowmill.kinds.shared.messages import apply_eos_alias
+from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
+
+TEXT_COLUMNS = ("text", "content", "document", "body", "raw_content", "article", "code", "passage", "abstract")
+"""Columns that hold a document, the most likely first."""
+
+
+class Text(DatasetKind):
+    """Each record is a document."""
+
+    MEANT_BY: ClassVar = ("pretraining", "pretrain", "cpt")
+
+    PRECEDENCE: ClassVar[int] = 70
+    ROW_KIND: ClassVar[RowKind] = "text"
+    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"truncation": frozenset({"truncate_side", "token_cut"})}
+    ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos"}
+
+    kind: Literal["text"] = "text"
+    """Documents, without a chat template and without a prompt."""
+    text_key: str = "text"
+    """Column with the document."""
+    ignore_columns: list[str] = Field(default=[])
+    """Columns of text that are left out on purpose; others that nothing reads are reported."""
+    domain_key: str | None = None
+    """Column that names the row's domain; a row without text there is in `__default__`."""
+    add_bos: Literal["auto"] | bool = "auto"
+    """Whether the beginning-of-text token starts a document; auto: if the tokenizer has one."""
+    add_eos: Literal["auto"] | bool = "auto"
+    """Whether the end-of-text token ends a document; auto: if the tokenizer has one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_aliases(cls, values: Json) -> Json:
+        return apply_eos_alias(values)
+
+    @classmethod
+    def recognise(cls, sample: Sample) -> Recognition | None:
+        """Recognise one column of text: a known one, or the only column."""
+        if sample.is_mostly(explain_tree(record) is not None for record in sample.whole):
+            return None
+        columns = sample.columns
+        names = [name for name in TEXT_COLUMNS if name in columns] or (columns if len(columns) == 1 else [])
+        return choose_best(try_options(cls, {} if name == "text" else {"text_key": name}, sample) for name in names)
+
+    def get_token_options(self) -> TokenOptions:
+        """Return BOS and EOS of a document."""
+        return TokenOptions(add_bos=self.add_bos, add_eos=self.add_eos)
+
+    def list_ignored_columns(self) -> Sequence[str]:
+        """Return the columns that are left out on purpose."""
+        return self.ignore_columns
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
+        """Read every record as a document."""
+        return make_document_reader(self.text_key, options.filters)
+
+
+def make_document_reader(column: str, filters: Filters) -> RecordReader:
+    """Return a function that reads a column into a row of text, and rejects lengths outside the limits."""
+    report = make_plain_report("text")
+
+    def read(record: Mapping[str, Json]) -> Row | Rejected:
+        text = read_text(record, column)
+        if isinstance(text, Rejected):
+            return text
+        return check_length(text, filters) or Row("text", text=text, report=report, read_columns=(column,))
+
+    return read
+
+
+def read_text(record: Mapping[str, Json], column: str) -> str | Rejected:
+    """Return a column's text, or the reject of a missing, blank or other value."""
+    value = record.get(column)
+    if type(value) is not str:
+        if value is None:
+            return Rejected("missing_field", f"{column} is absent or null")
+        return Rejected("content_not_text", f"{column} is {describe_type(value)}")
+    if not value or value.isspace():
+        return Rejected("empty_text", f"{column} is blank")
+    return value

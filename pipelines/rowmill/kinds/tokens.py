@@ -1,0 +1,479 @@
+"""The kind `tokens`: ids that a dataset has already.
+
+Reading the fields that rows of token ids carry: numbers placed at their tokens, and values of the row.
+
+    ids        5 6 7 8 9      of which the response is 7 8 9, and 7 and 9 are trained
+
+    5 values   all tokens     a b c d e
+    3 values   the response   0 0 a b c
+    2 values   the trained    0 0 a 0 b
+
+The three sets contain each other, so a number of values says which of them is meant.
+
+The kind `tokens`: rows that are token ids already, such as a server's rollouts, kept exactly as they are.
+
+    prompt_response   {"prompt_ids": [5, 6], "response_ids": [7, 8, 9], "response_mask": [1, 0, 1]}
+    masked            {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 0, 1, 0, 1]}
+    labelled          {"input_ids": [5, 6, 7, 8, 9], "labels": [-100, -100, 7, -100, 9]}
+    counted           {"input_ids": [5, 6, 7, 8, 9], "response_length": 3}
+    turns             {"turns": [{"prompt_token_ids": [5, 6], "generation_token_ids": [7]},
+                                 {"prompt_token_ids": [5, 6, 7, 8], "generation_token_ids": [9]}]}
+
+The first shape that matches wins.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from rowmill.conversation.truncation import OverlongPolicy
+from rowmill.core.arrays import Bools, Weights
+from rowmill.core.arrays import Tokens as TokenIds
+from rowmill.core.config import describe_type
+from rowmill.core.json import Json
+from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
+from rowmill.kinds.custom import to_flat_array
+from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
+from rowmill.kinds.shared.messages import get_at_path, is_list, is_mapping
+from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.schema.examples import IGNORED_LABEL, TAKEN_NAMES, RolloutFields
+from rowmill.schema.rows import ParseReport, Rejected, Row, RowKind, make_plain_report
+
+_MOST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPlaces:
+    """The sets of a record's T tokens that a field may be of: all, the response, the trained; bool[T]."""
+
+    response: Bools | None
+    trained: Bools
+
+    def place(self, values: Weights, name: str) -> Weights | Rejected:
+        """Return one value for each token, 0.0 where there is none; reject another number of values."""
+        every = np.ones(len(self.trained), np.bool_)
+        chosen = [every, *(() if self.response is None else (self.response,)), self.trained]
+        for places in chosen:
+            if int(places.sum()) == len(values):
+                placed = np.zeros(len(places), np.float32)
+                placed[places] = values
+                return placed
+        counts = " or ".join(str(count) for count in dict.fromkeys(int(places.sum()) for places in chosen))
+        return Rejected("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
+
+
+def read_token_values(value: Json, name: str) -> Weights | Rejected:
+    """Return a list of finite numbers as float32."""
+    values = to_flat_array(value) if is_list(value) else None
+    # NumPy would turn true into 1 among numbers.
+    if values is None or (len(values) and values.dtype.kind not in "iuf") or bool in map(type, value):
+        return Rejected("bad_field", f"{name} is {describe_type(value)}, expected a flat list of numbers")
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(single))
+    if len(wrong):
+        return Rejected("bad_field", f"{name} is {values[wrong[0]]} at {int(wrong[0])}, expected a finite float32")
+    return single
+
+
+def read_row_field(record: Mapping[str, Json], name: str) -> float | str | Rejected | None:
+    """Return the reward of a record as a number, or its group as text; None if it has none."""
+    value = record.get(name)
+    if value is None:
+        return None
+    if name == "reward":
+        if type(value) not in (int, float):
+            return Rejected("bad_field", f"reward is {describe_type(value)}, expected a number")
+        if not abs(value) <= _MOST:
+            return Rejected("bad_field", f"reward is {value}, expected a finite float32")
+        return float(value)
+    if type(value) not in (int, str):
+        return Rejected("bad_field", f"{name} is {describe_type(value)}, expected text or an integer")
+    return str(value)
+
+
+# ── The kind `tokens`: rows that are token ids already, such as a server's rollouts, kept exactly as the ──
+
+
+PROMPT_FIELDS = ("prompt_ids", "prompt_token_ids")
+RESPONSE_FIELDS = ("response_ids", "completion_ids", "generation_token_ids")
+COUNT_FIELDS = ("response_length", "num_actions")
+TURN_FIELDS = ("turns", "messages", "output", "response.output", "message_log")
+"""Columns that may hold a list of turns, some of which have ids."""
+
+WITHOUT_FIELD = "without_"
+"""Begins the note on a row that lacks a declared field, which ends with the field's name."""
+
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_MAX_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _MaskedIds:
+    """Ids with their loss mask, and the shape in which they were found.
+
+    `response` marks the tokens of the answer, if the shape says which they are; `turns` are the record's own, if it has
+    some. `fields` have a number for each id.
+    """
+
+    schema: str
+    ids: TokenIds
+    mask: Bools
+    response: Bools | None = None
+    turns: Sequence[Mapping[str, Json]] = ()
+    fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+
+
+class Tokens(DatasetKind):
+    """Each record is a list of token ids with its mask; nothing is encoded again."""
+
+    PRECEDENCE: ClassVar[int] = 10
+    ROW_KIND: ClassVar[RowKind] = "tokens"
+    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"filters": frozenset({"min_chars", "max_chars"})}
+
+    OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = ("truncate", "drop", "raise", "keep")
+
+    kind: Literal["tokens"] = "tokens"
+    """Token ids with their mask, kept exactly: rollouts, and data that another tool tokenized."""
+    ids_fields: list[str] = Field(default=["input_ids", "token_ids"], min_length=1)
+    """Columns that may hold the ids of a whole example; the first that is not null is used."""
+    mask_fields: list[str] = Field(
+        default=["loss_mask", "completion_mask", "assistant_masks", "sampled_mask", "response_mask", "mask"],
+        min_length=1,
+    )
+    """Columns that may hold 1 for a trained token and 0 for another, as long as the ids, or as `response_length` says
+    for the last tokens; for a prompt and a response, as long as the response."""
+    token_fields: list[str] = Field(default=[])
+    """Columns with a number per token, such as `logprobs` or `advantages`, which go to the reader and to the exports
+    `native` and `hf`; as long as the ids, the response or the trained ids. 0.0 for a token without one."""
+    row_fields: list[Literal["reward", "group_id"]] = Field(default=[])
+    """Columns with a value per row that go the same way: `reward`, a number; `group_id`, text or an integer."""
+    domain_key: str | None = None
+    """Column that names the row's domain; a row without text there is in `__default__`."""
+
+    @field_validator("token_fields", "row_fields")
+    @classmethod
+    def _check_field_names(cls, names: list[str]) -> list[str]:
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]!r} is listed twice; each field is one column of the shards; list it once")
+        return names
+
+    @field_validator("token_fields")
+    @classmethod
+    def _check_token_fields(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not _FIELD_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} cannot name a column of the shards; expected letters, digits and _, such as logprobs; "
+                    "rename the column in the source"
+                )
+            if name in TAKEN_NAMES:
+                raise ValueError(
+                    f"{name!r} is a name of rowmill's own columns and batches; a field per token needs another, such "
+                    "as logprobs; rename the column in the source"
+                )
+        return names
+
+    def get_rollout_fields(self) -> RolloutFields:
+        """Return the declared fields."""
+        return RolloutFields(tuple(self.token_fields), tuple(self.row_fields))
+
+    @classmethod
+    def recognise(cls, sample: Sample) -> Recognition | None:
+        """Recognise records of ids with a mask, labels or a response."""
+        return choose_best([try_options(cls, {}, sample)])
+
+    @classmethod
+    def select_group_defaults(
+        cls, options: Mapping[str, Any], groups: Mapping[str, Any]
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Drop what is too long: to cut ids is for the recipe to say."""
+        return {"truncation": {"overlong": "drop", "token_cut": "reject"}}
+
+    def check_options(self, options: DatasetOptions) -> None:
+        """Refuse to cut ids unless the recipe allows it, and to make several examples of one."""
+        refuse_overlong_policy(self, options, "would make several examples of one")
+        chosen = options.truncation
+        if chosen.overlong == "truncate" and chosen.token_cut != "allow":  # noqa: S105  (tokens of text)
+            raise ValueError(
+                "truncation.overlong: truncate for a tokens dataset cuts ids, since it has no messages to remove; "
+                "expected truncation.token_cut: allow beside it; set it, or choose drop, raise or keep"
+            )
+        super().check_options(options)
+
+    def join_shortening_policies(self, options: DatasetOptions) -> str:
+        """Return that rows can be dropped, or cut where the recipe allows it."""
+        allowed = "" if options.truncation.token_cut == "allow" else " with truncation.token_cut: allow"  # noqa: S105
+        return f"drop, or truncate{allowed}"
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
+        """Read every record as ids with their mask."""
+        return self._read_row
+
+    def _read_row(self, record: Mapping[str, Json]) -> Row | Rejected:
+        # The first shape that matches; null counts as absent.
+        found = next((found for read_shape in _SHAPES if (found := read_shape(record, self)) is not None), None)
+        if found is None:
+            present = ", ".join(sorted(record)[:20]) or "no column"
+            return Rejected("unknown_schema", f"no ids with a mask, labels, a response or its length in {present}")
+        if isinstance(found, Rejected):
+            return found
+        # Fields are as long as what the record holds, its padding included, and of what it trains.
+        found = _add_token_fields(found, record, self.token_fields)
+        if isinstance(found, Rejected):
+            return found
+        found = _remove_padding(found, record.get("attention_mask"))
+        if isinstance(found, Rejected):
+            return found
+        found.mask[:1] = False
+        if not found.mask.any():
+            return Rejected("no_loss_tokens", "no token but the first is trained" if len(found.ids) else "no tokens")
+        columns: dict[str, Any] = {"input_ids": found.ids, "loss_mask": found.mask}
+        for name in self.row_fields:
+            value = read_row_field(record, name)
+            if isinstance(value, Rejected):
+                return value
+            columns[name] = value
+        missing = [name for name in self.token_fields if name not in found.fields]
+        columns |= dict.fromkeys(missing, np.zeros(len(found.ids), np.float32)) | dict(found.fields)
+        missing += [name for name in self.row_fields if columns[name] is None]
+        report = make_plain_report(found.schema)
+        if missing:
+            report = ParseReport(schema=found.schema, notes=tuple(f"{WITHOUT_FIELD}{name}" for name in missing))
+        return Row("tokens", columns=columns, report=report)
+
+
+# ── Shapes ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    _, prompt = _find_column(record, PROMPT_FIELDS)
+    _, response = _find_column(record, RESPONSE_FIELDS)
+    if prompt is None or response is None:
+        return None
+    asked, answered = _read_ids(prompt), _read_ids(response)
+    if isinstance(asked, Rejected):
+        return asked
+    if isinstance(answered, Rejected):
+        return answered
+    name, flags = _find_column(record, options.mask_fields)
+    mask = np.ones(len(answered), np.bool_) if flags is None else _read_mask(flags, name)
+    if isinstance(mask, Rejected):
+        return mask
+    if len(mask) != len(answered):
+        return Rejected("length_mismatch", f"{name} has {len(mask)} entries, the response {len(answered)} ids")
+    ids, whole = np.concatenate((asked, answered)), np.concatenate((np.zeros(len(asked), np.bool_), mask))
+    return _MaskedIds("prompt_response", ids, whole, response=np.arange(len(ids)) >= len(asked))
+
+
+def _read_masked(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    name, flags = _find_column(record, options.mask_fields)
+    ids = _find_whole_ids(record, options)
+    if ids is None or flags is None:
+        return None
+    mask = _read_mask(flags, name)
+    if isinstance(ids, Rejected):
+        return ids
+    if isinstance(mask, Rejected):
+        return mask
+    if len(mask) == len(ids):
+        return _MaskedIds("masked", ids, mask)
+    if len(mask) < len(ids) and len(mask) == record.get("response_length"):
+        return _MaskedIds("masked", ids, np.concatenate((np.zeros(len(ids) - len(mask), np.bool_), mask)))
+    return Rejected("length_mismatch", f"{name} has {len(mask)} entries, the record {len(ids)} ids")
+
+
+def _read_labelled(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    ids, given = _find_whole_ids(record, options), record.get("labels")
+    if ids is None or given is None:
+        return None
+    labels = _to_integers(given)
+    if isinstance(ids, Rejected):
+        return ids
+    if labels is None:
+        return Rejected("bad_mask", f"labels are {describe_type(given)}, expected a list of integers")
+    if len(labels) != len(ids):
+        return Rejected("length_mismatch", f"labels have {len(labels)} entries, the record {len(ids)} ids")
+    mask = labels != IGNORED_LABEL
+    wrong = np.flatnonzero(mask & (labels != ids))
+    if not len(wrong):
+        return _MaskedIds("labelled", ids, mask)
+    at = int(wrong[0])
+    next_ids = np.append(ids[1:], -1)
+    shifted = bool((labels[mask] == next_ids[mask])[: -1 if mask[-1] else None].all())
+    hint = "; they are shifted by one, each label is the next id: shift them back" if shifted else ""
+    return Rejected("labels_disagree", f"label {at} is {labels[at]}, id {at} is {ids[at]}{hint}")
+
+
+def _read_counted(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    ids = _find_whole_ids(record, options)
+    name, count = _find_column(record, COUNT_FIELDS)
+    if ids is None or count is None:
+        return None
+    if isinstance(ids, Rejected):
+        return ids
+    if type(count) is not int or count < 0:
+        return Rejected("bad_mask", f"{name} is {count!r}, expected how many of the last ids are trained")
+    if count > len(ids):
+        return Rejected("length_mismatch", f"{name} is {count}, the record has {len(ids)} ids")
+    return _MaskedIds("counted", ids, np.arange(len(ids)) >= len(ids) - count)
+
+
+def _read_turns(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+    wanted = ("prompt_token_ids", "generation_token_ids")
+    turns: list[dict[str, Any]] = []
+    for path in TURN_FIELDS:
+        value = get_at_path(record, path)
+        if is_list(value):
+            # Tools' results and messages without ids lie in later prompts.
+            turns = [turn for turn in value if is_mapping(turn) and all(turn.get(name) is not None for name in wanted)]
+        if turns:
+            break
+    else:
+        return None
+    ids, mask = np.empty(0, np.int32), np.empty(0, np.bool_)
+    for number, turn in enumerate(turns):
+        prompt, generated = _read_ids(turn["prompt_token_ids"]), _read_ids(turn["generation_token_ids"])
+        if isinstance(prompt, Rejected):
+            return prompt
+        if isinstance(generated, Rejected):
+            return generated
+        if not np.array_equal(prompt[: len(ids)], ids):
+            return Rejected("not_append_only", f"the prompt of turn {number} does not begin with all ids before it")
+        mask = np.concatenate((mask, np.arange(len(ids), len(prompt) + len(generated)) >= len(prompt)))
+        ids = np.concatenate((prompt, generated))
+    return _MaskedIds("turns", ids, mask, turns=turns)
+
+
+_SHAPES: Sequence[Callable[[Mapping[str, Json], Tokens], _MaskedIds | Rejected | None]] = (
+    _read_prompt_response,
+    _read_masked,
+    _read_labelled,
+    _read_counted,
+    _read_turns,
+)
+
+
+def _find_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str, Json]:
+    """Return the name and the value of the first column that is not null; if there is none, an empty name and None."""
+    return next(((name, value) for name in names if (value := record.get(name)) is not None), ("", None))
+
+
+def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | Rejected | None:
+    _, value = _find_column(record, options.ids_fields)
+    return None if value is None else _read_ids(value)
+
+
+# ── Fields of tokens ───────────────────────────────────────────────────────────────────────────────
+
+
+def _add_token_fields(found: _MaskedIds, record: Mapping[str, Json], names: Iterable[str]) -> _MaskedIds | Rejected:
+    """Read the fields that a record has, each placed at its tokens; a null counts as absent."""
+    places: TokenPlaces | None = None
+    fields: dict[str, Weights] = {}
+    for name in names:
+        values = _read_field(record, found.turns, name)
+        if values is None:
+            continue
+        places = places or TokenPlaces(_find_response(record, found), found.mask)
+        placed = values if isinstance(values, Rejected) else places.place(values, name)
+        if isinstance(placed, Rejected):
+            return placed
+        fields[name] = placed
+    return replace(found, fields=fields) if fields else found
+
+
+def _read_field(
+    record: Mapping[str, Json], turns: Sequence[Mapping[str, Json]], name: str
+) -> Weights | Rejected | None:
+    """Return a record's values, those of its turns end to end, or None; a turn without any has zeros."""
+    if all(turn.get(name) is None for turn in turns):
+        value = record.get(name)
+        return None if value is None else read_token_values(value, name)
+    joined: list[Weights] = []
+    for number, turn in enumerate(turns):
+        generated = len(turn["generation_token_ids"])
+        value = turn.get(name)
+        values = np.zeros(generated, np.float32) if value is None else read_token_values(value, name)
+        if isinstance(values, Rejected):
+            return values
+        if len(values) != generated:
+            return Rejected(
+                "length_mismatch", f"{name} of turn {number} has {len(values)} values, the turn {generated} ids"
+            )
+        joined.append(values)
+    return np.concatenate(joined)
+
+
+def _find_response(record: Mapping[str, Json], found: _MaskedIds) -> Bools | None:
+    """Return which tokens are the answer: as the shape says, or the last ones if all trained ones are among them."""
+    if found.response is not None:
+        return found.response
+    _, count = _find_column(record, COUNT_FIELDS)
+    if type(count) is not int or not 0 <= count <= len(found.ids):
+        return None
+    last = np.arange(len(found.ids)) >= len(found.ids) - count
+    return None if (found.mask & ~last).any() else last
+
+
+# ── Values ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _read_ids(value: Json) -> TokenIds | Rejected:
+    """Return ids int32[T]; that each is below the vocabulary's size is checked where the tokenizer is known."""
+    ids = _to_integers(value)
+    if ids is None:
+        return Rejected("bad_tokens", f"ids are {describe_type(value)}, expected a flat list of integers")
+    outside = ids[(ids < 0) | (ids > _MAX_ID)]
+    if len(outside):
+        return Rejected("bad_tokens", f"id {outside[0]} is no token's")
+    return ids.astype(np.int32)
+
+
+def _read_mask(value: Json, name: str) -> Bools | Rejected:
+    mask = _read_json_list(value)
+    if mask is None or (len(mask) and (mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all())):
+        return Rejected("bad_mask", f"{name} holds other values than 0 and 1")
+    return mask.astype(np.bool_)
+
+
+def _to_integers(value: Json) -> NDArray[np.int64] | None:
+    array = _read_json_list(value)
+    if array is None or (len(array) and array.dtype.kind not in "iu"):
+        return None
+    # Half of the range of uint64 is no int64; such a value is an integer, and no id.
+    return np.minimum(array, np.iinfo(np.int64).max).astype(np.int64)
+
+
+def _read_json_list(value: Json) -> NDArray[Any] | None:
+    # NumPy would turn true into 1 among integers.
+    if not is_list(value) or (bool in map(type, value) and int in map(type, value)):
+        return None
+    return to_flat_array(value)
+
+
+def _remove_padding(found: _MaskedIds, attention: Json) -> _MaskedIds | Rejected:
+    """Remove the tokens at both ends that attention leaves out."""
+    if attention is None:
+        return found
+    attends = _read_mask(attention, "attention_mask")
+    if isinstance(attends, Rejected):
+        return attends
+    if len(attends) != len(found.ids):
+        return Rejected(
+            "length_mismatch", f"attention_mask has {len(attends)} entries, the record {len(found.ids)} ids"
+        )
+    places = np.flatnonzero(attends)
+    own = slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0)
+    if not attends[own].all():
+        return Rejected("padded_inside", f"attention_mask is 0 at {int(places[0] + np.argmin(attends[own]))}, inside")
+    fields = {name: values[own] for name, values in found.fields.items()}
+    return replace(found, ids=found.ids[own], mask=found.mask[own], fields=fields)

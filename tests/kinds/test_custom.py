@@ -1,0 +1,520 @@
+"""Custom formats: what a class may return, how it is found, how its failures are handled, its identity."""
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json
+from rowmill.formats import RowFormat, register_format
+from rowmill.inspection import inspect, trace
+from rowmill.kinds import custom
+from rowmill.kinds.catalog import KINDS, Format, Python
+from rowmill.recipe import recipe
+from rowmill.schema.examples import SPAN_KINDS
+from rowmill.schema.rows import Row
+from tests.support.recipes import CONTROL, Built, Workspace, lines, sentence, text_of
+
+FORMATS = '''
+"""A format of a test."""
+from rowmill.formats import RowFormat
+from rowmill.schema.rows import Row
+
+GREETING = "hello"
+
+
+class Tickets(RowFormat):
+    def __init__(self, greeting=GREETING):
+        self.greeting = greeting
+
+    def rows(self, record):
+        match record["how"]:
+            case "chat":
+                messages = ({"role": "human", "content": record["q"]}, {"role": "gpt", "content": record["a"]})
+                return Row("conversation", messages=messages, domain="talk")
+            case "call":
+                call = {"name": "look_up", "arguments": '{"word": "x"}'}
+                said = {"role": "assistant", "content": "", "function_call": call}
+                answer = {"role": "assistant", "content": "<think>t</think>" + record["a"]}
+                tools = ({"name": "look_up", "parameters": {}},)
+                return Row("conversation", messages=({"role": "user", "content": record["q"]}, said,
+                           {"role": "function", "content": "found"}, answer), tools=tools)
+            case "pair":
+                return Row("pair", text=record["q"], output=record["a"])
+            case "text":
+                return Row("text", text=self.greeting + " " + record["a"])
+            case "many":
+                return [Row("text", text=f"{record['a']} {i}") for i in range(3)]
+            case "some":
+                return [Row("text", text=record["a"]), Row("text", text=" "), Row("pair", text="p", output="r")]
+            case "none":
+                return None
+            case "empty":
+                return []
+            case "dict":
+                return {"text": "x"}
+            case "record":
+                return Row("record", record={"x": 1})
+            case "blank":
+                return Row("pair", text="q", output=" ")
+            case "mute":
+                return Row("conversation", messages=({"role": "user", "content": "q"},))
+        raise KeyError(record["how"])
+
+
+class Tokens(RowFormat):
+    def build(self, record, ctx):
+        how = record["how"]
+        if how == "none":
+            return None
+        if how == "raise":
+            raise RuntimeError("no tokens today")
+        if how == "given":
+            return record["made"]
+        ids = ctx.tokenizer.encode(record["a"], add_special_tokens=False)
+        assert ctx.config.truncation.max_length == ctx.max_length
+        return {"ids": ids, "loss_mask": [i % 2 for i in range(len(ids))], "domain": record.get("domain")}
+
+
+class Neither(RowFormat):
+    pass
+
+
+class Both(Tickets):
+    def build(self, record, ctx):
+        return None
+
+
+class Stranger:
+    pass
+'''
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Workspace:
+    (tmp_path / "own_formats.py").write_text(textwrap.dedent(FORMATS), encoding="utf-8")
+    return Workspace(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _registry() -> Iterator[None]:
+    """Restore the registered names after every test."""
+    before = dict(custom.list_registered_formats())
+    yield
+    for name in set(custom.list_registered_formats()) - set(before):
+        custom.unregister_format(name)
+
+
+def made_by(workspace: Workspace, name: str, rows: Sequence[Mapping[str, Any]], **groups: Any) -> Built:
+    form = {"kind": "python", "class": f"own_formats:{name}", **groups.pop("form", {})}
+    return workspace.one("a.jsonl", rows, form, **groups).build()
+
+
+# Rows
+
+
+@pytest.mark.slow
+def test_rows_of_each_kind_become_examples(project: Workspace) -> None:
+    rows = [{"how": how, "q": f"why {how}?", "a": f"because {how}"} for how in ("chat", "pair", "text", "call")]
+
+    built = made_by(project, "Tickets", rows, template={"on_dropped": {"tool_list": "count"}})
+
+    assert built.rejects() == []
+    texts = [text_of(one) for one in built.examples()]
+    assert texts[0] == "<|im_start|>user\nwhy chat?<|im_end|>\n<|im_start|>assistant\nbecause chat<|im_end|>\n"
+    assert texts[1] == "why pair?because pair<|im_end|>"
+    assert texts[2] == "hello because text<|im_end|>"
+    assert '{"name": "look_up", "arguments": {"word": "x"}}' in texts[3]
+    assert [one["domain"] for one in built.examples()] == ["talk", None, None, None]
+
+
+@pytest.mark.slow
+def test_rows_of_a_conversation_are_read_like_those_of_a_source(project: Workspace) -> None:
+    built = made_by(project, "Tickets", [{"how": "call", "q": "q", "a": "found it"}])
+
+    (row,) = built.rows_of("rows", "canonical_rows", file="rows")
+    assert row["schema"] == "python"
+    assert row["extracted_think_from_content"] == 1
+    assert row["tools_present"]
+    assert '"role":"tool","content":"found","tool_call_id":"call_0"' in row["messages"]
+
+
+@pytest.mark.slow
+def test_rows_of_one_record_have_a_ledger_line_each_and_records_add_up(project: Workspace) -> None:
+    rows = [{"how": "many", "a": "x"}, {"how": "some", "a": "y"}, {"how": "text", "a": "z"}]
+
+    built = made_by(project, "Tickets", rows)
+
+    names = [row["row_id"].rpartition(":")[2] for row in built.rows_of("rows", "canonical_rows", file="rows")]
+    rejects = [
+        (row["row_id"].rpartition(":")[2], row["reason"])
+        for row in built.rows_of("rows", "canonical_rows", file="rejects")
+    ]
+    assert names == ["0", "0.1", "0.2", "1", "1.2", "2"]
+    assert rejects == [("1.1", "empty_text")]
+    assert built.manifest("rows", "canonical_rows").facts["accounted"] == 0
+    assert len(built.segments()) == 6
+
+
+@pytest.mark.slow
+def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Workspace) -> None:
+    rows = [{"how": "many", "a": "x"}, {"how": "many", "a": "x"}, {"how": "many", "a": "y"}]
+
+    built = made_by(project, "Tickets", rows, filters={"deduplicate": "prefix200"})
+
+    assert built.rejects() == [(1, "duplicate")] * 3
+    assert len(built.examples()) == 6
+
+
+@pytest.mark.slow
+def test_rows_of_one_record_are_found_by_trace_and_inspect(project: Workspace) -> None:
+    built = made_by(project, "Tickets", [{"how": "many", "a": "x"}])
+
+    traced = trace.trace_source(built.project, "data/a.jsonl:1")
+    second = trace.trace_row(built.project, traced[1].row_id)
+    seen = list(inspect.inspect_rows(built.project, count=1, dataset=None, row_id=None))
+
+    assert [one.row_id.rpartition(":")[2] for one in traced] == ["0", "0.1", "0.2"]
+    assert [len(one.places) for one in traced] == [1, 1, 1]
+    assert second == [traced[1]]
+    assert [one.row_id for one in seen] == [one.row_id for one in traced]
+    assert all(one.origin.line == 1 for one in traced)
+
+
+NO_ROWS = [
+    ("none", "skipped_by_format", ""),
+    ("empty", "skipped_by_format", ""),
+    ("unheard", "format_error", "KeyError: 'unheard'"),
+    ("dict", "format_error", "rows returned dict, expected a Row: conversation, pair or text"),
+    ("record", "format_error", "rows returned a Row of kind record"),
+    ("blank", "empty_text", ""),
+    ("mute", "no_assistant", ""),
+]
+
+
+@pytest.mark.slow
+def test_invalid_rows_are_one_reject_each(project: Workspace) -> None:
+    rows = [*({"how": how} for how, _, _ in NO_ROWS), {"how": "text", "a": "fine"}]
+
+    built = made_by(project, "Tickets", rows)
+
+    assert built.rejects() == [(i, reason) for i, (_, reason, _) in enumerate(NO_ROWS)]
+    assert built.kept() == [len(NO_ROWS)]
+    for _, _, detail in NO_ROWS:
+        assert any(detail in one for one in built.details())
+
+
+@pytest.mark.slow
+def test_rows_without_a_chat_template_refuse_conversations_only(project: Workspace) -> None:
+    rows = [{"how": "chat", "q": "q", "a": "a"}, {"how": "text", "a": "fine"}]
+    project.one("a.jsonl", rows, {"kind": "python", "class": "own_formats:Tickets"})
+    config = project.folder / "tokenizer/tokenizer_config.json"
+    config.write_text(config.read_text().replace('"chat_template"', '"no_template"'), encoding="utf-8")
+
+    built = project.build()
+
+    assert built.rejects() == [(0, "template_error")]
+    assert built.kept() == [1]
+
+
+@pytest.mark.slow
+def test_records_that_are_not_objects_are_rejected_before_the_class_gets_them(project: Workspace) -> None:
+    project.recipe(
+        {
+            "rows": {
+                "source": {"train_urls": [project.write("a.jsonl", b"[1]\n" + lines([{"how": "text", "a": "fine"}]))]},
+                "format": {"kind": "python", "class": "own_formats:Tickets"},
+            }
+        }
+    )
+
+    assert project.build().rejects() == [(0, "not_an_object")]
+
+
+# Tokens
+
+
+def given(**made: Json) -> dict[str, Json]:
+    return {"how": "given", "made": made}
+
+
+@pytest.mark.slow
+def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project: Workspace) -> None:
+    row = given(ids=[1, 200, 201, 2], loss_mask=[1, 0, 1, 1], domain="mine")
+
+    built = made_by(project, "Tokens", [row])
+
+    (one,) = built.examples()
+    assert one["input_ids"] == [1, 200, 201, 2]
+    assert one["loss_mask"] == [False, False, True, True]
+    assert one["domain"] == "mine"
+    assert (one["trained_tokens"], one["context_tokens"], one["template_tokens"]) == (2, 2, 0)
+    assert [SPAN_KINDS[kind] for kind in one["span_kinds"]] == ["prompt", "record"]
+    assert one["span_starts"] == [0, 2]
+
+
+@pytest.mark.slow
+def test_tokens_can_be_made_with_the_recipes_tokenizer(project: Workspace) -> None:
+    built = made_by(project, "Tokens", [{"how": "text", "a": sentence(1, 9)}], truncation={"max_length": 128})
+
+    (one,) = built.examples()
+    assert text_of(one) == sentence(1, 9)
+    assert one["loss_mask"] == [bool(i % 2) for i in range(one["tokens"])]
+
+
+NO_TOKENS = [
+    ({"how": "none"}, "skipped_by_format", ""),
+    ({"how": "raise"}, "format_error", "RuntimeError: no tokens today"),
+    (given(ids=[5, 10_000], loss_mask=[0, 1]), "bad_example", "id 10000 is unknown"),
+    (given(ids=[5, -1], loss_mask=[0, 1]), "bad_example", "id -1 is unknown"),
+    (given(ids=[5, 6], loss_mask=[0, 1, 1]), "bad_example", "loss_mask is 3 long, ids are 2 long"),
+    (given(ids=[5, 6], loss_mask=[0, 2]), "bad_example", "other values than 0 and 1"),
+    (given(ids=[5, 6], loss_mask=[0, 0.5]), "bad_example", "other values than 0 and 1"),
+    (given(ids=[5, 6], loss_mask=["a", "b"]), "bad_example", "other values than 0 and 1"),
+    (given(ids=[5, 6.5], loss_mask=[0, 1]), "bad_example", "ids are no list of integers, or an empty one"),
+    (given(ids=[[5], [6]], loss_mask=[0, 1]), "bad_example", "ids are no list of integers, or an empty one"),
+    (given(ids=[], loss_mask=[]), "bad_example", "ids are no list of integers, or an empty one"),
+    (given(ids=[5, 6]), "bad_example", "expected ids and loss_mask"),
+    (given(ids=[5, 6], loss_mask=[0, 1], domain=3), "bad_example", "domain is an integer"),
+    (given(ids=[5, 6], loss_mask=[1, 0]), "no_loss_tokens", ""),
+]
+
+
+@pytest.mark.slow
+def test_tokens_that_cannot_be_used_are_one_reject_each(project: Workspace) -> None:
+    fine = given(ids=[5, 6], loss_mask=[0, 1])
+
+    built = made_by(project, "Tokens", [*(row for row, _, _ in NO_TOKENS), fine])
+
+    assert built.rejects() == [(i, reason) for i, (_, reason, _) in enumerate(NO_TOKENS)]
+    assert built.kept() == [len(NO_TOKENS)]
+    for (_, _, expected), detail in zip(NO_TOKENS, built.details(), strict=True):
+        assert expected in detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("truncation", "ids"),
+    [
+        ({}, [[40, 41, 42, 43]]),
+        ({"truncate_side": "right"}, [[30, 31, 32, 33]]),
+        ({"overlong": "split"}, [[30, 31, 32, 33], [34, 35, 36, 37], [38, 39, 40, 41], [42, 43]]),
+        ({"overlong": "drop"}, []),
+        ({"token_cut": "reject"}, []),
+    ],
+)
+def test_tokens_too_long_follow_the_policy(
+    project: Workspace, truncation: dict[str, Any], ids: list[list[int]]
+) -> None:
+    row = given(ids=list(range(30, 44)), loss_mask=[1] * 14)
+
+    built = made_by(
+        project, "Tokens", [row, given(ids=[5, 6], loss_mask=[0, 1])], truncation={"max_length": 4} | truncation
+    )
+
+    assert [one["input_ids"] for one in built.examples()] == [*ids, [5, 6]]
+    for one in built.examples():
+        assert one["original_tokens"] == one["tokens"] + one["tokens_cut"]
+
+
+def test_tokens_may_be_arrays(project: Workspace) -> None:
+    class Arrays(RowFormat):
+        def build(self, record: Mapping[str, Json], ctx: Any) -> dict[str, Any]:
+            return {"ids": np.array([3, 4], np.int64), "loss_mask": np.array([False, True])}
+
+    from rowmill.kinds.custom import BuiltExample as Made
+    from rowmill.kinds.custom import check_built_example
+
+    made = check_built_example(Arrays().build({}, None), vocab_size=10)
+
+    assert isinstance(made, Made)
+    assert (made.ids.tolist(), made.mask.tolist()) == ([3, 4], [False, True])
+
+
+# Finding the class
+
+
+def refusal(workspace: Workspace, form: Mapping[str, Any], **groups: Any) -> str:
+    workspace.one("a.jsonl", [{"how": "none"}], {"kind": "python", **form}, **groups)
+    with pytest.raises(ConfigError) as error:
+        recipe.load_recipe(workspace.config)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({}, "datasets.rows.format.class: is missing"),
+        ({"class": "own_formats"}, "expected module:Name, such as my_formats:Tickets, got 'own_formats'"),
+        ({"class": "nowhere:Tickets"}, "no module nowhere in "),
+        ({"class": "own_formats:Tciket"}, "module own_formats has no Tciket; its formats are Tickets, Tokens, Neither"),
+        ({"class": "own_formats:Stranger"}, "own_formats:Stranger: it is not a RowFormat"),
+        ({"class": "own_formats:Neither"}, "it defines neither rows nor build"),
+        ({"class": "own_formats:Both"}, "it defines both rows and build"),
+        ({"class": "own_formats:Tickets", "source_digest": "x"}, "source_digest is computed from the class's file"),
+        ({"class": "own_formats:Tickets", "options": []}, "datasets.rows.format.options: must be a mapping"),
+        ({"class": "own_formats:Tickets", "messages_field": "m"}, "datasets.rows.format.messages_field: unknown key"),
+    ],
+)
+def test_class_that_cannot_be_used_is_an_error_at_load(project: Workspace, form: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(project, form)
+
+
+def test_class_that_builds_tokens_reads_no_group_of_rows(project: Workspace) -> None:
+    text = refusal(project, {"class": "own_formats:Tokens"}, reasoning={"think_mode": "drop"})
+
+    assert "datasets.rows.reasoning: a python dataset does not read this group; it reads filters, packing," in text
+
+
+def test_import_error_of_the_module_is_reported(project: Workspace) -> None:
+    (project.folder / "broken.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
+
+    text = refusal(project, {"class": "broken:Tickets"})
+
+    assert "module broken cannot be loaded (ModuleNotFoundError: No module named 'nothing_of_this_name')" in text
+
+
+@pytest.mark.slow
+def test_module_may_import_its_neighbours(project: Workspace) -> None:
+    (project.folder / "neighbour_of_formats.py").write_text("WORD = 'from next door'\n", encoding="utf-8")
+    (project.folder / "importing_formats.py").write_text(
+        "from neighbour_of_formats import WORD\n"
+        "from rowmill.formats import RowFormat\nfrom rowmill.schema.rows import Row\n"
+        "class Next(RowFormat):\n    def rows(self, record):\n        return Row('text', text=WORD)\n",
+        encoding="utf-8",
+    )
+
+    built = project.one("a.jsonl", [{}], {"kind": "python", "class": "importing_formats:Next"}).build()
+
+    assert text_of(built.examples()[0]) == "from next door<|im_end|>"
+
+
+def test_options_that_the_constructor_does_not_take_are_one_error(project: Workspace) -> None:
+    with pytest.raises(
+        ConfigError, match=r"own_formats:Tickets cannot be instantiated with options \{'greting': 'x'\}"
+    ):
+        made_by(project, "Tickets", [{"how": "none"}], form={"options": {"greting": "x"}})
+
+
+def test_options_reach_the_class_and_its_rows(project: Workspace) -> None:
+    built = made_by(project, "Tickets", [{"how": "text", "a": "x"}], form={"options": {"greeting": "bye"}})
+
+    assert text_of(built.examples()[0]) == "bye x<|im_end|>"
+
+
+# Identity
+
+
+@pytest.mark.slow
+def test_source_of_the_class_is_part_of_the_fingerprint(project: Workspace) -> None:
+    rows = [{"how": "text", "a": "x"}]
+    made_by(project, "Tickets", rows)
+
+    again = made_by(project, "Tickets", rows)
+    module = project.folder / "own_formats.py"
+    module.write_text(module.read_text().replace('"hello"', '"good day"'), encoding="utf-8")
+    changed = project.build()
+
+    assert again.made() == set()
+    assert "rows/canonical_rows" in changed.made()
+    assert text_of(changed.examples()[0]) == "good day x<|im_end|>"
+
+
+@pytest.mark.slow
+def test_bytes_are_the_same_for_one_worker_and_two(project: Workspace) -> None:
+    rows = [
+        {"how": ("chat", "many", "pair", "none")[i % 4], "q": sentence(i, 4), "a": sentence(i, 6)} for i in range(40)
+    ]
+    files = [project.write(f"{k}.jsonl", rows[k * 10 : k * 10 + 10]) for k in range(4)]
+    dataset = {"source": {"train_urls": files}, "format": {"kind": "python", "class": "own_formats:Tickets"}}
+
+    one = Workspace(project.folder, str(project.folder / "one")).recipe({"rows": dataset}).build()
+    two = (
+        Workspace(project.folder, str(project.folder / "two"))
+        .recipe({"rows": dataset}, execution={"workers": 2})
+        .build()
+    )
+
+    assert one.versions() == two.versions()
+
+
+# Registered names
+
+
+@pytest.mark.slow
+def test_registered_name_is_a_kind(project: Workspace) -> None:
+    module = project.folder / "named_formats.py"
+    module.write_text(
+        "from rowmill.formats import RowFormat, register_format\nfrom rowmill.schema.rows import Row\n"
+        "@register_format('named')\nclass Named(RowFormat):\n"
+        "    def rows(self, record):\n        return Row('text', text=record['a'])\n",
+        encoding="utf-8",
+    )
+    custom.find_format("named_formats:Named", project.folder, "test")
+
+    built = project.one("a.jsonl", [{"a": "by name"}], {"kind": "named"}).build()
+    dataset = built.project.recipe.datasets["rows"].format
+
+    assert isinstance(dataset, Python)
+    assert dataset.class_name == "named_formats:Named"
+    assert text_of(built.examples()[0]) == "by name<|im_end|>"
+    assert TypeAdapter[Any](Format).validate_python({"kind": "named"}).class_name == "named_formats:Named"
+
+
+def test_register_format_refuses_other_classes() -> None:
+    with pytest.raises(TypeError, match="it is not a RowFormat"):
+        register_format("stranger")(object)  # pyrefly: ignore[bad-specialization]
+
+
+def test_register_format_refuses_a_name_that_is_taken() -> None:
+    @register_format("taken")
+    class First(RowFormat):
+        def rows(self, record: Mapping[str, Json]) -> Row | None:
+            return None
+
+    class Second(RowFormat):
+        def rows(self, record: Mapping[str, Json]) -> Row | None:
+            return None
+
+    with pytest.raises(ValueError, match="names must be unique"):
+        register_format("taken")(Second)
+    with pytest.raises(ValueError, match="names must be unique"):
+        register_format("chat")(Second)
+    assert register_format("taken")(First) is First
+
+
+def test_unknown_kind_error_lists_the_kinds(project: Workspace) -> None:
+    text = refusal(project, {"kind": "chatt"})
+
+    assert f"'chatt' is not a kind; choose {', '.join(KINDS)}" in text
+
+
+@pytest.mark.slow
+def test_control_ids_of_a_custom_class_are_not_checked(project: Workspace) -> None:
+    built = made_by(project, "Tokens", [{"how": "text", "a": f"{CONTROL[1]}x"}], truncation={"max_length": 128})
+
+    assert built.examples()[0]["input_ids"][0] == 1
+
+
+def test_file_of_the_project_that_is_named_like_a_library_hides_none(tmp_path: Path) -> None:
+    assert "sched" not in sys.modules
+    (tmp_path / "sched.py").write_text("raise RuntimeError('a file of the project')\n", encoding="utf-8")
+    (tmp_path / "beside.py").write_text("WORD = 'found'\n", encoding="utf-8")
+    source = (
+        "import sched\nimport beside\nfrom rowmill.formats import RowFormat\nfrom rowmill.schema.rows import Row\n"
+        "class Mine(RowFormat):\n    def rows(self, record):\n"
+        "        return Row('text', text=f'{beside.WORD} {sched.scheduler.__name__}')\n"
+    )
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+
+    format_class = custom.find_format("mine:Mine", tmp_path, "here")
+
+    made = format_class().rows({})
+    assert isinstance(made, Row)
+    assert made.text == "found scheduler"

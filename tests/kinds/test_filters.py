@@ -1,0 +1,136 @@
+"""Filters: lengths, and which rows are equal."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rowmill.core.json import Json
+from rowmill.kinds.catalog import Auto, Chat
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
+from rowmill.kinds.shared.filters import (
+    Filters,
+    check_length,
+    hash_record_prefix,
+    hash_row_content,
+    mark_first_occurrences,
+)
+from rowmill.schema.rows import Rejected, Row
+
+HASHES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=40)
+
+
+def row_of(record: Json) -> Row:
+    row = Canonicalizer(RowOptionValues(Auto()))(record)
+    assert isinstance(row, Row), row
+    return row
+
+
+def dialogue(**message: Json) -> dict[str, Json]:
+    return {"messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A", **message}]}
+
+
+@pytest.mark.parametrize(("length", "reason"), [(2, "too_short"), (3, None), (5, None), (6, "too_long")])
+def test_length_limits_are_inclusive(length: int, reason: str | None) -> None:
+    verdict = check_length("x" * length, Filters(min_chars=3, max_chars=5))
+
+    assert (verdict.reason if isinstance(verdict, Rejected) else verdict) == reason
+
+
+def test_length_of_a_document_is_checked() -> None:
+    options = RowOptionValues(Auto(), filters=Filters(min_chars=3))
+
+    assert Canonicalizer(options)({"text": "ab"}) == Rejected("too_short", "2 characters, at least 3")
+    assert isinstance(Canonicalizer(options)(dialogue()), Row)
+
+
+@pytest.mark.parametrize(("given_", "meant"), [(True, "exact"), (False, "off"), ("prefix200", "prefix200")])
+def test_deduplicate_accepts_yaml_booleans(given_: Json, meant: str) -> None:
+    assert Filters(deduplicate=given_).deduplicate == meant
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"deduplicate": 1}, {"max_items": 0}, {"max_items": True}, {"min_chars": 3, "max_chars": 2}]
+)
+def test_wrong_option_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Filters(**wrong)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": "B"},
+        {"role": "user"},
+        {"reasoning": "r"},
+        {"tool_calls": [{"name": "f"}]},
+        {"train": False},
+        {"weight": 0},
+    ],
+)
+def test_content_hash_distinguishes_message_contents(change: dict[str, Json]) -> None:
+    assert hash_row_content(row_of(dialogue())) != hash_row_content(row_of(dialogue(**change)))
+
+
+@pytest.mark.parametrize("beside", [{"tools": [{"name": "f"}]}, {"chat_template_kwargs": {"x": 1}}])
+def test_content_hash_distinguishes_other_fields(beside: dict[str, Json]) -> None:
+    assert hash_row_content(row_of(dialogue())) != hash_row_content(row_of({**dialogue(), **beside}))
+
+
+def test_content_hash_does_not_depend_on_how_a_row_is_written() -> None:
+    sharegpt = {"id": 7, "conversations": [{"value": "U", "from": "human"}, {"from": "gpt", "value": "A"}]}
+    extras = {"messages": [{"content": "U", "role": "user", "time": 1}, {"role": "assistant", "content": "A"}]}
+
+    hashes = {
+        hash_row_content(row_of(record)) for record in (dialogue(), sharegpt, extras, {"prompt": "U", "answer": "A"})
+    }
+    assert len(hashes) == 1
+    assert len(hashes.pop()) == 16
+
+
+def test_content_hash_distinguishes_kinds() -> None:
+    assert hash_row_content(Row("text", text="x")) != hash_row_content(Row("pair", text="x"))
+
+
+def test_two_chats_with_one_long_system_text_collide_only_by_prefix() -> None:
+    system = {"role": "system", "content": "s" * 150}
+    records: list[dict[str, Json]] = [{"messages": [system, *dialogue(content=text)["messages"]]} for text in "AB"]
+
+    assert len({hash_row_content(row_of(record)) for record in records}) == 2
+    assert len({hash_record_prefix(record) for record in records}) == 1
+
+
+@given(st.text(alphabet="aé€😀", min_size=195, max_size=230))
+def test_prefix_hash_counts_characters_not_bytes(text: str) -> None:
+    """The record begins with six characters of its own: `{"a":"`."""
+    assert hash_record_prefix({"a": text}) == hash_record_prefix({"a": text[:194] + "x"})
+    assert hash_record_prefix({"a": text}) != hash_record_prefix({"a": text[:193] + "x" + text[194:]})
+
+
+@pytest.mark.slow
+@given(HASHES)
+def test_first_occurrences_are_those_of_a_plain_loop(pairs: list[tuple[int, int]]) -> None:
+    hashes = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
+    expected = [pairs.index(pair) == index for index, pair in enumerate(pairs)]
+
+    assert mark_first_occurrences(hashes).tolist() == expected
+    assert mark_first_occurrences(hashes.view("V16").reshape(-1)).tolist() == expected
+
+
+def test_first_occurrences_of_stored_hashes() -> None:
+    digests = [hash_row_content(row_of(dialogue(content=text))) for text in "ABACB"]
+
+    assert mark_first_occurrences(np.frombuffer(b"".join(digests), dtype="V16")).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_chat_options_have_no_length() -> None:
+    assert isinstance(Canonicalizer(RowOptionValues(Chat(), filters=Filters(min_chars=99)))(dialogue()), Row)

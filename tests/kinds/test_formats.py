@@ -1,0 +1,835 @@
+"""Formats: the union of kinds, aliases, detection of shapes, and reading of messages."""
+
+import pkgutil
+from typing import Any, get_args
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from rowmill import kinds
+from rowmill.conversation.options import Loss, Template
+from rowmill.core.config import describe_field
+from rowmill.core.json import Json, to_json
+from rowmill.kinds.catalog import Auto, Chat, Format, Python, Supervised, Text
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row
+from rowmill.kinds.shared.tool_calls import Tools
+from rowmill.schema.rows import Rejected, Row
+
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
+SHARED = {"base", "catalog", "custom", "joint_rows", "preference_shapes", "shared"}
+"""Modules of the folder that are no kind: the contract, the list, and what several kinds have in common."""
+
+
+def kept(record: Json, options: Any = None, **arguments: Any) -> Row:
+    row = Canonicalizer(RowOptionValues(options or Chat(), **arguments))(record)
+    assert isinstance(row, Row), row
+    return row
+
+
+def reason(record: Json, options: Any = None, **arguments: Any) -> str:
+    row = Canonicalizer(RowOptionValues(options or Chat(), **arguments))(record)
+    assert isinstance(row, Rejected), row
+    return row.reason
+
+
+def turns(row: Row) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in row.messages]
+
+
+def chat(*contents: tuple[str, Json]) -> dict[str, Json]:
+    return {"messages": [{"role": role, "content": content} for role, content in contents]}
+
+
+# The union
+
+
+def test_union_has_one_member_per_module() -> None:
+    members = {member.__module__ for member in get_args(get_args(Format)[0])}
+    modules = {
+        f"rowmill.kinds.{module.name}{'.options' if module.ispkg else ''}"
+        for module in pkgutil.iter_modules(kinds.__path__)
+        if module.name not in SHARED
+    }
+
+    assert members == modules
+
+
+@pytest.mark.parametrize("kind", ["chat", "supervised", "text", "auto", "python"])
+def test_kind_dumped_and_loaded_is_equal(kind: str) -> None:
+    model = ADAPTER.validate_python({"kind": kind, **({"class": "a:B"} if kind == "python" else {})})
+
+    assert ADAPTER.validate_python(model.model_dump()) == model
+    assert ADAPTER.validate_json(model.model_dump_json()) == model
+
+
+@pytest.mark.parametrize("model", [Chat, Supervised, Text, Auto, Python])
+def test_every_field_is_documented(model: Any) -> None:
+    assert [name for name in model.model_fields if not describe_field(model, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Auto()),
+        ({"type": "chat"}, Chat()),
+        ({"type": "instruction"}, Supervised()),
+        ({"kind": "instruction"}, Supervised()),
+        ({"kind": "chat", "messages_key": "dialog"}, Chat(messages_field="dialog")),
+        ({"kind": "supervised", "prompt_key": "q"}, Supervised(input_field="q")),
+        (
+            {"kind": "supervised", "input_key": "q", "target_key": "a"},
+            Supervised(input_field="q", output_field="a"),
+        ),
+        ({"kind": "supervised", "response_key": "a"}, Supervised(output_field="a")),
+        ({"kind": "text", "enforce_eos": True}, Text(add_eos="auto")),
+        ({"kind": "text", "enforce_eos": False}, Text(add_eos=False)),
+    ],
+)
+def test_alias_means_its_field(given: dict[str, Json], expected: Any) -> None:
+    assert ADAPTER.validate_python(given) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "chat", "kind": "chat"},
+        {"kind": "chat", "messages_key": "a", "messages_field": "a"},
+        {"kind": "supervised", "prompt_key": "a", "input_key": "a"},
+        {"kind": "text", "enforce_eos": True, "add_eos": True},
+    ],
+)
+def test_alias_together_with_its_field_is_refused(given: dict[str, Json]) -> None:
+    with pytest.raises(ValidationError, match="both are set"):
+        ADAPTER.validate_python(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kind": "chat", "message_field": "a"},
+        {"kind": "chat", "assistant_roles": "assistant"},
+        {"kind": "chat", "prompt_fields": []},
+        {"kind": "chat", "role_map": {"narrator": " "}},
+        {"kind": "supervised", "separate_with": True},
+        {"kind": "supervised", "separate_with": -1},
+        {"kind": "text", "add_eos": 1},
+        {"kind": "nothing"},
+    ],
+)
+def test_wrong_option_is_refused(given: dict[str, Json]) -> None:
+    with pytest.raises(ValidationError):
+        ADAPTER.validate_python(given)
+
+
+# Which shape
+
+
+@pytest.mark.parametrize(
+    ("record", "schema"),
+    [
+        (chat(("user", "U"), ("assistant", "A")), "messages"),
+        ({"messages": '[{"role":"user","content":"U"},{"role":"assistant","content":"A"}]'}, "messages"),
+        ({"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]}, "sharegpt"),
+        ({"messages": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]}, "sharegpt"),
+        ({"instruction": "U", "output": "A"}, "alpaca"),
+        ({"prompt": "U", "response": {"role": "assistant", "content": "A"}}, "prompt_response"),
+        ({"prompt": "U", "response": "A"}, "prompt_response"),
+        ({"prompt": None, "question": "U", "answer": "A"}, "prompt_response"),
+        ({"prompt": [{"role": "user", "content": "U"}], "completion": "A"}, "prompt_response"),
+        (
+            {"messages": None, "prompt": "U", "completion": [{"role": "assistant", "content": "A"}]},
+            "prompt_response",
+        ),
+    ],
+)
+def test_shape_is_recognised(record: Json, schema: str) -> None:
+    row = kept(record)
+
+    assert row.report.schema == schema
+    assert turns(row) == [("user", "U"), ("assistant", "A")]
+
+
+def test_shape_first_match_wins() -> None:
+    record = {**chat(("user", "U"), ("assistant", "A")), "prompt": "P", "response": "R", "text": "T"}
+
+    assert kept(record, Auto()).report.schema == "messages"
+    assert kept({"instruction": "I", "output": "O", "prompt": "P", "response": "R"}).report.schema == "alpaca"
+
+
+def test_shape_text_is_for_auto_only() -> None:
+    assert kept({"text": "T"}, Auto()).text == "T"
+    assert reason({"text": "T"}) == "unknown_schema"
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "expected"),
+    [
+        ({"foo": 1}, Chat(), "unknown_schema"),
+        ({}, Auto(), "unknown_schema"),
+        ({"messages": "hello"}, Chat(), "bad_messages"),
+        ({"messages": "[broken"}, Chat(), "bad_messages"),
+        ({"messages": {"role": "user"}}, Chat(), "bad_messages"),
+        ({"messages": ["hello"]}, Chat(), "bad_messages"),
+        ({"messages": [{"role": "user", "content": "U"}, "hello"]}, Chat(), "bad_messages"),
+        ({"messages": [{"role": 3, "content": "U"}]}, Chat(), "bad_messages"),
+        ({"messages": [{"role": ["user"], "content": "U"}]}, Chat(), "bad_messages"),
+        ({"messages": [{"content": "U"}]}, Chat(), "bad_messages"),
+        ({"messages": []}, Chat(), "empty_conversation"),
+        ({"messages": None}, Chat(), "unknown_schema"),
+        ({"messages": None}, Chat(dataset_schema="messages"), "missing_field"),
+        ({"foo": 1}, Chat(messages_field="dialog"), "missing_field"),
+        ({"prompt": "U", "response": "A"}, Chat(dataset_schema="messages"), "unknown_schema"),
+        ({"prompt": 3, "response": "A"}, Chat(), "content_not_text"),
+        ({"instruction": 3, "output": "A"}, Chat(), "content_not_text"),
+        ({"instruction": "U", "output": "A", "history": [["a"]]}, Chat(), "bad_messages"),
+        ("a string", Chat(), "not_an_object"),
+    ],
+)
+def test_record_of_no_shape_is_rejected(record: Json, options: Chat | Auto, expected: str) -> None:
+    assert reason(record, options) == expected
+
+
+def test_named_shape_overrides_an_earlier_match() -> None:
+    record = {**chat(("user", "U"), ("assistant", "A")), "prompt": "P", "response": "R"}
+
+    assert turns(kept(record, Chat(dataset_schema="prompt_response"))) == [("user", "P"), ("assistant", "R")]
+
+
+def test_keys_of_messages_by_configuration() -> None:
+    record = {"dialog": [{"speaker": "human", "text": "U"}, {"speaker": "bot", "text": "A"}]}
+    options = Chat(messages_field="dialog", role_field="speaker", content_field="text")
+
+    assert turns(kept(record, options)) == [("user", "U"), ("assistant", "A")]
+
+
+def test_alpaca_with_another_response_column_has_its_input() -> None:
+    record = {"instruction": "U", "input": "more", "response": "A"}
+
+    assert turns(kept(record)) == [("user", "U\nmore"), ("assistant", "A")]
+    assert turns(kept(record, Chat(dataset_schema="alpaca"))) == [("user", "U\nmore"), ("assistant", "A")]
+    assert turns(kept(record, Chat(prompt_fields=["instruction"]))) == [("user", "U\nmore"), ("assistant", "A")]
+
+
+INSTRUCTIONS = Chat(prompt_fields=["question", "instruction"], response_fields=["answer", "input"])
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt"),
+    [
+        ({"instruction": "I", "input": "X", "answer": "A"}, "I\nX"),
+        ({"instruction": "I", "input": " ", "answer": "A"}, "I"),
+        ({"instruction": "I", "input": None, "answer": "A"}, "I"),
+        ({"instruction": [{"role": "user", "content": "I"}], "answer": "A"}, "I"),
+        ({"instruction": "I", "input": "X", "context": "Y", "answer": "A"}, "I\nX\nY"),
+        ({"instruction": "Q", "question": "Q", "answer": "A"}, "Q"),
+        ({"instruction": "I", "input": "A"}, "I"),
+    ],
+)
+def test_prompt_in_instruction_joins_the_input(record: Json, prompt: str) -> None:
+    row = kept(record, INSTRUCTIONS)
+
+    assert row.report.schema == "prompt_response"
+    assert turns(row) == [("user", prompt), ("assistant", "A")]
+
+
+@pytest.mark.parametrize(
+    ("record", "column"),
+    [
+        ({"instruction": [{"role": "user", "content": "I"}], "input": "X", "answer": "A"}, "input"),
+        ({"instruction": "I", "question": "Q", "answer": "A"}, "instruction"),
+        ({"question": "Q", "answer": "A", "history": "We spoke before."}, "history"),
+        ({"instruction": "I", "output": "A", "history": "We spoke before."}, "history"),
+        ({"question": "Q", "answer": "A", "choices": ["a", "b"]}, "choices"),
+    ],
+)
+def test_column_that_belongs_to_the_prompt_is_read_or_refused_or_ignored_on_purpose(record: Json, column: str) -> None:
+    refused = canonicalize_row(record, RowOptionValues(INSTRUCTIONS))
+
+    assert isinstance(refused, Rejected)
+    assert refused.reason == "unread_prompt"
+    assert refused.detail.startswith(f"{column} holds ")
+    kept(record, INSTRUCTIONS.model_copy(update={"ignore_columns": [column]}))
+
+
+@pytest.mark.parametrize("column", ["system", "system_prompt"])
+def test_system_message_in_a_column_is_read_in_every_shape_and_once(column: str) -> None:
+    said = [("system", "Be brief."), ("user", "U"), ("assistant", "A")]
+    messages = [{"role": role, "content": text} for role, text in said]
+
+    for record in (
+        {"messages": messages[1:]},
+        {"messages": messages},
+        {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]},
+        {"question": "U", "response": "A"},
+        {"chat": "USER: U\n\nASSISTANT: A"},
+        {"conversation": ["U", "A"]},
+    ):
+        assert turns(kept({**record, column: "Be brief."})) == said
+
+
+def test_prompt_in_instruction_with_an_input_that_is_no_text_is_rejected() -> None:
+    record = {"instruction": "I", "input": {"a": 1}, "answer": "A"}
+
+    assert reason(record, INSTRUCTIONS) == "content_not_text"
+
+
+def test_prompt_in_instruction_is_that_of_a_pair() -> None:
+    record = {"instruction": "I", "input": "X", "answer": "A"}
+    pair = kept(record, Supervised(input_field="instruction", output_field="answer"))
+
+    assert turns(kept(record, INSTRUCTIONS))[0] == ("user", pair.text)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        ("images", ["cat.jpg"], "<image>\nWhat is it?"),
+        ("image", "cat.jpg", "What is it? <image>"),
+        ("image", {"bytes": "…"}, "<image>"),
+        ("videos", [None, "cat.mp4"], "<video>"),
+        ("video", "cat.mp4", "<video>"),
+        ("audios", ["cat.wav"], "<audio>"),
+        ("audio", "cat.wav", "<audio>"),
+    ],
+)
+def test_placeholder_of_a_media_column_is_rejected(column: str, value: Json, text: str) -> None:
+    records = [
+        (chat(("user", text), ("assistant", "A")), Chat()),
+        (chat(("user", "U"), ("assistant", text)), Chat()),
+        (chat(("user", "U"), ("assistant", f"<think>{text}</think>A")), Chat()),
+        ({"prompt": text, "response": "A"}, Supervised()),
+        ({"prompt": "U", "response": text}, Supervised()),
+        ({"text": text}, Text()),
+    ]
+
+    for record, options in records:
+        row = Canonicalizer(RowOptionValues(options))(record | {column: value})
+        assert isinstance(row, Rejected)
+        assert row.reason == "multimodal_content"
+        assert row.detail.endswith(f"the column {column} is not empty")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("<image>", {}),
+        ("<image>", {"images": None}),
+        ("<image>", {"images": [], "image": " "}),
+        ("<image>", {"images": [None, {}]}),
+        ("<image>", {"videos": ["cat.mp4"]}),
+        ("no placeholder", {"images": ["cat.jpg"]}),
+    ],
+)
+def test_placeholder_without_its_media_stays_text(text: str, columns: dict[str, Json]) -> None:
+    row = kept(chat(("user", text), ("assistant", "A")) | columns, Chat())
+
+    assert turns(row) == [("user", text), ("assistant", "A")]
+
+
+def test_shape_is_decided_record_by_record() -> None:
+    records = [
+        {"messages": None, "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]},
+        chat(("user", "U"), ("assistant", "A")),
+        {"instruction": "U", "output": "A"},
+    ]
+    canonicalizer = Canonicalizer(RowOptionValues(Chat()))
+
+    rows = [canonicalizer(record) for record in records]
+
+    assert [row.report.schema for row in rows if isinstance(row, Row)] == ["sharegpt", "messages", "alpaca"]
+    assert [turns(row) for row in rows if isinstance(row, Row)] == [[("user", "U"), ("assistant", "A")]] * 3
+
+
+@pytest.mark.parametrize("value", [None, "absent"])
+def test_system_prompt_absent_or_null_means_none(value: Json) -> None:
+    record = chat(("user", "U"), ("assistant", "A")) | ({} if value == "absent" else {"sys": None})
+
+    assert turns(kept(record, Chat(system_prompt="sys"))) == [("user", "U"), ("assistant", "A")]
+
+
+def test_alpaca_input_and_history() -> None:
+    record = {
+        "instruction": "I",
+        "input": "X",
+        "output": "O",
+        "system": "S",
+        "history": [["U0", "A0"]],
+    }
+
+    expected = [("system", "S"), ("user", "U0"), ("assistant", "A0"), ("user", "I\nX"), ("assistant", "O")]
+    assert turns(kept(record)) == expected
+    assert turns(kept({"instruction": "I", "input": " ", "output": "O"}))[0] == ("user", "I")
+
+
+@pytest.mark.parametrize("blank", [None, "", "  "])
+def test_sharegpt_blank_system_is_none(blank: Json) -> None:
+    record = {
+        "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}],
+        "system": blank,
+    }
+
+    assert turns(kept(record)) == [("user", "U"), ("assistant", "A")]
+    assert turns(kept({**record, "system": "S"}))[0] == ("system", "S")
+
+
+def test_row_text_is_never_expanded() -> None:
+    assert turns(kept(chat(("user", "{{ 7 * 7 }}"), ("assistant", "{% x %}")))) == [
+        ("user", "{{ 7 * 7 }}"),
+        ("assistant", "{% x %}"),
+    ]
+
+
+# System prompts, single turns
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("merge", "F\n\nS"), ("replace", "F"), ("keep", "S")],
+)
+def test_system_prompt_with_an_existing_one(policy: Any, expected: str) -> None:
+    record = {**chat(("system", "S"), ("user", "U"), ("assistant", "A")), "sys": "F"}
+    options = Chat(system_prompt="sys", on_existing_system=policy)
+
+    assert turns(kept(record, options))[0] == ("system", expected)
+    assert len(kept(record, options).messages) == 3
+
+
+@pytest.mark.parametrize("value", ["F", {"content": "F"}])
+def test_system_prompt_text_or_mapping(value: Json) -> None:
+    record = {**chat(("user", "U"), ("assistant", "A")), "sys": value}
+
+    assert turns(kept(record, Chat(system_prompt="sys")))[0] == ("system", "F")
+
+
+@pytest.mark.parametrize("value", [{"text": "F"}, {"content": None}, 3, ["F"]])
+def test_system_prompt_without_text_is_rejected(value: Json) -> None:
+    record = {**chat(("user", "U"), ("assistant", "A")), "sys": value}
+
+    assert reason(record, Chat(system_prompt="sys")) == "bad_system_prompt"
+
+
+def test_system_prompt_existing_under_reject_is_rejected() -> None:
+    record = {**chat(("system", "S"), ("user", "U"), ("assistant", "A")), "sys": "F"}
+
+    assert reason(record, Chat(system_prompt="sys", on_existing_system="reject")) == "bad_system_prompt"
+
+
+def test_system_prompt_merges_with_parts() -> None:
+    record = {
+        **chat(("system", [{"type": "text", "text": "S"}]), ("user", "U"), ("assistant", "A")),
+        "sys": "F",
+    }
+
+    assert turns(kept(record, Chat(system_prompt="sys")))[0] == ("system", "F\n\nS")
+
+
+def test_system_prompt_named_system_is_not_added_twice() -> None:
+    record = {
+        "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}],
+        "system": "S",
+    }
+
+    assert turns(kept(record, Chat(system_prompt="system")))[0] == ("system", "S")
+
+
+def test_single_turn_keeps_system_first_user_and_next_assistant() -> None:
+    contents = [
+        ("system", "S"),
+        ("gpt", "hello"),
+        ("user", "U1"),
+        ("user", "U1b"),
+        ("gpt", "A1"),
+        ("user", "U2"),
+    ]
+
+    row = kept(chat(*contents, ("gpt", "A2")), Chat(single_turn=True))
+    assert turns(row) == [("system", "S"), ("user", "U1"), ("assistant", "A1")]
+
+
+# Roles
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [
+        ("human", "user"),
+        ("gpt", "assistant"),
+        ("bot", "assistant"),
+        ("model", "assistant"),
+        ("chatbot", "assistant"),
+        ("observation", "tool"),
+        ("function", "tool"),
+        ("ipython", "tool"),
+    ],
+)
+def test_role_is_renamed(source: str, role: str) -> None:
+    assert kept(chat((source, "x"))).messages[0]["role"] == role
+
+
+def test_role_map_adds_to_the_built_in_names() -> None:
+    row = kept(chat(("narrator", "U"), ("gpt", "A")), Chat(role_map={"narrator": "user"}))
+
+    assert [role for role, _ in turns(row)] == ["user", "assistant"]
+    assert row.report.unknown_roles == ()
+
+
+def test_role_unknown_is_kept_and_listed_once() -> None:
+    row = kept(chat(("developer", "D"), ("user", "U"), ("developer", "E"), ("assistant", "A"), ("critic", "C")))
+
+    assert [role for role, _ in turns(row)] == ["developer", "user", "developer", "assistant", "critic"]
+    assert row.report.unknown_roles == ("developer", "critic")
+
+
+def test_role_mapped_to_an_unknown_one_is_listed() -> None:
+    assert kept(chat(("dev", "D"), ("user", "U")), Chat(role_map={"dev": "developer"})).report.unknown_roles == (
+        "developer",
+    )
+
+
+def test_role_unknown_under_reject_is_rejected() -> None:
+    assert reason(chat(("developer", "D"), ("user", "U")), Chat(unknown_roles="reject")) == "unknown_role"
+
+
+def test_role_of_the_model_by_configuration_is_known() -> None:
+    row = kept(chat(("user", "U"), ("expert", "<think>r</think>A")), Chat(assistant_roles=["expert"]))
+
+    assert row.report.unknown_roles == ()
+    assert row.messages[1] == {"role": "expert", "content": "A", "reasoning_content": "r"}
+
+
+# Content
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "value": "b"}], "ab"),
+        ([{"text": "a"}], "a"),
+    ],
+)
+def test_content_becomes_text(content: Json, expected: str) -> None:
+    assert turns(kept(chat(("user", content))))[0] == ("user", expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (3, "content_not_text"),
+        (0, "content_not_text"),
+        (False, "content_not_text"),
+        ({}, "content_not_text"),
+        ({"type": "text", "text": "a"}, "content_not_text"),
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "multimodal_content"),
+        ([{"type": "text", "text": "a"}, {"type": "input_audio"}], "multimodal_content"),
+        ([{"type": "mystery"}], "unknown_content_part"),
+        ([{"type": ["text"]}], "unknown_content_part"),
+        ([{"type": "text", "text": 3}], "unknown_content_part"),
+        (["a"], "unknown_content_part"),
+        ([{"type": "reasoning", "text": "r"}], "unknown_content_part"),
+    ],
+)
+def test_content_other_than_text_is_rejected(content: Json, expected: str) -> None:
+    assert reason(chat(("user", content))) == expected
+
+
+def test_null_keys_next_to_content_are_absent() -> None:
+    message = {"role": "user", "content": "U", "name": None, "tool_calls": None, "mood": "calm"}
+
+    assert kept({"messages": [message]}).messages[0] == {"role": "user", "content": "U", "mood": "calm"}
+
+
+@pytest.mark.parametrize("content", ["", " \n", None, []])
+def test_assistant_with_nothing_is_rejected(content: Json) -> None:
+    assert reason(chat(("user", "U"), ("assistant", content))) == "empty_assistant"
+
+
+def test_source_record_is_left_as_it_was() -> None:
+    record = {"messages": [{"role": "gpt", "content": "<think>r</think>A", "weight": 1, "tool_calls": [{"name": "f"}]}]}
+    before = repr(record)
+
+    kept(record)
+    assert repr(record) == before
+
+
+# Flags and kwargs
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({"train": True}, {"train": True}),
+        ({"loss": False}, {"train": False}),
+        ({"weight": 0}, {"train": False, "weight": 0.0}),
+        ({"loss_weight": 1.0}, {"train": True, "weight": 1.0}),
+        ({"train": True, "weight": 1}, {"train": True, "weight": 1.0}),
+        ({"train": None}, {}),
+    ],
+)
+def test_flags_become_train_and_weight(given: dict[str, Json], flags: dict[str, Json]) -> None:
+    message = {"role": "user", "content": "U", **given}
+
+    assert kept({"messages": [message]}).messages[0] == {"role": "user", "content": "U", **flags}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"train": True, "weight": 0}, "flag_conflict"),
+        ({"train": False, "loss": True}, "flag_conflict"),
+        ({"weight": 0, "loss_weight": 1}, "flag_conflict"),
+        ({"weight": -1}, "bad_weight"),
+        ({"weight": float("nan")}, "bad_weight"),
+        ({"weight": float("inf")}, "bad_weight"),
+        ({"weight": 0.5}, "bad_weight"),
+        ({"weight": 10**400}, "bad_weight"),
+        ({"train": "yes"}, "bad_weight"),
+    ],
+)
+def test_ambiguous_flags_are_rejected(given: dict[str, Json], expected: str) -> None:
+    assert reason({"messages": [{"role": "user", "content": "U", **given}]}) == expected
+
+
+def test_flags_weights_between_need_the_option() -> None:
+    record = {"messages": [{"role": "assistant", "content": "A", "weight": 0.5}]}
+
+    assert kept(record, loss=Loss(weights=True)).messages[0]["weight"] == 0.5
+
+
+@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf"), 1e39, 1e-46, 10**400])
+def test_weights_outside_float32_are_rejected(weight: float) -> None:
+    """A weight that rounds to 0 or infinity would change its meaning."""
+    record = {"messages": [{"role": "assistant", "content": "A", "weight": weight}]}
+
+    assert reason(record, loss=Loss(weights=True)) == "bad_weight"
+
+
+def test_flags_by_other_names() -> None:
+    record = {"messages": [{"role": "user", "content": "U", "learn": False, "weight": "heavy"}]}
+    message = kept(record, Chat(message_flags=["learn"])).messages[0]
+
+    assert message == {"role": "user", "content": "U", "train": False, "weight": "heavy"}
+
+
+@pytest.mark.parametrize("value", [{"enable_thinking": False}, '{"enable_thinking": false}'])
+def test_kwargs_of_the_row(value: Json) -> None:
+    row = kept({**chat(("user", "U")), "chat_template_kwargs": value})
+
+    assert row.template_kwargs == {"enable_thinking": False}
+
+
+def test_kwargs_generation_prompt_is_ignored_and_counted() -> None:
+    row = kept({**chat(("user", "U")), "chat_template_kwargs": {"add_generation_prompt": True, "x": 1}})
+
+    assert (row.template_kwargs, row.report.notes) == ({"x": 1}, ("ignored_add_generation_prompt",))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{",
+        "3",
+        [],
+        3,
+        {"messages": []},
+        {"tools": []},
+        {"tokenize": True},
+        {"return_dict": True},
+        {"chat_template": ""},
+    ],
+)
+def test_reserved_kwargs_are_rejected(value: Json) -> None:
+    assert reason({**chat(("user", "U")), "chat_template_kwargs": value}) == "bad_template_kwargs"
+
+
+def test_kwargs_column_by_configuration() -> None:
+    record = {**chat(("user", "U")), "chat_template_kwargs": 3, "vars": {"x": 1}}
+
+    for column, read in (("vars", {"x": 1}), (None, {})):
+        row = canonicalize_row(record, RowOptionValues(Chat(), template=Template(chat_template_kwargs=column)))
+        assert isinstance(row, Row)
+        assert row.template_kwargs == read
+
+
+# Pairs and documents
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "expected"),
+    [
+        ({"prompt": "ab", "response": "cd"}, Supervised(), ("ab", "cd")),
+        ({"q": "ab", "a": "cd"}, Supervised(input_field="q", output_field="a"), ("ab", "cd")),
+        ({"instruction": "I", "input": "X", "output": "O"}, Supervised(), ("I\nX", "O")),
+        (
+            {"instruction": "I", "input": "X", "response": "O"},
+            Supervised(input_field="instruction"),
+            ("I\nX", "O"),
+        ),
+        ({"instruction": "I", "input": None, "output": "O"}, Supervised(), ("I", "O")),
+    ],
+)
+def test_pair_is_read(record: Json, options: Supervised, expected: tuple[str, str]) -> None:
+    row = kept(record, options)
+
+    assert (row.kind, row.text, row.output) == ("pair", *expected)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"prompt": "ab"}, "missing_field"),
+        ({"prompt": None, "response": "cd"}, "missing_field"),
+        ({"prompt": "ab", "response": 3}, "content_not_text"),
+        ({"prompt": "ab", "response": " "}, "empty_text"),
+        ({"instruction": "I", "input": 3, "output": "O"}, "content_not_text"),
+    ],
+)
+def test_pair_without_two_texts_is_rejected(record: Json, expected: str) -> None:
+    assert reason(record, Supervised()) == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"text": 3}, "content_not_text"),
+        ({"text": " \n"}, "empty_text"),
+        ({"text": None}, "missing_field"),
+        ({}, "missing_field"),
+    ],
+)
+def test_document_without_text_is_rejected(record: Json, expected: str) -> None:
+    assert reason(record, Text()) == expected
+
+
+def test_document_is_kept_as_it_is() -> None:
+    row = canonicalize_row({"body": " T\u2028\n", "text": "x"}, RowOptionValues(Text(text_key="body")))
+
+    assert isinstance(row, Row)
+    assert (row.kind, row.text, row.report.schema) == ("text", " T\u2028\n", "text")
+
+
+# What people have: conversations of bug reports
+
+
+@pytest.mark.parametrize("value", [{"temp": 3}, 3, 0, False, [1, 2], [{"temp": 3}]])
+def test_result_of_a_tool_that_is_no_text_is_kept_as_json(value: Json) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+
+    row = kept({"messages": [{"role": "user", "content": "U"}, called, {"role": "tool", "content": value}]})
+
+    assert row.messages[2]["content"] == to_json(value)
+    assert row.report.notes == ("tool_result_as_json",)
+
+
+def test_results_among_a_users_parts_are_messages_of_the_tool() -> None:
+    call = {"type": "tool_use", "id": "tu0", "name": "add", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "tu0", "content": [{"type": "text", "text": "1"}]}
+    said = {"type": "text", "text": "And now?"}
+    record = {
+        "messages": [
+            {"role": "user", "content": "Add."},
+            {"role": "assistant", "content": [{"type": "text", "text": "I add."}, call]},
+            {"role": "user", "content": [result, said]},
+            {"role": "assistant", "content": "It is 1."},
+        ]
+    }
+
+    row = kept(record)
+
+    assert turns(row) == [
+        ("user", "Add."), ("assistant", "I add."), ("tool", "1"), ("user", "And now?"), ("assistant", "It is 1."),
+    ]  # fmt: skip
+    assert row.messages[2]["tool_call_id"] == "tu0" == row.messages[1]["tool_calls"][0]["id"]
+
+
+def test_contents_with_parts_are_messages_with_calls_and_results() -> None:
+    call = {"name": "add", "args": {"a": 1}}
+    record = {
+        "systemInstruction": {"parts": [{"text": "Be "}, {"text": "brief."}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": "Add "}, {"text": "1."}]},
+            {
+                "role": "model",
+                "parts": [{"text": "First", "thought": True}, {"functionCall": call}],
+            },
+            {"role": "user", "parts": [{"functionResponse": {"name": "add", "response": {"sum": 1}}}]},
+            {"role": "model", "parts": [{"text": "It is 1."}]},
+        ],
+    }
+
+    row = kept(record)
+
+    assert turns(row) == [
+        ("system", "Be brief."),
+        ("user", "Add 1."),
+        ("assistant", ""),
+        ("tool", '{"sum":1}'),
+        ("assistant", "It is 1."),
+    ]
+    assert row.messages[2]["reasoning_content"] == "First"
+    assert row.messages[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+
+
+def test_reasoning_details_are_reasoning() -> None:
+    details = [{"type": "reasoning.text", "text": "because"}, {"type": "reasoning.summary", "summary": " so"}]
+    message = {"role": "assistant", "content": "A", "reasoning_details": details}
+
+    [_, answer] = kept({"messages": [{"role": "user", "content": "U"}, message]}).messages
+
+    assert answer == {"role": "assistant", "content": "A", "reasoning_content": "because so"}
+
+
+@pytest.mark.parametrize("role", ["User", "USER", " user ", "Human"])
+def test_role_in_another_case_is_that_role_and_noted(role: str) -> None:
+    row = kept(chat((role, "U"), ("Assistant", "A")))
+
+    assert turns(row) == [("user", "U"), ("assistant", "A")]
+    assert row.report.notes == ("role_name_case", "role_name_case")
+    assert row.report.unknown_roles == ()
+
+
+def test_user_without_content_is_rejected_and_one_without_text_is_not() -> None:
+    assert reason(chat(("user", None), ("assistant", "A"))) == "empty_user"
+    assert turns(kept(chat(("user", ""), ("assistant", "A"))))[0] == ("user", "")
+
+
+def test_arguments_that_are_no_json_are_rejected_unless_strings_are_asked_for() -> None:
+    call = {"id": "c", "function": {"name": "find", "arguments": "{city: Oslo"}}
+    record = {
+        "messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    }
+
+    assert reason(record) == "bad_tool_arguments"
+    row = kept(record, Chat(), tools=Tools(arguments="string"))
+    assert row.messages[1]["tool_calls"][0]["function"]["arguments"] == "{city: Oslo"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("USER: U\n\n\nASSISTANT: A <|endoftext|>\n\n\n", [("user", "U"), ("assistant", "A")]),
+        ("\n\nHuman: U\n\nAssistant: A\nHuman: is a word", [("user", "U"), ("assistant", "A\nHuman: is a word")]),
+        ("Human: U\nAssistant: A\nHuman: V", [("user", "U"), ("assistant", "A"), ("user", "V")]),
+        ("### Human: U### Assistant: A", [("user", "U"), ("assistant", "A")]),
+        ("SYSTEM: S\nUSER: U\nASSISTANT: A", [("system", "S"), ("user", "U"), ("assistant", "A")]),
+        (
+            "USER: what does Assistant: mean?\nASSISTANT: A",
+            [("user", "what does Assistant: mean?"), ("assistant", "A")],
+        ),
+    ],
+)
+def test_transcript_is_parted_at_the_names_of_its_speakers(text: str, said: list[tuple[str, str]]) -> None:
+    assert turns(kept({"chat": text})) == said
+
+
+@pytest.mark.parametrize(
+    "text", ["Human: U", "A text. Human: U\nAssistant: A", "human: U\nassistant: A", "USER\nASSISTANT"]
+)
+def test_text_that_does_not_begin_with_a_speaker_or_has_no_answer_is_no_transcript(text: str) -> None:
+    assert reason({"chat": text}) in ("unknown_schema", "bad_messages")
+
+
+def test_one_message_of_a_tree_is_no_document() -> None:
+    record = {"message_id": "m1", "parent_id": None, "text": "Why?", "role": "prompter"}
+
+    assert reason(record, Auto()) == "unknown_schema"

@@ -1,0 +1,309 @@
+"""Recognition of a format in the first records: the shapes of public datasets, proposed, refused, never another kind.
+
+Each file of `shapes/` has 24 invented records in the shape of the dataset after which it is named: a question that
+begins with "Why did people", a good answer that begins with "They cared about", a worse one with "Nobody knows". What
+`rowmill init` writes around a proposal is tested in `tests/recipe/test_new_project.py`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.core.json import from_json
+from rowmill.kinds.catalog import KINDS
+from rowmill.kinds.shared.canonicalization import canonicalize_row
+from rowmill.kinds.shared.recognition import FormatChoice, Recognition, Sample, recognise_format
+from rowmill.kinds.supervised import PAIR_COLUMNS
+from rowmill.recipe.recipe import parse_recipe
+from rowmill.schema.rows import Row
+
+SHAPES = Path(__file__).with_name("shapes")
+CHAT, PREFERENCE, PROMPTS = {"kind": "chat"}, {"kind": "preference"}, {"kind": "prompts"}
+
+PUBLIC: dict[str, dict[str, Any]] = {
+    "alpaca": {"kind": "supervised", "input_field": "instruction", "output_field": "output"},
+    "apigen_mt": CHAT,
+    "chatbot_arena_conversations": PREFERENCE,
+    "cnn_dailymail": {"kind": "supervised", "input_field": "article", "output_field": "highlights"},
+    "dapo_math": PROMPTS,
+    "daring_anteater": CHAT,
+    "firefly": {"kind": "supervised", "input_field": "input", "output_field": "target"},
+    "flan_v2": {"kind": "supervised", "input_field": "inputs", "output_field": "targets"},
+    "glaive_v2_calls": CHAT,
+    "gsm8k": {"kind": "supervised", "input_field": "question", "output_field": "answer"},
+    "helpsteer2": {"kind": "supervised", "input_field": "prompt", "output_field": "response"},
+    "hermes_function_calling": CHAT,
+    "kto_mix": {"kind": "preference", "objective": "unpaired"},
+    "lmsys_chat_1m": CHAT,
+    "magpie_pro": CHAT,
+    "medical_o1": {"kind": "supervised", "input_field": "Question", "output_field": "Response"},
+    "metamath_qa": {"kind": "supervised", "input_field": "query", "output_field": "response"},
+    "nectar": PREFERENCE,
+    "no_robots": CHAT,
+    "numina_math_cot": CHAT,
+    "open_math_instruct_2": {"kind": "supervised", "input_field": "problem", "output_field": "generated_solution"},
+    "open_orca": CHAT,
+    "openassistant_guanaco": {"kind": "chat", "messages_field": "text"},
+    "openr1_math": CHAT,
+    "orpo_dpo_mix": PREFERENCE,
+    "pku_safe_rlhf": PREFERENCE,
+    "rollouts": {"kind": "tokens"},
+    "samsum": {"kind": "supervised", "input_field": "dialogue", "output_field": "summary"},
+    "shp": {"kind": "preference", "prompt_fields": ["history"]},
+    "sst2_glue": {"kind": "records"},
+    "stack_exchange_paired": PREFERENCE,
+    "the_stack": {"kind": "text", "text_key": "content"},
+    "ultrachat_original": {"kind": "chat", "messages_field": "data"},
+    "ultrafeedback_binarized_preferences": PREFERENCE,
+    "ultrafeedback_prompt": {"kind": "prompts", "require_ground_truth": False},
+    "wikipedia": {"kind": "text"},
+    "xsum": {"kind": "supervised", "input_field": "document", "output_field": "summary"},
+}
+"""Options for each shape, of which a build reads every record."""
+
+REFUSED = {"human_eval": "nothing reads test, canonical_solution", "mmlu": "", "toolbench": ""}
+"""Shapes that no kind reads whole, and a part of what is said."""
+
+GIVEN: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        "tulu ultrachat slimorca openthoughts xlam toolace glaive_v2 lima capybara wildchat nemotron_post openai_tools "
+        "anthropic gemini".split(),
+        CHAT,
+    ),
+    **dict.fromkeys("orca_dpo ultrafeedback hh".split(), PREFERENCE),
+    "sharegpt_model_names": {
+        "kind": "chat", "role_map": dict.fromkeys(("bard", "bing", "chatgpt"), "assistant")
+    },
+    "dolly": {"kind": "supervised", "input_field": "instruction", "output_field": "response"},
+    "aya": {"kind": "supervised", "input_field": "inputs", "output_field": "targets"},
+    "squad": {"kind": "supervised", "input_field": "question", "output_field": "answers.text.0"},
+    "verl_prompts": PROMPTS,
+    "fineweb": {"kind": "text"},
+}  # fmt: skip
+"""The shapes of `data/shapes`, but for OASST's, which is refused."""
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def choose(records: Iterable[Mapping[str, Any]], *, is_table_file: bool = False) -> FormatChoice:
+    return recognise_format(Sample(list(records), is_table_file=is_table_file), KINDS.values())
+
+
+def propose(*records: Mapping[str, Any], is_table_file: bool = False) -> Recognition:
+    choice = choose(records, is_table_file=is_table_file)
+    assert choice.proposal is not None, choice.explain()
+    return choice.proposal
+
+
+def read(record: dict[str, Any], options: Mapping[str, Any]) -> Row:
+    values = {
+        "tokenizer": "t",
+        "seq_len": 9,
+        "datasets": {"d": {"source": {"train_urls": ["a.json"]}, "format": dict(options)}},
+    }
+    row = canonicalize_row(record, parse_recipe(values, name="r", where="r").datasets["d"])
+    assert isinstance(row, Row), row
+    return row
+
+
+def split_sides(row: Row) -> tuple[str, str, str]:
+    """Return the text of the prompt, of what is trained or better, and of what is worse."""
+    prompt = "\n".join(str(one["content"]) for one in row.messages if one["role"] not in ("assistant", "system"))
+    answer = "\n".join(str(one["content"]) for one in row.messages if one["role"] == "assistant")
+    sides = [str(row.columns.get(name) or "") for name in ("chosen", "rejected")]
+    document = row.text if row.kind == "text" else ""
+    return (
+        f"{prompt}{row.text if row.kind == 'pair' else ''}",
+        f"{answer}{row.output or ''}{sides[0]}{document}",
+        sides[1],
+    )
+
+
+# ── Shapes of public datasets ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_shape_of_a_public_dataset_is_proposed_as_what_it_is(name: str) -> None:
+    records = load(SHAPES / f"{name}.jsonl")
+
+    found = propose(*records)
+
+    assert (found.options, found.fits, len(records)) == (PUBLIC[name], 24, 24)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC.keys() - {"rollouts", "sst2_glue", "the_stack"}))
+def test_questions_are_asked_and_answers_are_answers(name: str) -> None:
+    for record in load(SHAPES / f"{name}.jsonl"):
+        prompt, answer, worse = split_sides(read(record, PUBLIC[name]))
+
+        given = json.dumps(record, ensure_ascii=False)
+        assert "They cared" not in prompt or PUBLIC[name].get("input_field") in ("article", "document")
+        assert "Why did people" not in answer
+        assert "Why did people" in prompt or "Why did people" not in given
+        assert "Why did people" not in worse
+        if PUBLIC[name]["kind"] == "preference" and "objective" not in PUBLIC[name]:
+            assert "They cared" in answer and "Nobody knows" not in answer
+            assert "Nobody knows" in worse and "They cared" not in worse
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_shape_that_no_kind_reads_whole_is_refused(name: str) -> None:
+    choice = choose(load(SHAPES / f"{name}.jsonl"))
+
+    assert choice.proposal is None
+    assert REFUSED[name] in choice.explain()
+
+
+def test_every_file_of_shapes_has_its_line() -> None:
+    assert {path.stem for path in SHAPES.glob("*.jsonl")} == PUBLIC.keys() | REFUSED.keys()
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", GIVEN)
+def test_given_shape_is_proposed_as_what_it_is(real_data: Path, name: str) -> None:
+    records = load(real_data / f"shapes/{name}.jsonl")
+
+    found = propose(*records)
+
+    assert found.options == GIVEN[name]
+    for record in records:
+        row = read(record, found.options)
+        prompt, answer, _ = split_sides(row)
+        given = json.dumps(record)
+        if row.kind != "text":
+            assert "What is " in prompt
+            assert "What is " not in answer
+            assert "It is " not in prompt
+        assert "It is " in answer or "It is " not in given or GIVEN[name] == PROMPTS
+
+
+@pytest.mark.real_data
+def test_messages_of_a_tree_are_refused_and_said_to_be_a_tree(real_data: Path) -> None:
+    choice = choose(load(real_data / "shapes/oasst_flat.jsonl"))
+
+    assert choice.proposal is None
+    assert "one message of a tree, linked by parent_id" in choice.explain()
+
+
+def test_context_and_system_columns_belong_to_the_prompt() -> None:
+    [record, *_] = load(SHAPES / "open_orca.jsonl")
+
+    assert read(record, PUBLIC["open_orca"]).messages[0] == {"role": "system", "content": record["system_prompt"]}
+    dolly = {"instruction": "Who built it?", "context": "Ada built the bridge.", "response": "Ada.", "category": "qa"}
+    assert read(dolly, propose(dolly).options).text == "Who built it?\nAda built the bridge."
+
+
+def test_calls_in_a_transcript_and_in_a_column_are_calls() -> None:
+    [record, *_] = load(SHAPES / "glaive_v2_calls.jsonl")
+    asked, called, result, answered = read(record, CHAT).messages[1:]
+
+    assert [one["role"] for one in (asked, called, result, answered)] == ["user", "assistant", "tool", "assistant"]
+    assert called["tool_calls"][0]["function"] == {"name": "find", "arguments": {"year": 1800}}
+    assert from_json(result["content"]) == {"families": 3}
+    assert "<|endoftext|>" not in json.dumps([asked, called, result, answered])
+
+
+# ── Single records ─────────────────────────────────────────────────────────────────────────────────
+
+ASKED = {"role": "user", "content": "What is 1 + 1?"}
+ANSWERED = {"role": "assistant", "content": "2"}
+SECRET = "4111-1111"
+
+
+@pytest.mark.parametrize(
+    ("record", "options"),
+    [
+        ({"messages": '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'}, CHAT),
+        ({"talk": [ASKED, ANSWERED], "tags": ["a"]}, {"kind": "chat", "messages_field": "talk"}),
+        ({"prompt": [ASKED], "completion": [ANSWERED]}, CHAT),
+        ({"prompt": "a", "history": [["b", "c"]], "response": "d"}, CHAT),
+        (
+            {"talk": [{"speaker": "user", "text": "a"}, {"speaker": "assistant", "text": "b"}]},
+            {"kind": "chat", "messages_field": "talk", "role_field": "speaker", "content_field": "text"},
+        ),
+        ({"lines": "a b c"}, {"kind": "text", "text_key": "lines"}),
+        ({"customer": "ada", "item": "tea", "price": 3}, {"kind": "records"}),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, PREFERENCE),
+        ({"prompt": "a", "completion": "b", "label": True}, {"kind": "preference", "objective": "unpaired"}),
+        ({"prompt": "a", "ground_truth": "b"}, PROMPTS),
+    ],
+)
+def test_proposal_reads_the_records_it_was_made_from(record: dict[str, Any], options: dict[str, Any]) -> None:
+    assert propose(record, record, record).options == options
+    if options["kind"] != "records":
+        read(record, options)
+
+
+@pytest.mark.parametrize("pair", PAIR_COLUMNS)
+def test_every_pair_of_columns_is_a_format_that_reads_it(pair: tuple[str, str]) -> None:
+    found = propose({pair[0]: "why is that so?", pair[1]: "for a good reason"})
+
+    assert (found.options["input_field"], found.options["output_field"]) == pair
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"chosen_messages": [ASKED, ANSWERED], "rejected_messages": [ASKED, ANSWERED]},
+        {"turns": ["a", "b"], "id": 1},
+        {"question": "Which of these?", "choices": ["a", "b"], "answer": "a"},
+        {"first": "a text of some length " * 9, "second": "another text of some length " * 9},
+        {},
+    ],
+    ids=["sides that are equal", "prompts alone", "choices that nothing reads", "two columns of text", "nothing"],
+)
+def test_nothing_is_proposed_where_no_format_fits(record: dict[str, Any]) -> None:
+    assert choose([record]).proposal is None
+
+
+def test_table_is_proposed_for_a_table_file_and_not_for_lines_of_text() -> None:
+    reviews = {"review": "It broke after a week, and nobody answers. " * 4, "stars": 1}
+
+    assert choose([reviews]).proposal is None
+    assert propose(reviews, is_table_file=True).options == {"kind": "records"}
+
+
+def test_minority_does_not_decide_and_is_left_to_the_build() -> None:
+    found = propose({"text": "a"}, {"text": "b"}, {"messages": [ASKED, ANSWERED]})
+
+    assert found.options == {"kind": "text"}
+    assert (found.fits, found.records) == (2, 3)
+
+
+def test_record_with_other_values_in_the_same_columns_is_no_fit() -> None:
+    choice = choose([{"messages": [ASKED, ANSWERED]}, {"messages": [ASKED, ANSWERED]}, {"messages": 3}])
+
+    assert choice.proposal is None
+    assert "2 of 3 fit format: {kind: chat} (bad_messages: messages is an integer" in choice.explain()
+
+
+@pytest.mark.parametrize(("broken", "is_proposed"), [(1, True), (2, False)])
+def test_one_broken_record_in_twenty_does_not_hide_a_format(broken: int, is_proposed: bool) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"arguments": {}}]}
+    records = [{"messages": [ASKED, call if i < broken else ANSWERED]} for i in range(20)]
+
+    assert (choose(records).proposal is not None) is is_proposed
+
+
+def test_column_that_is_most_of_the_text_and_unread_leaves_a_pair_unsure() -> None:
+    choice = choose([{"question": "Why?", "answer": "No.", "explanation": "Because it would not hold. " * 9}])
+
+    assert choice.proposal is None
+    assert "nothing reads explanation" in choice.explain()
+
+
+def test_evidence_names_columns_and_shares_and_no_value() -> None:
+    record = {
+        "messages": [{**ASKED, "content": SECRET}, ANSWERED], "note": "words that nobody reads", "card": SECRET
+    }  # fmt: skip
+
+    found = propose(record)
+
+    assert found.evidence[0] == "chat: `messages` is read in 1 of 1 records"
+    assert found.evidence[1].startswith("nothing reads `note` (")
+    assert SECRET not in "".join(found.evidence)

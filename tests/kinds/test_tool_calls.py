@@ -1,0 +1,323 @@
+"""Tools and calls: one canonical shape, matching ids, results linked to calls."""
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowmill.core.json import Json
+from rowmill.kinds.catalog import Chat
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
+from rowmill.kinds.shared.tool_calls import Tools, link_calls, read_calls, read_tools
+from rowmill.schema.rows import Message, Rejected, Row
+
+FIELDS = Tools().tools_fields
+BARE = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+WRAPPED = {"type": "function", "function": BARE}
+
+
+def row_of(messages: list[Json], **options: Any) -> Row:
+    row = Canonicalizer(RowOptionValues(Chat(), tools=Tools(**options)))({"messages": messages})
+    assert isinstance(row, Row), row
+    return row
+
+
+def reason(messages: list[Json], **options: Any) -> str:
+    row = Canonicalizer(RowOptionValues(Chat(), tools=Tools(**options)))({"messages": messages})
+    assert isinstance(row, Rejected), row
+    return row.reason
+
+
+def call(arguments: Json, **more: Json) -> dict[str, Json]:
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}, **more}
+
+
+def arguments_of(text: Json, **options: Any) -> Json:
+    row = row_of([{"role": "assistant", "content": None, "tool_calls": [call(text)]}], **options)
+    return row.messages[0]["tool_calls"][0]["function"]["arguments"]
+
+
+# Tools
+
+
+@pytest.mark.parametrize(
+    ("value", "tools", "from_text"),
+    [
+        ([WRAPPED], (WRAPPED,), False),
+        ([BARE], (WRAPPED,), False),
+        (BARE, (WRAPPED,), False),
+        (WRAPPED, (WRAPPED,), False),
+        ([{"function": BARE}], ({"function": BARE, "type": "function"},), False),
+        (
+            {"f": {"description": "d"}},
+            ({"type": "function", "function": {"name": "f", "description": "d"}},),
+            False,
+        ),
+        ({"f": WRAPPED}, (WRAPPED,), False),
+        (orjson.dumps([BARE]).decode(), (WRAPPED,), True),
+        (orjson.dumps(BARE).decode(), (WRAPPED,), True),
+        ([orjson.dumps(BARE).decode()], (WRAPPED,), False),
+    ],
+)
+def test_tools_are_normalized_to_one_shape(value: Json, tools: Json, from_text: bool) -> None:
+    assert read_tools({"tools": value}, FIELDS) == (tools, True, from_text)
+
+
+def test_tools_null_column_does_not_hide_the_real_one() -> None:
+    offered = read_tools({"tools": None, "tool_schemas": " ", "functions": orjson.dumps([BARE]).decode()}, FIELDS)
+
+    assert offered == ((WRAPPED,), True, True)
+
+
+@pytest.mark.parametrize("value", [None, "", " ", [], {}, "[]", "null"])
+def test_tools_blank_are_none(value: Json) -> None:
+    assert read_tools({"tools": value}, FIELDS) == (None, False, False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "none",
+        "{",
+        "3",
+        3,
+        True,
+        [{}],
+        [{"type": "function"}],
+        [{"function": {"name": ""}}],
+        [[BARE]],
+        {"f": 3},
+    ],
+)
+def test_tools_unparsable_or_nameless_are_rejected(value: Json) -> None:
+    offered = read_tools({"tools": value}, FIELDS)
+
+    assert isinstance(offered, Rejected)
+    assert offered.reason == "bad_tools"
+
+
+def test_tools_nulls_in_schemas_survive() -> None:
+    tool = {"name": "f", "parameters": {"properties": {"x": {"default": None}}}}
+    offered = read_tools({"tools": [tool]}, FIELDS)
+
+    assert not isinstance(offered, Rejected)
+    assert offered.tools == ({"type": "function", "function": tool},)
+
+
+# Calls
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"tool_calls": [call({"a": 1}, id="x")]},
+        {"tool_calls": [call('{"a": 1}', id="x")]},
+        {"tool_calls": orjson.dumps([call({"a": 1}, id="x")]).decode()},
+        {"tool_calls": [{"name": "f", "arguments": {"a": 1}, "id": "x"}]},
+        {"tool_calls": [{"name": "f", "parameters": {"a": 1}, "id": "x"}]},
+        {"tool_calls": call({"a": 1}, id="x")},
+        {"content": [{"type": "tool_use", "id": "x", "name": "f", "input": {"a": 1}}]},
+        {"content": [{"type": "tool_call", "value": '{"id": "x", "name": "f", "arguments": {"a": 1}}'}]},
+        {"tool_calls": None, "function_call": {"name": "f", "arguments": '{"a": 1}', "id": "x"}},
+    ],
+)
+def test_calls_are_normalized_to_one_shape(message: dict[str, Json]) -> None:
+    row = row_of([{"role": "assistant", "content": None, **message}])
+
+    expected = {"id": "x", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert row.messages[0]["tool_calls"] == [expected]
+    assert row.messages[0].keys() <= {"role", "content", "tool_calls", "arguments_source"}
+
+
+def test_call_as_a_separate_turn() -> None:
+    record = {
+        "conversations": [
+            {"from": "human", "value": "U"},
+            {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
+            {"from": "observation", "value": "R"},
+            {"from": "gpt", "value": "A"},
+        ]
+    }
+    row = Canonicalizer(RowOptionValues(Chat()))(record)
+
+    assert isinstance(row, Row)
+    assert [message["role"] for message in row.messages] == ["user", "assistant", "tool", "assistant"]
+    assert row.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert row.messages[1]["content"] == ""
+    assert row.messages[2]["tool_call_id"] == row.messages[1]["tool_calls"][0]["id"] == "call_0"
+    assert row.report.unknown_roles == ()
+
+
+def test_call_keeps_the_text_next_to_it() -> None:
+    row = row_of([{"role": "assistant", "content": "Let me see.", "tool_calls": [call({})]}])
+
+    assert row.messages[0]["content"] == "Let me see."
+
+
+def test_empty_call_list_is_not_a_call() -> None:
+    row = row_of([{"role": "assistant", "content": "A", "tool_calls": []}])
+
+    assert row.messages[0] == {"role": "assistant", "content": "A"}
+
+
+@pytest.mark.parametrize(
+    "calls",
+    ["not json", 3, [3], ["x"], [{}], [{"function": {}}], [{"function": {"name": " "}}], [None], '"x"'],
+)
+def test_call_without_a_name_is_rejected(calls: Json) -> None:
+    assert reason([{"role": "assistant", "content": "A", "tool_calls": calls}]) == "bad_tool_call"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"b": 1, "a": None}, {"b": 1, "a": None}),
+        ('{"b": 1, "a": null}', {"b": 1, "a": None}),
+        ('"{\\"a\\": 1}"', {"a": 1}),
+        ("", {}),
+        (" ", {}),
+        (None, {}),
+        ('""', {}),
+        ("null", {}),
+    ],
+)
+def test_arguments_become_an_object(arguments: Json, expected: Json) -> None:
+    found = arguments_of(arguments)
+
+    assert list(found.items()) == list(expected.items())
+
+
+def test_arguments_three_layers_deep_are_not_parsed() -> None:
+    text = orjson.dumps(orjson.dumps(orjson.dumps({"a": 1}).decode()).decode()).decode()
+
+    assert arguments_of(text, arguments="string") == text
+
+
+@pytest.mark.parametrize("text", ["{a: 1}", "[1]", "3", "plain"])
+def test_arguments_unparsable_are_rejected_unless_strings_are_asked_for(text: str) -> None:
+    message = {"role": "assistant", "content": "", "tool_calls": [call(text)]}
+
+    assert arguments_of(text, arguments="string") == text
+    for form in ("auto", "object"):
+        assert reason([message], arguments=form) == "bad_tool_arguments"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 2}',
+        '{"a": 1, "a": 1}',
+        '{"x": {"a": 1, "b": 2, "a": 3}}',
+        '{"x": [{"a": {"b": 1, "b": 2}}]}',
+        '{"a": 1, "\\u0061": 2}',
+        '{"a": 12345678901234567890123, "a": 2}',
+        orjson.dumps('{"a": 1, "a": 2}').decode(),
+    ],
+)
+def test_arguments_that_repeat_a_key_count_as_unparsable(text: str) -> None:
+    message = {"role": "assistant", "content": "", "tool_calls": [call(text)]}
+
+    assert arguments_of(text, arguments="string") == text
+    for form in ("auto", "object"):
+        assert reason([message], arguments=form) == "bad_tool_arguments"
+
+
+def test_arguments_may_use_a_key_at_several_levels() -> None:
+    nested = {"a": {"a": [{"a": 1}, {"a": "a:a"}]}, "b": ":"}
+
+    assert arguments_of(orjson.dumps(nested).decode()) == nested
+
+
+def test_call_text_that_repeats_a_key_is_rejected() -> None:
+    text = '{"name": "f", "arguments": {"a": 1, "a": 2}}'
+
+    assert reason([{"role": "function_call", "content": text}]) == "bad_tool_call"
+    assert reason([{"role": "assistant", "content": "", "tool_calls": f"[{text}]"}]) == "bad_tool_call"
+
+
+@pytest.mark.parametrize("value", [3, [1], True])
+def test_arguments_of_another_type_are_rejected(value: Json) -> None:
+    assert reason([{"role": "assistant", "content": "", "tool_calls": [call(value)]}]) == "bad_tool_arguments"
+
+
+def test_arguments_source_is_kept_verbatim() -> None:
+    row = row_of([{"role": "assistant", "content": "", "tool_calls": [call('{"a":  1}'), call({"b": 2})]}])
+
+    assert row.messages[0]["arguments_source"] == ['{"a":  1}', None]
+
+
+@pytest.mark.slow
+@given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers(-99, 99) | st.text(), st.lists, max_leaves=5)))
+def test_arguments_as_text_and_as_object_are_equal(arguments: dict[str, Json]) -> None:
+    assert arguments_of(orjson.dumps(arguments).decode()) == arguments_of(arguments) == arguments
+
+
+# Ids
+
+
+def conversation(*messages: str) -> list[Message]:
+    """Build a conversation from shorthand: `u`, `c` a call without an id, `c=x` with one, `t` and `t=x` results."""
+    out: list[Message] = []
+    for word in messages:
+        kind, _, name = word.partition("=")
+        if kind == "c":
+            body = {"name": "f", "arguments": {}}
+            out.append({"role": "assistant", "tool_calls": [{"id": name or None, "function": body}]})
+        elif kind == "t":
+            out.append({"role": "tool", **({"tool_call_id": name} if name else {})})
+        else:
+            out.append({"role": {"u": "user", "a": "assistant"}[kind]})
+    return out
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (["c", "t", "c", "t"], ["call_0", "call_0", "call_1", "call_1"]),
+        (["c", "c", "t", "t"], ["call_0", "call_1", "call_0", "call_1"]),
+        (["c=x", "t"], ["x", "x"]),
+        (["c=call_0", "c", "t", "t"], ["call_0", "call_1", "call_0", "call_1"]),
+        (["c=x", "c=y", "t=y", "t"], ["x", "y", "y", "x"]),
+        (["c", "u", "t"], ["call_0", None, None]),
+        (["t"], [None]),
+        (["c", "t", "t"], ["call_0", "call_0", None]),
+        (["c=x", "t=z", "t"], ["x", "z", "x"]),
+    ],
+)
+def test_ids_are_numbered_and_matched_in_order(messages: list[str], expected: list[str | None]) -> None:
+    written = conversation(*messages)
+    link_calls(written)
+
+    ids = [m["tool_calls"][0]["id"] if "tool_calls" in m else m.get("tool_call_id") for m in written]
+    assert ids == expected
+
+
+def test_ids_other_than_text_are_renewed_in_calls_and_results() -> None:
+    row = row_of(
+        [
+            {"role": "assistant", "content": "", "tool_calls": [call({}, id=7)]},
+            {"role": "tool", "content": "R", "tool_call_id": 7},
+        ]
+    )
+
+    assert row.messages[0]["tool_calls"][0]["id"] == row.messages[1]["tool_call_id"] == "call_0"
+
+
+@given(st.lists(st.sampled_from(["u", "a", "c", "c=x", "t", "t=x"]), max_size=12))
+def test_every_call_gets_an_id_and_linking_is_idempotent(messages: list[str]) -> None:
+    written = conversation(*messages)
+    link_calls(written)
+    again = [dict(message) for message in written]
+    link_calls(again)
+
+    assert all(call["id"] for message in written for call in message.get("tool_calls", ()))
+    assert again == written
+
+
+def test_arguments_as_text_keep_integers_beyond_64_bits() -> None:
+    calls = read_calls([{"function": {"name": "f", "arguments": '{"n": 123456789012345678901234567890}'}}])
+
+    assert not isinstance(calls, Rejected)
+    assert calls.calls[0]["function"]["arguments"] == {"n": 123456789012345678901234567890}

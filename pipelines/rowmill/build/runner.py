@@ -1,6 +1,6 @@
 """Run the steps of a build: reuse or make each output, check it, and record it.
 
-Statistics of finished steps, written by a thread while the next steps run (decision 38).
+Statistics of finished steps, written by a thread while the next steps run (decision 39).
 
 Statistics are copies of columns of an output for SQL queries. No step reads them, and a build with workers waits for
 them with all workers idle otherwise.

@@ -10,7 +10,7 @@ Runs of flat arrays, such as the tokens of examples, joined in any order.
     values a b c d e f     starts 4 0, lengths 2 3 ─► e f a b c
 
 NumPy copies value by value, along an index of eight bytes for each. Arrow copies whole runs where they are texts, and
-does not look at what the bytes are; decision 37 has the times.
+does not look at what the bytes are; decision 36 has the times.
 """
 
 from collections.abc import Iterable

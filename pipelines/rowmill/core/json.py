@@ -7,7 +7,7 @@ JSON objects with a digest of themselves, their seal, by which a change is detec
 
 The seal of an indented object is that of its values, however they are laid out; the seal of a compressed one is that of
 the text before it, so that a list of 100,000 parts need not be encoded again to be read. Rejected: such lists as
-Parquet (decision 34).
+Parquet (decision 36).
 """
 
 import hashlib

@@ -343,7 +343,7 @@ def encode_native_shard(table: pa.Table, card: Mapping[str, str], *, group_rows:
     """Return a shard as a Parquet file: `group_rows` rows per group, `card` in the schema's metadata.
 
     Lists are compressed with zstd and have no statistics: the least and the greatest token of a group choose no rows.
-    Other columns have one value a row, which a compressor costs more to open than it saves. Decision 37 has the times.
+    Other columns have one value a row, which a compressor costs more to open than it saves. Decision 36 has the times.
     """
     metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(card.items())}
     lists = [field.name for field in table.schema if pa.types.is_list(field.type)]

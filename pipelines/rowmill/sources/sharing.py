@@ -8,7 +8,7 @@ grouped, in the order of the recipe. Rows keep the id, the file and the line of 
 of work, and no record depends on its group.
 
 A group ends after a part whose digest decides so, not after a number of parts: a file that is added, removed or changed
-affects only the neighbouring group ends. Why, and at what price: `docs/decisions/0022`.
+affects only the neighbouring group ends. Why, and at what price: `docs/decisions/0002`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What every benchmark shares: a recipe over the corpus, timed runs, one JSON line with machine and versions."""
+"""What every benchmark shares: a recipe over the corpus, timed runs, one JSON line with date, machine and versions."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import platform
 import shutil
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -66,7 +67,8 @@ def timed(run: Callable[[], float], *, runs: int = RUNS) -> dict[str, Any]:
 def emit(name: str, **values: Any) -> None:
     """Print one JSON line, and keep it in `benchmarks/results.jsonl`."""
     machine = {"cpu": platform.machine(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-    line = json.dumps({"benchmark": name, **values, "machine": machine, "versions": {n: version(n) for n in LIBRARIES}})
+    stamp = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": {n: version(n) for n in LIBRARIES}}
+    line = json.dumps({"benchmark": name, **values, **stamp})
     print(line, flush=True)
     with (ROOT / "benchmarks" / "results.jsonl").open("a", encoding="utf-8") as sink:
         sink.write(line + "\n")

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -314,22 +315,15 @@ def _render_format_section() -> Iterator[str]:
 
 
 def _render_exports_section() -> Iterator[str]:
-    pages = ", ".join(f"[{_kind_name(model)}]({page})" for model, page in iterate_export_pages())
     yield from (
         f"## {FAMILIES['exports']}",
         "",
         "The same tokens in the file formats of trainers: a list of these kinds, each written to its own folder.",
-        f"Each kind has a page on using it with its trainer: {pages}.",
+        "[Exports](formats.md) has the line with which its trainer loads each.",
         "",
     )
     for model in list_kinds(exports.AnyExport):
         yield from (*_render_section(model, level=3, title=_kind_title(model)), "")
-
-
-def iterate_export_pages() -> Iterator[tuple[type[Config], str]]:
-    """Yield each kind of export and its page, relative to `docs/`."""
-    for model in list_kinds(exports.AnyExport):
-        yield model, f"formats/{model.__module__.rsplit('.', 1)[1]}.md"
 
 
 def _extends_kind(model: type[Config], other: type[Config]) -> bool:
@@ -525,11 +519,19 @@ def render_schema() -> str:
 
 def render_readme_table() -> str:
     """Return README's table of sources, formats and exports, between its markers."""
-    lines = [TABLE_BEGIN, "", "| option | kind | what |", "|---|---|---|"]
-    for option, family in (("source", sources.Source), ("format", Format)):
-        lines += [f"| `{option}` | `{_kind_name(model)}` | {_first_sentence(model)} |" for model in list_kinds(family)]
-    for model, page in iterate_export_pages():
-        lines.append(f"| `exports` | [`{_kind_name(model)}`](docs/{page}) | {_first_sentence(model)} |")
+    reads = [[f"`{_kind_name(model)}`" for model in list_kinds(family)] for family in (sources.Source, Format)]
+    names = [_kind_name(model) for model in list_kinds(exports.AnyExport)]
+    writes = [f"[`{name}`](docs/formats.md#{name})" for name in names]
+    half = (len(writes) + 1) // 2
+    titles = (
+        "[source](docs/reference/source.md)",
+        "[format](docs/reference/format.md)",
+        "[export](docs/formats.md)",
+        "",
+    )
+    lines = [TABLE_BEGIN, "", f"| {' | '.join(titles)} |", "|---|---|---|---|"]
+    rows = zip_longest(*reads, writes[:half], writes[half:], fillvalue="")
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     suffixes = " ".join(f"`{suffix}`" for suffix in FORMATS_BY_SUFFIX)
     codecs = " ".join(f"`{codec}`" for codec in CODECS if codec)
     lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}."]

@@ -29,7 +29,7 @@ pytestmark = [
 ]
 __all__ = ["one_thread"]
 
-PAGES = ("docs/formats/native.md", "docs/how-to/train.md")
+PAGES = ("docs/formats.md", "docs/how-to/train.md")
 FROM_OUR_SHARDS = {"input_ids", "labels", "position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k"}
 
 

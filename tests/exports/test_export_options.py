@@ -188,7 +188,7 @@ def options_of_trl(code: str) -> dict[str, Any]:
     return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords if one.arg != "output_dir"}
 
 
-@pytest.mark.parametrize("page", ["docs/formats/native.md", "docs/how-to/train.md"])
+@pytest.mark.parametrize("page", ["docs/formats.md", "docs/how-to/train.md"])
 @pytest.mark.parametrize(
     "options", [{"kind": "native"}, {"kind": "hf", "unit": "packed"}, {"kind": "hf", "unit": "packed", "arrow": True}]
 )

@@ -29,12 +29,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # No advice that torch is missing: only tokenizers are used.
 export TRANSFORMERS_NO_ADVISORY_WARNINGS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# No advertisement of other generators of sites.
+export NO_MKDOCS_2_WARNING = 1
 
 # The demo and the tests read only files of the repository; a request to the network would be a mistake.
 demo test check campaign bench docs screenshots: export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ui check fix campaign bench docs lock clean screenshots
+.PHONY: help demo test ui check fix campaign bench docs site lock clean screenshots
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -48,12 +50,13 @@ test: $(TESTS)  ## install what is missing, then run the tests: three minutes on
 ui: $(READY)  ## start Dagster's webserver and daemon on 127.0.0.1
 	@$(BIN)/rowmill ui
 
-check: $(CHECKS)  ## format, lint, types, import layers, spelling
+check: $(CHECKS)  ## format, lint, types, import layers, spelling, dead links
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 fix: $(CHECKS)  ## apply the formatter and the automatic fixes of the linter
 	$(BIN)/ruff format .
@@ -79,6 +82,10 @@ docs: $(READY)  ## regenerate the generated pages and the JSON Schema
 	@$(BIN)/python -m docs.generate.reference
 	@$(BIN)/python -m docs.generate.transcripts
 	@$(BIN)/python -m docs.generate.template_table
+
+site: $(CHECKS)  ## build the documentation as a site with search, in build/site
+	@$(BIN)/python -m mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 lock:  ## rewrite constraints.txt with the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock

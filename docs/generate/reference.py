@@ -1,7 +1,8 @@
 """Write the reference: every option, check, state and command, from the models and lists that the engine reads.
 
     python -m docs.generate.reference    docs/reference.md  docs/reference/  docs/walk.md  configs/schema/recipe.json
-                                         README.md's table, answers in docs/how-to/query-the-statistics.md
+                                         README.md's table, docs/README.md's list of pages, answers in
+                                         docs/how-to/query-the-statistics.md
 
 Pages are functions of the code alone (no times, no paths, no terminal width), so a test can compare what is
 committed with what would be written.
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from docs.generate import walkthrough
+from docs.generate import site, walkthrough
 from docs.generate.reference_pages import divide_reference, make_anchor
 from rowmill import exports, sources, stats
 from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
@@ -556,6 +557,7 @@ def render_code_pages(root: Path) -> dict[str, str]:
         "docs/reasons.md": render_reasons_page(),
         "configs/schema/recipe.json": render_schema(),
         "README.md": replace_readme_table((root / "README.md").read_text(encoding="utf-8")),
+        site.INDEX: site.replace_page_list((root / site.INDEX).read_text(encoding="utf-8")),
     }
 
 

@@ -535,12 +535,7 @@ def render_readme_table() -> str:
     lines += [f"| {' | '.join(row)} |" for row in rows]
     suffixes = " ".join(f"`{suffix}`" for suffix in FORMATS_BY_SUFFIX)
     codecs = " ".join(f"`{codec}`" for codec in CODECS if codec)
-    lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}."]
-    lines += [
-        "A `.txt` file is one document, unless `source.sample_by` splits it into paragraphs or lines.",
-        "",
-        TABLE_END,
-    ]
+    lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}.", "", TABLE_END]
     return "\n".join(lines)
 
 

@@ -16,8 +16,8 @@ INDEX = "docs/README.md"
 LIST_BEGIN, LIST_END = "<!-- pages: written by `make docs` -->", "<!-- end of pages -->"
 KINDS = {
     "Tutorial": ("tutorial.md",),
-    "How-to": ("how-to/*.md",),
-    "Coming from": ("**/coming-from*.md",),
+    "How-to": ("questions.md", "how-to/*.md", "extend-the-engine.md"),
+    "Coming from": ("how-to/coming-from-*.md", "coming-from/*.md"),
     "Reference": (
         "reference.md",
         "formats.md",
@@ -27,7 +27,7 @@ KINDS = {
         "templates.md",
         "reference/*.md",
     ),
-    "Explanation": ("why.md", "walk.md", "what-is-verified.md", "decisions/*.md"),
+    "Explanation": ("why.md", "walk.md", "what-is-verified.md", "explanation/*.md", "decisions/*.md"),
 }
 """The kinds of pages, in the order of the site's tabs, with the patterns of their files."""
 SEARCH_BOOSTS = {"Tutorial": 2.0, "How-to": 4.0, "Coming from": 1.0, "Reference": 1.0, "Explanation": 1.0}

@@ -197,18 +197,8 @@ def page(found: Mapping[int, Mapping[str, Any]]) -> str:
         lines.append(
             f"| {limit:,} | split, {one['pieces']} examples |{empty} {one['trained']['split']:,} ({share:.0f} %) |"
         )
-    lines += [
-        "",
-        f"![Rows that keep each part whole]({PICTURE.removeprefix('docs/')})",
-        "",
-        "What each stage took:",
-        "",
-    ]
-    lines += ["| limit | stage | rows | messages | tokens | trained of them |", "|---|---|---|---|---|---|"]
-    for limit, one in found.items():
-        for stage, (touched, messages, tokens, trained) in one["stages"].items():
-            lines.append(f"| {limit:,} | {stage} | {touched} | {messages:,} | {tokens:,} | {trained:,} |")
-    return "\n".join([*lines, "", ENDS])
+    picture_link = f"![Rows that keep each part whole]({PICTURE.removeprefix('docs/')})"
+    return "\n".join([*lines, "", picture_link, "", ENDS])
 
 
 def picture(found: Mapping[int, Mapping[str, Any]]) -> str:
@@ -254,7 +244,7 @@ def main(data: Path) -> None:
     block = re.compile(re.escape(BEGINS) + ".*?" + re.escape(ENDS), re.DOTALL)
     why.write_text(block.sub(lambda _: page(found), text), encoding="utf-8")
     (ROOT / PICTURE).write_text(picture(found), encoding="utf-8")
-    print(json.dumps({limit: {k: v for k, v in one.items() if k != "stages"} for limit, one in found.items()}))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -218,8 +218,8 @@ def _mask_row(walker: _TracedRow) -> MaskedConversation:
 def _describe_text(walker: _TracedRow) -> Iterator[str]:
     masked = _mask_row(walker)
     yield "The text, and whose it is (`tokenized_examples`)"
-    yield "The chat template renders the row twice: as it is, and with the row's own texts covered by private code"
-    yield "points, so that each character of the render has a proven owner."
+    yield "The chat template renders the row as it is, and once more with its own texts covered by private characters."
+    yield "So each character of the render has a proven owner."
     yield "The text is what `apply_chat_template` returns; a sample of all rows is compared with it."
     yield ""
     yield from _render_block(masked.text)
@@ -231,9 +231,7 @@ def _describe_text(walker: _TracedRow) -> Iterator[str]:
     rows += [("**trained**", f"{t.start}–{t.end}", _render_code(masked.text[t.start : t.end])) for t in masked.trained]
     yield from _render_table(("span", "characters", "text"), rows)
     yield ""
-    yield "The text that the model must write is trained."
-    yield "The header is not trained, since it is part of the prompt at inference."
-    yield "The end of turn is trained, or the model would never stop."
+    yield "The text that the model must write is trained, its end of turn too; the header belongs to the prompt."
 
 
 def _describe_tokens(walker: _TracedRow) -> Iterator[str]:
@@ -241,17 +239,21 @@ def _describe_tokens(walker: _TracedRow) -> Iterator[str]:
     example = walker.one(tokenized_examples.STAGE.name, "examples", "example_id", example_id)
     yield "Tokens and the loss mask (`tokenized_examples`)"
     yield f"Example `{example_id}`: {tokens} tokens, {trained} trained."
-    yield "A token is trained if all its bytes are in a trained span."
+    yield "A token is trained if all its bytes are in a trained span; here the tokens of a span are on one line."
     yield ""
     ids: list[int] = example["input_ids"]
     texts = _decode_tokens(Encoder(stored_tokenizers.open_recipe_tokenizer(walker.context)[0]), ids)
+    spans = [sum(1 for start in example["span_starts"] if start <= at) - 1 for at in range(len(ids))]
     rows: list[tuple[object, ...]] = []
-    for at, (token, text) in enumerate(zip(ids, texts, strict=True)):
-        span = sum(1 for start in example["span_starts"] if start <= at) - 1
+    for (span, is_trained), places in groupby(range(len(ids)), key=lambda at: (spans[at], example["loss_mask"][at])):
+        first, *rest = places
+        last = rest[-1] if rest else first
         message = example["span_messages"][span]
-        where = SPAN_KINDS[example["span_kinds"][span]] + (f" {message}" if message >= 0 else "")
-        rows.append((at, token, _render_code(text), where, "**1**" if example["loss_mask"][at] else "0"))
-    yield from _render_table(("token", "id", "text", "span", "loss mask"), rows)
+        owner = SPAN_KINDS[example["span_kinds"][span]] + (f" {message}" if message >= 0 else "")
+        text = _render_code("".join(texts[first : last + 1]))
+        shown = " ".join(map(str, ids[first : last + 1][:4])) + (" …" if last - first > 3 else "")
+        rows.append((f"{first}–{last}" if rest else first, shown, text, owner, "**1**" if is_trained else "0"))
+    yield from _render_table(("tokens", "ids", "text", "span", "loss mask"), rows)
 
 
 def _decode_tokens(encoder: Encoder, ids: Sequence[int]) -> list[str]:

@@ -85,7 +85,7 @@ docs: $(READY)  ## regenerate the generated pages and the JSON Schema
 
 site: $(CHECKS)  ## build the documentation as a site with search, in build/site
 	@$(BIN)/python -m mkdocs build --strict --quiet
-	@echo build/site/index.html
+	@echo "$(BIN)/python -m http.server --directory build/site --bind 127.0.0.1 8000"
 
 lock:  ## rewrite constraints.txt with the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock

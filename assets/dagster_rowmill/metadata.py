@@ -13,7 +13,7 @@ Four properties of Dagster's pages decide the form. Numbers are plotted over tim
 is shown inline below 1,000 characters and behind a button above, so plots are a click away, and the summary has none.
 Markdown may contain image links that make requests, so text from data never enters it: it goes into table cells, which
 are shown as plain text, and into plots, encoded. A schema under Dagster's own key is shown above all metadata, a screen
-high or more, so the columns have a key of ours and their place below (docs/how-to/dagster-pages.md).
+high or more, so the columns have a key of ours and their place below (docs/explanation/dagster-pages.md).
 """
 
 import base64

@@ -14,7 +14,7 @@ from tests.support.recipes import LENIENT
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/how-to/extend-the-engine.md"
+PAGE = ROOT / "docs/extend-the-engine.md"
 PLACE_OR_BLOCK = re.compile(r"^`(pipelines/[\w/]+\.py)`$|^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 QUESTIONS = """

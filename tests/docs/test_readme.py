@@ -21,7 +21,7 @@ PROGRAM = ROOT / "docs/how-to/compare_masks.py"
 AIRLINE = "tools/tau_airline_gpt4o.messages.jsonl"
 TRL_DEFAULT_MAX_LENGTH = 1024
 LARGEST_EMPTY_CONTEXT = 2048
-"""Of which `coming-from-trl.md` says that it leaves no target, either."""
+"""Of which `coming-from/trl.md` says that it leaves no target, either."""
 pytestmark = [pytest.mark.real_data, pytest.mark.slow]
 
 

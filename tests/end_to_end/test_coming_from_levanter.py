@@ -15,7 +15,7 @@ from rowmill.schema.manifest import Manifest, load_current
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/examples/levanter"
-PAGE = ROOT / "docs/how-to/coming-from-levanter.md"
+PAGE = ROOT / "docs/coming-from/levanter.md"
 NAMES = ("text", "chat", "supervised", "mixture", "budget")
 pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
 

@@ -18,7 +18,7 @@ from rowmill.stages.packed_shards import stage as packed_shards
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/examples/records"
-PAGE = ROOT / "docs/how-to/coming-from-safe-synthesizer.md"
+PAGE = ROOT / "docs/coming-from/safe-synthesizer.md"
 NAMES = ("table", "groups", "series", "private")
 pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
 

@@ -59,7 +59,7 @@ def test_examples_are_no_part_of_the_demo() -> None:
 
 def test_every_example_has_a_test_and_a_page() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
-    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/how-to").glob("*.md"))
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/coming-from").glob("*.md"))
 
     for path in FOLDER.glob("*.yaml"):
         assert f'mark.example("{path.stem}")' in here
@@ -68,7 +68,7 @@ def test_every_example_has_a_test_and_a_page() -> None:
 
 @pytest.mark.parametrize("name", ["qlora-train", "astrai", "evsys", "levanter-formats"])
 def test_recipe_on_a_page_is_the_recipe_of_the_folder(name: str) -> None:
-    page = (ROOT / f"docs/how-to/coming-from-{name}.md").read_text(encoding="utf-8")
+    page = (ROOT / f"docs/coming-from/{name}.md").read_text(encoding="utf-8")
     shown = page.partition("```yaml\n")[2].partition("```")[0]
 
     assert yaml.safe_load(shown) == yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -76,7 +76,7 @@ def test_recipe_on_a_page_is_the_recipe_of_the_folder(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qlora-train", "evsys", "astrai"])
 def test_python_on_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / f"docs/how-to/coming-from-{name}.md").read_text(encoding="utf-8")
+    page = (ROOT / f"docs/coming-from/{name}.md").read_text(encoding="utf-8")
     monkeypatch.chdir(ROOT)
 
     shown = page.partition("```python\n")[2].partition("```")[0]
@@ -123,7 +123,7 @@ def test_astrai_mask_filters_and_domains(built: Example) -> None:
 def test_astrai_masks_whole_messages_with_the_options_of_the_page(template: str | None) -> None:
     from transformers import AutoTokenizer
 
-    page = (ROOT / "docs/how-to/coming-from-astrai.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/coming-from/astrai.md").read_text(encoding="utf-8")
     options = yaml.safe_load(page.split("```yaml\n")[2].partition("```")[0])
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs/demo/tokenizer", bos_token="<|endoftext|>")
     roles = ["system", "user", "assistant", "user", "assistant"]

@@ -79,7 +79,7 @@ def test_thirds_carry_their_fractions_from_block_to_block() -> None:
 def test_fixed_blocks_round_by_largest_remainder_not_as_levanter_does() -> None:
     """Levanter rounds each share down and gives the rest to the largest: 4 and 16, says the page for its users."""
     assert block_counts({"a": 0.123, "b": 0.397}, 20, 3, block_rounding="fixed") == [[5, 15]] * 3
-    page = Path(__file__).resolve().parents[2] / "docs/how-to/coming-from-levanter.md"
+    page = Path(__file__).resolve().parents[2] / "docs/coming-from/levanter.md"
     assert "are 4 and 16 sequences there, 5 and 15 here" in page.read_text(encoding="utf-8")
 
 

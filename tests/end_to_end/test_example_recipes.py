@@ -77,9 +77,11 @@ def test_page_links_the_recipe_of_the_folder(page: str, name: str) -> None:
     assert (FOLDER / f"{name}.yaml").is_file()
 
 
-@pytest.mark.parametrize("name", ["qlora-train", "evsys", "astrai"])
+@pytest.mark.parametrize(
+    "name", ["coming-from/qlora-train", "coming-from/evsys", "coming-from/astrai", "how-to/choose-a-template"]
+)
 def test_python_on_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / f"docs/coming-from/{name}.md").read_text(encoding="utf-8")
+    page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     monkeypatch.chdir(ROOT)
 
     shown = page.partition("```python\n")[2].partition("```")[0]

@@ -78,7 +78,14 @@ def test_page_links_the_recipe_of_the_folder(page: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["coming-from/qlora-train", "coming-from/evsys", "coming-from/astrai", "how-to/choose-a-template"]
+    "name",
+    [
+        "coming-from/qlora-train",
+        "coming-from/evsys",
+        "coming-from/astrai",
+        "how-to/choose-a-template",
+        "how-to/your-own-format",
+    ],
 )
 def test_python_on_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")

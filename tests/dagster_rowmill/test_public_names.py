@@ -11,7 +11,7 @@ import dagster_rowmill
 from tests.support.recipes import Workspace, chat
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/how-to/in-your-dagster-project.md"
+PAGE = ROOT / "docs/how-to/run-it-for-a-team.md"
 EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tests.docs.test_docs import ROOT
 
 DEPLOY = ROOT / "docs/deploy"
-PAGE = ROOT / "docs/how-to/deploy.md"
+PAGE = ROOT / "docs/how-to/run-it-for-a-team.md"
 SUBCOMMANDS = ("code-server", "start", "run")
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 DURATION = r"^(\d+h)?(\d+m)?(\d+s)?(\d+ms)?$"

@@ -164,7 +164,7 @@ def test_examples_and_segments_have_the_columns_of_their_rows(built: Built) -> N
 
 @pytest.mark.slow
 def test_rows_of_last_night_are_those_that_no_build_before_had(tmp_path: Path) -> None:
-    page = (ROOT / "docs/how-to/query-the-statistics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/queries.md").read_text(encoding="utf-8")
     query = page.partition("Which rows came last night?")[2].partition("```sql\n")[2].partition("```")[0]
     write_tokenizer(tmp_path / "tokenizer")
     workspace = Workspace(tmp_path)

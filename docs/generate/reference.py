@@ -1,7 +1,8 @@
 """Write the reference: every option, check, state and command, from the models and lists that the engine reads.
 
     python -m docs.generate.reference    docs/reference.md  docs/reference/  docs/walk.md  configs/schema/recipe.json
-                                         README.md's table, answers in docs/reference/queries.md
+                                         README.md's table, docs/README.md's list of pages, answers in
+                                         docs/reference/queries.md
 
 Pages are functions of the code alone (no times, no paths, no terminal width), so a test can compare what is
 committed with what would be written.
@@ -12,6 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -19,9 +21,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from docs.generate import walkthrough
+from docs.generate import site, walkthrough
 from docs.generate.reference_pages import divide_reference, make_anchor
-from rowmill import exports, formats, sources, stats
+from rowmill import exports, sources, stats
+from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
 from rowmill.checks import catalog, gates
 from rowmill.checks.gates import Bound, Expectation, Waiver
 from rowmill.conversation.options import TemplateChoice
@@ -29,10 +32,15 @@ from rowmill.core import console
 from rowmill.core.config import Config, describe_field
 from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
-from rowmill.formats.filters import Benchmark, Decontaminate, NearDuplicates
-from rowmill.formats.kind import OPTION_GROUPS
-from rowmill.formats.records import FileGroups
-from rowmill.formats.splits import Boundaries
+from rowmill.kinds.base import OPTION_GROUPS
+from rowmill.kinds.catalog import KIND_ALIASES, KINDS, Format, Records
+from rowmill.kinds.shared.filters import Benchmark, Decontaminate, NearDuplicates
+from rowmill.kinds.shared.splits import Boundaries
+from rowmill.kinds.tables.backends import CallableBackend, OpenAIBackend
+from rowmill.kinds.tables.generation import Generation
+from rowmill.kinds.tables.options import FileGroups
+from rowmill.kinds.tables.parsing import Validation
+from rowmill.kinds.tables.table_contract import ColumnContract, TableContract
 from rowmill.packing.options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import recipe
@@ -43,10 +51,6 @@ from rowmill.sources.encodings import CODECS
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
 from rowmill.sources.limits import Limits, RecordLimits
 from rowmill.stats import column_docs
-from rowmill.tabular.backends import CallableBackend, OpenAIBackend
-from rowmill.tabular.generation import Generation
-from rowmill.tabular.parsing import Validation
-from rowmill.tabular.table_contract import ColumnContract, TableContract
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
 GENERATED_NOTICE = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"
@@ -72,7 +76,7 @@ TITLES: dict[type[Config], str] = {
     Boundaries: "Boundaries",
     **{
         model: f"Records: `{name}`"
-        for name, field in formats.Records.model_fields.items()
+        for name, field in Records.model_fields.items()
         if isinstance(model := field.annotation, type) and issubclass(model, Config)
     },
     FileGroups: "Records: groups by file",
@@ -94,6 +98,9 @@ TITLES: dict[type[Config], str] = {
     Execution: "`execution`",
     LocalExecutor: "`execution.executor`, `kind: local`",
     RayExecutor: "`execution.executor`, `kind: ray`",
+    WebhookAlert: "`execution.alerts`, `kind: webhook`",
+    EmailAlert: "`execution.alerts`, `kind: email`",
+    CommandAlert: "`execution.alerts`, `kind: command`",
 }
 """Models with their own section, and its title."""
 
@@ -249,7 +256,7 @@ def _render_dataset_section() -> Iterator[str]:
     yield from ("", "The groups that each kind reads; any other group in a dataset of that kind is an error:", "")
     yield f"| kind | {' | '.join(f'`{name}`' for name in OPTION_GROUPS)} |"
     yield f"|---|{'---|' * len(OPTION_GROUPS)}"
-    for name, kind in formats.KINDS.items():
+    for name, kind in KINDS.items():
         yield f"| `{name}` | {' | '.join('yes' if group in kind.GROUPS else '' for group in OPTION_GROUPS)} |"
     yield from (
         "",
@@ -257,7 +264,7 @@ def _render_dataset_section() -> Iterator[str]:
         "",
     )
     yield from ("| kind | options |", "|---|---|")
-    for name, kind in formats.KINDS.items():
+    for name, kind in KINDS.items():
         unread = [f"`{group}.{field}`" for group, fields in kind.FIELDS_NOT_READ.items() for field in sorted(fields)]
         if unread:
             yield f"| `{name}` | {', '.join(unread)} |"
@@ -294,7 +301,7 @@ def _render_format_section() -> Iterator[str]:
         "",
     )
     seen: list[type[Config]] = []
-    for model in list_kinds(formats.Format):
+    for model in list_kinds(Format):
         like = next((one for one in seen if _extends_kind(model, one)), None)
         if like is None:
             yield from (*_render_section(model, level=3, title=_kind_title(model)), "")
@@ -309,22 +316,15 @@ def _render_format_section() -> Iterator[str]:
 
 
 def _render_exports_section() -> Iterator[str]:
-    pages = ", ".join(f"[{_kind_name(model)}]({page})" for model, page in iterate_export_pages())
     yield from (
         f"## {FAMILIES['exports']}",
         "",
         "The same tokens in the file formats of trainers: a list of these kinds, each written to its own folder.",
-        f"Each kind has a page on using it with its trainer: {pages}.",
+        "[Exports](formats.md) has the line with which its trainer loads each.",
         "",
     )
     for model in list_kinds(exports.AnyExport):
         yield from (*_render_section(model, level=3, title=_kind_title(model)), "")
-
-
-def iterate_export_pages() -> Iterator[tuple[type[Config], str]]:
-    """Yield each kind of export and its page, relative to `docs/`."""
-    for model in list_kinds(exports.AnyExport):
-        yield model, f"formats/{model.__module__.rsplit('.', 1)[1]}.md"
 
 
 def _extends_kind(model: type[Config], other: type[Config]) -> bool:
@@ -389,7 +389,7 @@ def _render_names_section() -> Iterator[str]:
         "ignore_token_id (top level)": "defaults.packing.ignore_token_id",
     }
     lines |= {f"format.{alias}": f"format.{name}" for alias, name in recipe.FORMAT_ALIASES.items()}
-    lines |= {f"format.kind: {alias}": f"format.kind: {name}" for alias, name in formats.KIND_ALIASES.items()}
+    lines |= {f"format.kind: {alias}": f"format.kind: {name}" for alias, name in KIND_ALIASES.items()}
     lines |= {f"format.{alias}": f"truncation.{name}" for alias, name in recipe.FIELD_ALIASES.items()}
     for written, meant in lines.items():
         yield f"| `{written}` | `{meant}` |"
@@ -520,19 +520,22 @@ def render_schema() -> str:
 
 def render_readme_table() -> str:
     """Return README's table of sources, formats and exports, between its markers."""
-    lines = [TABLE_BEGIN, "", "| option | kind | what |", "|---|---|---|"]
-    for option, family in (("source", sources.Source), ("format", formats.Format)):
-        lines += [f"| `{option}` | `{_kind_name(model)}` | {_first_sentence(model)} |" for model in list_kinds(family)]
-    for model, page in iterate_export_pages():
-        lines.append(f"| `exports` | [`{_kind_name(model)}`](docs/{page}) | {_first_sentence(model)} |")
+    reads = [[f"`{_kind_name(model)}`" for model in list_kinds(family)] for family in (sources.Source, Format)]
+    names = [_kind_name(model) for model in list_kinds(exports.AnyExport)]
+    writes = [f"[`{name}`](docs/formats.md#{name})" for name in names]
+    half = (len(writes) + 1) // 2
+    titles = (
+        "[source](docs/reference/source.md)",
+        "[format](docs/reference/format.md)",
+        "[export](docs/formats.md)",
+        "",
+    )
+    lines = [TABLE_BEGIN, "", f"| {' | '.join(titles)} |", "|---|---|---|---|"]
+    rows = zip_longest(*reads, writes[:half], writes[half:], fillvalue="")
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     suffixes = " ".join(f"`{suffix}`" for suffix in FORMATS_BY_SUFFIX)
     codecs = " ".join(f"`{codec}`" for codec in CODECS if codec)
-    lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}."]
-    lines += [
-        "A `.txt` file is one document, unless `source.sample_by` splits it into paragraphs or lines.",
-        "",
-        TABLE_END,
-    ]
+    lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}.", "", TABLE_END]
     return "\n".join(lines)
 
 
@@ -549,6 +552,7 @@ def render_code_pages(root: Path) -> dict[str, str]:
         "docs/reasons.md": render_reasons_page(),
         "configs/schema/recipe.json": render_schema(),
         "README.md": replace_readme_table((root / "README.md").read_text(encoding="utf-8")),
+        site.INDEX: site.replace_page_list((root / site.INDEX).read_text(encoding="utf-8")),
     }
 
 

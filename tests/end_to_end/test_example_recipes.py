@@ -84,7 +84,7 @@ def test_page_links_the_recipe_of_the_folder(page: str, name: str) -> None:
         "coming-from/evsys",
         "coming-from/astrai",
         "how-to/choose-a-template",
-        "how-to/your-own-format",
+        "your-own-format",
     ],
 )
 def test_python_on_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Two formats of one's own, for `own-rows.yaml` and `own-tokens.yaml`; see docs/how-to/your-own-format.md."""
+"""Two formats of one's own, for `own-rows.yaml` and `own-tokens.yaml`; see docs/your-own-format.md."""
 
 from collections.abc import Mapping
 from typing import Any

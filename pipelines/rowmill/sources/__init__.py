@@ -1,11 +1,8 @@
-"""Where raw records come from: files on any storage, a Hugging Face dataset, or generated records.
+"""Read raw records from files on any storage, from a Hugging Face dataset, or from records that a model generated.
 
-    scan   every file is read once: parts with digests and counts; unchanged files are not read
-    group  small files whose rows are made together (`sharing`)
-    read   a part's bytes, verified, as raw records; bad lines as rejects
-
-One module per kind of source (`files`, `huggingface`, `generated`), one per kind of file (`json_lines`, `json_array`,
-`json_stream`, `parquet`, `arrow_files`, `delimited`, `plain_text`), listed in `file_formats.FILE_FORMATS`.
+scan   every file is read once: parts with digests and counts; unchanged files are not read
+group  small files whose rows are made together
+read   a part's bytes, verified, as raw records; bad lines as rejects
 """
 
 import os
@@ -73,9 +70,9 @@ __all__ = [
 def _choose_source_kind(value: Any) -> str:
     if isinstance(value, Files | HuggingFaceSource | GeneratedSource):
         return value.kind
-    given: dict[str, object] = dict(value) if isinstance(value, dict) else {}
-    inferred = "generated" if "generated" in given else "huggingface" if "id" in given else "files"
-    return str(given.get("kind", inferred))
+    options: dict[str, object] = dict(value) if isinstance(value, dict) else {}
+    inferred = "generated" if "generated" in options else "huggingface" if "id" in options else "files"
+    return str(options.get("kind", inferred))
 
 
 Source: TypeAlias = Annotated[
@@ -124,13 +121,13 @@ def scan_source(
     source: Files | HuggingFaceSource,
     base: Path,
     stager: ContentStager,
-    known: Mapping[str, FileScan],
+    earlier_scans: Mapping[str, FileScan],
     *,
     keeps_non_finite: bool = False,
 ) -> list[FileScan]:
     """Read each file of a source once and return its parts, in recipe order, training files first.
 
-    `known` are earlier scans by URL: a file whose stamp is unchanged is not read again. To distribute the work, call
+    `earlier_scans` are by URL: a file whose stamp is unchanged is not read again. To distribute the work, call
     `find_files` and `scan_file`, and finish with `number_equal_parts`. With `keeps_non_finite`, NaN and infinity of
     typed sources become the texts that records datasets have for them; otherwise null.
 
@@ -145,9 +142,9 @@ def scan_source(
     match source:
         case Files():
             scans = [
-                scan_file(file, base, stager, known)
+                scan_file(file, base, stager, earlier_scans)
                 for file in find_files(source, base, keeps_non_finite=keeps_non_finite)
             ]
         case HuggingFaceSource():
-            scans = scan_dataset(source, base, stager, known, keeps_non_finite=keeps_non_finite)
+            scans = scan_dataset(source, base, stager, earlier_scans, keeps_non_finite=keeps_non_finite)
     return number_equal_parts(scans)

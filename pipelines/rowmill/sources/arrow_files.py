@@ -68,8 +68,8 @@ class _Arrow(FileFormat):
             added = {name: value for name, value in read_folder_columns(url).items() if name not in schema.names}
             for batch in batches:
                 for begin in range(0, batch.num_rows, _BATCH_ROWS):
-                    own = batch.slice(begin, _BATCH_ROWS)
-                    yield from encode_batch(own, keeps_non_finite=file.keeps_non_finite, added=added)
+                    rows = batch.slice(begin, _BATCH_ROWS)
+                    yield from encode_batch(rows, keeps_non_finite=file.keeps_non_finite, added=added)
 
     def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str]:
         with open_stream() as stream, _open_batches(stream, scan.url, is_seekable=file.is_seekable) as (schema, _):

@@ -89,8 +89,8 @@ def _make_shortener(kind: pa.DataType) -> Callable[[Any], Any] | None:
         return lambda value: (
             value and [(keys(key) if keys else key, items(item) if items else item) for key, item in value]
         )
-    [own] = inner.values()
-    return lambda value: value and [own(one) for one in value]
+    [shorten] = inner.values()
+    return lambda value: value and [shorten(element) for element in value]
 
 
 def _has_non_finite(column: pa.Array | pa.ChunkedArray) -> bool:
@@ -110,9 +110,9 @@ def _name_non_finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     if isinstance(value, (list, tuple)):
-        return [_name_non_finite(one) for one in cast("Iterable[Any]", value)]
+        return [_name_non_finite(inner) for inner in cast("Iterable[Any]", value)]
     if isinstance(value, dict):
-        return {name: _name_non_finite(one) for name, one in cast("dict[str, Any]", value).items()}
+        return {name: _name_non_finite(inner) for name, inner in cast("dict[str, Any]", value).items()}
     return value
 
 
@@ -120,13 +120,13 @@ def _encode_row_by_row(
     batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool, added: Mapping[str, str | None] | None
 ) -> Iterator[bytes]:
     for index in range(batch.num_rows):
-        one = batch.slice(index, 1)
+        row = batch.slice(index, 1)
         try:
-            one.to_pylist()
+            row.to_pylist()
         except UnicodeDecodeError:
             yield _NOT_UTF8
         else:
-            yield from encode_batch(one, keeps_non_finite=keeps_non_finite, added=added)
+            yield from encode_batch(row, keeps_non_finite=keeps_non_finite, added=added)
 
 
 def _encode_other(value: Any) -> Any:
@@ -168,4 +168,4 @@ def _unwrap_json(value: Any, kind: pa.DataType) -> Any:
             kind.field(i).name: _unwrap_json(value[kind.field(i).name], kind.field(i).type)
             for i in range(kind.num_fields)
         }
-    return [_unwrap_json(one, kind.field(0).type) for one in value]
+    return [_unwrap_json(element, kind.field(0).type) for element in value]

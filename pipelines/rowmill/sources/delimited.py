@@ -95,7 +95,7 @@ class _RecordLines:
     def _skip_record(self, line: str) -> Exception:
         """Read to the end of the line that makes a record too long; return the error to raise."""
         quote = self._quote
-        begin, quotes, length = self.record[0], sum(one.count(quote) for one in self.record), self._record_chars
+        begin, quotes, length = self.record[0], sum(piece.count(quote) for piece in self.record), self._record_chars
         while not line.endswith("\n") and (line := self._text.readline(_BLOCK_CHARS)):
             quotes += line.count(quote)
             length += len(line)
@@ -144,36 +144,22 @@ def _iterate_lines(text: io.TextIOWrapper, url: str, limit: int, dialect: Dialec
     is_at_end = False
     while not is_at_end:
         lines.begin_record()
-        found = None
+        line = None
         try:
             cells = next(reader)
-            found = _Line(lines.number - len(lines.record) + 1, cells) if cells else None
+            line = _Line(lines.number - len(lines.record) + 1, cells) if cells else None
         except StopIteration:
             is_at_end = True
         except _RecordTooLongError as error:
-            found = _Line(lines.number - len(lines.record) + 1, too_long=error)
+            line = _Line(lines.number - len(lines.record) + 1, too_long=error)
         except csv.Error as error:
             if "unexpected end of data" in str(error):
                 raise lines.open_quote() from error
-            found = _Line(lines.number - len(lines.record) + 1, value=list(lines.record), error=str(error))
+            line = _Line(lines.number - len(lines.record) + 1, value=list(lines.record), error=str(error))
         for number, comment in lines.comments:
             yield _Line(number, value=[_COMMENT, comment])
-        if found is not None:
-            yield found
-
-
-def cut_delimited(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[PartContent]:
-    """Cut a file into parts by the number of its records, the header not counted.
-
-    Raises
-    ------
-    SchemaError
-        If the header has a column twice, too many columns, or is not UTF-8.
-    SourceError
-        If a quoted cell does not end.
-
-    """
-    return cut_rows(_encode_delimited_rows(stream, url, limits, dialect), limits.max_record_bytes)
+        if line is not None:
+            yield line
 
 
 def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[bytes]:
@@ -258,8 +244,8 @@ class _Table:
         """Return a row's cells by name; the cells alone if they are not as many as the columns."""
         if len(cells) != self._width:
             return list(cells)
-        own = [cell for at, cell in enumerate(cells) if at not in self._unnamed] if self._unnamed else cells
-        return dict(zip(self._names, own, strict=True))
+        named_cells = [cell for at, cell in enumerate(cells) if at not in self._unnamed] if self._unnamed else cells
+        return dict(zip(self._names, named_cells, strict=True))
 
 
 def _encode_value(value: Json) -> bytes:
@@ -295,12 +281,12 @@ def require_no_values(stream: BinaryIO, url: str, dialect: Dialect) -> None:
     lines = (line for line in _iterate_lines(text, url, sys.maxsize - 1, dialect) if line.cells)
     header = next(lines, _Line(0)).cells
     for line in lines:
-        found = next((at for at in dialect.unnamed if len(line.cells) == len(header) and line.cells[at].strip()), None)
-        if found is not None:
+        column = next((at for at in dialect.unnamed if len(line.cells) == len(header) and line.cells[at].strip()), None)
+        if column is not None:
             names = [name.strip() or f"c{at + 1}" for at, name in enumerate(header)]
             raise UnnamedColumnError(
-                f"{url}: column {found + 1} has no name in the header, and line {line.number} has "
-                f"{line.cells[found]!r:.60} in it; a column needs a name, or no value; name the columns in "
+                f"{url}: column {column + 1} has no name in the header, and line {line.number} has "
+                f"{line.cells[column]!r:.60} in it; a column needs a name, or no value; name the columns in "
                 f"source.column_names: [{', '.join(names)}]",
                 names,
             )
@@ -315,15 +301,16 @@ class _Delimited(FileFormat):
     def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
         default = DEFAULT_DELIMITERS[file.suffix]
         with open_stream() as stream:
-            found = find_dialect(stream, scan.url, default=default, options=file.dialect)
-        if found.unnamed:
+            dialect = find_dialect(stream, scan.url, default=default, options=file.dialect)
+        if dialect.unnamed:
             with open_stream() as stream:
-                require_no_values(stream, scan.url, found)
-        return replace(scan, dialect=found)
+                require_no_values(stream, scan.url, dialect)
+        return replace(scan, dialect=dialect)
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
         assert scan.dialect is not None
-        return cut_delimited(stream, scan.url, file.limits, scan.dialect)
+        rows = _encode_delimited_rows(stream, scan.url, file.limits, scan.dialect)
+        return cut_rows(rows, file.limits.max_record_bytes)
 
     def find_line(self, stream: BinaryIO, scan: FileScan, record: int) -> int | None:
         if scan.dialect is None:
@@ -350,7 +337,7 @@ FORMAT = _Delimited(
     "delimited",
     version=2,
     suffixes=tuple(DEFAULT_DELIMITERS),
-    options=frozenset({*(one.name for one in fields(DialectOptions)), "encoding"}),
+    options=frozenset({*(field.name for field in fields(DialectOptions)), "encoding"}),
     is_text=True,
     has_cells=True,
 )

@@ -64,10 +64,10 @@ class Dialect:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Dialect":
         """Return the dialect that a scan stores."""
-        own: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
         }
-        return cls(**own)
+        return cls(**arguments)
 
     def read(self, lines: Iterator[str], *, strict: bool = True) -> "Reader":
         """Return the parser of the lines of a file in this dialect."""
@@ -88,22 +88,22 @@ class Dialect:
             return line
         escape = re.escape(self.escape)
         used = "".join(map(re.escape, (self.quote, self.delimiter, self.escape, "\r", "\n")))
-        return re.sub(rf"{escape}([{used}])|{escape}", lambda one: one[0] if one[1] else one[0] * 2, line)
+        return re.sub(rf"{escape}([{used}])|{escape}", lambda match: match[0] if match[1] else match[0] * 2, line)
 
-    def describe(self, asked: Mapping[str, Any]) -> list[str]:
+    def describe(self, requested: Mapping[str, Any]) -> list[str]:
         """Describe what the recipe did not ask for and RFC 4180 does not have: what follows `is read`."""
-        found: list[str] = []
-        if self.skip and "skip" not in asked:
+        notes: list[str] = []
+        if self.skip and "skip" not in requested:
             lines = "its first line, which comes" if self.skip == 1 else f"its first {self.skip} lines, which come"
-            found.append(f"without {lines} before the header")
-        if self.escape is not None and "escape" not in asked:
-            found.append(f"with quotes escaped by {self.escape}")
+            notes.append(f"without {lines} before the header")
+        if self.escape is not None and "escape" not in requested:
+            notes.append(f"with quotes escaped by {self.escape}")
         if self.trims:
-            found.append("without the blank after each delimiter")
+            notes.append("without the blank after each delimiter")
         if self.unnamed:
             columns = ", ".join(str(at + 1) for at in self.unnamed)
-            found.append(f"without column {columns}, which has neither a name nor a value")
-        return found
+            notes.append(f"without column {columns}, which has neither a name nor a value")
+        return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ class DialectOptions:
 
     def list_asked(self) -> dict[str, Any]:
         """Return the options that are said."""
-        given = {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        options = {name: value for name, value in asdict(self).items() if value not in (None, ())}
         # As it is read back from a manifest.
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
 def find_dialect(stream: BinaryIO, url: str, *, default: str, options: DialectOptions) -> Dialect:
@@ -159,20 +159,20 @@ def find_dialect(stream: BinaryIO, url: str, *, default: str, options: DialectOp
     chosen = _find_delimiter(head, url, default=default, delimiter=delimiter, enclosing=enclosing)
     if options.quote is None:
         _require_double_quotes(head, url, chosen)
-    found = Dialect(
+    dialect = Dialect(
         chosen, enclosing, options.escape, skip=skip, comment=options.comment, header=options.header is not False,
         column_names=options.column_names,
     )  # fmt: skip
-    found = replace(found, trims=_has_blanks_after_delimiters(head, found))
-    if not options.escape and f"{BACKSLASH}{found.quote}" in head:
+    dialect = replace(dialect, trims=_has_blanks_after_delimiters(head, dialect))
+    if not options.escape and f"{BACKSLASH}{dialect.quote}" in head:
         # The backslash escapes quotes if records are whole with it, and some are not without it.
-        escaped = replace(found, escape=BACKSLASH)
-        found = escaped if _count_damaged(head, found) and not _count_damaged(head, escaped) else found
-    records = _parse_head(head, found)
-    named = records[0] if records and found.header and not found.column_names else []
+        escaped = replace(dialect, escape=BACKSLASH)
+        dialect = escaped if _count_damaged(head, dialect) and not _count_damaged(head, escaped) else dialect
+    records = _parse_head(head, dialect)
+    named = records[0] if records and dialect.header and not dialect.column_names else []
     unnamed = tuple(at for at, name in enumerate(named) if not name.strip())
     return replace(
-        found,
+        dialect,
         # A header in which no column has a name is left as it is.
         unnamed=unnamed if len(unnamed) < len(named) else (),
         looks_headless=options.header is None and _looks_headless(records),
@@ -186,16 +186,16 @@ def _split_lines(head: str) -> list[str]:
 
 def _parse_head(head: str, dialect: Dialect) -> list[list[str]]:
     reader = dialect.read(iter(_split_lines(head)), strict=False)
-    found: list[list[str]] = []
+    records: list[list[str]] = []
     try:
         for cells in reader:
             if cells:
-                found.append(cells)
-            if len(found) == _HEAD_RECORDS:
+                records.append(cells)
+            if len(records) == _HEAD_RECORDS:
                 break
     except csv.Error:
         return []
-    return found
+    return records
 
 
 def _parse_plainly(head: str, delimiter: str, quote: str) -> list[list[str]]:
@@ -209,10 +209,12 @@ def _parse_plainly(head: str, delimiter: str, quote: str) -> list[list[str]]:
 
 def _count_title_lines(head: str, delimiter: str | None, default: str, quote: str) -> int:
     """Return how many lines come before a header that is clear: the first wide line, over columns of values."""
-    candidates = [delimiter] if delimiter else [default, *(one for one in DELIMITERS if one != default)]
-    if any(_measure_even_width(head, one, quote) > 1 for one in candidates):
+    candidates = (
+        [delimiter] if delimiter else [default, *(candidate for candidate in DELIMITERS if candidate != default)]
+    )
+    if any(_measure_even_width(head, candidate, quote) > 1 for candidate in candidates):
         return 0
-    return next((count for one in candidates if (count := _find_wide_header(head, one, quote))), 0)
+    return next((count for candidate in candidates if (count := _find_wide_header(head, candidate, quote))), 0)
 
 
 def _find_wide_header(head: str, delimiter: str, quote: str) -> int:
@@ -248,8 +250,8 @@ def is_header_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 def _holds_values(cells: Sequence[str]) -> bool:
     """Return whether a column's cells are numbers or dates."""
-    given = [cell.strip() for cell in cells if cell.strip()]
-    return bool(given) and sum(1 for cell in given if _NUMBER.fullmatch(cell)) >= 0.9 * len(given)
+    filled = [cell.strip() for cell in cells if cell.strip()]
+    return bool(filled) and sum(1 for cell in filled if _NUMBER.fullmatch(cell)) >= 0.9 * len(filled)
 
 
 def _looks_headless(records: Sequence[Sequence[str]]) -> bool:
@@ -263,7 +265,7 @@ def _looks_headless(records: Sequence[Sequence[str]]) -> bool:
         return False
     kinds = [(bool(_NUMBER.fullmatch(name.strip())), _holds_values([row[at] for row in rows]))
              for at, name in enumerate(header) if name.strip()]  # fmt: skip
-    if not any(own for own, _ in kinds) or any(own != below for own, below in kinds):
+    if not any(above for above, _ in kinds) or any(above != below for above, below in kinds):
         return False
     numbers = [int(name) for name in header if name.strip().isdecimal()]
     steps = {after - before for before, after in pairwise(numbers)}
@@ -297,23 +299,27 @@ def _require_double_quotes(head: str, url: str, delimiter: str) -> None:
 
 
 def _find_delimiter(head: str, url: str, *, default: str, delimiter: str | None, enclosing: str) -> str:
-    wanted = delimiter or default
+    expected = delimiter or default
     several = {
-        one: width for one in DELIMITERS if one != wanted and (width := _measure_even_width(head, one, enclosing)) > 1
+        candidate: width
+        for candidate in DELIMITERS
+        if candidate != expected and (width := _measure_even_width(head, candidate, enclosing)) > 1
     }
-    columns = _count_header_cells(head, wanted, enclosing)
-    widest = max(several, key=lambda one: several[one], default=None)
+    columns = _count_header_cells(head, expected, enclosing)
+    widest = max(several, key=lambda candidate: several[candidate], default=None)
     if widest is None or columns > several[widest]:
-        return wanted
+        return expected
     if delimiter is not None and columns <= 1:
         raise SchemaError(
             f"{url}: is one column with source.delimiter {delimiter!r}, and {several[widest]} columns with {widest!r}; "
             f"expected a delimiter that separates cells; set source.delimiter: {widest!r}, or omit it"
         )
-    ties = [one for one in several if several[one] == several[widest]]
+    ties = [candidate for candidate in several if several[candidate] == several[widest]]
     if delimiter is None and (columns > 1 or len(ties) > 1):
         counts = ", ".join(
-            f"{width} columns with {one!r}" for one, width in {wanted: columns, **several}.items() if width > 1
+            f"{width} columns with {candidate!r}"
+            for candidate, width in {expected: columns, **several}.items()
+            if width > 1
         )
         raise SchemaError(f"{url}: has {counts}; only one can be the delimiter; set source.delimiter")
     return delimiter or widest

@@ -1,6 +1,4 @@
-"""The bytes of a file as text: compression and encodings.
-
-Decompressed content as a stream, with a clear error if it is truncated.
+"""Open source files as text: decompress them, and decode the encoding that the file's mark or the recipe names.
 
 Memory use is constant: each codec yields blocks. Every failure below the stream (a truncated gzip member, a wrong
 checksum, a disk that stops answering) becomes one `SourceError` with the file and the number of bytes read, because the
@@ -156,18 +154,18 @@ def check_encoding(name: str) -> str:
 
     """
     try:
-        found = codecs.lookup(name)
+        codec = codecs.lookup(name)
         codecs.getincrementaldecoder(name)
         b"a".decode(name, "ignore")
     except LookupError:
         raise ValueError(f"{name!r} is no encoding; write for example utf-8, utf-16, latin-1 or cp1252") from None
-    return found.name
+    return codec.name
 
 
-def find_encoding(content: io.BufferedReader, asked: str | None) -> str | None:
+def find_encoding(content: io.BufferedReader, requested: str | None) -> str | None:
     """Return the encoding of a file of which nothing was read yet; None for UTF-8."""
-    if asked is not None:
-        return None if asked in ("utf-8", "utf-8-sig", "ascii") else asked
+    if requested is not None:
+        return None if requested in ("utf-8", "utf-8-sig", "ascii") else requested
     head = content.peek(_HEAD_BYTES)
     return next((name for mark, name in _MARKS if head.startswith(mark)), None)
 

@@ -1,7 +1,4 @@
-"""The base class of source file formats: one object with suffixes, reader and properties.
-
-To add a format, write one module and one line of that list: an object with a name, suffixes and `cut_parts`.
-"""
+"""The base class of source file formats: suffixes, properties, and the method that cuts a file into parts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,9 +35,9 @@ class FileOptions:
 
     def list_asked(self, options: frozenset[str]) -> dict[str, Any]:
         """Return the options for reading that the recipe sets, of those that a format has."""
-        own = {"encoding": self.encoding, "field": self.field, "file_format": self.file_format}
-        asked = self.dialect.list_asked() | {name: value for name, value in own.items() if value is not None}
-        return {name: value for name, value in asked.items() if name in options or name == "file_format"}
+        general = {"encoding": self.encoding, "field": self.field, "file_format": self.file_format}
+        requested = self.dialect.list_asked() | {name: value for name, value in general.items() if value is not None}
+        return {name: value for name, value in requested.items() if name in options or name == "file_format"}
 
 
 @dataclass(frozen=True)

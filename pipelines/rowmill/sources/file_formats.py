@@ -17,12 +17,12 @@ FILE_FORMATS: tuple[FileFormat, ...] = (
 )
 """All formats; a format without a suffix is detected by content."""
 
-FORMATS_BY_SUFFIX = {suffix: one for one in FILE_FORMATS for suffix in one.suffixes}
+FORMATS_BY_SUFFIX = {suffix: file_format for file_format in FILE_FORMATS for suffix in file_format.suffixes}
 """Format by suffix; the content of a file of JSON decides between four."""
 
 SUFFIXES = tuple(suffix + codec for suffix in FORMATS_BY_SUFFIX for codec in CODECS)
 
-_BY_NAME = {one.name: one for one in FILE_FORMATS}
+_BY_NAME = {file_format.name: file_format for file_format in FILE_FORMATS}
 
 
 def find_file_format(name: str) -> FileFormat:
@@ -51,11 +51,11 @@ def describe_reading(scan: FileScan) -> list[str]:
     """Describe how a file is read that is not laid out as its name says: what follows `is read`."""
     chosen = choose_file_format(scan.url)
     is_named_lines = chosen is not None and chosen[0] is json_lines.FORMAT
-    found: list[str] = []
+    notes: list[str] = []
     if scan.reader == json_stream.FORMAT.name:
-        found.append("as JSON objects one after another, not one per line")
+        notes.append("as JSON objects one after another, not one per line")
     if scan.reader == json_array.FORMAT.name and is_named_lines:
-        found.append("as one JSON list, not as JSON Lines")
+        notes.append("as one JSON list, not as JSON Lines")
     if scan.encoding is not None and "encoding" not in scan.asked:
-        found.append(f"as {scan.encoding.upper()}, not as UTF-8")
-    return found + (scan.dialect.describe(scan.asked) if scan.dialect is not None else [])
+        notes.append(f"as {scan.encoding.upper()}, not as UTF-8")
+    return notes + (scan.dialect.describe(scan.asked) if scan.dialect is not None else [])

@@ -146,7 +146,7 @@ class Files(Config):
         ]
         for option, kinds in _FORMAT_OPTIONS.items():
             if getattr(self, option) != Files.model_fields[option].default and all(
-                asked is not None and option not in asked[0].options for asked in formats
+                choice is not None and option not in choice[0].options for choice in formats
             ):
                 raise ValueError(
                     f"{option}: {getattr(self, option)} applies to {kinds} files only, and no URL names one; delete it"
@@ -256,26 +256,26 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
     suffixes = SUFFIXES if source.file_format is None else ("",)
-    found: list[SourceFile] = []
+    files: list[SourceFile] = []
     for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True):
         for pattern in itertools.chain.from_iterable(map(urls.expand_braces, patterns)):
             matches = urls.find_urls(pattern, base, suffixes)
             if not matches:
                 misses.append(public_url(pattern))
-            found += (SourceFile(url, hint, source, keeps_non_finite) for url in matches)
+            files += (SourceFile(url, hint, source, keeps_non_finite) for url in matches)
     if misses:
         raise SourceError(
             f"found no data at {', '.join(misses)} (relative paths start at {base}); a source must not be missing, "
             "since its share would go to the others; correct the URLs or fetch the files"
         )
-    require_files(len(found), source.limits.max_files)
-    _require_distinct_files(found, base)
-    return found
+    require_files(len(files), source.limits.max_files)
+    _require_distinct_files(files, base)
+    return files
 
 
-def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
+def _require_distinct_files(files: list[SourceFile], base: Path) -> None:
     seen: dict[str, str] = {}
-    for file in found:
+    for file in files:
         if choose_file_format(file.url, file.source.file_format) is None:
             raise ConfigError(_explain_unknown_suffix(file.url))
         where = urls.locate_url(file.url, base)
@@ -290,8 +290,11 @@ def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
 
 def choose_first_files(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Return the first file of each format in each split, which show every way in which a source's files are read."""
-    first = {(one.split_hint, choose_file_format(one.url, one.source.file_format)): one for one in reversed(files)}
-    return [file for file in files if any(file is one for one in first.values())]
+    first = {
+        (candidate.split_hint, choose_file_format(candidate.url, candidate.source.file_format)): candidate
+        for candidate in reversed(files)
+    }
+    return [file for file in files if any(file is candidate for candidate in first.values())]
 
 
 def scan_first_records(file: SourceFile, base: Path, stager: ContentStager, count: int) -> FileScan:
@@ -306,7 +309,7 @@ def scan_first_records(file: SourceFile, base: Path, stager: ContentStager, coun
     return _FileScanner(file, urls.locate_url(file.url, base), "", stager).scan(first_records=count)
 
 
-def scan_file(file: SourceFile, base: Path, stager: ContentStager, known: Mapping[str, FileScan]) -> FileScan:
+def scan_file(file: SourceFile, base: Path, stager: ContentStager, earlier_scans: Mapping[str, FileScan]) -> FileScan:
     """Read a file once and return its parts; for an unchanged file, return its known scan without reading.
 
     Equal parts still have equal ids; `number_equal_parts` over a dataset's scans makes them distinct.
@@ -314,7 +317,7 @@ def scan_file(file: SourceFile, base: Path, stager: ContentStager, known: Mappin
     where = urls.locate_url(file.url, base)
     # Taken before reading: a file that changes meanwhile will not match the stamp the next time.
     stamp = urls.stamp_file(where)
-    earlier = known.get(where.url)
+    earlier = earlier_scans.get(where.url)
     if earlier is not None and _still_holds(earlier, file, stamp, base):
         parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
         return replace(earlier, split_hint=file.split_hint, parts=parts)
@@ -364,9 +367,9 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
 def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
     """Return the options of a file, the format that its name selects, and its codec."""
     source = file.source
-    asked = choose_file_format(file.url, source.file_format)
-    assert asked is not None
-    file_format, suffix, codec = asked
+    choice = choose_file_format(file.url, source.file_format)
+    assert choice is not None
+    file_format, suffix, codec = choice
     options = FileOptions(
         suffix, source.limits, file_format.is_seekable and codec == "", source.sample_by, source.dialect,
         source.encoding, source.field, source.file_format, file.keeps_non_finite,

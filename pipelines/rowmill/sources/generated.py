@@ -71,20 +71,20 @@ def find_generated_version(store: Store, source: GeneratedSource, recipe: str) -
 
     """
     key = source.dataset_key(recipe)
-    wanted = tuple(CLI_VERBS) if source.stage is None else (source.stage,)
-    made = {stage: one for stage in wanted if (one := manifest.load_current(store, (*key, stage))) is not None}
-    if not made:
-        verbs = " or ".join(f"`rowmill {CLI_VERBS[stage]} {key[0]}`" for stage in wanted)
+    stages = tuple(CLI_VERBS) if source.stage is None else (source.stage,)
+    built = {stage: output for stage in stages if (output := manifest.load_current(store, (*key, stage))) is not None}
+    if not built:
+        verbs = " or ".join(f"`rowmill {CLI_VERBS[stage]} {key[0]}`" for stage in stages)
         raise SourceError(
-            f"source.generated: {source.generated}: {' and '.join(wanted)} of {'/'.join(key)} were never built in this "
+            f"source.generated: {source.generated}: {' and '.join(stages)} of {'/'.join(key)} were never built in this "
             f"storage; expected generated records; run {verbs}, or name another dataset"
         )
-    if len(made) > 1:
+    if len(built) > 1:
         raise SourceError(
-            f"source.generated: {source.generated}: {' and '.join(made)} both have records; only one can be read; set "
+            f"source.generated: {source.generated}: {' and '.join(built)} both have records; only one can be read; set "
             "source.stage"
         )
-    return next(iter(made.values()))
+    return next(iter(built.values()))
 
 
 def scan_generated(
@@ -93,12 +93,12 @@ def scan_generated(
     source: GeneratedSource,
     base: Path,
     stager: ContentStager,
-    known: Mapping[str, FileScan],
+    earlier_scans: Mapping[str, FileScan],
 ) -> list[FileScan]:
     """Return the records of a version as parts, staged unless this version is, as `scan_source` does for all others."""
     url = f"generated:{'/'.join(output.key)}"
     limit = source.limits.max_record_bytes
-    earlier = known.get(url)
+    earlier = earlier_scans.get(url)
     if (
         earlier is not None
         and (earlier.version, earlier.stamp, earlier.max_record_bytes) == (SCAN_VERSION, output.version, limit)
@@ -117,5 +117,5 @@ def scan_generated(
 
 def copy_generated(store: Store, placed: Store, read: Iterable[Manifest]) -> None:
     """Copy the files of the versions that a source reads into another store, for a build there."""
-    for file in (file for made in read for part in made.parts for file in part.files.values()):
+    for file in (file for output in read for part in output.parts for file in part.files.values()):
         placed.write(file.path, store.content(file).to_pybytes())

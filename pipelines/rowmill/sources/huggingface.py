@@ -76,7 +76,7 @@ def scan_dataset(
     source: HuggingFaceSource,
     base: Path,
     stager: ContentStager,
-    known: Mapping[str, FileScan],
+    earlier_scans: Mapping[str, FileScan],
     *,
     keeps_non_finite: bool = False,
     first_records: int | None = None,
@@ -92,7 +92,7 @@ def scan_dataset(
 
     """
     pinned = _pin_dataset(source, base)
-    earlier = _find_earlier_scans(source, pinned, known, base)
+    earlier = _find_earlier_scans(source, pinned, earlier_scans, base)
     if earlier is not None and all(scan.keeps_non_finite == keeps_non_finite for scan in earlier):
         return earlier
     import datasets
@@ -113,7 +113,8 @@ def _pin_dataset(source: HuggingFaceSource, base: Path) -> _PinnedDataset:
         files = (Path(path) for path in sorted(urls.walk_files(str(folder))))
         facts = ((path, path.stat()) for path in files if path.is_file())
         listing = [
-            f"{path.relative_to(folder)} {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}" for path, one in facts
+            f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+            for path, status in facts
         ]
         return _PinnedDataset(str(folder), None, hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32])
     commit = _resolve_commit(source)
@@ -139,17 +140,17 @@ def _make_split_url(source: HuggingFaceSource, split: str) -> str:
 
 
 def _find_earlier_scans(
-    source: HuggingFaceSource, pinned: _PinnedDataset, known: Mapping[str, FileScan], base: Path
+    source: HuggingFaceSource, pinned: _PinnedDataset, earlier_scans: Mapping[str, FileScan], base: Path
 ) -> list[FileScan] | None:
     """Return the known scans of the splits if they are still valid, without listing the splits again."""
-    train = known.get(_make_split_url(source, source.split))
-    held = known.get(_make_split_url(source, source.validation_split or "validation"))
+    train = earlier_scans.get(_make_split_url(source, source.split))
+    validation = earlier_scans.get(_make_split_url(source, source.validation_split or "validation"))
     if train is None or not _is_same_state(train, source, pinned, base):
         return None
     if train.split_hint is None:
         # Scanned at this same state of the dataset, when it had no split to hold out.
         return [train] if source.validation_split is None else None
-    return [train, held] if held is not None and _is_same_state(held, source, pinned, base) else None
+    return [train, validation] if validation is not None and _is_same_state(validation, source, pinned, base) else None
 
 
 def _is_same_state(scan: FileScan, source: HuggingFaceSource, pinned: _PinnedDataset, base: Path) -> bool:
@@ -161,19 +162,19 @@ def _is_same_state(scan: FileScan, source: HuggingFaceSource, pinned: _PinnedDat
 
 
 def _choose_splits(source: HuggingFaceSource, available: list[str]) -> list[tuple[str, SplitHint | None]]:
-    held = source.validation_split
-    if held is None and "validation" in available and source.split != "validation":
-        held = "validation"
-    for split in (source.split, held):
+    validation = source.validation_split
+    if validation is None and "validation" in available and source.split != "validation":
+        validation = "validation"
+    for split in (source.split, validation):
         # `train[:10%]` is a slice of the split `train`.
         if split is not None and re.split(r"[\[+]", split)[0] not in available:
             raise SourceError(
                 f"{source.id}: has no split {split!r}; it has {join_choices(available)}; name one of them in split or "
                 "validation_split"
             )
-    if held is None:
+    if validation is None:
         return [(source.split, None)]
-    return [(source.split, "train"), (held, "validation")]
+    return [(source.split, "train"), (validation, "validation")]
 
 
 def _scan_split(

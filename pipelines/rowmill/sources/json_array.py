@@ -1,6 +1,4 @@
-"""JSON files whose records are elements of a list, read in blocks.
-
-A `.json` file: a list of records, one value, or JSON Lines under that suffix.
+"""JSON files whose records are the elements of a list, read in blocks, and `.json` files that hold one value.
 
 A list of 2 GB must fit through a worker of 1.5 GB, so the file is never held in memory. Only its strings, brackets and
 commas are followed, block by block in NumPy: about three times as fast as regular expressions.
@@ -55,9 +53,6 @@ class BlockStream(io.RawIOBase):
         super().close()
 
 
-# ── A `.json` file: a list of records, one value, or JSON Lines under that suffix ──
-
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
@@ -73,28 +68,6 @@ _DEPTH_STEP[list(b"[{")] = 1
 _DEPTH_STEP[list(b"]}")] = -1
 
 
-def detect_json_kind(stream: BinaryIO, limits: Limits) -> Literal["json_array", "json_lines", "json_value"]:
-    """Detect from its start what a `.json` file holds.
-
-    If the first character that is not white space is `[`: a list. Otherwise, if the first line alone is a JSON value,
-    or too long to be examined: JSON Lines. Otherwise: one value.
-    """
-    head = b""
-    while not head and (block := stream.read(BLOCK_BYTES)):
-        head = block.removeprefix(BOM).lstrip(_WHITE_SPACE)
-    if head[:1] == b"[":
-        return "json_array"
-    blocks = [head]
-    while b"\n" not in blocks[-1] and sum(map(len, blocks)) <= limits.max_record_bytes:
-        blocks.append(stream.read(BLOCK_BYTES))
-        if not blocks[-1]:
-            break
-    first_line = b"".join(blocks).partition(b"\n")[0]
-    if len(first_line) > limits.max_record_bytes:
-        return "json_lines"
-    return "json_lines" if not head or is_valid_json(first_line) else "json_value"
-
-
 def read_head(stream: BinaryIO) -> bytes:
     """Return the first block of a stream from its first non-blank character on."""
     return next(read_blocks(stream), b"")
@@ -107,22 +80,6 @@ def is_valid_json(text: bytes) -> bool:
     except orjson.JSONDecodeError:
         return False
     return True
-
-
-def cut_json_array(stream: BinaryIO, url: str, limits: Limits) -> Iterator[PartContent]:
-    """Cut a list into parts by the number of its elements."""
-    limit = limits.max_record_bytes
-    return cut_rows((remove_line_ends(element) for element in split_elements(stream, url, limit)), limit)
-
-
-def cut_json_value(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
-    """Return the whole file as one record; it is held in memory, like every single record."""
-    limit = limits.max_record_bytes
-    # White space around the value does not count, but must be read to be recognized.
-    value = stream.read(limit + BLOCK_BYTES)
-    rest = sum(map(len, iter(partial(stream.read, BLOCK_BYTES), b"")))
-    whole = value.removeprefix(BOM).strip(_WHITE_SPACE)
-    return cut_rows([make_too_long_line(whole, len(value) + rest, limit) if rest else remove_line_ends(whole)], limit)
 
 
 def split_elements(stream: BinaryIO, url: str, max_record_bytes: int, *, is_alone: bool = True) -> Iterator[bytes]:
@@ -181,14 +138,14 @@ def open_list(stream: BinaryIO, url: str, field: str) -> BinaryIO:
     """
     at: io.BufferedReader = io.BufferedReader(BlockStream(read_blocks(stream)))
     for name in field.split("."):
-        found = _open_member(at, name)
-        if isinstance(found, dict):
-            kinds = ", ".join(f"{key} ({kind})" for key, kind in list(found.items())[:20]) or "none"
+        member = _open_member(at, name)
+        if isinstance(member, dict):
+            kinds = ", ".join(f"{key} ({kind})" for key, kind in list(member.items())[:20]) or "none"
             raise SourceError(
                 f"{url}: source.field {field!r} names no list of it; the lists and objects at {name!r} are: {kinds}; "
                 "expected the path of a list of records, such as data or data.rows; correct source.field"
             )
-        at = found
+        at = member
     if at.peek(1)[:1] != b"[":
         raise SourceError(
             f"{url}: source.field {field!r} is not a list; expected the path of a list of records, such as data or "
@@ -203,7 +160,7 @@ _MAX_KEY_BYTES = 1 << 16
 
 def _open_member(stream: io.BufferedReader, name: str) -> io.BufferedReader | dict[str, str]:
     """Return a stream that begins with the value of a key, if it is a list or an object; else all such values."""
-    seen: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     structure, before = JsonStructure(), b""
     blocks = read_blocks(cast(BinaryIO, stream))
     for block in blocks:
@@ -220,11 +177,11 @@ def _open_member(stream: io.BufferedReader, name: str) -> io.BufferedReader | di
             if key == name:
                 return io.BufferedReader(BlockStream(chain([block[mark:]], blocks)))
             if key is not None:
-                seen[key] = _MEMBER_KINDS[int(text[mark])]
+                kinds[key] = _MEMBER_KINDS[int(text[mark])]
         if structure.depth == 0:
             break
         before = (before + block[begin:])[:_MAX_KEY_BYTES] if structure.depth == 1 else b""
-    return seen
+    return kinds
 
 
 def _read_key(text: bytes) -> str | None:
@@ -338,6 +295,28 @@ def remove_line_ends(text: bytes) -> bytes:
     return _INDENTATION.sub(b" ", text) if is_valid_json(text) else text.replace(b"\n", b"\r")
 
 
+def detect_json_kind(stream: BinaryIO, limits: Limits) -> Literal["json_array", "json_lines", "json_value"]:
+    """Detect from its start what a `.json` file holds.
+
+    If the first character that is not white space is `[`: a list. Otherwise, if the first line alone is a JSON value,
+    or too long to be examined: JSON Lines. Otherwise: one value.
+    """
+    head = b""
+    while not head and (block := stream.read(BLOCK_BYTES)):
+        head = block.removeprefix(BOM).lstrip(_WHITE_SPACE)
+    if head[:1] == b"[":
+        return "json_array"
+    blocks = [head]
+    while b"\n" not in blocks[-1] and sum(map(len, blocks)) <= limits.max_record_bytes:
+        blocks.append(stream.read(BLOCK_BYTES))
+        if not blocks[-1]:
+            break
+    first_line = b"".join(blocks).partition(b"\n")[0]
+    if len(first_line) > limits.max_record_bytes:
+        return "json_lines"
+    return "json_lines" if not head or is_valid_json(first_line) else "json_value"
+
+
 class _JsonArray(FileFormat):
     def detect(self, open_stream: OpenStream, file: FileOptions) -> FileFormat:
         from rowmill.sources import json_stream
@@ -350,19 +329,26 @@ class _JsonArray(FileFormat):
             with open_stream() as stream:
                 if json_stream.has_two_objects(read_head(stream)):
                     return json_stream.FORMAT
-        return next(one for one in (self, json_lines.FORMAT, VALUE_FORMAT) if one.name == kind)
+        return next(file_format for file_format in (self, json_lines.FORMAT, VALUE_FORMAT) if file_format.name == kind)
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
-        return cut_json_array(stream, scan.url, file.limits)
+        limit = file.limits.max_record_bytes
+        elements = split_elements(stream, scan.url, limit)
+        return cut_rows((remove_line_ends(element) for element in elements), limit)
 
 
 class _JsonValue(FileFormat):
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
-        if file.field is None:
-            return cut_json_value(stream, file.limits)
         limit = file.limits.max_record_bytes
-        elements = split_elements(open_list(stream, scan.url, file.field), scan.url, limit, is_alone=False)
-        return cut_rows((remove_line_ends(one) for one in elements), limit)
+        if file.field is not None:
+            elements = split_elements(open_list(stream, scan.url, file.field), scan.url, limit, is_alone=False)
+            return cut_rows((remove_line_ends(element) for element in elements), limit)
+        # White space around the value does not count, but must be read to be recognized.
+        value = stream.read(limit + BLOCK_BYTES)
+        rest = sum(map(len, iter(partial(stream.read, BLOCK_BYTES), b"")))
+        whole = value.removeprefix(BOM).strip(_WHITE_SPACE)
+        row = make_too_long_line(whole, len(value) + rest, limit) if rest else remove_line_ends(whole)
+        return cut_rows([row], limit)
 
 
 FORMAT = _JsonArray(

@@ -8,13 +8,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
-from rowmill.sources.limits import Limits
 from rowmill.sources.parts import FileScan, PartContent, cut_lines
-
-
-def cut_json_lines(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
-    """Cut the file into parts of its own bytes."""
-    return cut_lines(stream, limits.max_record_bytes)
 
 
 class _JsonLines(FileFormat):
@@ -36,7 +30,7 @@ class _JsonLines(FileFormat):
         return json_stream.FORMAT if json_stream.is_json_stream(head) else self
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
-        return cut_json_lines(stream, file.limits)
+        return cut_lines(stream, file.limits.max_record_bytes)
 
 
 FORMAT = _JsonLines(

@@ -26,14 +26,14 @@ def is_json_stream(head: bytes) -> bool:
 
     False also where the first object is not valid: a damaged first line is a reject, not another layout.
     """
-    found = _read_first_object(head)
-    return found is not None and ("\n" in found[0] or found[1].partition("\n")[0].strip().startswith(("{", ",")))
+    first = _read_first_object(head)
+    return first is not None and ("\n" in first[0] or first[1].partition("\n")[0].strip().startswith(("{", ",")))
 
 
 def has_two_objects(head: bytes) -> bool:
     """Return whether a whole object is followed by the beginning of another one."""
-    found = _read_first_object(head)
-    return found is not None and found[1].lstrip(BETWEEN.decode()).startswith("{")
+    first = _read_first_object(head)
+    return first is not None and first[1].lstrip(BETWEEN.decode()).startswith("{")
 
 
 def _read_first_object(head: bytes) -> tuple[str, str] | None:
@@ -57,14 +57,14 @@ def split_objects(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator
         If the last object does not end.
 
     """
-    structure, held, count = _ObjectStructure(), PartialElement(max_record_bytes, between=BETWEEN), 0
+    structure, partial, count = _ObjectStructure(), PartialElement(max_record_bytes, between=BETWEEN), 0
     for block in read_blocks(stream):
         start = 0
         for end in structure.ends(block):
-            yield held.take(block[start : end + 1])
+            yield partial.take(block[start : end + 1])
             start, count = end + 1, count + 1
-        held.add(block[start:])
-    if rest := held.take(b""):
+        partial.add(block[start:])
+    if rest := partial.take(b""):
         raise SourceError(
             f"{url}: the JSON object after object {count:,} does not end ({rest[:40]!r}); the file is read as a stream "
             "of objects, because its first one is not a line of its own; expected whole objects; fetch the file again"
@@ -82,7 +82,7 @@ class _ObjectStructure(JsonStructure):
 class _JsonStream(FileFormat):
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
         limit = file.limits.max_record_bytes
-        return cut_rows((remove_line_ends(one) for one in split_objects(stream, scan.url, limit)), limit)
+        return cut_rows((remove_line_ends(record) for record in split_objects(stream, scan.url, limit)), limit)
 
 
 FORMAT = _JsonStream("json_stream", options=frozenset({"encoding", "field"}), is_text=True, is_json=True)

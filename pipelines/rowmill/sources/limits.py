@@ -64,8 +64,8 @@ def bound_line(line: bytes, limit: int) -> bytes:
 
 def explain_too_long(line: bytes) -> str | None:
     """Return the length and limit of the record that a placeholder line replaces; None for any other line."""
-    found = _TOO_LONG_PATTERN.match(line)
-    return f"{int(found[1]):,} bytes; source.limits.max_record_bytes is {int(found[2]):,}" if found else None
+    match = _TOO_LONG_PATTERN.match(line)
+    return f"{int(match[1]):,} bytes; source.limits.max_record_bytes is {int(match[2]):,}" if match else None
 
 
 def require_expansion(url: str, content: int, size: int, limit: int) -> None:

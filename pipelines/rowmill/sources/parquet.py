@@ -13,7 +13,7 @@ from rowmill.core.errors import SchemaError, SourceError
 from rowmill.sources.arrow_rows import encode_batch
 from rowmill.sources.encodings import open_seekable
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
-from rowmill.sources.limits import Limits, require_columns, require_expansion
+from rowmill.sources.limits import require_columns, require_expansion
 from rowmill.sources.parts import FileScan, PartContent, cut_rows
 from rowmill.sources.urls import read_folder_columns
 
@@ -21,36 +21,11 @@ _BATCH_ROWS = 256
 """Small: rows may hold megabytes each, and decoding in batches of thousands gains little."""
 
 
-def cut_parquet(
-    stream: BinaryIO, url: str, limits: Limits, *, seekable: bool, keeps_non_finite: bool = False
-) -> Iterator[PartContent]:
-    """Cut a file into parts by rows, regardless of row groups; NaN and infinity become null unless kept.
-
-    Raises
-    ------
-    SourceError
-        If the file is not Parquet, is damaged, or expands too much; the message gives the number of rows read.
-    SchemaError
-        If two columns have the same name, or there are too many.
-
-    """
-    return cut_rows(_encode_parquet_rows(stream, url, limits, seekable, keeps_non_finite), limits.max_record_bytes)
-
-
-def read_columns(stream: BinaryIO, url: str, *, seekable: bool) -> dict[str, str]:
-    """Return the names and Arrow types of the columns."""
-    with _open_parquet(stream, url, seekable) as file:
-        declared = {field.name: str(field.type) for field in file.schema_arrow}
-        return declared | {name: "string" for name in read_folder_columns(url) if name not in declared}
-
-
-def _encode_parquet_rows(
-    stream: BinaryIO, url: str, limits: Limits, seekable: bool, keeps_non_finite: bool
-) -> Iterator[bytes]:
+def _encode_parquet_rows(stream: BinaryIO, url: str, options: FileOptions) -> Iterator[bytes]:
     done = 0
-    with _open_parquet(stream, url, seekable) as file:
-        require_columns(url, file.schema_arrow.names, limits.max_columns)
-        require_expansion(url, *_sum_column_sizes(file), limits.max_expansion)
+    with _open_parquet(stream, url, options.is_seekable) as file:
+        require_columns(url, file.schema_arrow.names, options.limits.max_columns)
+        require_expansion(url, *_sum_column_sizes(file), options.limits.max_expansion)
         names = set(file.schema_arrow.names)
         added = {name: value for name, value in read_folder_columns(url).items() if name not in names}
         batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
@@ -63,7 +38,7 @@ def _encode_parquet_rows(
                 raise _unreadable_error(url, f"after {done:,} rows: {error}") from error
             if batch is None:
                 return
-            yield from encode_batch(batch, keeps_non_finite=keeps_non_finite, added=added)
+            yield from encode_batch(batch, keeps_non_finite=options.keeps_non_finite, added=added)
             done += batch.num_rows
 
 
@@ -110,12 +85,12 @@ class _Parquet(FileFormat):
         return super().is_current(scan, file) and scan.keeps_non_finite == file.keeps_non_finite
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
-        keeps, is_seekable = file.keeps_non_finite, file.is_seekable
-        return cut_parquet(stream, scan.url, file.limits, seekable=is_seekable, keeps_non_finite=keeps)
+        return cut_rows(_encode_parquet_rows(stream, scan.url, file), file.limits.max_record_bytes)
 
     def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str]:
-        with open_stream() as stream:
-            return read_columns(stream, scan.url, seekable=file.is_seekable)
+        with open_stream() as stream, _open_parquet(stream, scan.url, file.is_seekable) as content:
+            declared = {field.name: str(field.type) for field in content.schema_arrow}
+            return declared | {name: "string" for name in read_folder_columns(scan.url) if name not in declared}
 
 
 FORMAT = _Parquet("parquet", version=1, suffixes=(".parquet",), is_seekable=True, is_arrow=True)

@@ -133,9 +133,9 @@ class FileScan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
         """Return the scan that `to_json` wrote."""
-        own: dict[str, Any] = {**values, "parts": tuple(SourcePart.from_json(part) for part in values["parts"])}
-        own["dialect"] = None if own["dialect"] is None else Dialect.from_json(own["dialect"])
-        return cls(**own)
+        arguments: dict[str, Any] = {**values, "parts": tuple(SourcePart.from_json(part) for part in values["parts"])}
+        arguments["dialect"] = None if arguments["dialect"] is None else Dialect.from_json(arguments["dialect"])
+        return cls(**arguments)
 
 
 def part_bytes(offset: int) -> int:
@@ -268,12 +268,12 @@ def take_first_records(slices: Iterable[PartContent], count: int) -> Iterator[Pa
     """
     for piece in slices:
         lines = piece.content.split(b"\n")
-        taken = end = 0
+        records = end = 0
         for end, line in enumerate(lines, 1):
-            taken += bool((line.removeprefix(BOM) if end == 1 and piece.offset == 0 else line).strip(BLANKS))
-            if taken == count:
+            records += bool((line.removeprefix(BOM) if end == 1 and piece.offset == 0 else line).strip(BLANKS))
+            if records == count:
                 break
-        yield replace(piece, records=taken, content=b"\n".join([*lines[:end], b""]), is_whole=False)
+        yield replace(piece, records=records, content=b"\n".join([*lines[:end], b""]), is_whole=False)
         return
 
 
@@ -288,18 +288,18 @@ def cut_rows(rows: Iterable[bytes], max_record_bytes: int) -> Iterator[PartConte
     A part also ends once it holds 16 MiB, so that long rows do not make it unbounded. This, too, depends only on the
     preceding rows.
     """
-    held: list[bytes] = []
-    offset = held_bytes = 0
-    wanted = part_rows(0)
+    pending: list[bytes] = []
+    offset = pending_bytes = 0
+    row_limit = part_rows(0)
     for row in (bound_line(row, max_record_bytes) for row in rows):
-        held.append(row)
-        held_bytes += len(row) + 1
-        if len(held) >= wanted or held_bytes >= _CONTENT_LIMIT_BYTES:
-            yield _make_part_content(held, offset)
-            offset += len(held)
-            held, held_bytes, wanted = [], 0, part_rows(offset)
-    if held:
-        yield _make_part_content(held, offset)
+        pending.append(row)
+        pending_bytes += len(row) + 1
+        if len(pending) >= row_limit or pending_bytes >= _CONTENT_LIMIT_BYTES:
+            yield _make_part_content(pending, offset)
+            offset += len(pending)
+            pending, pending_bytes, row_limit = [], 0, part_rows(offset)
+    if pending:
+        yield _make_part_content(pending, offset)
 
 
 def _make_part_content(rows: list[bytes], offset: int) -> PartContent:
@@ -332,13 +332,13 @@ def name_part(piece: PartContent, *, scan: FileScan, index: int, arrow: bool, st
 
 def number_equal_parts(scans: Sequence[FileScan]) -> list[FileScan]:
     """Make equal part ids distinct by appending `~2`, `~3`, … in recipe order."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     numbered: list[FileScan] = []
     for scan in scans:
         parts: list[SourcePart] = []
         for part in scan.parts:
             name = part.sha256[:16]
-            count = seen[name] = seen.get(name, 0) + 1
+            count = counts[name] = counts.get(name, 0) + 1
             parts.append(replace(part, part_id=name if count == 1 else f"{name}~{count}"))
         numbered.append(replace(scan, parts=tuple(parts)))
     return numbered

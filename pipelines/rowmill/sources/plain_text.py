@@ -48,7 +48,7 @@ def cut_plain_text(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limi
         text = content.removeprefix(BOM) if offset == 0 else content
         texts = list(_split_texts(text, sample_by))
         staged = b"".join(
-            bound_line(_encode_text(one), limits.max_record_bytes) + b"\n" * lines for one, lines in texts
+            bound_line(_encode_text(piece), limits.max_record_bytes) + b"\n" * lines for piece, lines in texts
         )
         yield PartContent(offset, length, line, record, len(texts), staged)
         line, record = line + content.count(b"\n"), record + len(texts)
@@ -83,10 +83,10 @@ def _require_text_size(url: str, sample_by: SampleBy, length: int) -> None:
 def _find_paragraph_end(buffer: bytearray, start: int) -> int:
     """Return the position after the first blank line that ends after `start`; 0 if there is none."""
     # The line end before the blank line may be before `start`.
-    found = _BLANK_LINE.search(buffer, max(buffer.rfind(b"\n", 0, start), 0))
-    while found is not None and found.end() <= start:
-        found = _BLANK_LINE.search(buffer, found.end() - 1)
-    return found.end() if found else 0
+    match = _BLANK_LINE.search(buffer, max(buffer.rfind(b"\n", 0, start), 0))
+    while match is not None and match.end() <= start:
+        match = _BLANK_LINE.search(buffer, match.end() - 1)
+    return match.end() if match else 0
 
 
 def _split_texts(content: bytes, sample_by: SampleBy) -> Iterator[tuple[bytes, int]]:
@@ -99,18 +99,18 @@ def _split_texts(content: bytes, sample_by: SampleBy) -> Iterator[tuple[bytes, i
     lines = content.split(b"\n")
     if not lines[-1]:
         lines.pop()
-    held: list[bytes] = []
-    for line in (one.removesuffix(b"\r") for one in lines):
+    text_lines: list[bytes] = []
+    for line in (raw.removesuffix(b"\r") for raw in lines):
         if sample_by == "line":
             yield line, 1
         elif line.strip(BLANKS):
-            held.append(line)
+            text_lines.append(line)
         else:
             # One blank line ends a paragraph; a second one is an empty paragraph.
-            yield b"\n".join(held) or line, len(held) + 1
-            held.clear()
-    if held:
-        yield b"\n".join(held), len(held)
+            yield b"\n".join(text_lines) or line, len(text_lines) + 1
+            text_lines.clear()
+    if text_lines:
+        yield b"\n".join(text_lines), len(text_lines)
 
 
 def _encode_text(text: bytes) -> bytes:

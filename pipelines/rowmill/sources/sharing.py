@@ -75,7 +75,7 @@ def _list_parts(scans: Sequence[FileScan]) -> Iterator[tuple[SourcePart, bool]]:
 
 
 def read_taken_records(
-    taken: TakenGroup, base: Path, not_taken: list[str]
+    group: TakenGroup, base: Path, not_taken: list[str]
 ) -> Iterator[tuple[SourcePart, str, RawRecord]]:
     """Yield the taken records, each with its part and row id; append the ids of the others to `not_taken`.
 
@@ -85,7 +85,7 @@ def read_taken_records(
         As `read_records` does.
 
     """
-    for part, take in taken:
+    for part, take in group:
         for record in read_records(part, base):
             row_id = f"{part.part_id}:{record.number}"
             if take is not None and record.number >= take:
@@ -94,19 +94,19 @@ def read_taken_records(
                 yield part, row_id, record
 
 
-def count_group_records(taken: TakenGroup) -> int:
+def count_group_records(group: TakenGroup) -> int:
     """Return the number of records of a group, taken or not."""
-    return sum(part.records for part, _ in taken)
+    return sum(part.records for part, _ in group)
 
 
-def estimate_group_bytes(taken: TakenGroup) -> int:
+def estimate_group_bytes(group: TakenGroup) -> int:
     """Estimate the bytes of a group; parts of row formats record only their number of rows."""
-    return sum(max(part.length, part.records * 200) for part, _ in taken)
+    return sum(max(part.length, part.records * 200) for part, _ in group)
 
 
-def load_scans(made: Manifest | None) -> list[FileScan]:
+def load_scans(output: Manifest | None) -> list[FileScan]:
     """Recover the file scans of a manifest; empty if the stage was never built, or scanned nothing."""
-    return [] if made is None else [FileScan.from_json(one) for one in made.details.get("scans", ())]
+    return [] if output is None else [FileScan.from_json(values) for values in output.details.get("scans", ())]
 
 
 def load_source_parts(scanned: Manifest) -> list[SourcePart]:

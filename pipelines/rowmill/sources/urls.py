@@ -68,7 +68,7 @@ def _expand_pattern(pattern: str) -> Iterator[str]:
         cuts = [start, *commas, end]
         inner = [pattern[a + 1 : b] for a, b in itertools.pairwise(cuts)]
         choices = (
-            _expand_range(inner[0]) if len(inner) == 1 else (one for part in inner for one in _expand_pattern(part))
+            _expand_range(inner[0]) if len(inner) == 1 else (text for part in inner for text in _expand_pattern(part))
         )
         if choices is None:
             continue
@@ -94,10 +94,10 @@ def _find_brace_pairs(pattern: str) -> Iterator[tuple[int, int, list[int]]]:
 
 
 def _expand_range(text: str) -> Iterator[str] | None:
-    found = _RANGE.fullmatch(text)
-    if not found:
+    match = _RANGE.fullmatch(text)
+    if not match:
         return None
-    first, last = found.groups()
+    first, last = match.groups()
     padded = any(len(end.lstrip("-")) > 1 and end.lstrip("-")[0] == "0" for end in (first, last))
     width = max(len(first), len(last)) if padded else 0
     step = 1 if int(first) <= int(last) else -1
@@ -156,8 +156,8 @@ _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 def read_folder_columns(url: str) -> dict[str, str | None]:
     """Return the columns that a file's folders name, as Hive and Spark write them: `year=2024/lang=en/a.parquet`."""
     folders = extract_suffix_text(url).split("/")[:-1]
-    found = [match for folder in folders if (match := _FOLDER_COLUMN.fullmatch(folder)) is not None]
-    return {unquote(one[1]): None if one[2] == _NULL_FOLDER else unquote(one[2]) for one in found}
+    columns = [match for folder in folders if (match := _FOLDER_COLUMN.fullmatch(folder)) is not None]
+    return {unquote(column[1]): None if column[2] == _NULL_FOLDER else unquote(column[2]) for column in columns}
 
 
 def find_urls(url: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
@@ -186,7 +186,7 @@ def _find_local(url: str, path: str, base: Path, suffixes: tuple[str, ...]) -> l
     scheme = "file://" if url.startswith("file://") else ""
     matches = sorted(glob.glob(url.removeprefix(scheme), root_dir=base, recursive=True))
     if url.endswith("/"):
-        return [one for match in matches for one in _list_local_files(scheme + match, str(base / match), suffixes)]
+        return [file for match in matches for file in _list_local_files(scheme + match, str(base / match), suffixes)]
     files = [match for match in matches if not os.path.isdir(base / match)]
     for match in files:
         _require_regular_file(scheme + match, str(base / match))
@@ -194,8 +194,8 @@ def _find_local(url: str, path: str, base: Path, suffixes: tuple[str, ...]) -> l
 
 
 def _list_local_files(url: str, folder: str, suffixes: tuple[str, ...]) -> list[str]:
-    found = (os.path.relpath(path, folder) for path in walk_files(folder))
-    files = select_data_files(found, url, suffixes)
+    paths = (os.path.relpath(path, folder) for path in walk_files(folder))
+    files = select_data_files(paths, url, suffixes)
     for path in files:
         _require_regular_file(f"{url.rstrip('/')}/{path}", os.path.join(folder, path))
     return [f"{url.rstrip('/')}/{path}" for path in files]
@@ -325,23 +325,23 @@ def _find_remote(url: str, location: Location, suffixes: tuple[str, ...]) -> lis
         return []
     matches = remote.match_glob(location.fs, location.path, location.url)
     if url.endswith("/"):
-        return [one for match in sorted(matches) for one in _list_remote_files(location, match, suffixes)]
+        return [file for match in sorted(matches) for file in _list_remote_files(location, match, suffixes)]
     return _list_regular_urls(
         {path: facts for path, facts in matches.items() if facts["type"] != "directory"}, location
     )
 
 
 def _list_remote_files(location: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
-    found = remote.find_files(location.fs, folder, location.url)
+    entries = remote.find_files(location.fs, folder, location.url)
     inside = len(folder.rstrip("/")) + 1
-    chosen = set(select_data_files((path[inside:] for path in found), location.url, suffixes))
-    return _list_regular_urls({path: facts for path, facts in found.items() if path[inside:] in chosen}, location)
+    chosen = set(select_data_files((path[inside:] for path in entries), location.url, suffixes))
+    return _list_regular_urls({path: facts for path, facts in entries.items() if path[inside:] in chosen}, location)
 
 
-def _list_regular_urls(found: Mapping[str, Mapping[str, Any]], location: Location) -> list[str]:
-    for path in sorted(found):
-        _require_remote_file(location.fs.unstrip_protocol(path), str(found[path]["type"]))
-    return [location.fs.unstrip_protocol(path) for path in sorted(found)]
+def _list_regular_urls(entries: Mapping[str, Mapping[str, Any]], location: Location) -> list[str]:
+    for path in sorted(entries):
+        _require_remote_file(location.fs.unstrip_protocol(path), str(entries[path]["type"]))
+    return [location.fs.unstrip_protocol(path) for path in sorted(entries)]
 
 
 def _require_remote_file(url: str, kind: str) -> None:

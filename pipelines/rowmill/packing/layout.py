@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Bools, Integers
 from rowmill.schema.examples import IGNORED_LABEL
 
-# --- the plan ---
+# ── The plan ──
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class SequencePlan:
         return np.diff(before[self.sequence_offsets])
 
 
-# --- arrays of planned sequences ---
+# ── Arrays of planned sequences ──
 
 
 def attention_spans(

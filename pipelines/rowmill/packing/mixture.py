@@ -1,23 +1,15 @@
-"""Which dataset the next sequence comes from.
+"""Decide which dataset the next sequence comes from, and which of its sequences that is.
 
-The endless stream of one dataset's sequences, any stretch of which is computed alone.
-
-    pass    0                 1                 2
-            3 0 4 1 2         1 4 2 0 3         2 …            take(3, 7) ─► 1 2 1 4
-
-Each pass is shuffled with a separate key, place by place, so that no place needs those before it.
-
-Order the sequences of several datasets for training, by weights, block by block.
+    stream of a dataset       pass    0             1             2              each pass is shuffled with its own key
+                                      3 0 4 1 2     1 4 2 0 3     2 …            take(3, 7) ─► 1 2 1 4
 
     weights a .5  b .3  c .2, blocks of 10     a b a a b a c c a b │ b a a c b a a b a c │ …
                                                                    └ after each block every dataset is less
                                                                      than one sequence from its share
 
-A dataset's stream is its sequences, pass after pass; at each position of the order, the next item of the stream of
-that position's dataset is taken. Sizes, weights and a seed determine everything, and the counts of all earlier blocks
-are known, so a stretch of the order needs nothing of the others and many processes can write an order that none holds.
-Rejected: drawing the next dataset at random, which leaves a rare dataset's share to chance; rounding weights to whole
-counts once for all blocks, which gives a dataset of 3 in 10,000 no sequence at all.
+Sizes, weights and a seed determine everything, and a stretch of the order needs no other, so many processes can write
+an order that none holds. Rejected: drawing the next dataset at random, which leaves a rare dataset's share to chance;
+rounding weights to whole counts once for all blocks, which gives a dataset of 3 in 10,000 no sequence at all.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -135,7 +127,7 @@ class SampleStream:
         return hash_labels(self.seed, purpose, self.name, number, *part)
 
 
-# ── Order the sequences of several datasets for training, by weights, block by block ──
+# ── The order of all datasets ──
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,7 +290,7 @@ def compute_wanted_shares(schedule: SampleSchedule) -> list[float]:
     return (shares / (schedule.length or 1)).tolist()
 
 
-# --- how many of each dataset, block by block ---
+# ── How many of each dataset, block by block ──
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +397,7 @@ def _cut_blocks(
 def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[_MixtureBlock]:
     """Cut one stage into blocks of `mixture_block_size`, the last ending with the stage."""
     size = mixture.mixture_block_size
-    position, given = stage.start, [0] * len(stage.weights)
+    position, assigned = stage.start, [0] * len(stage.weights)
     if mixture.block_rounding == "fixed":
         weights = stage.weights
         for weight, count in zip(weights, _round_by_largest_remainder(weights, size), strict=True):
@@ -422,24 +414,24 @@ def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[_Mixtur
         if mixture.block_rounding == "fixed":
             counts = _round_by_largest_remainder(stage.weights, length)
         else:
-            counts = _round_with_carry(stage.weights, position - stage.start, given)
-            given = [a + b for a, b in zip(given, counts, strict=True)]
+            counts = _round_with_carry(stage.weights, position - stage.start, assigned)
+            assigned = [a + b for a, b in zip(assigned, counts, strict=True)]
         yield _MixtureBlock(length, counts)
 
 
-def _round_with_carry(weights: Sequence[int], end: int, given: Sequence[int]) -> list[int]:
+def _round_with_carry(weights: Sequence[int], end: int, assigned: Sequence[int]) -> list[int]:
     """Return the counts of the block that ends at position `end`, where every dataset is within 1 of its share.
 
     Each dataset gets the sequences that it lacks to its share, rounded down. The remaining positions go, one each, to
     datasets below their share, rounded up, in the order in which their next sequence is due.
     """
     total = sum(weights)
-    counts = [max(0, weight * end // total - had) for weight, had in zip(weights, given, strict=True)]
-    left = end - sum(given) - sum(counts)
-    had = [a + b for a, b in zip(given, counts, strict=True)]
+    counts = [max(0, weight * end // total - had) for weight, had in zip(weights, assigned, strict=True)]
+    remaining = end - sum(assigned) - sum(counts)
+    had = [a + b for a, b in zip(assigned, counts, strict=True)]
     wanting = [d for d, weight in enumerate(weights) if had[d] < -(-weight * end // total)]
     # Stable: of datasets due at the same position the first in recipe order comes first.
-    for d in sorted(wanting, key=lambda d: Fraction(had[d] + 1, weights[d]))[:left]:
+    for d in sorted(wanting, key=lambda d: Fraction(had[d] + 1, weights[d]))[:remaining]:
         counts[d] += 1
     return counts
 
@@ -453,7 +445,7 @@ def _round_by_largest_remainder(weights: Sequence[int], length: int) -> list[int
     return counts
 
 
-# --- which position in a block ---
+# ── Which position in a block ──
 
 
 def _assign_datasets(

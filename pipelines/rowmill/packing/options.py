@@ -87,17 +87,17 @@ class Packing(Config):
     def _merge_limits(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        given: dict[str, Any] = values
-        pack = given.get("pack")
+        options: dict[str, Any] = values
+        pack = options.get("pack")
         if not isinstance(pack, int) or isinstance(pack, bool):
-            return given
-        limit = given.get("max_segments_per_example", pack)
+            return options
+        limit = options.get("max_segments_per_example", pack)
         if limit != pack:
             raise ValueError(
                 f"pack: {pack} and max_segments_per_example: {limit} are two limits; only one is allowed, or both "
                 "with the same number; delete max_segments_per_example"
             )
-        return {**given, "max_segments_per_example": pack}
+        return {**options, "max_segments_per_example": pack}
 
     @model_validator(mode="after")
     def _require_possible(self) -> "Packing":
@@ -152,7 +152,7 @@ class Packing(Config):
         return self.slice_strategy or _SLICE_DEFAULTS[kind]  # pyrefly: ignore[bad-return]
 
 
-# ── The option group `mixture`: weights, shuffling, batch sizes, and where the order ends ──
+# ── The option group `mixture` ──
 
 
 StopStrategy = Literal["restart", "first_exhausted", "all_exhausted"]
@@ -327,8 +327,8 @@ class Mixture(Config):
         """(first step, weights as exact fractions) of every stage; None without weights."""
         if self.train_weights is None:
             return None
-        given = self.train_weights if isinstance(self.train_weights, list) else [(0, self.train_weights)]
-        return [(step, {name: Fraction(str(value)) for name, value in weights.items()}) for step, weights in given]
+        schedule = self.train_weights if isinstance(self.train_weights, list) else [(0, self.train_weights)]
+        return [(step, {name: Fraction(str(value)) for name, value in weights.items()}) for step, weights in schedule]
 
     @property
     def batch_sizes(self) -> list[tuple[int, int]]:

@@ -1,28 +1,13 @@
-"""Plans of packing: which examples share a sequence, in groups, and slices of long ones.
-
-Cut the parts of a dataset into pack groups, which are planned and written independently.
+"""Plan which examples share a sequence, from their lengths alone: groups of parts, pieces of long examples, sequences.
 
     parts      p0 p1 p2 │ p3 p4 p5 p6 │ p7 p8      a group is a run of whole parts, for all splits
                      └ its digest ends a group
-
-A group may end after a part once it has half of the target size; whether it does depends on the part's digest, with a
-probability in proportion to the part's tokens. So borders depend on the parts near them only: appended parts change the
-last group, and a changed part changes the groups around it. Rejected: cutting every `target` tokens, where one inserted
-part moves all later borders.
-
-Measured with log-normal lengths, tokens per sequence lost against one plan over 512 Mi tokens, groups of 2,048
-sequences: 0.04 % at 4,096 and at 32,768; groups of 1,024 sequences: 0.05 % at 262,144.
-
-Plan which examples share a sequence, from their lengths.
-
     lengths 4 8 1 4 2 1, limit 10 ─ best fit ─► sequence_offsets 0      4   6
                                                 examples         0 2 3 5 1 4       4+1+4+1, 8+2
 
-Best fit decreasing works on the histogram of lengths, not example by example: all bins with the same free space (and
-segments left) are equivalent, so a whole run of them is filled in one move. The plan equals the one that a loop over
-examples would make, in thousands of moves for millions of examples. If the limit of segments binds, bins are also
-filled evenly in tokens and in segments, and the shorter plan is taken. Rejected: packing in shards or with shuffled
-look-ahead windows, which leaves 10 to 25 % of every sequence empty.
+Best fit decreasing works on the histogram of lengths: all bins with the same free space (and segments left) are filled
+in one move, so millions of examples take thousands of moves, and the plan is that of a loop over examples. Rejected:
+packing in shards or with shuffled look-ahead windows, which leaves 10 to 25 % of every sequence empty.
 """
 
 from bisect import bisect_left, bisect_right
@@ -41,7 +26,8 @@ from rowmill.packing.layout import SequencePlan
 from rowmill.packing.options import SliceStrategy, Strategy
 
 GROUP_SEQUENCES: Final = 2048
-"""Sequences of a group by default: fewer would cost more than 0.05 % of fill."""
+"""Sequences of a group by default. With log-normal lengths it loses 0.04 % of the tokens per sequence against one plan
+over 512 Mi tokens, at 4,096 and at 32,768; 1,024 sequences lose 0.05 % at 262,144."""
 
 LEAST_GROUP_TOKENS: Final = 8 << 20
 MOST_GROUP_TOKENS: Final = 256 << 20
@@ -57,17 +43,19 @@ def cut_groups(tokens: Sequence[int], digests: Sequence[str], target: int) -> li
     """Cut parts into groups of about `target` tokens; return the first part and the end of each.
 
     `tokens` and `digests` (at least 16 hexadecimal digits) have one entry per part. A group has at least half of the
-    target, except the last one, and at most twice the target, unless it is a single part.
+    target, except the last one, and at most twice the target, unless it is a single part. Whether it ends after a part
+    follows from the part's digest, so appended parts change the last group, and a changed part the groups around it.
+    Rejected: cutting every `target` tokens, where one inserted part moves all later borders.
     """
     groups: list[tuple[int, int]] = []
     first, size = 0, 0
-    for number, (own, digest) in enumerate(zip(tokens, digests, strict=True)):
-        if number > first and size + own > 2 * target:
+    for number, (part_tokens, digest) in enumerate(zip(tokens, digests, strict=True)):
+        if number > first and size + part_tokens > 2 * target:
             groups.append((first, number))
             first, size = number, 0
-        size += own
+        size += part_tokens
         # The mean size of a group is the target: half of it, and then half of it on average until a part ends it.
-        if 2 * size >= target and int(digest[:16], 16) * target < own << 65:
+        if 2 * size >= target and int(digest[:16], 16) * target < part_tokens << 65:
             groups.append((first, number + 1))
             first, size = number + 1, 0
     return [*groups, (first, len(tokens))] if first < len(tokens) else groups
@@ -99,10 +87,7 @@ def find_stretch(before: int, own: int, total: int, limit: int, *, keeps_tail: b
     return StreamStretch(begin - before, planned - before, end - before)
 
 
-# ── Cut, split or drop the examples that are longer than a sequence, from their lengths ──
-
-
-# --- too-long examples ---
+# ── Examples that are longer than a sequence ──
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,7 +180,7 @@ def require_positive(lengths: Integers) -> None:
         raise ValueError(f"example {int(lengths.argmin())} has {int(lengths.min())} tokens; a segment is never empty")
 
 
-# ── Plan which examples share a sequence, from their lengths ──
+# ── Sequences ──
 
 
 def plan_slices(
@@ -265,10 +250,10 @@ def count_sequences(lengths: Integers, limit: int, max_segments: int | None) -> 
     """Return how many sequences `plan_best_fit` makes, without placing examples."""
     if not len(lengths):
         return 0
-    made = _choose_moves(lengths, limit, max_segments).made
-    if not _may_be_improved(made, lengths, limit, max_segments):
-        return made
-    return min(made, _count_greedy(lengths, limit, max_segments))
+    sequences = _choose_moves(lengths, limit, max_segments).made
+    if not _may_be_improved(sequences, lengths, limit, max_segments):
+        return sequences
+    return min(sequences, _count_greedy(lengths, limit, max_segments))
 
 
 def count_best_fit(lengths: Integers, limit: int) -> int:
@@ -303,7 +288,7 @@ def _find_greedy_ends(lengths: Integers, limit: int, max_segments: int | None) -
 
 def _count_greedy(lengths: Integers, limit: int, max_segments: int | None, window: int = 1 << 20) -> int:
     """Return how many sequences `plan_greedy` makes, from a window of examples at a time."""
-    made, begin = 0, 0
+    sequences, begin = 0, 0
     # No sequence of a window is as long as the window, so each window has a whole one.
     window = max(window, limit + 1)
     while begin < len(lengths):
@@ -311,9 +296,9 @@ def _count_greedy(lengths: Integers, limit: int, max_segments: int | None, windo
         jump, at, is_last = _find_greedy_ends(some, limit, max_segments), 0, begin + len(some) == len(lengths)
         while at < len(some) and (is_last or jump[at] < len(some)):
             at = jump[at]
-            made += 1
+            sequences += 1
         begin += at
-    return made
+    return sequences
 
 
 def plan_concat(lengths: Integers, limit: int, tail: Literal["keep", "drop"]) -> SequencePlan:
@@ -372,11 +357,11 @@ def _choose_moves(lengths: Integers, limit: int, max_segments: int | None) -> "_
     return even if even.made < moves.made else moves
 
 
-def _may_be_improved(made: int, lengths: Integers, limit: int, max_segments: int | None) -> bool:
-    return made > bound_sequence_count(lengths, limit, max_segments) * 1.001
+def _may_be_improved(sequences: int, lengths: Integers, limit: int, max_segments: int | None) -> bool:
+    return sequences > bound_sequence_count(lengths, limit, max_segments) * 1.001
 
 
-# --- best fit on the histogram ---
+# ── Best fit on the histogram of lengths ──
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -404,37 +389,37 @@ def _make_best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int
     moves: list[tuple[int, int, int, int]] = []
     spend = 0 if max_segments is None else 1  # without a limit all bins of a free space are one state
     # Bit r is set if some open bin has r free tokens, so the best fit is the lowest set bit after a shift.
-    free_spaces, made = 0, 0
+    free_spaces, bin_count = 0, 0
     for length in range(limit, 0, -1):
         remaining = histogram[length]
         while remaining:
             sufficient = free_spaces >> length
             if sufficient:
                 free = length + (sufficient & -sufficient).bit_length() - 1
-                left = min(states[free])
-                first, bins, filled = states[free][left].popleft()
+                free_segments = min(states[free])
+                first, bins, filled = states[free][free_segments].popleft()
             else:
-                free, left, first, bins, filled = limit, max_segments or 1, made, remaining, 0
-            each = min(free // length, remaining, left if spend else remaining)
+                free, free_segments, first, bins, filled = limit, max_segments or 1, bin_count, remaining, 0
+            each = min(free // length, remaining, free_segments if spend else remaining)
             moved = min(bins, remaining // each)
             moves.append((first, moved, each, filled))
             remaining -= moved * each
             if not sufficient:
-                made += moved
+                bin_count += moved
             elif moved < bins:
-                states[free][left].appendleft((first + moved, bins - moved, filled))
-            elif not states[free][left]:
-                del states[free][left]
+                states[free][free_segments].appendleft((first + moved, bins - moved, filled))
+            elif not states[free][free_segments]:
+                del states[free][free_segments]
                 if not states[free]:
                     del states[free]
                     free_spaces ^= 1 << free
             free -= each * length
-            left -= each * spend
-            if free and left:
+            free_segments -= each * spend
+            if free and free_segments:
                 if free not in states:
                     states[free] = {}
                     free_spaces |= 1 << free
-                states[free].setdefault(left, deque()).append((first, moved, filled + each))
+                states[free].setdefault(free_segments, deque()).append((first, moved, filled + each))
     return _BinMoves(*np.array(moves, dtype=np.int64).reshape(-1, 4).T)
 
 
@@ -448,18 +433,18 @@ def _make_even_moves(histogram: Sequence[int], limit: int, max_segments: int) ->
     counts = {length: count for length, count in enumerate(histogram) if count}
     available = sorted(counts)
     moves: list[tuple[int, int, int, int, int]] = []
-    made = 0
+    bin_count = 0
     while available:
         members = _fill_even_bin(available, counts, limit, max_segments)
         bins = min(counts[length] // each for length, each in members.items())
         filled = 0
         for length, each in members.items():
-            moves.append((length, made, bins, each, filled))
+            moves.append((length, bin_count, bins, each, filled))
             filled += each
             counts[length] -= bins * each
             if not counts[length]:
                 del available[bisect_left(available, length)]
-        made += bins
+        bin_count += bins
     moves.sort(key=lambda move: -move[0])
     return _BinMoves(*np.array([move[1:] for move in moves], dtype=np.int64).reshape(-1, 4).T)
 
@@ -470,19 +455,19 @@ def _fill_even_bin(
     """Choose how many examples of each length one bin takes; `available` are the lengths left, ascending."""
     longest = available[-1]
     members = {longest: 1}
-    free, left = limit - longest, max_segments - 1
-    while left and available[0] <= free:
-        share = bisect_right(available, free // left)
+    free, free_segments = limit - longest, max_segments - 1
+    while free_segments and available[0] <= free:
+        share = bisect_right(available, free // free_segments)
         longest_first = range(share - 1, -1, -1) if share else range(bisect_right(available, free) - 1, -1, -1)
-        others = range(share, bisect_right(available, free)) if share else range(0)
-        found = (
-            available[i] for i in chain(longest_first, others) if members.get(available[i], 0) < counts[available[i]]
+        fitting = range(share, bisect_right(available, free)) if share else range(0)
+        candidates = (
+            available[i] for i in chain(longest_first, fitting) if members.get(available[i], 0) < counts[available[i]]
         )
-        length = next(found, None)
+        length = next(candidates, None)
         if length is None:
             break
         members[length] = members.get(length, 0) + 1
-        free, left = free - length, left - 1
+        free, free_segments = free - length, free_segments - 1
     return members
 
 

@@ -200,12 +200,12 @@ def assign_places(plan: StepPlan, first_step: int, end_step: int, load_of: Calla
     """
     offsets = plan.step_offsets[first_step : end_step + 1]
     first = int(offsets[0])
-    laid, own = plan.locate(first, int(offsets[-1])), offsets - first
+    laid, local_offsets = plan.locate(first, int(offsets[-1])), offsets - first
     if plan.balance_ranks is None:
-        return RankOrder(laid, own, first)
+        return RankOrder(laid, local_offsets, first)
     loads = np.zeros(len(laid), np.int64)
     loads[laid != FILLER] = load_of(laid[laid != FILLER])
-    return RankOrder(_balance_steps(laid, own, first_step, loads, plan.balance_ranks), own, first)
+    return RankOrder(_balance_steps(laid, local_offsets, first_step, loads, plan.balance_ranks), local_offsets, first)
 
 
 def compute_flops(spans: Integers, offsets: Integers, linear: int) -> NDArray[np.int64]:
@@ -238,7 +238,7 @@ def summarize_steps(
     # Steps need not begin at a multiple of the world size if windows serve as steps.
     positions = np.arange((rank - dealt.first_place) % world_size, len(dealt.order), world_size)
     begins = np.searchsorted(positions, dealt.step_offsets)
-    mine = dealt.order[positions]
+    rank_order = dealt.order[positions]
 
     def summed(values: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
@@ -254,7 +254,7 @@ def summarize_steps(
     np.maximum.at(longest, steps, of_rank(longest_segments))
     return StepFacts(
         sequences=np.diff(begins).astype(np.int64),
-        fillers=summed((mine == FILLER).astype(np.int64), begins),
+        fillers=summed((rank_order == FILLER).astype(np.int64), begins),
         segments=summed(of_rank(segments), begins),
         tokens=summed(of_rank(tokens), begins),
         trained_tokens=summed(of_rank(trained_tokens), begins),
@@ -264,7 +264,7 @@ def summarize_steps(
     )
 
 
-# --- whole steps ---
+# ── Whole steps ──
 
 
 def _plan_step_lengths(
@@ -291,7 +291,7 @@ def _plan_step_lengths(
     return lengths
 
 
-# --- positions within a step ---
+# ── Positions within a step ──
 
 
 def _balance_steps(order: Ints, step_offsets: Ints, first_step: int, loads: Ints, balance_ranks: int) -> Ints:

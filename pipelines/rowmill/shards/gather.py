@@ -46,20 +46,20 @@ def drop_scratch_maps() -> None:
     _SCRATCH_MAPS.clear()
 
 
-def take_rows(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
-    """Return rows by their number over all files, in the order of `wanted`, which may repeat rows.
+def take_rows(files: Sequence[str], first_rows: Ints, rows: Ints) -> pa.Table:
+    """Return rows by their number over all files, in the order of `rows`, which may repeat rows.
 
     `first_rows` int64[F + 1]: the number of each file's first row, then the total.
     """
-    which = np.searchsorted(first_rows, wanted, "right") - 1
+    which = np.searchsorted(first_rows, rows, "right") - 1
     by_file = np.argsort(which, kind="stable")
     used, begins = np.unique(which[by_file], return_index=True)
     pieces: list[pa.Table] = []
     for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True):
-        pieces.append(_map_scratch_file(files[int(file)]).take(pa.array(wanted[places] - first_rows[file])))
+        pieces.append(_map_scratch_file(files[int(file)]).take(pa.array(rows[places] - first_rows[file])))
     together = pa.concat_tables(pieces).combine_chunks()
     if (np.diff(by_file) == 1).all():
         return together
-    back = np.empty(len(wanted), np.int64)
-    back[by_file] = np.arange(len(wanted))
+    back = np.empty(len(rows), np.int64)
+    back[by_file] = np.arange(len(rows))
     return together.take(pa.array(back)).combine_chunks()

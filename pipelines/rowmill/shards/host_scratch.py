@@ -34,15 +34,15 @@ class HostScratch:
         """Return the path that a file has on this host, whether it was made or not."""
         return os.path.join(self.path, name)
 
-    def require(self, wanted: Mapping[str, Callable[[str], object]]) -> None:
+    def require(self, makers: Mapping[str, Callable[[str], object]]) -> None:
         """Make the files that this host lacks; each function is given the path to write to."""
         os.makedirs(self.path, exist_ok=True)
         # What another process is making comes last: several that need the same files share the work.
         for waits in (False, True):
-            for name in [name for name in wanted if not os.path.exists(self.locate(name))]:
+            for name in [name for name in makers if not os.path.exists(self.locate(name))]:
                 with _try_lock(f"{self.locate(name)}.lock", waits=waits) as is_mine:
                     if is_mine and not os.path.exists(self.locate(name)):
-                        self._make(name, wanted[name])
+                        self._make(name, makers[name])
 
     def _make(self, name: str, make: Callable[[str], object]) -> None:
         temporary = f"{self.locate(name)}.{uuid.uuid4().hex}"

@@ -1,25 +1,17 @@
-"""The native format of shards: its columns, labels and padding.
-
-Pad tokens after the segments of native shards, for recipes with `packing.segment_multiple_of`.
-
-    multiple of 4     segments  a b c │ d e f g h          segment_lengths   3 5
-                      stored    a b c P d e f g h P P P    segment_padding   1 3     seq_lengths   4 8
-
-The tokens of a segment are its content, which hashes, exports and comparisons see; padding belongs to the shard alone.
-
-Native shards: packed sequences in Parquet, one row each, which HF `datasets` and TRL read without glue code.
+"""The native format of shards: packed sequences in Parquet, one row each, which HF `datasets` and TRL read as they are.
 
     input_ids      10   11  2 | 20    2
     labels       -100   11  2 | -100  2       the first token of an attention span is never a target
     position_ids    0    1  2 |  0    1
     seq_lengths     3           2
 
-If the recipe has loss weights, the shard has a column of them, 0 for a token that is not a target. Fields of its token
-rows (`schema/examples.py`) have a column each, not shifted, 0 on padding.
+    with `packing.segment_multiple_of: 4`
+    segments  a b c │ d e f g h          segment_lengths   3 5
+    stored    a b c P d e f g h P P P    segment_padding   1 3     seq_lengths   4 8
 
-The content hash is a sum over segments, so it does not depend on their order: XXH3 of 128 bits of (example id, start,
-token bytes, target mask, weights and fields if any) modulo 2^128. It is computed from examples and plan, and again from
-the written shards; counts alone would not detect a packer that replaces tokens by copies of others.
+If the recipe has loss weights, the shard has a column of them, 0 for a token that is not a target. Fields of its token
+rows (`schema/examples.py`) have a column each, not shifted, 0 on padding. Hashes, exports and comparisons see the
+tokens of a segment without padding.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -124,7 +116,7 @@ def _cut(table: pa.Table, name: str) -> Ints:
     return compute_offsets(table.column(name).combine_chunks().value_lengths().to_numpy(zero_copy_only=False))
 
 
-# ── Native shards: packed sequences in Parquet, one row each, which HF `datasets` and TRL read without g ──
+# ── Tables of sequences ──
 
 
 ROW_GROUP = 1024
@@ -138,7 +130,9 @@ sequences of 4,096 tokens take 2 ms. Smaller groups make the file's footer longe
 FILLER_TOKENS = 2
 
 HASH_MODULUS = 1 << 128
-
+"""A content hash is the sum of its segments' hashes modulo this, so it does not depend on their order. It is computed
+from examples and plan, and again from the written shards: counts alone would not detect a packer that replaces tokens
+by copies of others."""
 
 SEQUENCE_SCHEMA = pa.schema(
     [
@@ -347,15 +341,15 @@ def encode_native_shard(table: pa.Table, card: Mapping[str, str], *, group_rows:
     """
     metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(card.items())}
     lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
-    others = [name for name in table.column_names if name not in lists]
+    other_columns = [name for name in table.column_names if name not in lists]
     sink = pa.BufferOutputStream()
     pq.write_table(
         table.replace_schema_metadata(metadata),
         sink,
-        compression={f"{name}.list.element": "zstd" for name in lists} | dict.fromkeys(others, "none"),
+        compression={f"{name}.list.element": "zstd" for name in lists} | dict.fromkeys(other_columns, "none"),
         row_group_size=group_rows,
         use_dictionary=["dataset"],
-        write_statistics=others,
+        write_statistics=other_columns,
     )
     return cast(bytes, sink.getvalue().to_pybytes())
 
@@ -396,7 +390,7 @@ def _flatten_shard_column(table: pa.Table, name: str) -> NDArray[Any]:
 
 
 def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
-    """Yield each segment's content hash as an integer below 2^128; `targets` are the tokens with a label.
+    """Yield the hash of each segment's id, start, tokens, mask, weights and fields, below 2^128; `targets` have a label.
 
     XXH3, because it guards against mistakes, not attackers: files have digests of their own.
     """
@@ -443,10 +437,10 @@ def find_content_damage(store: Store, where: str, files: Sequence[File], expecte
     for file in files:
         table = store.table(file).combine_chunks()
         total += sum(hash_sequences(recover_segments(table)))
-    found = format_content_hash(total)
-    if found != expected:
+    content_hash = format_content_hash(total)
+    if content_hash != expected:
         yield (
-            f"{where}: its sequences hash to {found}, expected {expected} by its manifest; "
+            f"{where}: its sequences hash to {content_hash}, expected {expected} by its manifest; "
             "remove the stage's folder and build again"
         )
 

@@ -1,20 +1,13 @@
-"""Sequences of a shard, and the hashes that identify them.
+"""Sequences of shards: their content hashes, and their tokens as the flat arrays that every exporter receives.
 
-The content hash and the size of every sequence of a shard, so that what holds sequences by number can prove it.
+    ids               10 11 2 20 2 | 7 7 2
+    trained            0  1 1  0 1 | 0 1 1
+    offsets            0      3    5       8     segments in tokens
+    sequence_offsets   0           2       3     sequences in segments
+    is_open            no            no          open: a sequence is one attention span
 
-    shard row        0        1        2         sequences.arrow: 24 bytes a row, whatever the sequence's length
-    content_hash     h0       h1       h2        rows 2 0 0 have the content h2 + 2 h0 modulo 2^128
-
-Ranks hold sequences in another order, and some several times. Their content is compared with the sum of these hashes:
+Ranks hold sequences in another order, and some several times: rows 2 0 0 have the content h2 + 2 h0 modulo 2^128. So
 nobody has to read the tokens of all shards again to know what a rank must hold.
-
-Packed sequences as flat arrays, which every exporter receives, and their validation.
-
-ids               10 11 2 20 2 | 7 7 2
-trained            0  1 1  0 1 | 0 1 1
-offsets            0      3    5       8     segments in tokens
-sequence_offsets   0           2       3     sequences in segments
-is_open            no            no          open: a sequence is one attention span
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +76,7 @@ def read_hashes(store: Store, part: Part) -> pa.Table:
     return store.table(part.files["sequences"])
 
 
-# ── Packed sequences as flat arrays, which every exporter receives, and their validation ──
+# ── Flat arrays ──
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +168,7 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
     sizes = np.concatenate([piece.sizes for piece in pieces])
     tokens = expand_ranges(_cumulate_counts(sizes)[:-1][back], sizes[back])
     heads = back[sequence_offsets[:-1]]
-    own = frozenset(pieces[0].columns).intersection(*(piece.columns for piece in pieces))
+    columns = frozenset(pieces[0].columns).intersection(*(piece.columns for piece in pieces))
     weights = [piece.weights for piece in pieces if piece.weights is not None]
     return SequenceBatch(
         ids=np.concatenate([piece.ids for piece in pieces])[tokens],
@@ -194,7 +187,7 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
         },
         columns={
             name: pa.concat_arrays([piece.columns[name] for piece in pieces]).take(pa.array(back))
-            for name in sorted(own)
+            for name in sorted(columns)
         },
     )
 
@@ -216,20 +209,20 @@ class _FileSegments:
     columns: Mapping[str, pa.Array]
 
 
-def _select_file_segments(table: pa.Table, wanted: Ints) -> _FileSegments:
+def _select_file_segments(table: pa.Table, selected: Ints) -> _FileSegments:
     lengths = _flatten_list_values(table, "segment_lengths").astype(np.int64)
-    sizes = lengths[wanted]
-    tokens = expand_ranges(_cumulate_counts(lengths)[:-1][wanted], sizes)
+    sizes = lengths[selected]
+    tokens = expand_ranges(_cumulate_counts(lengths)[:-1][selected], sizes)
     segments = _read_list_offsets(table, "segment_lengths")
-    rows = np.searchsorted(segments, wanted, "right") - 1
+    rows = np.searchsorted(segments, selected, "right") - 1
     is_open = np.diff(_read_list_offsets(table, "seq_lengths")) < np.diff(segments)
     return _FileSegments(
         sizes=sizes,
         ids=_flatten_list_values(table, "input_ids")[tokens],
         labels=_flatten_list_values(table, "labels")[tokens],
         weights=_flatten_list_values(table, WEIGHT_COLUMN)[tokens] if WEIGHT_COLUMN in table.column_names else None,
-        example_ids=table.column("example_ids").chunk(0).values.take(pa.array(wanted)),
-        starts=_flatten_list_values(table, "starts")[wanted],
+        example_ids=table.column("example_ids").chunk(0).values.take(pa.array(selected)),
+        starts=_flatten_list_values(table, "starts")[selected],
         is_open=is_open[rows],
         datasets=table.column("dataset").chunk(0).take(pa.array(rows)),
         numbers=table.column("sequence_id").to_numpy()[rows],
@@ -237,7 +230,7 @@ def _select_file_segments(table: pa.Table, wanted: Ints) -> _FileSegments:
             name: _flatten_list_values(table, name)[tokens] for name in find_token_fields(table.column_names)
         },
         columns={
-            name: table.column(name).chunk(0).values.take(pa.array(wanted))
+            name: table.column(name).chunk(0).values.take(pa.array(selected))
             for name in _SEGMENT_COLUMN_NAMES
             if name in table.column_names
         },
@@ -245,7 +238,7 @@ def _select_file_segments(table: pa.Table, wanted: Ints) -> _FileSegments:
 
 
 _SEGMENT_COLUMN_NAMES = sorted(
-    {one.name for columns in SEGMENT_COLUMNS.values() for one in columns} | ROW_FIELDS.keys()
+    {column.name for columns in SEGMENT_COLUMNS.values() for column in columns} | ROW_FIELDS.keys()
 )
 
 

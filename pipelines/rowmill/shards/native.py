@@ -390,7 +390,7 @@ def _flatten_shard_column(table: pa.Table, name: str) -> NDArray[Any]:
 
 
 def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
-    """Yield the hash of each segment's id, start, tokens, mask, weights and fields, below 2^128; `targets` have a label.
+    """Yield the hash of each segment's id, start, tokens, mask, weights and fields; `targets` are those with a label.
 
     XXH3, because it guards against mistakes, not attackers: files have digests of their own.
     """

@@ -132,7 +132,7 @@ def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> 
     return io.BufferedReader(DecompressedStream(raw, codec, url, max_expansion), 1 << 20)
 
 
-# ── The encoding of a text file: UTF-8, unless the file's mark or the recipe says otherwise ──
+# ── The encoding of a text file ──
 
 
 _HEAD_BYTES = 64 << 10

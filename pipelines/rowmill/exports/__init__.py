@@ -1,14 +1,4 @@
-"""Export the sequences of a build as files in a trainer's own format.
-
-| module | what |
-|---|---|
-| `base` | the base classes of the kinds |
-| `export_manifest` | the identity card and manifest of an export, and opening it |
-| one module per kind | the files of one format |
-| `verl_dataset` | the class with which verl reads one |
-
-Adding a kind takes one file, and one line below.
-"""
+"""Export the sequences of a build as files in a trainer's own format: one module, and one line below, per kind."""
 
 from typing import Annotated, TypeAlias
 

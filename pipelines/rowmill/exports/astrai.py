@@ -64,7 +64,7 @@ class AstrAI(Export):
     def refuse(self, summary: RecipeSummary) -> None:
         """Refuse segments that see each other where a mask is needed: `sft`, which reads it, separates all segments."""
         super().refuse(summary)
-        opened = [name for name, one in summary.datasets.items() if one.is_open]
+        opened = [name for name, facts in summary.datasets.items() if facts.is_open]
         if opened and needs_loss_mask(frozenset(dataset.kind for dataset in summary.datasets.values())):
             raise ConfigError(
                 f"kind {self.kind_name} is read by AstrAI's train type sft, which separates all segments, but "
@@ -77,12 +77,12 @@ class AstrAI(Export):
         names = name_folders(index.domain_values)
         jobs: list[ExportJob] = []
         used: list[int] = []
-        for value, mine in sorted(group_by_domain(index.domains), key=lambda group: names[group[0]]):
+        for value, of_domain in sorted(group_by_domain(index.domains), key=lambda group: names[group[0]]):
             used.append(value)
-            runs = list(split_into_runs(index.lengths[mine], most=None, most_tokens=self.max_tokens_per_shard))
+            runs = list(split_into_runs(index.lengths[of_domain], most=None, most_tokens=self.max_tokens_per_shard))
             for number, (first, last) in enumerate(runs):
                 at = self.place(names[value], number, count=len(runs))
-                segments = mine[first:last]
+                segments = of_domain[first:last]
                 jobs.append(ExportJob(at, segments, np.arange(len(segments) + 1), int(index.lengths[segments].sum())))
         missing = list(index.domain_values).index(None) if None in index.domain_values else -1
         notes = {
@@ -142,7 +142,7 @@ def group_by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
     yield from zip(values.tolist(), np.split(order, begins[1:]), strict=True)
 
 
-# ── Names of folders ───────────────────────────────────────────────────────────────────────────────
+# ── Names of folders ──
 
 
 def name_folders(values: Sequence[str | None]) -> list[str]:

@@ -44,7 +44,7 @@ class AstrAIH5(AstrAI):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(folder / path, "w") as file:
             # Creation times would change the bytes of every build.
-            made = {
+            datasets = {
                 name: file.create_group(name).create_dataset(
                     "data_0", shape=(job.tokens,), dtype="<i8", track_times=False
                 )
@@ -53,6 +53,6 @@ class AstrAIH5(AstrAI):
             for chunk in chunks:
                 begin, values = tally.tokens, make_arrays(chunk)
                 tally.add(chunk, trained=int(values["loss_mask"].sum()))
-                for name, dataset in made.items():
+                for name, dataset in datasets.items():
                     dataset[begin : tally.tokens] = values[name]
         return [tally.written(path)]

@@ -1,20 +1,16 @@
-"""What exports have in common: the kinds' base class, and the manifest of an export.
-
-The base of every export: its options, its inputs, and how it cuts the order into files.
+"""What exports have in common: the base class of the kinds, and the identity card and manifest of an export.
 
     RecipeSummary  the recipe alone                  ─► refuse    when the recipe is loaded
     ExportIndex    lengths and names, no token       ─► lay_out   which segments go into which files
     SequenceBatch  tokens, one chunk after another   ─► write     files below one local folder
                                                      ─► finish    files that need all others
 
+    <export>/
+    ├── data/            the folder that a trainer reads; it holds only the format's files
+    ├── card.json        which recipe, tokenizer and template made the tokens
+    └── manifest.json    written last: if it exists, every file it names is complete
+
 A job's files depend on the plan alone, so that they are the same for any number of workers.
-
-Write the identity card and the manifest of an export, and open an export with its checks.
-
-<export>/
-├── data/            the folder that a trainer reads; it holds only the format's files
-├── card.json        which recipe, tokenizer and template made the tokens
-└── manifest.json    written last: if it exists, every file it names is complete
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -229,27 +225,27 @@ class Export(Config):
             raise ConfigError(
                 f"passes: all with split: {self.split}, which has one pass; only train has several; delete passes"
             )
-        foreign = [name for name, one in summary.datasets.items() if one.objective not in self.OBJECTIVES]
+        foreign = [name for name, dataset in summary.datasets.items() if dataset.objective not in self.OBJECTIVES]
         if foreign:
             raise ConfigError(
                 f"kind {self.kind_name} cannot hold datasets.{foreign[0]}, whose objective is "
                 f"{summary.datasets[foreign[0]].objective}; it holds {join_choices(sorted(self.OBJECTIVES))}; choose "
                 "another kind of export, or delete it"
             )
-        weighted = [name for name, one in summary.datasets.items() if one.has_weights]
+        weighted = [name for name, dataset in summary.datasets.items() if dataset.has_weights]
         if weighted and not self.HOLDS_WEIGHTS:
             raise ConfigError(
                 f"kind {self.kind_name} cannot store the loss weights of datasets.{weighted[0]}; native, mds and "
                 "tinker can; choose one of them, or set loss.weights: false"
             )
-        carrying = [(name, one.fields) for name, one in summary.datasets.items() if one.fields]
+        carrying = [(name, dataset.fields) for name, dataset in summary.datasets.items() if dataset.fields]
         if carrying and not self.HOLDS_FIELDS:
             name, fields = carrying[0]
             raise ConfigError(
                 f"kind {self.kind_name} cannot store {fields[0]}, a field of the rows of datasets.{name}; native and "
                 "hf can; choose one of them, or take it off format.token_fields and format.row_fields"
             )
-        opened = [f"datasets.{name}" for name, one in summary.datasets.items() if one.is_open]
+        opened = [f"datasets.{name}" for name, dataset in summary.datasets.items() if dataset.is_open]
         if opened and self.form == "unpacked" and not self.allows_open_attention():
             raise ConfigError(
                 f"kind {self.kind_name} stores single segments, but attention of {opened[0]} crosses from one to the "
@@ -335,13 +331,13 @@ def split_into_runs(tokens: Ints, *, most: int | None, most_tokens: int) -> Iter
 
 def write_parquet(path: Path, tables: Iterator[pa.Table], schema: pa.Schema, *, rows: int) -> None:
     """Write tables as one Parquet file: zstd, row groups of `rows`; all tables but the last hold whole row groups."""
-    coded = [one.name for one in schema if pa.types.is_dictionary(one.type)]
+    coded = [column.name for column in schema if pa.types.is_dictionary(column.type)]
     with pq.ParquetWriter(str(path), schema, compression="zstd", use_dictionary=coded) as writer:
         for table in tables:
             writer.write_table(table.cast(schema), row_group_size=rows)
 
 
-# ── Write the identity card and the manifest of an export, and open an export with its checks ──
+# ── The identity card and the manifest ──
 
 
 CARD_FILE, MANIFEST_FILE, DATA_FOLDER = "card.json", "manifest.json", "data"
@@ -442,13 +438,13 @@ def open_export(
             "name the folder that holds it"
         )
     card_bytes = _read_export_file(at / CARD_FILE)
-    found, card = _parse_export_json(at / MANIFEST_FILE), _parse_export_json(at / CARD_FILE)
-    if sha256(card_bytes).hexdigest() != found.get("card_sha256"):
+    stored, card = _parse_export_json(at / MANIFEST_FILE), _parse_export_json(at / CARD_FILE)
+    if sha256(card_bytes).hexdigest() != stored.get("card_sha256"):
         raise IntegrityError(
             f"{at / CARD_FILE}: not the card that {MANIFEST_FILE} names; card and files must belong to one "
             "export; export again"
         )
-    exported = Exported(at, card, cast("dict[str, dict[str, Any]]", found["files"]))
+    exported = Exported(at, card, cast("dict[str, dict[str, Any]]", stored["files"]))
     for name, expected in exported.files.items():
         path = at / name
         if not path.is_file():
@@ -484,9 +480,9 @@ def _require_tokenizer(exported: Exported, folder: Path) -> None:
     expected = cast("dict[str, str]", exported.card["tokenizer_files"])
     for name, digest in expected.items():
         path = folder / name
-        found = sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-        if found != digest:
-            what = "missing" if found is None else f"SHA-256 {found[:16]}…"
+        actual = sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        if actual != digest:
+            what = "missing" if actual is None else f"SHA-256 {actual[:16]}…"
             raise IntegrityError(
                 f"{path}: {what}; {exported.folder} was made with a file of SHA-256 {digest[:16]}…; train with that "
                 "tokenizer, or "

@@ -44,6 +44,6 @@ def save_dataset_dict(
         datasets.enable_progress_bars()
     del rows
     staged.unlink()
-    files = sorted(one.relative_to(folder).as_posix() for one in (folder / "data").rglob("*") if one.is_file())
+    files = sorted(path.relative_to(folder).as_posix() for path in (folder / "data").rglob("*") if path.is_file())
     main = next(file for file in files if file.endswith(".arrow"))
     return [tally.written(file) if file == main else WrittenFile(file) for file in files]

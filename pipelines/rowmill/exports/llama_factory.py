@@ -62,11 +62,11 @@ class LLaMAFactory(Sharded):
     def refuse(self, summary: RecipeSummary) -> None:
         """Refuse packed preferences, and a split that LLaMA-Factory does not read."""
         super().refuse(summary)
-        for name, one in summary.datasets.items():
-            if self.unit == "packed" and one.objective != "next_token":
+        for name, facts in summary.datasets.items():
+            if self.unit == "packed" and facts.objective != "next_token":
                 raise ConfigError(
-                    f"unit: packed with datasets.{name}, whose objective is {one.objective}; LLaMA-Factory packs only "
-                    "for fine-tuning; delete unit"
+                    f"unit: packed with datasets.{name}, whose objective is {facts.objective}; LLaMA-Factory packs "
+                    "only for fine-tuning; delete unit"
                 )
         if self.split == "test":
             raise ConfigError("split: test; LLaMA-Factory reads train and validation; choose one of them")
@@ -138,11 +138,11 @@ class _FlatRows:
     def make_columns(self, prefix: str) -> dict[str, pa.Array]:
         """Return the three columns of rows that the trainer pads."""
         values = {"input_ids": self.ids, "attention_mask": np.ones(len(self.ids), np.int8), "labels": self.labels}
-        return {f"{prefix}{name}": make_list_array(self.offsets, one) for name, one in values.items()}
+        return {f"{prefix}{name}": make_list_array(self.offsets, array) for name, array in values.items()}
 
 
-def _take_rows(rows: _FlatRows, wanted: Ints) -> _FlatRows:
-    return _take_row_parts(rows, rows.offsets[wanted], rows.offsets[wanted + 1] - rows.offsets[wanted])
+def _take_rows(rows: _FlatRows, selected: Ints) -> _FlatRows:
+    return _take_row_parts(rows, rows.offsets[selected], rows.offsets[selected + 1] - rows.offsets[selected])
 
 
 def _take_row_parts(rows: _FlatRows, begins: Ints, counts: Ints) -> _FlatRows:
@@ -152,11 +152,11 @@ def _take_row_parts(rows: _FlatRows, begins: Ints, counts: Ints) -> _FlatRows:
 
 def _exchange_answers(chunk: SequenceBatch, segments: _FlatRows, limit: int) -> _FlatRows:
     """Return each row's prompt with the answer of another row of its block, cut to the limit."""
-    first, answer, other = chunk.offsets[:-1], locate_answers(chunk), rotate_blocks(chunk.sequence_offsets)
+    first, answer, partner = chunk.offsets[:-1], locate_answers(chunk), rotate_blocks(chunk.sequence_offsets)
     prompts = answer - first
-    answers = np.minimum((chunk.offsets[1:] - answer)[other], limit - prompts)
+    answers = np.minimum((chunk.offsets[1:] - answer)[partner], limit - prompts)
     # Prompt, answer, prompt, answer …
-    begins = np.stack((first, answer[other]), axis=1).ravel()
+    begins = np.stack((first, answer[partner]), axis=1).ravel()
     parts = _take_row_parts(segments, begins, np.stack((prompts, answers), axis=1).ravel())
     return _FlatRows(parts.ids, parts.labels, parts.offsets[::2])
 

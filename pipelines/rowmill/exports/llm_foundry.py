@@ -107,5 +107,5 @@ def cut_turns(ids: Tokens, trained: Bools) -> tuple[list[dict[str, Any]], int]:
     bounds = [0, *(np.flatnonzero(np.diff(trained[:end])) + 1).tolist(), end]
     # The loader's files are JSON, whose writer takes lists: here alone a token becomes a Python object.
     pieces = [ids[first:last].tolist() for first, last in pairwise(bounds)]
-    made = [{"input_ids": pieces[i], "labels": pieces[i + 1]} for i in range(0, len(pieces), 2)]
-    return made, bounds[-1]
+    turns = [{"input_ids": pieces[i], "labels": pieces[i + 1]} for i in range(0, len(pieces), 2)]
+    return turns, bounds[-1]

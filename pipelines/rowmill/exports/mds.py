@@ -67,18 +67,18 @@ class MDS(Export):
                     "without a mask; delete it"
                 )
             return
-        for name, one in summary.datasets.items():
-            if not one.is_joined:
+        for name, dataset in summary.datasets.items():
+            if not dataset.is_joined:
                 raise ConfigError(
                     f"profile: pretrain takes sequences of exactly {summary.seq_len} tokens, but datasets.{name} ends "
                     "them where examples end; joined text (packing.pack_strategy: concat) is needed; choose profile: "
                     "finetune"
                 )
-            if one.has_weights:
+            if dataset.has_weights:
                 raise ConfigError(
                     f"profile: pretrain cannot store the loss weights of datasets.{name}; choose profile: finetune"
                 )
-            if not one.is_open and not self.accept_untrained_as_trained:
+            if not dataset.is_open and not self.accept_untrained_as_trained:
                 raise ConfigError(
                     f"profile: pretrain stores no mask, but the first token of every document of datasets.{name} is "
                     "not a "
@@ -136,18 +136,18 @@ class MDS(Export):
         segments = np.diff(chunk.sequence_offsets)
         tokens = chunk.token_offsets
         for i in range(len(chunk)):
-            here = slice(int(tokens[i]), int(tokens[i + 1]))
+            span = slice(int(tokens[i]), int(tokens[i + 1]))
             sample: dict[str, Any] = {
-                "input_ids": chunk.ids[here],
-                "labels": labels[here],
-                "position_ids": positions[here],
+                "input_ids": chunk.ids[span],
+                "labels": labels[span],
+                "position_ids": positions[span],
                 "seq_lengths": lengths[in_sequences[i] : in_sequences[i + 1]],
                 "sequence_id": int(chunk.numbers[i]),
             }
             if chunk.weights is not None:
-                sample[WEIGHT_COLUMN] = chunk.weights[here]
-            trained = int((labels[here] != IGNORED_LABEL).sum())
-            yield sample, (int(segments[i]), here.stop - here.start, trained)
+                sample[WEIGHT_COLUMN] = chunk.weights[span]
+            trained = int((labels[span] != IGNORED_LABEL).sum())
+            yield sample, (int(segments[i]), span.stop - span.start, trained)
 
     def _make_pretrain_samples(
         self, chunk: SequenceBatch, context: ExportContext
@@ -159,15 +159,15 @@ class MDS(Export):
         untrained[firsts[np.repeat(chunk.is_open, segments)]] = False
         untrained[tokens[:-1]] = False
         for i in range(len(chunk)):
-            here = slice(int(tokens[i]), int(tokens[i + 1]))
-            trained, without = int(chunk.trained[here].sum()), int(untrained[here].sum())
+            span = slice(int(tokens[i]), int(tokens[i + 1]))
+            trained, without = int(chunk.trained[span].sum()), int(untrained[span].sum())
             if without and not self.accept_untrained_as_trained:
                 where = f"exports.{self.name}: sequence {int(chunk.numbers[i])} of {chunk.datasets[i].as_py()}"
                 raise ConfigError(
                     f"{where} has {without} tokens without loss, and profile: pretrain stores no mask; every token but "
                     "the first must train; choose profile: finetune, or set accept_untrained_as_trained: true"
                 )
-            yield {"tokens": chunk.ids[here]}, (int(segments[i]), context.seq_len, trained)
+            yield {"tokens": chunk.ids[span]}, (int(segments[i]), context.seq_len, trained)
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that opens it, by LLM Foundry if it has a loader for the profile."""
@@ -192,8 +192,10 @@ def describe_shards(folder: Path, counts: Sequence[tuple[int, int, int]]) -> lis
     written: list[WrittenFile] = []
     first = 0
     for shard in index["shards"]:
-        mine = counts[first : first + int(shard["samples"])]
-        first += len(mine)
-        segments, tokens, trained = (sum(one) for one in zip(*mine, strict=True))
-        written.append(WrittenFile(f"data/{shard['raw_data']['basename']}", len(mine), segments, tokens, trained))
+        shard_counts = counts[first : first + int(shard["samples"])]
+        first += len(shard_counts)
+        segments, tokens, trained = (sum(values) for values in zip(*shard_counts, strict=True))
+        written.append(
+            WrittenFile(f"data/{shard['raw_data']['basename']}", len(shard_counts), segments, tokens, trained)
+        )
     return [*written, WrittenFile("data/index.json")]

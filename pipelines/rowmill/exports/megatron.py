@@ -65,7 +65,7 @@ class Megatron(Export):
     def refuse(self, summary: RecipeSummary) -> None:
         """Refuse pieces of joined documents, each of which would get an end of document."""
         super().refuse(summary)
-        joined = [name for name, one in summary.datasets.items() if one.is_joined]
+        joined = [name for name, dataset in summary.datasets.items() if dataset.is_joined]
         if joined:
             raise ConfigError(
                 f"kind megatron stores whole documents, and those of datasets.{joined[0]} are joined and cut every "
@@ -144,9 +144,9 @@ def _refuse_padding(chunk: SequenceBatch, context: ExportContext, *, where: str)
     """Refuse targets that Megatron takes for padding; a pad id that is also EOS or BOS is none to it."""
     if context.pad_id is None or context.pad_id in (context.eos_id, context.bos_id):
         return
-    found = np.flatnonzero(chunk.trained & (chunk.ids == context.pad_id))
-    if len(found):
-        segment = int(np.searchsorted(chunk.offsets, found[0], "right")) - 1
+    places = np.flatnonzero(chunk.trained & (chunk.ids == context.pad_id))
+    if len(places):
+        segment = int(np.searchsorted(chunk.offsets, places[0], "right")) - 1
         raise IntegrityError(
             f"{where}: the pad id {context.pad_id} is a target in {chunk.example_ids[segment].as_py()}; Megatron drops "
             "the loss of pad ids and replaces them by 0; give padding an id of its own in tokenizer_config.json, or "
@@ -166,9 +166,9 @@ class _UntrainedTokens:
         begins = np.cumsum(lengths) - lengths
         # No token comes before the first of a document, so none can predict it.
         missing = lengths - 1 - np.add.reduceat(mask, begins, dtype=np.int64) if len(lengths) else lengths
-        found = np.flatnonzero(missing > 0)
-        if len(found) and not self.tokens:
-            self.first = str(chunk.example_ids[int(found[0])].as_py())
+        segments = np.flatnonzero(missing > 0)
+        if len(segments) and not self.tokens:
+            self.first = str(chunk.example_ids[int(segments[0])].as_py())
         self.tokens += int(missing.sum())
 
 

@@ -66,7 +66,7 @@ class MegatronBridge(Sharded):
     def refuse(self, summary: RecipeSummary) -> None:
         """Refuse a new plan for segments that see each other."""
         super().refuse(summary)
-        opened = [name for name, one in summary.datasets.items() if one.is_open]
+        opened = [name for name, dataset in summary.datasets.items() if dataset.is_open]
         if opened and self.needs_new_plan(summary.seq_len):
             raise ConfigError(
                 f"pack_size and pad_segments_to plan segments again, but attention of datasets.{opened[0]} "
@@ -149,7 +149,7 @@ class MegatronBridge(Sharded):
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Write the metadata of all files."""
         size = self.pack_size or context.seq_len
-        packs: list[PackCounts] = [one.note for one in written]
+        packs: list[PackCounts] = [file.note for file in written]
         total = sum(pack.packs for pack in packs)
         content: dict[str, Any] = {
             "dataset_max_seqlen": max(pack.longest for pack in packs),

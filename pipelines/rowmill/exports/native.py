@@ -24,9 +24,6 @@ from rowmill.shards.native import (
 )
 from rowmill.shards.sequences import SequenceBatch
 
-# ── The export ─────────────────────────────────────────────────────────────────────────────────────
-
-
 GROUP_TOKENS = 32 << 20
 """Maximum tokens of a row group: sequences of a hundred thousand tokens make smaller groups."""
 
@@ -101,10 +98,10 @@ def write_packed(
             tally.add(chunk, trained=int(table.column("trained_tokens").to_numpy().sum()))
             yield table
 
-    made = tables()
-    first = next(made)
+    remaining = tables()
+    first = next(remaining)
     schema = first.schema.with_metadata({"rowmill": context.card})
-    write_parquet(folder / path, chain([first], made), schema, rows=count_group_rows(context.seq_len))
+    write_parquet(folder / path, chain([first], remaining), schema, rows=count_group_rows(context.seq_len))
     return tally.written(path)
 
 

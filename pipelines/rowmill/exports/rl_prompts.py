@@ -140,7 +140,7 @@ class RLPrompts(Sharded):
         tally, path = FileCounts(), f"data/{job.name}.parquet"
         refused = RefusedPrompts()
         schema = pa.schema(
-            [pa.field(name, one) for name, one in _COLUMNS[self.layout].items()], metadata={"rowmill": context.card}
+            [pa.field(name, dtype) for name, dtype in _COLUMNS[self.layout].items()], metadata={"rowmill": context.card}
         )
 
         def tables() -> Iterator[pa.Table]:
@@ -176,23 +176,23 @@ class RLPrompts(Sharded):
         extra: str | None,
     ) -> "_Prompt | PromptProblem":
         """Return a prompt, or why the layout cannot hold it."""
-        asked: list[dict[str, Json]] = from_json(messages)
+        prompt: list[dict[str, Json]] = from_json(messages)
         if tools is not None:
             return PromptProblem.TOOLS
         if template_kwargs is not None and from_json(template_kwargs):
             return PromptProblem.TEMPLATE_KWARGS
         truths = self._read_truths(None if ground_truth is None else from_json(ground_truth), len(sources))
-        problem = self._find_problem(asked)
+        problem = self._find_problem(prompt)
         if problem is not None:
             return problem
-        return truths if isinstance(truths, PromptProblem) else _Prompt(asked, truths, sources, extra)
+        return truths if isinstance(truths, PromptProblem) else _Prompt(prompt, truths, sources, extra)
 
-    def _find_problem(self, asked: Sequence[Mapping[str, Json]]) -> PromptProblem | None:
-        if any(set(one) != {"role", "content"} for one in asked):
+    def _find_problem(self, prompt: Sequence[Mapping[str, Json]]) -> PromptProblem | None:
+        if any(set(message) != {"role", "content"} for message in prompt):
             return PromptProblem.FIELDS
-        if self.layout == "nemo_rl" and [one["role"] for one in asked] != ["user"]:
+        if self.layout == "nemo_rl" and [message["role"] for message in prompt] != ["user"]:
             return PromptProblem.TURNS
-        if self.layout == "openrlhf" and any("<image>" in one["content"] for one in asked):
+        if self.layout == "openrlhf" and any("<image>" in message["content"] for message in prompt):
             return PromptProblem.IMAGE
         return None
 
@@ -204,8 +204,8 @@ class RLPrompts(Sharded):
         if type(truths) is not list or len(truths) != sources:
             return PromptProblem.TRUTHS
         if self.ground_truth == "json":
-            return [to_json(one) for one in truths]
-        return truths if all(type(one) is str for one in truths) else PromptProblem.NOT_TEXT
+            return [to_json(value) for value in truths]
+        return truths if all(type(value) is str for value in truths) else PromptProblem.NOT_TEXT
 
     def _make_row(self, prompt: "_Prompt", ability: str, info: dict[str, Any]) -> dict[str, Any]:
         """Return a row of the layout."""
@@ -233,16 +233,16 @@ class RLPrompts(Sharded):
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Raise ConfigError if the layout cannot hold a prompt of any file."""
         refused = RefusedPrompts()
-        for one in written:
-            refused.join(one.note)
+        for file in written:
+            refused.join(file.note)
         if refused.counts:
-            found = ", ".join(
+            counts = ", ".join(
                 f"{count} {problem} ({refused.first[problem]} is the first)"
                 for problem, count in refused.counts.items()
             )
             raise ConfigError(
-                f"exports.{self.name}: layout {self.layout} cannot hold all prompts: {found}; messages have a role and "
-                "text, and a prompt one ground truth, text unless ground_truth: json; "
+                f"exports.{self.name}: layout {self.layout} cannot hold all prompts: {counts}; messages have a role "
+                "and text, and a prompt one ground truth, text unless ground_truth: json; "
                 + "; ".join(_REMEDIES[problem] for problem in refused.counts)
             )
         return []

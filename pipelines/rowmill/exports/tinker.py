@@ -68,8 +68,8 @@ class Tinker(Sharded):
         path, names, tally = f"data/{job.name}.jsonl", BytesIO(), FileCounts()
         with (folder / path).open("wb") as sink:
             for chunk in chunks:
-                wanted = chunk.trained if chunk.weights is None else chunk.weights
-                datums = label_conventions.make_shifted_targets(chunk.ids, wanted, chunk.offsets)
+                token_weights = chunk.trained if chunk.weights is None else chunk.weights
+                datums = label_conventions.make_shifted_targets(chunk.ids, token_weights, chunk.offsets)
                 # A weight may be 0 on a token that has a label.
                 mask = datums.weights if chunk.weights is None else chunk.trained
                 tally.add(chunk, trained=int((mask != 0).sum()))
@@ -92,7 +92,7 @@ class Tinker(Sharded):
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Join the ids of all files: line n names line n of all files together."""
         with (folder / IDS_FILE).open("wb") as sink:
-            sink.writelines(one.note for one in written)
+            sink.writelines(file.note for file in written)
         return [WrittenFile(IDS_FILE)]
 
     def pointer(self, data: str, context: ExportContext) -> str:

@@ -74,12 +74,12 @@ class TRLPreference(Sharded):
     def refuse(self, summary: RecipeSummary) -> None:
         """Refuse datasets of the objective of another trainer, and blocks without a KL term."""
         super().refuse(summary)
-        wanted = "unpaired" if self.trainer == "kto" else "paired"
-        for name, one in summary.datasets.items():
-            if one.objective != wanted:
+        objective = "unpaired" if self.trainer == "kto" else "paired"
+        for name, facts in summary.datasets.items():
+            if facts.objective != objective:
                 raise ConfigError(
-                    f"trainer: {self.trainer} with datasets.{name}, whose objective is {one.objective}; it trains on "
-                    f"{wanted}; set format.objective: {wanted}, or choose another trainer"
+                    f"trainer: {self.trainer} with datasets.{name}, whose objective is {facts.objective}; it trains on "
+                    f"{objective}; set format.objective: {objective}, or choose another trainer"
                 )
         if self.kl_block is not None and self.trainer != "kto":
             raise ConfigError(
@@ -111,7 +111,7 @@ class TRLPreference(Sharded):
         tally, path = FileCounts(), f"data/{job.name}.parquet"
         kl = {} if self.kl_block is None else {_KL_COLUMN: _IDS}
         schema = pa.schema(
-            [pa.field(name, one, nullable=False) for name, one in {**_COLUMNS[self.trainer], **kl}.items()],
+            [pa.field(name, dtype, nullable=False) for name, dtype in {**_COLUMNS[self.trainer], **kl}.items()],
             metadata={"rowmill": context.card},
         )
 
@@ -148,10 +148,10 @@ class TRLPreference(Sharded):
                 "label": chunk.columns["sides"].cast(pa.bool_()),
             }
             if self.kl_block is not None:
-                other = rotate_blocks(chunk.sequence_offsets)
+                partner = rotate_blocks(chunk.sequence_offsets)
                 longest = seq_len - (answer - first)
                 columns[_KL_COLUMN] = take_ranges(
-                    chunk, answer[other], answer[other] + np.minimum((end - answer)[other], longest)
+                    chunk, answer[partner], answer[partner] + np.minimum((end - answer)[partner], longest)
                 )
             return columns, int((end - first).sum())
         begin = first if self.trainer == "reward" else answer

@@ -103,11 +103,13 @@ def _list_files(paths: Iterable[str]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         at = Path(path)
-        found = sorted(at.glob("*.parquet")) if at.is_dir() else [at] if at.is_file() else sorted(map(Path, glob(path)))
-        if not found:
+        matches = (
+            sorted(at.glob("*.parquet")) if at.is_dir() else [at] if at.is_file() else sorted(map(Path, glob(path)))
+        )
+        if not matches:
             raise ConfigError(
                 f"data.train_files: no Parquet file at {path}; the folder data of an export of kind verl holds some; "
                 "correct the path"
             )
-        files += found
+        files += matches
     return files

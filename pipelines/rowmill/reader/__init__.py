@@ -5,28 +5,10 @@
         …                                     # reader.step: which step this was, and whether it is complete
         checkpoint["reader"] = reader.state_dict()
 
-| module | what |
-|---|---|
-| `published` | `current.json`: what trainers read |
-| `shard_checks` | the checks of the files that it names |
-| `places` | places of the order → rows of shards, for both layouts of ranks |
-| `stored_rows` | rows of shards → sequences |
-| `sequences` | one sequence, and decoded row groups |
-| `schedule` | which sequences make a batch |
-| `read_ahead` | the next batches, on a thread |
-| `layouts` | padding and joining sequences: `flat` and `padded` |
-| `preference_batches` | pairs → a batch of chosen, then rejected sides: `preference` |
-| `batch_layout` | sequences → a batch in one of the layouts, NumPy or torch |
-| `views` | slices, shuffles and functions, for looking and evaluation |
-| `workers` | which batches a `DataLoader` worker delivers |
-
-The order is built, holds all epochs and does not depend on the world size: rank r of W takes the places p with
-p mod W = r.
-
 The reader is the loader: one core lays out some 40 million tokens per second, many times what a GPU trains on, so it
-has no worker processes and needs no `DataLoader` around it. A thread reads the next batches meanwhile. Inside a
-`DataLoader`, each worker's copy delivers its own share of the batches and counts only these. Rejected: counting what a
-prefetching worker has read, which makes a resumed run skip batches that were never delivered.
+needs no worker processes and no `DataLoader` around it. Inside a `DataLoader`, each worker's copy delivers its own
+share of the batches and counts only these. Rejected: counting what a prefetching worker has read, which makes a resumed
+run skip batches that were never delivered.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -154,13 +136,13 @@ class Reader:
         passes = schedule.plan_passes(self._next, share.worker, share.workers)
         batches = self._between_passes.take(plan) or read_ahead(passes, self._read_batches, seq_len=self.seq_len)
         try:
-            for one, batch in batches:
-                if self._schedule is not schedule or one.begin != schedule.find_kept(self._next):
+            for planned, batch in batches:
+                if self._schedule is not schedule or planned.begin != schedule.find_kept(self._next):
                     # The caller has moved the reader: what was read ahead does not come next any more.
                     return
                 # Counted before the yield: a state taken inside the loop includes the batch just delivered.
-                self._next, self._step = one.following, self._make_step(one)
-                if is_over := one.following >= len(self):
+                self._next, self._step = planned.following, self._make_step(planned)
+                if is_over := planned.following >= len(self):
                     self._between_passes.keep(plan, batches)
                 yield batch
                 if is_over:
@@ -171,8 +153,8 @@ class Reader:
 
     def _read_batches(self, planned: Sequence[PlannedBatch]) -> list[Batch]:
         """Read several batches at once, so that each row group that they share is decoded once."""
-        rows = iter(self._view.fetch(np.concatenate([np.arange(one.begin, one.end) for one in planned])))
-        return [self._view.layout.make_batch(list(islice(rows, one.end - one.begin))) for one in planned]
+        rows = iter(self._view.fetch(np.concatenate([np.arange(plan.begin, plan.end) for plan in planned])))
+        return [self._view.layout.make_batch(list(islice(rows, plan.end - plan.begin))) for plan in planned]
 
     def _begin_share(self) -> WorkerShare:
         """Move on to the first batch of this process's share, and return that share."""
@@ -220,14 +202,14 @@ class Reader:
             If there is no such step, or in a `DataLoader` worker that has begun, whose share would overlap with others.
 
         """
-        wanted = frozenset(int(step) for step in steps)
-        self._schedule.require_steps(wanted)
+        requested = frozenset(int(step) for step in steps)
+        self._schedule.require_steps(requested)
         if self._share is not None:
             raise ConfigError(
                 f"{self._published.where}: skip_steps in DataLoader {self._share}; shares would overlap; every worker "
                 "must leave out the same steps from the start; call it before the DataLoader is made"
             )
-        self._schedule = replace(self._schedule, skipped=self._schedule.skipped | wanted)
+        self._schedule = replace(self._schedule, skipped=self._schedule.skipped | requested)
 
     def rewind(self) -> None:
         """Restart at the first batch of the order."""
@@ -389,11 +371,11 @@ class Reader:
             If it has none.
 
         """
-        held = [name for name, one in self._published.sets.items() if one.shards.get(split)]
-        if dataset not in held:
+        available = [name for name, entry in self._published.sets.items() if entry.shards.get(split)]
+        if dataset not in available:
             raise ConfigError(
                 f"{split} set of {dataset!r}: this build has none; the datasets with one are "
-                f"{join_choices(held) or 'no dataset'}; "
+                f"{join_choices(available) or 'no dataset'}; "
                 f"choose one, or set datasets.{dataset}.splits"
             )
         return self._open_set(dataset, split)
@@ -407,7 +389,7 @@ class Reader:
 
     def _open_sets(self, split: str) -> dict[str, View]:
         return {
-            name: self._open_set(name, split) for name, one in self._published.sets.items() if one.shards.get(split)
+            name: self._open_set(name, split) for name, entry in self._published.sets.items() if entry.shards.get(split)
         }
 
     def _open_set(self, dataset: str, split: str) -> View:
@@ -472,17 +454,17 @@ class Reader:
         share = WorkerShare(int(state["worker"]), int(state["workers"]))
         if share == WHOLE_SHARE:
             return None
-        where, here = self._published.where, find_current_worker()
-        if here != share:
+        where, worker = self._published.where, find_current_worker()
+        if worker != share:
             raise ConfigError(
-                f"{where}: the state belongs to DataLoader {share}, and this is {here or 'a process without workers'}; "
-                f"each worker resumes from its own state; continue with {share.workers} workers of torchdata's "
+                f"{where}: the state belongs to DataLoader {share}, and this is {worker or 'a process without workers'}"
+                f"; each worker resumes from its own state; continue with {share.workers} workers of torchdata's "
                 "StatefulDataLoader, or from the state of a reader outside workers"
             )
         # Workers are at different batches: divided again, their shares would overlap.
-        own: dict[str, Any] = {"world_size": self._world_size, "batch_size": self._batch_size}
-        own["skip_steps"] = sorted(self._schedule.skipped)
-        for name, value in own.items():
+        expected: dict[str, Any] = {"world_size": self._world_size, "batch_size": self._batch_size}
+        expected["skip_steps"] = sorted(self._schedule.skipped)
+        for name, value in expected.items():
             if state.get(name, []) != value:
                 raise ConfigError(
                     f"{name}: {value}, but the state belongs to DataLoader {share} with {state[name]}; for workers "

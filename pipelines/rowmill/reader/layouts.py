@@ -1,6 +1,4 @@
-"""Batches of sequences: padded, joined, or pairs of sides.
-
-Lay sequences out as one batch, flat or padded.
+"""Lay sequences out as one batch, NumPy or torch: joined (`flat`), padded, or as pairs of sides (`preference`).
 
     sequences          3 tokens in spans of 2 and 1, and 2 tokens in one span
 
@@ -17,33 +15,21 @@ Lay sequences out as one batch, flat or padded.
                        segment_ids    [[0 0 1] [0 0 -1]]
                        attention_mask [[1 1 1] [1 1 0]]
 
-Where the recipe pads segments (`packing.segment_multiple_of`), `flat` also has `cu_seqlens`, the borders of spans as if
-they had no padding, and `cu_seqlens_padded`, where they are: what context parallelism in Transformer Engine takes.
-`padded` marks that padding like its own.
+    preference         chosen a b c, rejected a b d e; another pair: chosen f g, rejected f h
 
-Where the recipe has loss weights, both have `loss_weights`, float32 in the shape of `labels`: positive where there
-is a label, 0 elsewhere and on padding.
+    input_ids          [[a b c P] [f g P P] [a b d e] [f h P P]]      2n rows: pair i is rows i and n + i
+    attention_mask     [[1 1 1 0] [1 1 0 0] [1 1 1 1] [1 1 0 0]]
+    completion_mask    [[0 0 1 0] [0 1 0 0] [0 0 1 1] [0 1 0 0]]      1 where a token is a target
+    margin             [0.5 0]                                        if a pair of the batch has one
 
-Where token rows carry fields (`format.token_fields`, `format.row_fields`), both have a float32 array by the name of
-each field per token, in the shape of `labels` and not shifted: the number at a place is that of the token at this
-place, 0 on padding. Fields per row have one value per span, in the order of the spans: `reward` float32 [K], NaN where
-there is none, and `group_id` a list of K texts, None where there is none.
+`flat` has the names, shapes and dtypes of transformers' `DataCollatorWithFlattening`, and `preference` those of TRL's
+`DataCollatorForPreference` with the `margin` of its reward trainer, so a model takes them unchanged. All arrays are
+int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
 
-`flat` has the names, shapes and dtypes of transformers' `DataCollatorWithFlattening`, so a model takes it unchanged.
-All arrays are int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
-
-Lay the pairs of sequences out as one batch: all chosen sides, then all rejected ones.
-
-    sequences        chosen a b c · rejected a b d e        another pair: chosen f g · rejected f h
-
-    input_ids        [[a b c P] [f g P P] [a b d e] [f h P P]]      2n rows: pair i is rows i and n + i
-    attention_mask   [[1 1 1 0] [1 1 0 0] [1 1 1 1] [1 1 0 0]]
-    completion_mask  [[0 0 1 0] [0 1 0 0] [0 0 1 1] [0 1 0 0]]      1 where a token is a target
-    margin           [0.5 0]                                        if a pair of the batch has one
-
-These are the names and shapes of TRL's `DataCollatorForPreference`, and the `margin` of its reward trainer. A pair
-without a margin has 0 there, which changes no loss. A filler is a pair of equal sides without a target, so that every
-rank has the same number of batches. Loss weights, if the recipe has them, are laid out as in the padded layout.
+    padded segments    cu_seqlens, the borders of spans without their padding, and cu_seqlens_padded, where they are
+    loss weights       loss_weights float32 in the shape of labels, 0 where there is no label
+    token fields       float32 in the shape of labels by each field's name, not shifted, 0 on padding
+    row fields         a value per span: reward float32 [K], NaN where there is none; group_id K texts or None
 """
 
 from collections.abc import Iterator, Sequence
@@ -181,7 +167,7 @@ def _collect_weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:
     ]
 
 
-# ── Lay the pairs of sequences out as one batch: all chosen sides, then all rejected ones ──
+# ── Pairs ──
 
 
 def stack_pairs(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> dict[str, Any]:
@@ -221,12 +207,12 @@ def _part_pairs(row: PackedSequence) -> Iterator[tuple[PackedSequence, PackedSeq
 
 
 def _take_span(row: PackedSequence, number: int, first: int, end: int) -> PackedSequence:
-    here, span = slice(first, end), slice(number, number + 1)
+    tokens, span = slice(first, end), slice(number, number + 1)
     return PackedSequence(
-        input_ids=row.input_ids[here],
-        labels=row.labels[here],
+        input_ids=row.input_ids[tokens],
+        labels=row.labels[tokens],
         seq_lengths=np.array([end - first], np.int32),
-        loss_weights=None if row.loss_weights is None else row.loss_weights[here],
+        loss_weights=None if row.loss_weights is None else row.loss_weights[tokens],
         margins=None if row.margins is None else row.margins[span],
     )
 
@@ -238,7 +224,7 @@ def _raise_not_paired(what: str) -> NoReturn:
     )
 
 
-# ── The layout of a reader's batches: its name and its options, NumPy or torch ──
+# ── The layout of a reader ──
 
 
 LayoutName: TypeAlias = Literal["flat", "padded", "preference"]
@@ -272,9 +258,9 @@ class BatchLayout:
 
 def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> BatchLayout:
     """Validate a layout and return it; `as_torch` None: tensors if torch is installed."""
-    known = get_args(LayoutName)
-    if name not in known:
-        raise ConfigError(f"layout: {name!r}; known are {join_choices(known)}; choose one")
+    choices = get_args(LayoutName)
+    if name not in choices:
+        raise ConfigError(f"layout: {name!r}; known are {join_choices(choices)}; choose one")
     installed = find_spec("torch") is not None
     if as_torch and not installed:
         raise ConfigError(

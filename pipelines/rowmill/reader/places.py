@@ -99,11 +99,11 @@ class IndexedPlaces:
         ranks, lines = places % self._build.world_size, places // self._build.world_size
         shards, rows = np.empty(len(places), np.int64), np.empty(len(places), np.int64)
         for rank in find_distinct(ranks).tolist():
-            own = np.flatnonzero(ranks == rank)
+            of_rank = np.flatnonzero(ranks == rank)
             offsets = self._load_footer(rank).offsets
-            groups = np.searchsorted(offsets, lines[own], "right") - 1
+            groups = np.searchsorted(offsets, lines[of_rank], "right") - 1
             for group in find_distinct(groups).tolist():
-                some = own[groups == group]
+                some = of_rank[groups == group]
                 named = self._load_group(rank, group)
                 inside = lines[some] - offsets[group]
                 shards[some], rows[some] = named[0][inside], named[1][inside]
@@ -152,21 +152,21 @@ def open_order(build: PublishedBuild, rank: int, world_size: int, *, verify: boo
 def _open_copied(build: PublishedBuild, needed: Sequence[int], *, verify: bool) -> SequenceSource:
     of_ranks = list(build.ranks.values())
     cards = [_make_rank_card(build, rank) for rank in range(len(of_ranks))]
-    shards = [ExpectedShard(one, card) for card, own in zip(cards, of_ranks, strict=True) for one in own]
-    firsts = compute_offsets([len(own) for own in of_ranks])
+    shards = [ExpectedShard(shard, card) for card, of_rank in zip(cards, of_ranks, strict=True) for shard in of_rank]
+    firsts = compute_offsets([len(of_rank) for of_rank in of_ranks])
     rows = StoredRows(build.store, shards, in_turn=len(needed))
     # Side by side, as they are read: the first shards of all ranks, then the second ones.
     by_rank = (range(firsts[rank], firsts[rank + 1]) for rank in needed)
-    wanted = [number for numbers in zip_longest(*by_rank) for number in numbers if number is not None]
-    rows.require(_choose_checked(build, wanted, verify=verify), verify=verify)
-    starts = compute_offsets([one.shard.rows for one in shards])
+    numbers_needed = [number for numbers in zip_longest(*by_rank) for number in numbers if number is not None]
+    rows.require(_choose_checked(build, numbers_needed, verify=verify), verify=verify)
+    starts = compute_offsets([shard.shard.rows for shard in shards])
     return SequenceSource(rows, CopiedPlaces(build.world_size, build.places // build.world_size, starts))
 
 
 def _open_indexed(build: PublishedBuild, needed: Sequence[int], *, verify: bool) -> SequenceSource:
     names = list(build.ranks)
     indexes = [ExpectedShard(build.ranks[name][0], _make_rank_card(build, rank)) for rank, name in enumerate(names)]
-    shards = [one for name in build.datasets for one in list_set(build, name, "train")]
+    shards = [shard for name in build.datasets for shard in list_set(build, name, "train")]
     filler = ExpectedShard(build.fillers[names[needed[0]]], _make_rank_card(build, needed[0]))
     rows = StoredRows(build.store, [*shards, filler])
     places = IndexedPlaces(build, indexes, len(shards))
@@ -181,19 +181,19 @@ def open_split(build: PublishedBuild, dataset: str, split: str, *, verify: bool)
     shards = list_set(build, dataset, split)
     rows = StoredRows(build.store, shards)
     rows.require(_choose_checked(build, range(len(shards)), verify=verify), verify=verify)
-    starts = compute_offsets([one.shard.rows for one in shards])
+    starts = compute_offsets([shard.shard.rows for shard in shards])
     return SequenceSource(rows, CopiedPlaces(1, int(starts[-1]), starts))
 
 
 def list_set(build: PublishedBuild, dataset: str, split: str) -> list[ExpectedShard]:
     """Return a dataset's packed shards of a split."""
     card = {"recipe": build.recipe, "dataset": dataset} | _make_common_card(build)
-    return [ExpectedShard(one, card) for one in build.sets[dataset].shards.get(split, ())]
+    return [ExpectedShard(shard, card) for shard in build.sets[dataset].shards.get(split, ())]
 
 
 def _make_rank_card(build: PublishedBuild, rank: int) -> dict[str, str]:
-    own = {"order": build.order, "world_size": str(build.world_size), "rank": str(rank)}
-    return own | _make_common_card(build)
+    of_rank = {"order": build.order, "world_size": str(build.world_size), "rank": str(rank)}
+    return of_rank | _make_common_card(build)
 
 
 def _make_common_card(build: PublishedBuild) -> dict[str, str]:

@@ -127,19 +127,19 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
         )
     raw = _read_current(store, at, recipe)
     try:
-        found = _parse_published(store, where, raw)
+        published = _parse_published(store, where, raw)
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(
             f"{where}: {type(error).__name__} {error}; expected the form that this version writes; build {recipe!r} "
             "again"
         ) from error
-    rows = [sum(shard.rows for shard in shards) for shards in found.ranks.values()]
-    if len(rows) != found.world_size or any(count * found.world_size != found.places for count in rows):
+    rows = [sum(shard.rows for shard in shards) for shards in published.ranks.values()]
+    if len(rows) != published.world_size or any(count * published.world_size != published.places for count in rows):
         raise IntegrityError(
-            f"{where}: {len(rows)} ranks with {rows} sequences; expected {found.world_size} equal ranks with "
-            f"{found.places} sequences together; build {recipe!r} again"
+            f"{where}: {len(rows)} ranks with {rows} sequences; expected {published.world_size} equal ranks with "
+            f"{published.places} sequences together; build {recipe!r} again"
         )
-    return found
+    return published
 
 
 def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> PublishedBuild:
@@ -221,8 +221,8 @@ def require_own_state(published: PublishedBuild, state: Mapping[str, Any]) -> No
         If its order or its content is another, or it is of another version of rowmill.
 
     """
-    own = {"version": STATE_VERSION, "order": published.order, "content": published.content}
-    for name, value in own.items():
+    expected = {"version": STATE_VERSION, "order": published.order, "content": published.content}
+    for name, value in expected.items():
         if state.get(name) != value:
             raise IntegrityError(
                 f"{published.where}: the state's {name} is {state.get(name)!r}, the build's is "
@@ -236,10 +236,10 @@ def check_tokenizer(published: PublishedBuild, folder: str | Path) -> None:
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         raise ConfigError(f"{file}: missing; the folder's tokenizer.json is compared; name a folder that has one")
-    found = sha256(file.read_bytes()).hexdigest()
-    if found != expected:
+    actual = sha256(file.read_bytes()).hexdigest()
+    if actual != expected:
         raise IntegrityError(
-            f"{file}: SHA-256 {found[:16]}…, not the tokenizer of {published.where}, which is {expected[:16]}…; train "
+            f"{file}: SHA-256 {actual[:16]}…, not the tokenizer of {published.where}, which is {expected[:16]}…; train "
             "with that tokenizer, or build with this one"
         )
 

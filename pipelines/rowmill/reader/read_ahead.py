@@ -1,23 +1,10 @@
-"""The next batches, on a thread, and the share of a `DataLoader` worker.
-
-Read the next batches on a thread while a trainer works on one.
+"""Read the next batches on a thread, and find the share of a `DataLoader` worker.
 
     blocks     0 | 1 2 | 3 4 5 6 | …        the first batch is read alone, so that it comes soon; later blocks are
     waiting        └── at most DEPTH ──┘      larger: sequences in the same row group are then decoded once
-
     pass       … 62 63 64 | 0 | 1 2 | …       the first blocks of the next pass are read before this one ends
 
 A thread, not a process: decoding Parquet releases the interpreter's lock, and a batch need not be copied.
-
-Find the share of the batches that a `DataLoader` worker process delivers.
-
-Every worker has a copy of the reader, and each copy would deliver every batch. So worker w of n delivers batches w,
-w + n, w + 2n, … of those that one process would deliver. A `DataLoader` takes from its workers in turn: with
-`batch_size=None` its batches come in the order of one process.
-
-    one process   0 1 2 3 4 5 6
-    worker 0      0   2   4   6
-    worker 1        1   3   5
 """
 
 import os
@@ -78,7 +65,7 @@ def _cut_blocks(planned: Iterator[PlannedBatch], largest: int) -> Iterator[list[
     limit = 1
     for batch in planned:
         block.append(batch)
-        sequences = sum(one.end - one.begin for one in block)
+        sequences = sum(entry.end - entry.begin for entry in block)
         if sequences >= limit:
             yield block
             block, limit = [], min(largest, 2 * max(limit, sequences))
@@ -110,12 +97,15 @@ class BatchesBetweenPasses(Generic[PlanT, BatchT]):
         return kept[1] if kept is not None and kept[0] == plan and self._process == os.getpid() else None
 
 
-# ── Find the share of the batches that a `DataLoader` worker process delivers ──
+# ── Workers of a `DataLoader` ──
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """Every `workers`-th batch, starting with batch `worker`."""
+    """Every `workers`-th batch, starting with batch `worker`.
+
+    A `DataLoader` takes from its workers in turn: with `batch_size=None` its batches come in the order of one process.
+    """
 
     worker: int
     workers: int

@@ -134,22 +134,22 @@ class DecodedRowGroup:
 
     def row(self, i: int) -> PackedSequence:
         """Return a sequence: views of the row group, so copy it if it is kept."""
-        here, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
-        weights = None if self.weights is None else self.weights[here]
+        tokens, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
+        weights = None if self.weights is None else self.weights[tokens]
         padding = None if self.padding is None else self.padding[spans]
         if self.sides is None:
             return PackedSequence(
-                self.ids[here],
-                self.labels[here],
+                self.ids[tokens],
+                self.labels[tokens],
                 self.lengths[spans],
                 weights,
                 padding=padding,
-                token_fields={name: values[here] for name, values in self.token_fields.items()},
+                token_fields={name: values[tokens] for name, values in self.token_fields.items()},
                 row_fields={name: values[spans] for name, values in self.row_fields.items()},
             )
         return PackedSequence(
-            self.ids[here],
-            self.labels[here],
+            self.ids[tokens],
+            self.labels[tokens],
             self.lengths[spans],
             weights,
             sides=self.sides[spans],

@@ -1,21 +1,12 @@
-"""Rows of shards, checked where they are opened.
-
-Check the files that a published build names, before a token of them reaches a trainer.
-
-    file ─► footer: rows, size, identity card                 verify: the digest of every byte as well
-
-The cheap check reads only footers. A Parquet footer holds the position of every column chunk, and so the length that
-its file must have; the card in it names order, rank and tokenizer. Changed tokens in a file of the right length are
-found by `verify`, which reads everything once.
-
-Rows of shards by shard and row: opening files, decoding row groups, keeping some of them.
+"""Rows of shards by shard and row, checked where a shard is opened.
 
     shards  7 7 3        one task per shard: footer ─► row groups ─► rows
     rows    5 900 12     on remote storage several at once, since each waits for its requests
 
-A shard is checked when it is first opened, and by `require` before that. Decoded row groups stay in memory up to
-`KEPT_BYTES`, so that data of a million tokens is decoded once, and ranks that are read in turn are decoded once
-whatever their size.
+The check before a token reaches a trainer reads only footers: a Parquet footer holds the position of every column
+chunk, and so the length of its file; the card in it names order, rank and tokenizer. Changed tokens in a file of the
+right length are found by `verify`, which reads everything once. Decoded row groups stay in memory up to `KEPT_BYTES`,
+so that data of a million tokens, and ranks that are read in turn, are decoded once.
 """
 
 import mmap
@@ -161,9 +152,9 @@ def _fetch_columns(store: Store, path: str, footer: ShardFooter, group: int, col
     as long as the file, of which the other pages are never touched.
     """
     chunks = _list_chunks(footer.metadata, group)
-    wanted = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
-    begin = min(_find_column_start(chunk) for chunk in wanted)
-    end = max(_find_column_start(chunk) + chunk.total_compressed_size for chunk in wanted)
+    needed = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+    begin = min(_find_column_start(chunk) for chunk in needed)
+    end = max(_find_column_start(chunk) + chunk.total_compressed_size for chunk in needed)
     whole = mmap.mmap(-1, footer.size_bytes)
     whole[begin:end] = read_range(store.path(path), store.address(path), begin, end)
     return pa.BufferReader(pa.py_buffer(whole))
@@ -174,9 +165,9 @@ def raise_missing(where: str) -> NoReturn:
     raise IntegrityError(f"{where}: missing; current.json names it; copy the whole folder, or build again")
 
 
-def _require_equal(where: str, what: str, found: object, expected: object) -> None:
-    if found != expected:
-        raise IntegrityError(f"{where}: {what} {found}, but {expected} was published; remove the file and build again")
+def _require_equal(where: str, what: str, actual: object, expected: object) -> None:
+    if actual != expected:
+        raise IntegrityError(f"{where}: {what} {actual}, but {expected} was published; remove the file and build again")
 
 
 def _list_chunks(metadata: Any, group: int) -> list[Any]:
@@ -188,7 +179,7 @@ def _find_column_start(column: Any) -> int:
     return column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
 
 
-# ── Rows of shards by shard and row: opening files, decoding row groups, keeping some of them ──
+# ── Rows by shard and row ──
 
 
 ResultT = TypeVar("ResultT")
@@ -270,11 +261,11 @@ class StoredRows:
             with self._lock:
                 self._threads = self._threads or ThreadPoolExecutor(READ_AT_ONCE, thread_name_prefix="rowmill-rows")
             results = self._threads.map(take, tasks)
-        found: list[Any] = [None] * len(rows)
-        for some, taken in zip(places, results, strict=True):
-            for place, value in zip(some.tolist(), taken, strict=True):
-                found[place] = value
-        return found
+        values: list[Any] = [None] * len(rows)
+        for some, fetched in zip(places, results, strict=True):
+            for place, value in zip(some.tolist(), fetched, strict=True):
+                values[place] = value
+        return values
 
     # ── One shard ──────────────────────────────────────────────────────────────────────────────────
 
@@ -282,7 +273,7 @@ class StoredRows:
         shard, rows = task
         offsets = self._load_footer(shard).offsets
         groups = np.searchsorted(offsets, rows, "right") - 1
-        taken: list[PackedSequence] = []
+        sequences: list[PackedSequence] = []
         # Rows are sorted: a row group has a run of them.
         runs = np.unique(groups, return_index=True, return_counts=True)
         for group, first, count in zip(*(column.tolist() for column in runs), strict=True):
@@ -290,8 +281,8 @@ class StoredRows:
             some = [decoded.row(row - begin) for row in rows[first : first + count].tolist()]
             # A few sequences must not keep the memory of a whole row group while they wait.
             is_sparse = _SPARSE_SHARE * count < offsets[group + 1] - begin
-            taken += [sequence.copy() for sequence in some] if is_sparse else some
-        return taken
+            sequences += [sequence.copy() for sequence in some] if is_sparse else some
+        return sequences
 
     def _take_example_ids(self, task: tuple[int, Ints]) -> list[list[str]]:
         shard, rows = task

@@ -78,11 +78,11 @@ class Check:
 
     def choose_remedy(self, row_kinds: Collection[RowKind]) -> str:
         """Return the remedy for datasets of these rows, with a remedy for each kind where they differ."""
-        own: dict[RowKind, str] = {kind: text for kind, text in self.of_kinds.items() if kind in row_kinds}
-        general = [] if own and len(own) == len(set(row_kinds)) else [self.remedy]
-        if not general and len(set(own.values())) == 1:
-            return next(iter(own.values()))
-        return "; ".join([*general, *(f"for {NAMES_OF_ROWS[kind]}: {text}" for kind, text in own.items())])
+        remedies: dict[RowKind, str] = {kind: text for kind, text in self.of_kinds.items() if kind in row_kinds}
+        general = [] if remedies and len(remedies) == len(set(row_kinds)) else [self.remedy]
+        if not general and len(set(remedies.values())) == 1:
+            return next(iter(remedies.values()))
+        return "; ".join([*general, *(f"for {NAMES_OF_ROWS[kind]}: {text}" for kind, text in remedies.items())])
 
 
 CHECKS: tuple[Check, ...] = (

@@ -71,7 +71,7 @@ def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
     if "packing_losses" not in packed.facts:
         return CrossStageMeasurement(NOT_APPLICABLE, "built by a version of rowmill that did not count it")
     inputs = manifest.load_inputs(store, packed)
-    tokenized = next(one for one in inputs.values() if one.stage == TOKENIZED_EXAMPLES)
+    tokenized = next(entry for entry in inputs.values() if entry.stage == TOKENIZED_EXAMPLES)
     canonical = next(iter(manifest.load_inputs(store, tokenized).values()))
     packing = read_facts(PackedShardsFacts, packed.facts).packing_losses
     records = {
@@ -88,7 +88,7 @@ def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
     trained[PACKED_SHARDS] = packing["trained_tokens"]
     worst, counted = max(
         (("records", records), ("trained tokens", trained)),
-        key=lambda one: _compound_loss(one[1].values()),
+        key=lambda entry: _compound_loss(entry[1].values()),
     )
     value = _compound_loss(counted.values())
     entered = next(iter(counted.values()))[1]
@@ -109,10 +109,10 @@ def _count_rejected(output: Manifest, chosen: frozenset[str]) -> tuple[int, int]
 
 def _compound_loss(stages: Iterable[tuple[int, int]]) -> float:
     """Return the share lost over all stages, each of which loses `lost` of `entered`."""
-    left = 1.0
+    remaining = 1.0
     for lost, entered in stages:
-        left *= 1 - lost / entered if entered else 1
-    return round(1 - left, 9)
+        remaining *= 1 - lost / entered if entered else 1
+    return round(1 - remaining, 9)
 
 
 # ── What shrank ────────────────────────────────────────────────────────────────────────────────────
@@ -134,9 +134,9 @@ def write_published_counts(store: Store, ranks: Manifest) -> None:
     """
     path = published_path(ranks.key[0])
     kept = store.read_sealed(path)
-    found = _describe_stages(store, ranks, kept or _NOTHING_PUBLISHED)
-    if kept is None or kept["stages"] != found["stages"]:
-        store.write_sealed(path, found)
+    counts = _describe_stages(store, ranks, kept or _NOTHING_PUBLISHED)
+    if kept is None or kept["stages"] != counts["stages"]:
+        store.write_sealed(path, counts)
 
 
 @lru_cache(maxsize=8)
@@ -164,14 +164,14 @@ def _load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
 
 def _describe_stages(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) -> dict[str, Any]:
     stages: dict[str, dict[str, Any]] = {}
-    for one in _iterate_history(store, ranks):
-        name = "/".join(one.key)
+    for output in _iterate_history(store, ranks):
+        name = "/".join(output.key)
         before = earlier["stages"].get(name, {})
-        is_known = before.get("version") == one.version
+        is_known = before.get("version") == output.version
         stages[name] = {
-            "version": one.version,
-            "code_version": one.code_version,
-            "counts": read_counts(one),
+            "version": output.version,
+            "code_version": output.code_version,
+            "counts": read_counts(output),
             "compared_with": before["compared_with"] if is_known else earlier["version"],
         }
     at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -247,11 +247,11 @@ def _iterate_history(store: Store, output: Manifest) -> Iterator[Manifest]:
     """Yield an output and all its ancestors, each once."""
     waiting, seen = [output], set[StageKey]()
     while waiting:
-        one = waiting.pop()
-        if one.key not in seen:
-            seen.add(one.key)
-            yield one
-            waiting += manifest.load_inputs(store, one).values()
+        current = waiting.pop()
+        if current.key not in seen:
+            seen.add(current.key)
+            yield current
+            waiting += manifest.load_inputs(store, current).values()
 
 
 def _find_compared_version(store: Store, output: Manifest) -> str:
@@ -259,8 +259,8 @@ def _find_compared_version(store: Store, output: Manifest) -> str:
     published = _load_published(store, output.key[0])
     if published is None:
         return ""
-    own = published["stages"].get("/".join(output.key), {})
-    return str(own["compared_with"] if own.get("version") == output.version else published["version"])
+    entry = published["stages"].get("/".join(output.key), {})
+    return str(entry["compared_with"] if entry.get("version") == output.version else published["version"])
 
 
 def _format_count_or_share(count: float) -> str:
@@ -283,7 +283,7 @@ def _measure_doubtful_headers(_: Store, scanned: Manifest) -> CrossStageMeasurem
 
 CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {
     "doubtful_header": CrossStageFact(lambda _, __: "", _measure_doubtful_headers),
-    "end_to_end_loss": CrossStageFact(lambda _, made: digest_json(made.inputs), _measure_loss),
+    "end_to_end_loss": CrossStageFact(lambda _, output: digest_json(output.inputs), _measure_loss),
     "shrunk": CrossStageFact(_find_compared_version, _measure_shrinkage, compares=True),
 }
 """Measurement by check; the facts of all other checks are in the manifest."""

@@ -1,17 +1,10 @@
-"""Checks as expectations of Great Expectations, and the page about them.
+"""A stage's thresholds as a suite of Great Expectations over its facts, and a page that shows expectations and results.
 
-A stage's thresholds as a Great Expectations suite over its facts, run in addition to our comparison.
-
-`rowmill verify` runs the suites of all stages and reports each check on which the library and the saved result differ.
+`rowmill verify` runs the suites of all stages, and reports each check on which the library and the saved result differ.
 Two traps of the library are avoided: its range expectations pass on null, NaN and empty columns, so only finite facts
 are tested; and an expectation that raised is reported as unsuccessful without a value, so it counts as a separate kind
-of difference.
-
-Renders a page per stage with the expectations on its facts and their results.
-
-The library's own pages were tried: each loads fourteen external resources for style and scripts, and omits the observed
-value if it is a NumPy number. These pages hold the same content (expectation, arguments, observed value, success) and
-are self-contained.
+of difference. Rejected: the library's own pages, each of which loads fourteen external resources and omits the observed
+value if it is a NumPy number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,15 +28,15 @@ def find_disagreements(results: Sequence[CheckResult], thresholds: Sequence[Thre
 
     `results` and `thresholds` are parallel sequences of one stage.
     """
-    asked = [
+    measured = [
         (threshold, result.value)
         for result, threshold in zip(results, thresholds, strict=True)
         if result.value is not None and not result.note
     ]
-    if not asked:
+    if not measured:
         return
-    answers = run_expectation_suite(asked)
-    names = {threshold.check for threshold, _ in asked}
+    answers = run_expectation_suite(measured)
+    names = {threshold.check for threshold, _ in measured}
     for result in results:
         answer = answers.get(result.check)
         if result.check in names and answer != result.passed:
@@ -55,7 +48,7 @@ def find_disagreements(results: Sequence[CheckResult], thresholds: Sequence[Thre
             )
 
 
-def run_expectation_suite(asked: Sequence[tuple[Threshold, float]]) -> dict[str, bool]:
+def run_expectation_suite(measured: Sequence[tuple[Threshold, float]]) -> dict[str, bool]:
     """Return which checks pass for their values, by one suite over a one-row frame; checks that raised are omitted."""
     import great_expectations as gx
     import great_expectations.expectations as gxe
@@ -64,12 +57,12 @@ def run_expectation_suite(asked: Sequence[tuple[Threshold, float]]) -> dict[str,
     # The library needs a context before a suite can be made.
     batch = _open_facts_batch()
     suite: Any = gx.ExpectationSuite(name="checks")
-    for threshold, _ in asked:
+    for threshold, _ in measured:
         kind, arguments = threshold.rule
         expectation = getattr(gxe, "".join(word.capitalize() for word in kind.split("_")))
         severity = _GX_SEVERITIES[threshold.severity]
         suite.add_expectation(expectation(meta={"check": threshold.check}, severity=severity, **arguments))
-    frame = pd.DataFrame([{str(threshold.rule[1]["column"]): value for threshold, value in asked}])
+    frame = pd.DataFrame([{str(threshold.rule[1]["column"]): value for threshold, value in measured}])
     result: Any = batch.get_batch({"dataframe": frame}).validate(suite)
     return {
         outcome.expectation_config.meta["check"]: bool(outcome.success)
@@ -93,10 +86,10 @@ def _has_raised(info: Mapping[str, Any]) -> bool:
     """Read the library's exception record, which is flat or one mapping per metric."""
     if "raised_exception" in info:
         return bool(info["raised_exception"])
-    return any(bool(one.get("raised_exception")) for one in info.values() if isinstance(one, dict))
+    return any(bool(entry.get("raised_exception")) for entry in info.values() if isinstance(entry, dict))
 
 
-# ── Renders a page per stage with the expectations on its facts and their results ──
+# ── The page ──
 
 
 def expectations_page_path(key: StageKey) -> str:

@@ -143,10 +143,10 @@ class GatesBase(Config):
     def _require_fitting_bounds(self) -> "GatesBase":
         for check in CHECKS:
             bound: Bound | None = getattr(self, check.name, None)
-            other = "at_least" if check.direction == "at_most" else "at_most"
-            if bound is not None and getattr(bound, other) is not None:
+            opposite = "at_least" if check.direction == "at_most" else "at_most"
+            if bound is not None and getattr(bound, opposite) is not None:
                 raise ValueError(
-                    f"{check.name} has an {check.direction} bound, so {other} does not apply; use {check.direction}"
+                    f"{check.name} has an {check.direction} bound, so {opposite} does not apply; use {check.direction}"
                 )
             if bound is not None and not check.waivable and _is_loosened_bound(check, bound):
                 raise ValueError(
@@ -159,14 +159,14 @@ class GatesBase(Config):
                 guess = suggest_name(stage, stages)
                 hint = f"; did you mean {guess}?" if guess else ""
                 raise ValueError(f"expectations.{stage}: no such stage; choose {join_choices(sorted(stages))}{hint}")
-            for one in self.expectations[stage]:
-                check = CHECKS_BY_NAME.get(one.column)
+            for item in self.expectations[stage]:
+                check = CHECKS_BY_NAME.get(item.column)
                 if check is not None and stage not in check.stages:
                     raise ValueError(
-                        f"expectations.{stage}: rule {one.name} tests {one.column}, which this stage does not measure; "
-                        f"{join_choices(check.stages)} does; move the rule to expectations.{check.stages[0]}"
+                        f"expectations.{stage}: rule {item.name} tests {item.column}, which this stage does not "
+                        f"measure; {join_choices(check.stages)} does; move the rule to expectations.{check.stages[0]}"
                     )
-            names = Counter(one.name for one in self.expectations[stage])
+            names = Counter(item.name for item in self.expectations[stage])
             repeated = [name for name, count in names.items() if count > 1]
             if repeated:
                 raise ValueError(
@@ -177,10 +177,10 @@ class GatesBase(Config):
 
 
 def _is_loosened_bound(check: Check, bound: Bound) -> bool:
-    own = getattr(bound, check.direction)
-    if own is None:
+    limit = getattr(bound, check.direction)
+    if limit is None:
         return bound.severity == "warn"
-    looser = own > check.bound if check.direction == "at_most" else own < check.bound
+    looser = limit > check.bound if check.direction == "at_most" else limit < check.bound
     return looser or bound.severity == "warn"
 
 
@@ -267,9 +267,9 @@ class Threshold:
     @property
     def wanted(self) -> str:
         """The bound as text: `at most 5 %`."""
-        own = self.expectation or {}
-        if own.get("min_value") is not None and own.get("max_value") is not None:
-            return f"from {self._show(own['min_value'])} to {self._show(own['max_value'])}"
+        expectation = self.expectation or {}
+        if expectation.get("min_value") is not None and expectation.get("max_value") is not None:
+            return f"from {self._show(expectation['min_value'])} to {self._show(expectation['max_value'])}"
         blocks = "" if self.passing == self.bound else f", and {self._show(self.bound)} before it blocks"
         return f"{self.direction.replace('_', ' ')} {self._show(self.passing)}{blocks}"
 
@@ -328,11 +328,11 @@ def list_output_thresholds(gates: GatesBase, output: Manifest, dataset: str | No
 
 def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, row_kinds: Collection[RowKind]) -> Threshold:
     bound: Bound | None = getattr(gates, check.name, None)
-    own = getattr(bound, check.direction) if bound else None
+    configured = getattr(bound, check.direction) if bound else None
     covering = [w for w in gates.waivers if w.check == check.name and w.dataset in (None, dataset)]
     # A waiver for the dataset takes precedence over one for all.
     waiver = min(covering, key=lambda w: w.dataset is None, default=None)
-    limit = check.bound if own is None else own
+    limit = check.bound if configured is None else configured
     stricter = min if check.direction == "at_most" else max
     return Threshold(
         check=check.name,

@@ -100,8 +100,8 @@ def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]
     unsaved = [threshold for threshold in thresholds if saved.find(threshold) is None]
     if unsaved:
         saved.add(unsaved, _evaluate_checks(store, manifest, unsaved))
-    found = [saved.find(threshold) for threshold in thresholds]
-    return [one for one in found if one is not None]
+    results = [saved.find(threshold) for threshold in thresholds]
+    return [result for result in results if result is not None]
 
 
 def preview_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
@@ -182,7 +182,9 @@ class _SavedResults:
     def find_run_waiver(self, check: str) -> str:
         """Return why a run accepted a check's failure on this version; empty if none did."""
         reasons = (str(raw["waiver"]) for raw in self.results.values() if raw["check"] == check)
-        return next((one.removeprefix(RUN_WAIVER_PREFIX) for one in reasons if one.startswith(RUN_WAIVER_PREFIX)), "")
+        return next(
+            (reason.removeprefix(RUN_WAIVER_PREFIX) for reason in reasons if reason.startswith(RUN_WAIVER_PREFIX)), ""
+        )
 
     def explain_refusal(self, result: CheckResult) -> str:
         reason = self.find_run_waiver(result.check)
@@ -232,7 +234,7 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
         for threshold in thresholds
         if threshold.check in cross_stage.CROSS_STAGE_FACTS
     }
-    whole = replace(manifest, facts=manifest.facts | {check: found.value for check, found in across.items()})
+    whole = replace(manifest, facts=manifest.facts | {check: fact.value for check, fact in across.items()})
     return [
         _make_check_result(whole, threshold, across.get(threshold.check), root=store.root) for threshold in thresholds
     ]

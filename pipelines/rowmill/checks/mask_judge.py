@@ -114,8 +114,8 @@ class JinjaTemplate:
 
     @cached_property
     def _compiled(self) -> Any:
-        known: dict[str, Any] = self._sandbox.globals
-        known["raise_exception"] = _refuse
+        names: dict[str, Any] = self._sandbox.globals
+        names["raise_exception"] = _refuse
         self._sandbox.filters["tojson"] = _to_json
         return self._sandbox.compile_charged(self._text)
 
@@ -208,7 +208,7 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-# ── ownership ──
+# ── Owners of characters ──
 
 
 @dataclass(frozen=True)
@@ -231,10 +231,10 @@ class ProvenRender:
     @cached_property
     def first_printing(self) -> NDArray[np.int64]:
         """By number of the own character: the first position at which it is printed, −1 if there is none."""
-        found = np.full(len(self.messages), -1)
+        positions = np.full(len(self.messages), -1)
         # Of several positions the one that is written last stays.
-        found[self.codes[self.owned[::-1]]] = self.owned[::-1]
-        return found
+        positions[self.codes[self.owned[::-1]]] = self.owned[::-1]
+        return positions
 
     @cached_property
     def printings(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -355,9 +355,9 @@ def _map_strings(value: Json, change: Callable[[str, str], str], path: str = "")
         case str():
             return change(value, path)
         case dict():
-            return {key: _map_strings(one, change, f"{path}/{key}") for key, one in value.items()}
+            return {key: _map_strings(inner, change, f"{path}/{key}") for key, inner in value.items()}
         case list():
-            return [_map_strings(one, change, f"{path}/{i}") for i, one in enumerate(value)]
+            return [_map_strings(inner, change, f"{path}/{i}") for i, inner in enumerate(value)]
         case _:
             return value
 
@@ -432,7 +432,7 @@ def find_prompt_suffix(before: str | None, prompted: str | None) -> str:
     return prompted[length:]
 
 
-# ── the judgement of a mask ──
+# ── Defects of a mask ──
 
 
 MaskDefectKind = Literal[
@@ -472,7 +472,7 @@ class MaskDefect:
     text: str
 
 
-# ── the judgement ──
+# ── The judgement ──
 
 
 @dataclass(frozen=True, slots=True)
@@ -731,12 +731,12 @@ class _MaskJudgement:
     def _find_other_continuation(self, index: int, start: int, after: str, right: int | None) -> str | None:
         if not self.judge.template.remembers:
             return self._render_other_continuation(index, start, is_last=right is None)
-        message, known = self.messages[index], self.judge.known_ends
+        message, cached = self.messages[index], self.judge.known_ends
         following = None if right is None else self.messages[right]["role"]
         key = (after, following, tuple(sorted(message)), self.judge.template.get_tools_key(self.tools))
-        if key not in known:
-            known[key] = self._render_other_continuation(index, start, is_last=right is None)
-        return known[key]
+        if key not in cached:
+            cached[key] = self._render_other_continuation(index, start, is_last=right is None)
+        return cached[key]
 
     def _render_other_continuation(self, index: int, start: int, *, is_last: bool) -> str | None:
         """Return the template text after the same own character if the conversation ended there, or continued."""
@@ -759,7 +759,9 @@ class _MaskJudgement:
         answer: Message = {"role": "assistant", "content": "Nothing"}
         content = self.messages[-1].get("content")
         if isinstance(content, list):
-            as_parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in (ask, answer)]
+            as_parts = [
+                {**message, "content": [{"type": "text", "text": message["content"]}]} for message in (ask, answer)
+            ]
             ask, answer = as_parts
         if results:
             yield [*self.messages, *results, answer]
@@ -773,12 +775,12 @@ class _MaskJudgement:
         """Return where the generation prompt before an answer ends, and whether the model must write the rest."""
         if not self.judge.template.remembers:
             return self._measure_header(index, start, end)
-        before, known = self.messages[index - 1]["role"] if index else "", self.judge.known_headers
+        before, cached = self.messages[index - 1]["role"] if index else "", self.judge.known_headers
         key = (self.text[start:end], before, self.judge.template.get_tools_key(self.tools))
-        if key not in known:
+        if key not in cached:
             stop, exact = self._measure_header(index, start, end)
-            known[key] = stop - start, exact
-        length, exact = known[key]
+            cached[key] = stop - start, exact
+        length, exact = cached[key]
         return start + length, exact
 
     def _measure_header(self, index: int, start: int, end: int) -> tuple[int, bool]:
@@ -804,6 +806,3 @@ class _MaskJudgement:
         return self.judge.template.render(
             self.messages[:index], self.tools, add_generation_prompt=add_generation_prompt
         )
-
-
-# ── texts ──

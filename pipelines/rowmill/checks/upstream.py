@@ -40,13 +40,13 @@ def require_passing_ancestors(
         If an ancestor is no longer kept.
 
     """
-    known = {(one.key, one.version): one for one in gated}
+    gated_outputs = {(output.key, output.version): output for output in gated}
     closed = [
-        f"{'/'.join(one.key)}, version {one.version[:12]}, an ancestor of this input: "
-        f"{judge.explain_refusal(store, one, result)}"
-        for one in _iterate_ancestors(store, inputs, beside, known)
-        if (one.key, one.version) not in known
-        for result in judge.run_checks(store, one, _select_blocking_thresholds(thresholds(one)))
+        f"{'/'.join(output.key)}, version {output.version[:12]}, an ancestor of this input: "
+        f"{judge.explain_refusal(store, output, result)}"
+        for output in _iterate_ancestors(store, inputs, beside, gated_outputs)
+        if (output.key, output.version) not in gated_outputs
+        for result in judge.run_checks(store, output, _select_blocking_thresholds(thresholds(output)))
         if result.blocking
     ]
     if closed:
@@ -69,28 +69,30 @@ def _iterate_ancestors(
     store: Store,
     inputs: Iterable[Manifest],
     beside: Callable[[Manifest], Iterable[StageKey]],
-    known: Mapping[tuple[StageKey, str], Manifest],
+    gated_outputs: Mapping[tuple[StageKey, str], Manifest],
 ) -> Iterator[Manifest]:
-    """Yield some manifests and all their ancestors, each version once; `known` ones are not read again."""
+    """Yield some manifests and all their ancestors, each version once; gated ones are not read again."""
     waiting, seen = list(inputs), set[tuple[StageKey, str]]()
     while waiting:
-        one = waiting.pop()
-        if (one.key, one.version) in seen:
+        output = waiting.pop()
+        if (output.key, output.version) in seen:
             continue
-        seen.add((one.key, one.version))
-        yield one
-        named = [(manifest.parse_stage_key(name), version) for name, version in one.inputs.items()]
-        waiting += [known.get(name) or manifest.load_version(store, *name) for name in named if name not in seen]
-        waiting += [_find_sibling_version(store, one, key, known) for key in beside(one)]
+        seen.add((output.key, output.version))
+        yield output
+        named = [(manifest.parse_stage_key(name), version) for name, version in output.inputs.items()]
+        waiting += [
+            gated_outputs.get(name) or manifest.load_version(store, *name) for name in named if name not in seen
+        ]
+        waiting += [_find_sibling_version(store, output, key, gated_outputs) for key in beside(output)]
 
 
 def _find_sibling_version(
-    store: Store, output: Manifest, key: StageKey, known: Mapping[tuple[StageKey, str], Manifest]
+    store: Store, output: Manifest, key: StageKey, gated_outputs: Mapping[tuple[StageKey, str], Manifest]
 ) -> Manifest:
     """Return the version of a sibling stage that was built from the same inputs as an output."""
-    for one in _iterate_candidate_versions(store, key, known):
-        if all(output.inputs.get(name) in (None, version) for name, version in one.inputs.items()):
-            return one
+    for candidate in _iterate_candidate_versions(store, key, gated_outputs):
+        if all(output.inputs.get(name) in (None, version) for name, version in candidate.inputs.items()):
+            return candidate
     named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(output.inputs.items()))
     raise GateError(
         f"{'/'.join(key)}: no kept version belongs to version {output.version[:12]} of {'/'.join(output.key)}, which "
@@ -100,10 +102,10 @@ def _find_sibling_version(
 
 
 def _iterate_candidate_versions(
-    store: Store, key: StageKey, known: Mapping[tuple[StageKey, str], Manifest]
+    store: Store, key: StageKey, gated_outputs: Mapping[tuple[StageKey, str], Manifest]
 ) -> Iterator[Manifest]:
     """Yield a stage's versions, the most likely first, so that the others are rarely read."""
-    yield from (one for (of, _), one in known.items() if of == key)
+    yield from (output for (of, _), output in gated_outputs.items() if of == key)
     now = manifest.load_current(store, key)
     if now is not None:
         yield now

@@ -1,16 +1,6 @@
 """Facts about a build for people: length distributions, and tables for SQL queries with DuckDB.
 
-    tables.py    rows and parts of an output, the noun for a row, and what a stage contributes to the tables
-    lengths.py   functions of integer arrays: histogram, quantiles, buckets, hints, what-if table
-    tables.py   the columns that users write SQL against
-    tables.py    a manifest → Parquet files under `stats/`, one partition per version
-    tables.py the rows of long tables from part files
-    row_origins.py where rows came from, and how they begin
-    column_docs.py  what each view and column means
-    views.py     `stats.duckdb`: views over these files, and queries on them
-
-What does not belong here: the numbers that checks judge (a stage counts them into its manifest while it writes) and
-drawing (`plots.py`). Shards do not depend on statistics, so these are not part of a fingerprint.
+Shards do not depend on statistics, so these are not part of a fingerprint.
 """
 
 from rowmill.core.storage import Store

@@ -54,9 +54,9 @@ class SourceIndex:
 
     def locate(self, row_ids: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
         """Return file, record and line of row ids; null where no part has the id."""
-        found = pc.extract_regex(row_ids, r"^(?P<part>.+):(?P<number>\d+)(?:\.\d+)?$")
-        at = pc.index_in(pc.struct_field(found, "part"), value_set=self.ids)
-        number = pc.struct_field(found, "number").cast(pa.int64())
+        parsed = pc.extract_regex(row_ids, r"^(?P<part>.+):(?P<number>\d+)(?:\.\d+)?$")
+        at = pc.index_in(pc.struct_field(parsed, "part"), value_set=self.ids)
+        number = pc.struct_field(parsed, "number").cast(pa.int64())
         return {
             "source": self.urls.take(at),
             "record": pc.add(self.first_records.take(at), number),
@@ -64,11 +64,11 @@ class SourceIndex:
         }
 
 
-def find_source(store: Store, made: Manifest) -> tuple[StageKey, str] | None:
+def find_source(store: Store, output: Manifest) -> tuple[StageKey, str] | None:
     """Return key and version of the source that an output was made from, by its inputs; None if it had none."""
-    if made.stage == RAW_DATASET:
-        return made.key, made.version
-    for name, version in made.inputs.items():
+    if output.stage == RAW_DATASET:
+        return output.key, output.version
+    for name, version in output.inputs.items():
         key = manifest.parse_stage_key(name)
         if manifest.get_stage_name(key) == RAW_DATASET:
             return key, version
@@ -77,14 +77,14 @@ def find_source(store: Store, made: Manifest) -> tuple[StageKey, str] | None:
     return None
 
 
-def index_sources(store: Store, made: Manifest) -> SourceIndex:
+def index_sources(store: Store, output: Manifest) -> SourceIndex:
     """Return the source that an output was made from."""
     from rowmill.sources.parts import FileScan
 
-    source = find_source(store, made)
+    source = find_source(store, output)
     parts: list[SourcePart] = []
     if source is not None:
-        scanned = made if source[0] == made.key else manifest.load_version(store, *source)
+        scanned = output if source[0] == output.key else manifest.load_version(store, *source)
         for scan in scanned.details.get("scans", ()):
             parts += FileScan.from_json(scan).parts
     return SourceIndex(
@@ -109,10 +109,10 @@ def preview_rows(rows: pa.Table) -> pa.Array:
     plain = of_chat.str.replace_all("\\\\", "\0", literal=True)
     plain = plain.str.replace_all(r"\\(?:u[0-9a-fA-F]{4}|[bfnrt])", " ").str.replace_all(r"\\(.)", "$1")
     plain = plain.str.replace_all("\0", "\\", literal=True)
-    taken = pl.coalesce(plain, *(_cut(pl.col(name)) for name in ("text", "record")))
+    text = pl.coalesce(plain, *(_cut(pl.col(name)) for name in ("text", "record")))
     columns = pl.DataFrame(rows.select(PREVIEWED_COLUMNS))
     return (
-        columns.select(_cut(taken.str.replace_all(r"\s+", " ").str.strip_chars()).str.strip_chars())
+        columns.select(_cut(text.str.replace_all(r"\s+", " ").str.strip_chars()).str.strip_chars())
         .to_series()
         .to_arrow()
     )
@@ -131,7 +131,11 @@ def describe_rejects(raws: pa.ChunkedArray, read_domain: ReadDomain | None) -> d
     rows = [_read_canonical_row(raw) for raw in records]
     previews = preview_rows(pa.Table.from_pylist([row or {} for row in rows], schema=_PREVIEWED)).to_pylist()
     domains = [None if read_domain is None or row else read_domain(raw) for raw, row in zip(records, rows, strict=True)]
-    begun = [preview or _show_bytes(raw) for raw, preview in zip(records, previews, strict=True)]
+    # Bytes that are not UTF-8 are shown as the replacement character.
+    begun = [
+        preview or " ".join(raw[: 4 * PREVIEW_CHARACTERS].decode("utf-8", "replace").split())[:PREVIEW_CHARACTERS]
+        for raw, preview in zip(records, previews, strict=True)
+    ]
     return {"domain": pa.array(domains, pa.string()), "preview": pa.array(begun, pa.string())}
 
 
@@ -145,8 +149,3 @@ def _read_canonical_row(raw: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return row if row.keys() <= REJECTED_ROW_COLUMNS and row["kind"] in get_args(RowKind) else None
-
-
-def _show_bytes(raw: bytes) -> str:
-    """Return the first characters; bytes that are not UTF-8 are shown as the replacement character."""
-    return " ".join(raw[: 4 * PREVIEW_CHARACTERS].decode("utf-8", "replace").split())[:PREVIEW_CHARACTERS]

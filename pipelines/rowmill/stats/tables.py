@@ -1,26 +1,12 @@
-"""Tables of the statistics: counts and rows of parts, in Parquet beside the outputs.
-
-The size of an output: its rows with their noun, and its parts.
-
-Summing the rows of a part's files gives no answer: a part holds other files next to its output, such as rejects, an
-index of segments or a ledger, and two stages have an output without files.
-
-The columns of every statistics table.
-
-The stages of the whole recipe fill `splits` and `mixture` with a line per dataset, so these have a column `dataset`.
-`token_ledger` has a column for the stage, because several stages count the same tokens; `segments` has one for the
-split, because every split numbers its sequences from 0.
-
-Manifests as tables: small Parquet files for DuckDB, one partition per recipe, scope and version.
+"""Tables of the statistics: small Parquet files beside the outputs, one partition per recipe, scope and version.
 
     stats/<table>/recipe=<r>/scope=<dataset or _recipe>/version=<version>/part-0.parquet
     stats/_current/recipe=<r>/scope=<…>/stage=<stage>/current-<stamp>.parquet
 
 There are no locks, so a reader may be anywhere between listing files and reading them while a writer works. Therefore
 no file that a reader may have listed is rewritten with other content or removed at once: a new pointer is a new file
-with a higher stamp, and superseded pointers are removed after `GRACE_NS`. Replacing one pointer file in place was
-tried: during writes, a fifth of the reads found no rows, because the pointer named a version newer than the reader's
-list of files.
+with a higher stamp, and superseded pointers are removed after `GRACE_NS`. Rejected: replacing one pointer file in
+place, with which a fifth of the reads found no rows: the pointer named a version newer than the reader's list of files.
 """
 
 import io
@@ -68,7 +54,9 @@ class RowCount:
 
 
 CountRows = Callable[[Manifest], RowCount | None]
-"""Returns the rows of an output; None if its manifest does not count them."""
+"""Returns the rows of an output; None if its manifest does not count them.
+
+Summing the rows of a part's files gives no answer: a part also holds rejects, an index of segments or a ledger."""
 
 
 def count_rows_by_fact(fact: str, noun: str) -> CountRows:
@@ -102,7 +90,7 @@ def count_parts(output: Manifest) -> int:
     return len(output.parts) or int(output.facts.get("parts", 0))
 
 
-# ── The columns of every statistics table ──
+# ── Columns ──
 
 
 def _make_schema(**columns: pa.DataType) -> pa.Schema:
@@ -173,7 +161,7 @@ CURRENT_SCHEMA = _make_schema(stamp=_COUNT, versions=_TEXTS)
 """A pointer: one line that lists the current versions of a stage, none if the list is empty."""
 
 
-# ── The rows of long statistics tables, read from the part files of a manifest ──
+# ── Rows of long tables, from the part files of a manifest ──
 
 
 GROUP_ROWS = 65_536
@@ -196,6 +184,14 @@ def find_long_tables(manifest: Manifest, inputs: StatsInputs) -> dict[str, list[
             if name in inputs.files:
                 tables.setdefault(inputs.files[name], []).append(PartFile(part, file))
     return tables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """The columns of a batch, in the types of the file with this path."""
+
+    content: pa.Table
+    path: str
 
 
 def read_part_rows(
@@ -223,12 +219,17 @@ def read_part_rows(
     return _join_batches(batches, schema)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Columns:
-    """The columns of a batch, in the types of the file with this path."""
-
-    content: pa.Table
-    path: str
+def _join_batches(batches: Iterable[_Columns], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Join small batches, so that thousands of small parts do not make thousands of row groups."""
+    waiting: list[_Columns] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += len(batch.content)
+        if rows >= GROUP_ROWS:
+            yield _cast_batches(waiting, schema)
+            waiting, rows = [], 0
+    yield _cast_batches(waiting, schema) if waiting else schema.empty_table()
 
 
 _BatchShaper = Callable[[pa.RecordBatch, PartFile, int], pa.Table]
@@ -255,8 +256,8 @@ def _make_row_shaper(index: SourceIndex) -> _BatchShaper:
     def shape(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
         del source, row
         content = pa.Table.from_batches([batch])
-        own = content.drop_columns(list(PREVIEWED_COLUMNS))
-        return _add_columns(own, index.locate(content.column("row_id")) | {"preview": preview_rows(content)})
+        columns = content.drop_columns(list(PREVIEWED_COLUMNS))
+        return _add_columns(columns, index.locate(content.column("row_id")) | {"preview": preview_rows(content)})
 
     return shape
 
@@ -316,10 +317,10 @@ def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
     return shape
 
 
-def _read_batches(store: Store, file: File, wanted: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the batches of those columns that a file has, each with the number of its first row."""
     if file.path.endswith(SUFFIX):
-        table = store.table(file, wanted)
+        table = store.table(file, columns)
         for row in range(0, len(table), GROUP_ROWS):
             yield from ((row, batch) for batch in table.slice(row, GROUP_ROWS).to_batches())
         return
@@ -328,7 +329,7 @@ def _read_batches(store: Store, file: File, wanted: Sequence[str]) -> Iterator[t
         # One request: columns of a remote file would take several each, and a part is small enough.
         source = store.path(file.path) if store.is_local else pa.BufferReader(store.read(file.path))
         with pq.ParquetFile(source) as parquet:
-            present = [name for name in wanted if name in parquet.schema_arrow.names]
+            present = [name for name in columns if name in parquet.schema_arrow.names]
             row = 0
             for batch in parquet.iter_batches(batch_size=GROUP_ROWS, columns=present, use_threads=store.is_local):
                 yield row, batch
@@ -337,19 +338,6 @@ def _read_batches(store: Store, file: File, wanted: Sequence[str]) -> Iterator[t
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged_file_error(store, file, " ".join(str(error).split())) from error
-
-
-def _join_batches(batches: Iterable[_Columns], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Join small batches, so that thousands of small parts do not make thousands of row groups."""
-    waiting: list[_Columns] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += len(batch.content)
-        if rows >= GROUP_ROWS:
-            yield _cast_batches(waiting, schema)
-            waiting, rows = [], 0
-    yield _cast_batches(waiting, schema) if waiting else schema.empty_table()
 
 
 def _cast_batches(batches: Sequence[_Columns], schema: pa.Schema) -> pa.Table:
@@ -394,7 +382,7 @@ def require_schema_columns(schema: pa.Schema, columns: Iterable[str], where: str
         )
 
 
-# ── Manifests as tables: small Parquet files for DuckDB, one partition per recipe, scope and version ──
+# ── Writing ──
 
 
 _LOG = logging.getLogger("rowmill.stats")
@@ -432,17 +420,17 @@ def write_table(store: Store, table: str, recipe: str, scope: str, version: str,
 
 def set_current_versions(store: Store, recipe: str, scope: str, stage: str, versions: Sequence[str]) -> None:
     """Make the views show these versions of a stage; call it after their tables are written."""
-    parts = (_require_path_part(one) for one in (recipe, scope, stage))
+    parts = (_require_path_part(part) for part in (recipe, scope, stage))
     folder = "stats/_current/recipe={}/scope={}/stage={}".format(*parts)
-    wanted = [_require_path_part(version) for version in versions]
+    current = [_require_path_part(version) for version in versions]
     newest = _read_newest(store, folder, "current", CURRENT_SCHEMA)
-    if newest is not None and newest.column("versions").to_pylist() == [wanted]:
+    if newest is not None and newest.column("versions").to_pylist() == [current]:
         return
     _append_file(
         store,
         folder,
         "current",
-        lambda stamp: pa.Table.from_pylist([{"stamp": stamp, "versions": wanted}], schema=CURRENT_SCHEMA),
+        lambda stamp: pa.Table.from_pylist([{"stamp": stamp, "versions": current}], schema=CURRENT_SCHEMA),
     )
 
 
@@ -581,8 +569,8 @@ def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str
     of work that a night without changes need not do.
     """
     schema, path = SCHEMAS[table], _first_file_path(table, recipe, scope, version)
-    known = _read_or_remove(store, path)
-    if known is not None and known.schema.remove_metadata().equals(schema) and known.to_pylist() == lines:
+    stored = _read_or_remove(store, path)
+    if stored is not None and stored.schema.remove_metadata().equals(schema) and stored.to_pylist() == lines:
         return
     try:
         content = pa.Table.from_pylist(lines, schema=schema)
@@ -611,7 +599,7 @@ def _copy_long_table(
 
 
 def _partition_path(table: str, recipe: str, scope: str, version: str) -> str:
-    parts = (_require_path_part(one) for one in (recipe, scope, version))
+    parts = (_require_path_part(part) for part in (recipe, scope, version))
     return f"stats/{table}/" + "recipe={}/scope={}/version={}".format(*parts)
 
 
@@ -647,15 +635,15 @@ def _read_or_remove(store: Store, path: str) -> pa.Table | None:
 
 def find_damage(store: Store, key: StageKey, version: str) -> dict[str, str]:
     """Return a message for each damaged table of a version, by path."""
-    found: dict[str, str] = {}
+    damage: dict[str, str] = {}
     for table in SCHEMAS:
         folder = _partition_path(table, *split_stage_key(key), version)
         for name in store.list(folder):
             try:
                 store.unchecked_table(f"{folder}/{name}")
             except DamagedFileError as error:
-                found[error.path] = error.damage.removeprefix(store.path("") + "/")
-    return found
+                damage[error.path] = error.damage.removeprefix(store.path("") + "/")
+    return damage
 
 
 def require_whole_tables(store: Store) -> None:

@@ -92,9 +92,9 @@ def publish_views(store: Store) -> None:
     import duckdb
 
     statements = list(_make_view_statements(store))
-    wanted = digest_json(VIEWS_VERSION, duckdb.__version__, [str(schema) for schema in SCHEMAS.values()], statements)
-    made = store.exists(DATABASE_FILE) or not store.is_local
-    if made and store.exists(MARKER_FILE) and orjson.loads(store.read(MARKER_FILE)) == wanted:
+    digest = digest_json(VIEWS_VERSION, duckdb.__version__, [str(schema) for schema in SCHEMAS.values()], statements)
+    is_written = store.exists(DATABASE_FILE) or not store.is_local
+    if is_written and store.exists(MARKER_FILE) and orjson.loads(store.read(MARKER_FILE)) == digest:
         return
     write_empty_tables(store)
     if store.is_local:
@@ -103,7 +103,7 @@ def publish_views(store: Store) -> None:
         except duckdb.Error:
             require_whole_tables(store)
             raise
-    store.write(MARKER_FILE, orjson.dumps(wanted))
+    store.write(MARKER_FILE, orjson.dumps(digest))
 
 
 def _replace_database(store: Store, statements: list[str]) -> None:
@@ -111,16 +111,16 @@ def _replace_database(store: Store, statements: list[str]) -> None:
 
     with store.create(DATABASE_FILE) as unfinished:
         # DuckDB makes its file itself.
-        made = f"{unfinished.name}.db"
+        new_file = f"{unfinished.name}.db"
         try:
             # Each of some hundred short statements would wake all threads.
-            with duckdb.connect(made, config={"threads": 1}) as connection:
+            with duckdb.connect(new_file, config={"threads": 1}) as connection:
                 _run_statements(connection, statements)
                 _run_statements(connection, list(_make_comment_statements(connection)))
-            with open(made, "rb") as whole:
+            with open(new_file, "rb") as whole:
                 shutil.copyfileobj(whole, unfinished)
         finally:
-            for leftover in (made, f"{made}.wal"):
+            for leftover in (new_file, f"{new_file}.wal"):
                 if os.path.exists(leftover):
                     os.unlink(leftover)
 
@@ -175,13 +175,13 @@ def _make_view_statements(store: Store, recipe: str | None = None) -> Iterator[s
 
 def _make_comment_statements(connection: "duckdb.DuckDBPyConnection") -> Iterator[str]:
     """Yield a comment for every view and column, which DuckDB shows to users."""
-    found = connection.execute(
+    columns = connection.execute(
         "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal"
     ).fetchall()
-    for schema, view in dict.fromkeys((schema, view) for schema, view, _ in found):
+    for schema, view in dict.fromkeys((schema, view) for schema, view, _ in columns):
         kept = " All kept versions." if schema == HISTORY else ""
         yield f"COMMENT ON VIEW {schema}.{view} IS {_quote_text(column_docs.VIEW_DOCS[view] + kept)}"
-    for schema, view, column in found:
+    for schema, view, column in columns:
         about = column_docs.describe_column(view, column)
         yield f'COMMENT ON COLUMN {schema}.{view}."{column}" IS {_quote_text(about)}'
 

@@ -1,17 +1,10 @@
 """What executors have in common: the protocol, values that tasks share, versions on hosts, and shares of a job array.
 
-Values that all tasks of a map need: written once, mapped into the memory of every worker.
-
 calling process ── pickle without arrays, a file for each array ──► folder ◄── map ── worker 1, worker 2 …
 
-Shares of the parts, for jobs that a batch service starts as an array.
-
-    --share 1/3   parts whose fingerprint modulo 3 is 0
-    --share 2/3   parts whose fingerprint modulo 3 is 1
-    --share 3/3   parts whose fingerprint modulo 3 is 2
-
-Shares know nothing of each other: they meet in the store, where parts are named by their fingerprints. A fingerprint
-depends on a part's own input alone, so appended data moves no part to another share.
+--share 1/3   parts whose fingerprint modulo 3 is 0       a fingerprint depends on a part's own input alone,
+--share 2/3   parts whose fingerprint modulo 3 is 1       so appended data moves no part to another share
+--share 3/3   parts whose fingerprint modulo 3 is 2
 """
 
 import hashlib
@@ -78,7 +71,7 @@ class Executor(Protocol):
         ...
 
 
-# ── Values that all tasks of a map need: written once, mapped into the memory of every worker ──
+# ── Values that all tasks of a map share ──
 
 
 def call_with(function: Callable[..., ResultT], shared: object, task: object) -> ResultT:
@@ -116,7 +109,7 @@ def _map_file(path: Path) -> "mmap.mmap | bytes":
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
 
 
-# ── The versions that decide the bytes of an output, which all hosts of a build must have alike ──
+# ── Versions, which all hosts of a build must have alike ──
 
 
 _PACKAGES = (
@@ -131,10 +124,12 @@ def describe_versions() -> dict[str, str]:
     return {"the code of rowmill": _digest_code(), **{name: _find_version(name) for name in _PACKAGES}}
 
 
-def describe_difference(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
+def describe_difference(expected: Mapping[str, str], actual: Mapping[str, str]) -> str:
     """Return what one host has instead of what another has; empty if they agree."""
     return ", ".join(
-        f"{name} {found.get(name, 'absent')} instead of {one}" for name, one in wanted.items() if found.get(name) != one
+        f"{name} {actual.get(name, 'absent')} instead of {other}"
+        for name, other in expected.items()
+        if actual.get(name) != other
     )
 
 
@@ -153,7 +148,7 @@ def _digest_code() -> str:
     return hasher.hexdigest()
 
 
-# ── Shares of the parts, for jobs that a batch service starts as an array ──
+# ── Shares of a job array ──
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +186,8 @@ def parse_share(text: str) -> Share:
         If it has another form, or I is not one of 1 to N.
 
     """
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-    share = Share(int(found[1]), int(found[2])) if found else None
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    share = Share(int(match[1]), int(match[2])) if match else None
     if share is None or not 1 <= share.number <= share.total:
         raise ConfigError(
             f"--share {text}: not one of N shares; allowed is I/N with I from 1 to N, such as 1/8; number the jobs of "

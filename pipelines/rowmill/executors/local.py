@@ -1,7 +1,5 @@
 """A pool of processes on this machine: workers, forked from this process or from a server, and tasks in order.
 
-Processes of this machine that run tasks: where they come from, and how they end.
-
     calling process ──starts──► fork server: imports the engine, opens what `open_in_workers` named
          │                           │ forks
          │ tasks, results            ├──► worker 1
@@ -9,21 +7,9 @@ Processes of this machine that run tasks: where they come from, and how they end
 
 A fork copies locks in whatever state they are in. So workers are forked from the calling process only as long as that
 has no threads, as a command has none at first; later, and in Dagster, they are forked from a server that has run no
-task. What was imported and opened before, every worker has at once and shares in memory. Measured with the Qwen3
-tokenizer: a spawned worker spends 1.0 s importing and 1.7 s opening, a forked one 0.02 s. On macOS and Windows
-workers are spawned and open everything themselves; the bytes are the same.
-
-Forks workers from the calling process, as long as that has no threads.
-
-A worker has at once what the calling process has imported and opened; a fork server imports the engine and opens the
-tokenizer again, for 2.5 s of processor time. Threads are what makes a fork unsafe: it copies their locks, but not them.
-
-A pool of processes on this machine.
-
-A task is one part and one set of files, so results do not depend on how many workers there are.
-
-Where workers come from the fork server, the calling process works through the first tasks itself until that is ready,
-so that nobody waits for it.
+task, and the calling process works through the first tasks itself until that is ready. What was imported and opened
+before, every worker has at once: with the Qwen3 tokenizer a spawned worker spends 1.0 s importing and 1.7 s opening, a
+forked one 0.02 s. On macOS and Windows workers are spawned; the bytes are the same.
 """
 
 import atexit
@@ -64,9 +50,9 @@ def open_in_workers(function: Callable[..., object], *arguments: str) -> None:
 
     It counts for servers that start later; a server that runs already is left as it is.
     """
-    wanted = (function.__module__, function.__qualname__, list(arguments))
-    if wanted not in _OPENED_IN_WORKERS:
-        _OPENED_IN_WORKERS.append(wanted)
+    call = (function.__module__, function.__qualname__, list(arguments))
+    if call not in _OPENED_IN_WORKERS:
+        _OPENED_IN_WORKERS.append(call)
 
 
 def open_here() -> None:
@@ -140,7 +126,7 @@ def do_nothing() -> None:
     """Be the first task, with which processes start; who gets its result knows that there is one."""
 
 
-# ── Forks workers from the calling process, as long as that has no threads ──
+# ── Forks of the calling process ──
 
 
 IDLE_THREADS = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
@@ -203,7 +189,7 @@ def _list_busy_threads() -> list[str]:
     return [name for name in names if name not in IDLE_THREADS]
 
 
-# ── The processes of one pool from their start to their end ──
+# ── The processes of a pool ──
 
 
 class WorkerPool:
@@ -282,7 +268,7 @@ class WorkerPool:
         atexit.unregister(self.close)
 
 
-# ── A pool of processes on this machine ──
+# ── The executor ──
 
 
 TaskT = TypeVar("TaskT")

@@ -1,6 +1,4 @@
-"""A Ray cluster as an executor: the connection, its nodes, its workers and their results.
-
-Tasks on the nodes of a Ray cluster that the user runs.
+"""Tasks on the nodes of a Ray cluster that the user runs: the connection, the nodes, one task, and the executor.
 
     calling process ── task, shared value by reference ──► node A   task 1
          ▲                                                 node B   task 2 …
@@ -106,13 +104,13 @@ class RayConnection:
 
     def list_settled_nodes(self) -> list[dict[str, Any]]:
         """Return the nodes once two looks show the same ones: some may be joining or leaving."""
-        found = self.list_nodes()
+        nodes = self.list_nodes()
         for _ in range(_LOOKS):
             time.sleep(_LOOK_PAUSE_S)
-            before, found = found, self.list_nodes()
-            if {node["NodeID"] for node in before} == {node["NodeID"] for node in found}:
+            before, nodes = nodes, self.list_nodes()
+            if {node["NodeID"] for node in before} == {node["NodeID"] for node in nodes}:
                 break
-        return found
+        return nodes
 
 
 def shorten_error(error: Exception) -> str:
@@ -168,7 +166,7 @@ def import_ray() -> Any:
     return ray
 
 
-# ── What runs in a task on another host: one call, and what becomes of its errors ──
+# ── One task: what runs on its node ──
 
 
 class TransientTaskError(Exception):
@@ -230,15 +228,15 @@ def _limit_threads() -> None:
     worker_setup.limit_to_one_thread()
 
 
-def _require_versions(wanted: tuple[tuple[str, str], ...] | None) -> None:
-    if wanted is not None and (different := describe_difference(dict(wanted), describe_versions())):
+def _require_versions(expected: tuple[tuple[str, str], ...] | None) -> None:
+    if expected is not None and (different := describe_difference(dict(expected), describe_versions())):
         raise ConfigError(
             f"execution.executor: the host {os.uname().nodename} has {different}; the same versions give the same "
             "bytes; install those of the calling process there, and build again"
         )
 
 
-# ── What becomes of a task's result: the value, the original error, or what to do about a lost task ──
+# ── One task: its result ──
 
 
 RETRIES = 5
@@ -274,7 +272,7 @@ def take_result(reference: Any, timeout_s: float | None = None) -> Any:
     return result
 
 
-# ── The nodes of a Ray cluster: how many tasks they run, whether one is large enough, and a call on each ──
+# ── The nodes ──
 
 
 ResultT = TypeVar("ResultT")
@@ -311,14 +309,15 @@ class RayNodes:
             With the largest node.
 
         """
-        wanted = {"CPU": self.cpus_per_task, "memory": self.memory_per_task or 0}
-        found = [node["Resources"] for node in self.connection.list_nodes()]
-        if found and not any(all(one.get(name, 0) >= value for name, value in wanted.items()) for one in found):
-            best = max(found, key=lambda one: (one.get("memory", 0), one["CPU"]))
+        reserved = {"CPU": self.cpus_per_task, "memory": self.memory_per_task or 0}
+        resources = [node["Resources"] for node in self.connection.list_nodes()]
+        fits = [all(has.get(name, 0) >= value for name, value in reserved.items()) for has in resources]
+        if resources and not any(fits):
+            best = max(resources, key=lambda has: (has.get("memory", 0), has["CPU"]))
             raise ConfigError(
-                f"execution.executor: a task reserves {wanted['CPU']:g} cores and {wanted['memory']:,} bytes; the "
-                f"largest of {len(found)} nodes has {best['CPU']:g} cores and {int(best.get('memory', 0)):,} bytes; "
-                "lower cpus_per_task or memory_per_task, or add a larger node"
+                f"execution.executor: a task reserves {reserved['CPU']:g} cores and {reserved['memory']:,} bytes; the "
+                f"largest of {len(resources)} nodes has {best['CPU']:g} cores and {int(best.get('memory', 0)):,} bytes"
+                "; lower cpus_per_task or memory_per_task, or add a larger node"
             )
 
     def run_on_each(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
@@ -333,13 +332,13 @@ class RayNodes:
 
         """
         ray = self.connection.open()
-        call, found, failed = TaskCall(function, (), os.getcwd()).pickle(), dict[str, ResultT](), set[str]()
+        call, results, failed = TaskCall(function, (), os.getcwd()).pickle(), dict[str, ResultT](), set[str]()
         waiting = self.connection.list_nodes()
         while waiting:
             errors = dict[str, Exception]()
             for node, task in [(node, self._ask(call, node)) for node in waiting]:
                 try:
-                    found[_name_node(node)] = take_result(task, _HOST_TIMEOUT_S)
+                    results[_name_node(node)] = take_result(task, _HOST_TIMEOUT_S)
                 except (ray.exceptions.RayError, IntegrityError) as error:
                     errors[node["NodeID"]] = error
             # A node that was joining or leaving may have failed. One that stays is asked again.
@@ -348,8 +347,8 @@ class RayNodes:
                 if node["NodeID"] in failed & errors.keys():
                     raise _refuse_node(node, errors[node["NodeID"]])
             failed |= errors.keys()
-            waiting = [node for node in nodes if _name_node(node) not in found]
-        return found
+            waiting = [node for node in nodes if _name_node(node) not in results]
+        return results
 
     def _ask(self, call: bytes, node: dict[str, Any]) -> Any:
         """Give a node a task beside those that run there."""
@@ -371,7 +370,7 @@ def _refuse_node(node: dict[str, Any], error: Exception) -> ConfigError:
     return refusal
 
 
-# ── Tasks on the nodes of a Ray cluster that the user runs ──
+# ── The executor ──
 
 
 _LEAST_WINDOW = 16
@@ -453,14 +452,14 @@ class RayTasks:
                     return
                 # Not `get` in the order of submission, which would wait behind the slowest.
                 done, _ = ray.wait(list(flying), timeout=CAPACITY_AGE_S)
-                finished |= {flying.pop(one): take_result(one) for one in done}
+                finished |= {flying.pop(task_ref): take_result(task_ref) for task_ref in done}
                 while yielded in finished:
                     yield finished.pop(yielded)
                     yielded += 1
         finally:
             remote_index.forget_absences()
-            for one in flying:
-                ray.cancel(one)
+            for task_ref in flying:
+                ray.cancel(task_ref)
 
     def _define_task(self) -> Any:
         """Define the remote function of a map, once, as each definition is sent to all nodes."""

@@ -1,23 +1,16 @@
-"""Columns of examples, the fields of rollouts, and what each column holds.
-
-The tokenized example: ids, loss mask, span kinds, and source rows.
+"""The tokenized example, its ids, mask, span kinds, source rows and fields of rollouts, and what each column holds.
 
     input_ids  151644 872 198 13048 151645 198 151644 77091 198 9707 151645 198
     loss_mask       0   0   0     0      0   0      0     0   0    1      1   0
     spans      └ template ┘ └user┘ └─────── template ──────────┘ └asst┘└template┘
 
-`loss_mask` is unshifted: position i itself is the target. Index 0 is never trained. If messages may have weights other
-than 0 and 1 (`loss.weights`), there is a column of weights as well: positive where the mask is true, else 0.
+    input_ids       5    6     7     8     9      a row of token ids with fields
+    logprobs        0    0  -0.5     0  -1.5      the field of the token at the same place
+    reward        1.0                             one value for the row
 
-Fields that rows of token ids carry to a trainer beside their ids: numbers per token, and values per row.
-
-    input_ids    5    6     7     8     9
-    loss_mask    0    0     1     0     1
-    logprobs     0    0  -0.5     0  -1.5      the field of the token at the same place: nothing is shifted
-    reward     1.0                             one value for the row
-
-As all shards of a recipe have the same columns, a dataset without a field has 0.0 for each token, and null for each
-row.
+Nothing is shifted: position i itself is the target, and index 0 is never trained. With `loss.weights` there is a column
+of weights, positive where the mask is true. All shards of a recipe have the same columns, so a dataset without a field
+has 0.0 for each token, and null for each row.
 """
 
 from collections.abc import Iterable, Mapping
@@ -102,7 +95,7 @@ def count_tokens_by_weight(weights: pa.Array) -> dict[str, int]:
     """Count trained tokens by loss weight, ascending; weights are formatted as short decimals."""
     import pyarrow.compute as pc
 
-    counts: dict[float, int] = {one["values"]: one["counts"] for one in pc.value_counts(weights).to_pylist()}
+    counts: dict[float, int] = {entry["values"]: entry["counts"] for entry in pc.value_counts(weights).to_pylist()}
     return {f"{weight:g}": counts[weight] for weight in sorted(counts) if weight}
 
 
@@ -114,7 +107,7 @@ def make_example_schema(*, weighted: bool, columns: Iterable[pa.Field] = ()) -> 
     return pa.schema([*EXAMPLE_SCHEMA, *((WEIGHT_FIELD,) if weighted else ()), *columns])
 
 
-# ── One sentence for each column of the stages' files, for pages that show a schema ──
+# ── What each column holds, for pages that show a schema ──
 
 
 COLUMN_DOCS: Final[Mapping[str, str]] = {
@@ -199,7 +192,7 @@ COLUMN_DOCS: Final[Mapping[str, str]] = {
 """Description by column name."""
 
 
-# ── Fields that rows of token ids carry to a trainer beside their ids: numbers per token, and values per ──
+# ── Fields of rollouts ──
 
 
 ROW_FIELDS: Mapping[str, pa.Field] = {
@@ -269,8 +262,8 @@ def join_fields(several: Iterable[RolloutFields]) -> RolloutFields:
     """Return the fields of all datasets of a recipe, each once, in the order in which they are declared."""
     declared = list(several)
     return RolloutFields(
-        tuple(dict.fromkeys(name for one in declared for name in one.per_token)),
-        tuple(dict.fromkeys(name for one in declared for name in one.per_row)),
+        tuple(dict.fromkeys(name for fields in declared for name in fields.per_token)),
+        tuple(dict.fromkeys(name for fields in declared for name in fields.per_row)),
     )
 
 

@@ -35,7 +35,7 @@ UNCOUNTED: Final = Uncounted.UNCOUNTED
 
 def name_facts(facts: "DataclassInstance") -> dict[str, Any]:
     """Return a stage's facts by name, in the order of its fields, as a manifest stores them."""
-    values = {one.name: getattr(facts, one.name) for one in fields(facts)}
+    values = {field.name: getattr(facts, field.name) for field in fields(facts)}
     return {name: value for name, value in values.items() if value is not UNCOUNTED}
 
 

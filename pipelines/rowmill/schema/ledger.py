@@ -1,6 +1,4 @@
-"""The ledger: states, the closed list of reasons, and the words for each.
-
-The ledger: every source record and every token ends in exactly one named state.
+"""The ledger: every source record and every token ends in exactly one named state, with a reason from a closed list.
 
 records   kept | rejected(reason) | not_taken | not_sampled | validation_surplus | tail | remainder | not_scheduled
 tokens    trained | context | template | truncated | dropped | padding
@@ -81,7 +79,7 @@ def count_unaccounted(records_in: int, lines: Iterable[tuple[str, str, int]]) ->
     return abs(records_in - sum(count for _, _, count in lines))
 
 
-# ── Describes every reject reason: its meaning and its remedy ──
+# ── The meaning and the remedy of every reason ──
 
 
 class ReasonDescription(NamedTuple):

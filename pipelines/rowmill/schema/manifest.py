@@ -135,9 +135,9 @@ def _write_pointer(store: Store, manifest: Manifest) -> None:
     path = f"{get_stage_folder(manifest.key)}/pointer.json"
     if store.read_sealed(path) == pointer:
         return
-    other = store.write_pointer(path, pointer)
-    if other is not None and other.get("version") != manifest.version:
-        change = f"made version {str(other['version'])[:12]} current" if other else "removed the current version"
+    current = store.write_pointer(path, pointer)
+    if current is not None and current.get("version") != manifest.version:
+        change = f"made version {str(current['version'])[:12]} current" if current else "removed the current version"
         raise BusyError(
             f"{'/'.join(manifest.key)}: another build has {change} since this one began; one may build a recipe at a "
             "time; this one's output is kept; wait for the other, and build again"
@@ -155,8 +155,8 @@ def remove_version(store: Store, manifest: Manifest) -> None:
     for part in manifest.parts:
         store.remove(f"{at}/parts/{part.fingerprint}/part.json")
     for name in store.list(f"{at}/manifests"):
-        one = read_manifest(store, f"{at}/manifests/{name}")
-        if one is None or one.version == manifest.version:
+        kept = read_manifest(store, f"{at}/manifests/{name}")
+        if kept is None or kept.version == manifest.version:
             store.remove(f"{at}/manifests/{name}")
     store.remove(f"{at}/versions/{manifest.version}.json")
 
@@ -181,13 +181,13 @@ def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
 
     """
     path = f"{get_stage_folder(key)}/versions/{version}.json"
-    found = None if version is None else read_manifest(store, path)
-    if found is None and version is not None and store.exists(path):
+    loaded = None if version is None else read_manifest(store, path)
+    if loaded is None and version is not None and store.exists(path):
         # It is damaged; a copy is kept under its fingerprint.
         names = store.list(f"{get_stage_folder(key)}/manifests")
         kept = (read_manifest(store, f"{get_stage_folder(key)}/manifests/{name}") for name in names)
-        found = next((one for one in kept if one is not None and one.version == version), None)
-    if found is None:
+        loaded = next((candidate for candidate in kept if candidate is not None and candidate.version == version), None)
+    if loaded is None:
         if version is None:
             raise IntegrityError(
                 f"{'/'.join(key)}: it was never built; what reads its output needs a version of it; build it first"
@@ -198,7 +198,7 @@ def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
                 f"{name}: {store.path(path)} is damaged or was edited; expected a kept version", path, remedy
             )
         raise IntegrityError(f"{name}: version {version} is not kept; expected a kept version; {remedy}")
-    return found
+    return loaded
 
 
 def parse_stage_key(name: str) -> StageKey:
@@ -236,7 +236,7 @@ def prefetch_current(store: Store, keys: Iterable[StageKey]) -> dict[StageKey, s
     folders = {key: get_stage_folder(key) for key in keys}
     store.prefetch(f"{folder}/pointer.json" for folder in folders.values())
     pointers = {key: store.read_sealed(f"{folder}/pointer.json") for key, folder in folders.items()}
-    versions = {key: str(one["version"]) for key, one in pointers.items() if one is not None}
+    versions = {key: str(pointer["version"]) for key, pointer in pointers.items() if pointer is not None}
     store.prefetch(f"{folders[key]}/versions/{version}.json" for key, version in versions.items())
     return versions
 
@@ -258,8 +258,8 @@ def list_versions(store: Store, key: StageKey) -> list[Manifest]:
     loaded = (
         read_manifest(store, f"{get_stage_folder(key)}/versions/{name}") for name in names if name.endswith(".json")
     )
-    found = [manifest for manifest in loaded if manifest is not None]
-    return sorted(found, key=lambda manifest: (manifest.built_at, manifest.version))
+    manifests = [manifest for manifest in loaded if manifest is not None]
+    return sorted(manifests, key=lambda manifest: (manifest.built_at, manifest.version))
 
 
 def verify_files(store: Store, manifest: Manifest) -> None:
@@ -285,7 +285,7 @@ def parse_manifest(raw: dict[str, Any]) -> Manifest:
         name: DisplayTable(columns=tuple(t["columns"]), rows=tuple(tuple(r) for r in t["rows"]))
         for name, t in raw["tables"].items()
     }
-    raw["histograms"] = {name: _parse_histogram(one) for name, one in raw["histograms"].items()}
+    raw["histograms"] = {name: _parse_histogram(histogram) for name, histogram in raw["histograms"].items()}
     raw["samples"] = {check: tuple(ids) for check, ids in raw["samples"].items()}
     raw["schema"] = tuple((str(n), str(t)) for n, t in raw["schema"])
     raw["waivers"] = tuple(raw["waivers"])

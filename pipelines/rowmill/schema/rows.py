@@ -1,6 +1,4 @@
-"""Rows and conversations, and the Arrow schema in which they are stored.
-
-The canonical row: one conversation, pair, text or record, in one shape for all sources.
+"""The canonical row, one conversation, pair, text or record in one shape for all sources, and its Arrow schema.
 
     raw record ──formats──► Row | Rejected ──rendering──► Rendered ──tokenization──► Example
 
@@ -95,7 +93,7 @@ list of them for each sequence, after the columns of its kind of rows."""
 
 def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> list[str]:
     """Return the columns of one kind for a stage's identity."""
-    return [f"{one.name} {one.type}" for one in columns.get(kind, ())]
+    return [f"{column.name} {column.type}" for column in columns.get(kind, ())]
 
 
 CONTENT_COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
@@ -293,9 +291,9 @@ def subtract_messages(
 ) -> dict[str, dict[str, int]]:
     """Subtract the messages of some rows from the `count_messages` of all; roles with a count of zero are dropped."""
     roles, others = count_messages(removed).values()
-    left = {role: count - roles.get(role, 0) for role, count in counts["messages_by_role"].items()}
+    remaining = {role: count - roles.get(role, 0) for role, count in counts["messages_by_role"].items()}
     return {
-        "messages_by_role": {role: count for role, count in left.items() if count},
+        "messages_by_role": {role: count for role, count in remaining.items() if count},
         "reasoning_and_calls": {name: counts["reasoning_and_calls"][name] - others[name] for name in others},
     }
 
@@ -332,7 +330,7 @@ def parse_row_id(row_id: str) -> tuple[str, int]:
     return part, int(number.partition(".")[0])
 
 
-# ── The input of rendering: messages, tools, and further arguments of the template ──
+# ── The input of rendering ──
 
 
 @dataclass(frozen=True, slots=True)

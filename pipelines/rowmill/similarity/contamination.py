@@ -171,10 +171,10 @@ class ItemSearch:
     def _match_short(self, texts: HashedTexts, rows: Ints) -> CoveredItems:
         """Return the short items of which a row has every text."""
         short = self.index.short
-        asked = np.flatnonzero((texts.lengths > 0) & (texts.lengths < self.index.n))
-        hashes = hash_whole_texts(texts)[asked]
+        short_texts = np.flatnonzero((texts.lengths > 0) & (texts.lengths < self.index.n))
+        hashes = hash_whole_texts(texts)[short_texts]
         first, last = np.searchsorted(short.hashes, hashes, "left"), np.searchsorted(short.hashes, hashes, "right")
-        owners, places = _sort_distinct(np.repeat(rows[asked], last - first), expand_ranges(first, last - first))
+        owners, places = _sort_distinct(np.repeat(rows[short_texts], last - first), expand_ranges(first, last - first))
         items = short.items[places]
         order = np.lexsort((items, owners))
         owners, items = owners[order], items[order]
@@ -209,11 +209,11 @@ class ItemSearch:
         if all(len(words) < n for words in of_item):
             is_whole = all(words in of_row for words in of_item)
             return Match(item, 1.0, " ".join(of_item[0])) if is_whole else None
-        known = {tuple(words[k : k + n]) for words in of_row for k in range(len(words) - n + 1)}
-        words = [word for one in of_item for word in one]
+        row_ngrams = {tuple(words[k : k + n]) for words in of_row for k in range(len(words) - n + 1)}
+        words = [word for part in of_item for word in part]
         offsets, starts = self._starts_by_item
         begins = np.sort(starts[offsets[item] : offsets[item + 1]]).tolist()
-        common = [k for k in begins if tuple(words[k : k + n]) in known]
+        common = [k for k in begins if tuple(words[k : k + n]) in row_ngrams]
         if not common:
             return None
         covered = sum(min(n, following - k) for k, following in pairwise([*common, common[-1] + n]))

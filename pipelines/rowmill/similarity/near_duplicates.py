@@ -1,27 +1,15 @@
-"""Texts that resemble each other: MinHashes, bands and similarities.
-
-MinHash signatures of rows, and the bands in which similar rows agree (locality-sensitive hashing).
+"""Find texts that resemble each other with MinHash and locality-sensitive hashing, and choose which of them stay.
 
     shingles of a row ──120 hash functions, the least of each──► m0 m1 m2 m3 m4 m5 │ m6 … m11 │ … │ m114 … m119
                                                                  band 0: one key     band 1    …    band 19
-
-Two rows with Jaccard similarity s agree in a band with probability s^6, and in at least one of 20 with
-1 − (1 − s^6)^20: 0.998 at 0.8, 0.92 at 0.7, 0.27 at 0.5. The functions are min of mix(a·h + b) modulo 2^64 with a and b
-from SplitMix64: constants of ours, because a library's decide which rows stay only until its next release (datasketch
-2.0 changed its values).
-
-Chooses which of similar rows stay, from integers alone.
-
-Rows are ranked: more characters first, then by content hash. A row goes if an earlier row that *stays* is in one of its
-bands and is at least as similar as the threshold. So the rows that stay do not depend on the order of files, and of a
-chain a ~ b ~ c with a and c unlike, c stays. Rejected: "the first row stays", which depends on file names; connected
-components, whose chains remove rows that are unlike every row that stays.
 
     bands     1: a b c   2: b d   3: c e                    ranks a < b < c < d < e
     round 1   a is first in all of its bands: it stays, and is compared with b and c; b goes, c is unlike
     round 2   c and d are first in what is left of theirs: they stay; c is compared with e, …
 
-Each round settles the first rows of all bands together; a band in which k rows stay takes k rounds.
+Two rows with Jaccard similarity s agree in at least one of 20 bands with 1 − (1 − s^6)^20: 0.998 at 0.8, 0.92 at 0.7,
+0.27 at 0.5. The functions are min of mix(a·h + b) modulo 2^64 with a and b from SplitMix64: constants of ours, because
+a library's decide which rows stay only until its next release (datasketch 2.0 changed its values).
 """
 
 from collections.abc import Callable
@@ -85,7 +73,7 @@ def hash_bands(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return keys
 
 
-# ── Chooses which of similar rows stay, from integers alone ──
+# ── Which of similar rows stay ──
 
 
 _PAIR_VALUES = 1 << 22
@@ -152,12 +140,12 @@ def _count_common(shingles: Shingles, first: Integers, second: Integers) -> Ints
     sizes = shingles.sizes
     one, other = (shingles.values[expand_ranges(shingles.offsets[side], sizes[side])] for side in (first, second))
     # Shingles become small numbers, so that a pair and a shingle fit one integer.
-    known, numbers = np.unique(one, return_inverse=True)
-    places = np.searchsorted(known, other)
-    is_known = np.append(known, np.uint64(0))[places] == other
-    is_known &= places < len(known)
+    distinct, numbers = np.unique(one, return_inverse=True)
+    places = np.searchsorted(distinct, other)
+    is_known = np.append(distinct, np.uint64(0))[places] == other
+    is_known &= places < len(distinct)
     pairs = np.arange(len(first))
-    width = len(known) + 1
+    width = len(distinct) + 1
     of_one = np.repeat(pairs, sizes[first]) * width + numbers
     of_other = np.repeat(pairs, sizes[second])[is_known] * width + places[is_known]
     at = np.minimum(np.searchsorted(of_one, of_other), len(of_one) - 1)
@@ -186,11 +174,15 @@ def drop_equal_groups(groups: Ints, rows: Ints) -> Bools:
 def find_near_duplicates(groups: Integers, rows: Integers, threshold: float, compare: Compare) -> Removed:
     """Return the rows that go; `rows` are numbered by rank, and each line puts one into a group (a band's key).
 
-    `compare` returns the exact similarity of pairs of rows.
+    `compare` returns the exact similarity of pairs of rows. A row goes if an earlier row that *stays* is in one of its
+    bands and is at least as similar as the threshold: of a chain a ~ b ~ c with a and c unlike, c stays. Rows rank
+    by characters, then by content hash, so nothing depends on the order of files. Each round settles the first rows of
+    all bands; a band in which k rows stay takes k rounds. Rejected: "the first row stays", which depends on file names;
+    connected components, whose chains remove rows that are unlike every row that stays.
     """
     groups, rows = _sort_pairs(groups, rows)
     is_open = np.ones(int(rows.max(initial=-1)) + 1, np.bool_)
-    found = [Removed(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+    batches = [Removed(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     while len(rows):
         begins = np.append(True, groups[1:] != groups[:-1])
         # A row stays if it is first in every group it is in.
@@ -198,34 +190,34 @@ def find_near_duplicates(groups: Integers, rows: Integers, threshold: float, com
         stays[rows[begins]] = True
         stays[rows[~begins]] = False
         leaders = rows[begins][np.cumsum(begins) - 1]
-        asked = np.flatnonzero(~begins & stays[leaders])
+        compared = np.flatnonzero(~begins & stays[leaders])
         # Each pair once.
-        others, kept = _sort_pairs(rows[asked], leaders[asked])
+        candidates, kept = _sort_pairs(rows[compared], leaders[compared])
         is_new = np.ones(len(kept), np.bool_)
-        is_new[1:] = (kept[1:] != kept[:-1]) | (others[1:] != others[:-1])
-        kept, others = kept[is_new], others[is_new]
-        similarity = compare(kept, others)
+        is_new[1:] = (kept[1:] != kept[:-1]) | (candidates[1:] != candidates[:-1])
+        kept, candidates = kept[is_new], candidates[is_new]
+        similarity = compare(kept, candidates)
         near = similarity >= threshold
-        kept, others, similarity = kept[near], others[near], similarity[near]
+        kept, candidates, similarity = kept[near], candidates[near], similarity[near]
         # One pair for each row that goes: the most similar, ties to the earlier row that stays.
-        order = np.lexsort((kept, -similarity, others))
+        order = np.lexsort((kept, -similarity, candidates))
         is_new = np.ones(len(order), np.bool_)
-        is_new[1:] = others[order][1:] != others[order][:-1]
+        is_new[1:] = candidates[order][1:] != candidates[order][:-1]
         chosen = order[is_new]
-        kept, others, similarity = kept[chosen], others[chosen], similarity[chosen]
-        found.append(Removed(others, kept, similarity))
+        kept, candidates, similarity = kept[chosen], candidates[chosen], similarity[chosen]
+        batches.append(Removed(candidates, kept, similarity))
         is_open[np.flatnonzero(stays)] = False
-        is_open[others] = False
-        left = is_open[rows]
-        groups, rows = groups[left], rows[left]
+        is_open[candidates] = False
+        is_left = is_open[rows]
+        groups, rows = groups[is_left], rows[is_left]
         shared = np.append(False, groups[1:] == groups[:-1])
         shared |= np.append(groups[1:] == groups[:-1], False)
         # A row alone in what is left of a group is compared with nothing there.
         groups, rows = groups[shared[: len(groups)]], rows[shared[: len(rows)]]
-    gone = np.concatenate([removed.rows for removed in found])
+    gone = np.concatenate([removed.rows for removed in batches])
     order = np.argsort(gone)
-    kept = np.concatenate([removed.kept for removed in found])
-    similarity = np.concatenate([removed.similarity for removed in found])
+    kept = np.concatenate([removed.kept for removed in batches])
+    similarity = np.concatenate([removed.similarity for removed in batches])
     return Removed(gone[order], kept[order], similarity[order])
 
 

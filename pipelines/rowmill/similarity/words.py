@@ -64,12 +64,12 @@ class NGrams:
 
 def split_words(text: str) -> list[str]:
     """Return the words of a text."""
-    found: list[str] = []
+    words: list[str] = []
     for piece in _cut_at_spaces(text):
         folded = fold_text(piece)
         starts, ends, _ = _find_words(_read_code_points(folded), np.array([0, len(folded)]))
-        found += [folded[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    return found
+        words += [folded[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return words
 
 
 def fold_text(text: str) -> str:
@@ -118,16 +118,16 @@ def _collect_chunks(texts: Iterable[str]) -> Iterator[tuple[list[str], list[int]
     """Yield folded pieces of texts, and the text of each."""
     pieces: list[str] = []
     owners: list[int] = []
-    held = 0
+    chars = 0
     for number, text in enumerate(texts):
         for piece in _cut_at_spaces(text):
             # What is ASCII needs no normalization: most texts.
             pieces.append(folded := piece.lower() if piece.isascii() else fold_text(piece))
             owners.append(number)
-            held += len(folded)
-            if held >= CHUNK_CHARS:
+            chars += len(folded)
+            if chars >= CHUNK_CHARS:
                 yield pieces, owners
-                pieces, owners, held = [], [], 0
+                pieces, owners, chars = [], [], 0
     yield pieces, owners
 
 
@@ -135,9 +135,9 @@ def _cut_at_spaces(text: str) -> Iterator[str]:
     """Cut a long text after spaces: no word, and nothing that folding joins, crosses one."""
     begin = 0
     while len(text) - begin > CHUNK_CHARS:
-        space = max(text.rfind(one, begin, begin + CHUNK_CHARS) for one in " \n")
+        space = max(text.rfind(separator, begin, begin + CHUNK_CHARS) for separator in " \n")
         if space < begin:
-            following = [at for one in " \n" if (at := text.find(one, begin)) >= 0]
+            following = [at for separator in " \n" if (at := text.find(separator, begin)) >= 0]
             space = min(following, default=len(text) - 1)
         yield text[begin : space + 1]
         begin = space + 1
@@ -223,12 +223,12 @@ _KEPT_POWERS: dict[int, Hashes] = {}
 
 def _raise_to(base: int, count: int) -> Hashes:
     """Return base^0 … base^(count - 1) modulo 2^64; the longest list so far is kept."""
-    known = _KEPT_POWERS.get(base)
-    if known is None or len(known) < count:
+    powers = _KEPT_POWERS.get(base)
+    if powers is None or len(powers) < count:
         factors = np.full(count, base, np.uint64)
         factors[:1] = 1
-        known = _KEPT_POWERS[base] = np.cumprod(factors, dtype=np.uint64)
-    return known
+        powers = _KEPT_POWERS[base] = np.cumprod(factors, dtype=np.uint64)
+    return powers
 
 
 def join_texts(words: HashedTexts, owners: Ints, count: int) -> HashedTexts:

@@ -78,16 +78,16 @@ class BuildView:
         store = self.project.store
         return {
             step.key: []
-            if (one := self.made[step.key]) is None
-            else load_check_results(store, one, step.shown_thresholds)
+            if (output := self.made[step.key]) is None
+            else load_check_results(store, output, step.shown_thresholds)
             for step in self.steps
         }
 
     @cached_property
     def failed(self) -> list[CheckResult]:
         """Every failed check, those that block first."""
-        found = [result for step in self.steps for result in self.results[step.key] if result.failed]
-        return sorted(found, key=lambda one: (not one.blocking, bool(one.waiver)))
+        failures = [result for step in self.steps for result in self.results[step.key] if result.failed]
+        return sorted(failures, key=lambda result: (not result.blocking, bool(result.waiver)))
 
     @cached_property
     def missing(self) -> list[Step]:
@@ -97,13 +97,16 @@ class BuildView:
     @cached_property
     def waivers(self) -> list[str]:
         """The waivers that the current versions were made with."""
-        return sorted({waiver for one in self.made.values() if one is not None for waiver in one.waivers})
+        return sorted({waiver for output in self.made.values() if output is not None for waiver in output.waivers})
 
     @property
     def verdict(self) -> tuple[str, str, str]:
         """Whether training may use the build: a mark, its style, and a sentence."""
-        blocking = sum(one.blocking for one in self.failed)
-        outdated = sum((one := self.made[s.key]) is not None and one.code_version != s.code_version for s in self.steps)
+        blocking = sum(result.blocking for result in self.failed)
+        outdated = sum(
+            (output := self.made[step.key]) is not None and output.code_version != step.code_version
+            for step in self.steps
+        )
         if blocking:
             closed = "failed check closes its gate" if blocking == 1 else "failed checks close their gates"
             return "✗", "bad", f"Not ready: {blocking} {closed}"
@@ -135,18 +138,18 @@ class BuildView:
 
         rows, examples = find(CANONICAL_ROWS, CanonicalRowsFacts), find(TOKENIZED_EXAMPLES, TokenizedExamplesFacts)
         packed = find(PACKED_SHARDS, PackedShardsFacts)
-        tokens, sequences = sum(one.tokens for one in examples), sum(one.sequences for one in packed)
-        trained = sum(one.trained_tokens for one in examples)
-        fill = format_percent(sum(one.tokens for one in packed), sequences * self.project.recipe.seq_len)
+        tokens, sequences = sum(counted.tokens for counted in examples), sum(counted.sequences for counted in packed)
+        trained = sum(counted.trained_tokens for counted in examples)
+        fill = format_percent(sum(counted.tokens for counted in packed), sequences * self.project.recipe.seq_len)
         if len(packed) == 1:
             # With padded segments, the stage counts the padding as well.
             fill = format_percent(packed[0].fill)
         return (
             label,
-            sum(one.records for one in rows) if rows else None,
-            sum(one.kept for one in rows) if rows else None,
-            sum(one.rejected for one in (*rows, *examples)),
-            sum(one.examples for one in examples) if examples else None,
+            sum(counted.records for counted in rows) if rows else None,
+            sum(counted.kept for counted in rows) if rows else None,
+            sum(counted.rejected for counted in (*rows, *examples)),
+            sum(counted.examples for counted in examples) if examples else None,
             tokens if examples else None,
             format_percent(trained, tokens) if examples else NO_NUMBER,
             sequences if packed else None,
@@ -156,8 +159,8 @@ class BuildView:
     def list_left_out(self, name: str) -> Iterator[tuple[str, str, str, int]]:
         """Yield what a dataset's stages did not keep, as stage, state, reason and records, the most frequent first."""
         for stage in STATISTICS_STAGES:
-            made = self.find_output(name, stage)
-            for state, reason, count in sorted(made.ledger, key=lambda line: -line[2]) if made is not None else ():
+            output = self.find_output(name, stage)
+            for state, reason, count in sorted(output.ledger, key=lambda line: -line[2]) if output is not None else ():
                 if state != KEPT:
                     yield stage, state, reason, count
 
@@ -201,12 +204,12 @@ class BuildView:
 
     def find_exports(self, names: Collection[str] = ()) -> list[tuple[Export, Manifest]]:
         """Return the recipe's exports that are built, or only those of the given names."""
-        found = (
-            (one, self.made.get((self.project.recipe.name, EXPORTS, one.name)))
-            for one in self.project.recipe.exports
-            if not names or one.name in names
+        pairs = (
+            (export, self.made.get((self.project.recipe.name, EXPORTS, export.name)))
+            for export in self.project.recipe.exports
+            if not names or export.name in names
         )
-        return [(export, made) for export, made in found if made is not None]
+        return [(export, output) for export, output in pairs if output is not None]
 
 
 # ── A stage's output ───────────────────────────────────────────────────────────────────────────────
@@ -218,7 +221,7 @@ def list_tables(output: Manifest) -> Iterator[tuple[str, DisplayTable, str]]:
         # What was kept and then the most frequent reasons: a page may not show all of them.
         "ledger": (
             ("state", "reason", "records"),
-            sorted(output.ledger, key=lambda one: (one[0] != KEPT, -one[2], one)),
+            sorted(output.ledger, key=lambda line: (line[0] != KEPT, -line[2], line)),
         ),
         "token_ledger": (("split", "class", "tokens"), output.token_ledger),
         "waivers": (("waiver",), [(waiver,) for waiver in output.waivers]),

@@ -64,14 +64,14 @@ def render_plan(project: "Project", forecasts: "Sequence[StepForecast]") -> Rend
     """Show what a build would do, dataset by dataset."""
     width = max(len(forecast.action) for forecast in forecasts)
     lines: list[RenderableType] = [render_title(project, _count_actions(forecasts))]
-    for scope, group in groupby(forecasts, key=lambda one: one.step.dataset):
+    for scope, group in groupby(forecasts, key=lambda planned: planned.step.dataset):
         lines.append(render_scope(scope))
-        for one in group:
-            mark, style = _ACTION_MARKS[one.action]
+        for planned in group:
+            mark, style = _ACTION_MARKS[planned.action]
             line = Text.assemble(
-                (f"  {mark} ", style), (f"{one.step.label:<20}", ""), (f"{one.action:<{width}}  ", style)
+                (f"  {mark} ", style), (f"{planned.step.label:<20}", ""), (f"{planned.action:<{width}}  ", style)
             )
-            lines.append(line.append(escape_control_characters(one.why), DIM))
+            lines.append(line.append(escape_control_characters(planned.why), DIM))
     return Group(*lines)
 
 
@@ -150,45 +150,47 @@ def render_step(step: "Step", report: "StepReport", results: "Sequence[CheckResu
         read = format_count(report.rows_made, "row")
         facts.append(f"{report.parts_reused} of {report.parts} parts reused, {read} read")
     line.append(join_facts(facts), DIM if report.reused else "")
-    held = [Text(f"    {report.held.sentence}", LOOK)] if report.held else []
-    return Group(line, *held, *(render_check_result(result, indent=4) for result in results if result.failed))
+    notes = [Text(f"    {report.held.sentence}", LOOK)] if report.held else []
+    return Group(line, *notes, *(render_check_result(result, indent=4) for result in results if result.failed))
 
 
 def choose_result_mark(results: "Iterable[CheckResult]") -> tuple[str, str]:
     """Return the mark and colour of the worst result."""
     failed = [result for result in results if result.failed]
-    if any(one.blocking for one in failed):
+    if any(failure.blocking for failure in failed):
         return "✗", BAD
     return ("!", LOOK) if failed else ("✓", GOOD)
 
 
-def summarize_output(made: "Manifest") -> str:
+def summarize_output(manifest: "Manifest") -> str:
     """Summarize a stage's output in one line."""
-    output = catalog.count_output_rows(made)
+    output = catalog.count_output_rows(manifest)
     rows = format_count(output.count, output.noun) if output else ""
-    stage = catalog.find_stage(made.stage)
-    return join_facts(stage.summarize(read_facts(stage.facts, made.facts), rows))
+    stage = catalog.find_stage(manifest.stage)
+    return join_facts(stage.summarize(read_facts(stage.facts, manifest.facts), rows))
 
 
 # ── check results ──────────────────────────────────────────────────────────────────────────────────
 
 
-def render_check_result(one: "CheckResult", *, indent: int = 2) -> RenderableType:
+def render_check_result(result: "CheckResult", *, indent: int = 2) -> RenderableType:
     """Show one check result; a failed one with its remedy and sample rows."""
-    if one.outcome == "not_applicable":
-        line = Text(f"{NO_NUMBER} {one.check:<18}{'not applicable':>16}  applies to {one.applies_to}", DIM)
+    if result.outcome == "not_applicable":
+        line = Text(f"{NO_NUMBER} {result.check:<18}{'not applicable':>16}  applies to {result.applies_to}", DIM)
         return Padding(line, (0, 0, 0, indent), expand=False)
-    mark, style = choose_result_mark([one])
-    value = Text.assemble((f"{mark} ", style), f"{one.check:<18}", (f"{one.shown:>12}", "" if one.passed else style))
-    line = join_side_by_side(value, Text(f"{one.wanted}  {one.what}", DIM))
-    causes = [Text(escape_control_characters(cause)) for cause in one.causes]
+    mark, style = choose_result_mark([result])
+    value = Text.assemble(
+        (f"{mark} ", style), f"{result.check:<18}", (f"{result.shown:>12}", "" if result.passed else style)
+    )
+    line = join_side_by_side(value, Text(f"{result.wanted}  {result.what}", DIM))
+    causes = [Text(escape_control_characters(cause)) for cause in result.causes]
     lines: list[RenderableType] = [line, *(Padding(cause, (0, 0, 0, 4), expand=False) for cause in causes)]
-    if not one.passed and one.waiver and not one.blocking:
-        lines.append(Text(f"  waived: {escape_control_characters(one.waiver)}", DIM))
-    elif not one.passed:
-        lines.append(join_side_by_side(Text("  → ", style), Text(one.remedy, style), cells=4))
-    if not one.passed and one.samples and not one.causes:
-        lines.append(Text(f"  see {escape_control_characters(', '.join(one.samples[:3]))}", DIM))
+    if not result.passed and result.waiver and not result.blocking:
+        lines.append(Text(f"  waived: {escape_control_characters(result.waiver)}", DIM))
+    elif not result.passed:
+        lines.append(join_side_by_side(Text("  → ", style), Text(result.remedy, style), cells=4))
+    if not result.passed and result.samples and not result.causes:
+        lines.append(Text(f"  see {escape_control_characters(', '.join(result.samples[:3]))}", DIM))
     return Padding(Group(*lines), (0, 0, 0, indent), expand=False)
 
 
@@ -197,21 +199,21 @@ def render_verification(
 ) -> RenderableType:
     """Show the counts of results, the failed checks and what a deep verification found; with `every`, each check."""
     lines: list[RenderableType] = [render_title(project, _count_results(checked))]
-    for one in checked:
-        shown = [render_check_result(result) for result in one.results if every or result.failed]
-        shown += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in (*one.disagreements, *one.damage)]
-        if deep and every and one.files and not one.damage:
-            shown.append(_render_read_again(one.files, one.size_bytes))
-        if facts and one.manifest is not None:
-            shown.append(make_grid(["fact", "value"], _list_facts(one.manifest), indent=4))
-        if every or shown or _is_outdated(one):
-            lines += [_render_stage_head(one), *shown]
-    missing = [format_key(one.step.key) for one in checked if one.manifest is None and not one.step.on_demand]
+    for stage in checked:
+        shown = [render_check_result(result) for result in stage.results if every or result.failed]
+        shown += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in (*stage.disagreements, *stage.damage)]
+        if deep and every and stage.files and not stage.damage:
+            shown.append(_render_read_again(stage.files, stage.size_bytes))
+        if facts and stage.manifest is not None:
+            shown.append(make_grid(["fact", "value"], _list_facts(stage.manifest), indent=4))
+        if every or shown or _is_outdated(stage):
+            lines += [_render_stage_head(stage), *shown]
+    missing = [format_key(stage.step.key) for stage in checked if stage.manifest is None and not stage.step.on_demand]
     if missing and not every:
         lines.append(Text(f"\nnot built: {', '.join(missing)}", LOOK))
-    intact = [one for one in checked if not one.damage]
+    intact = [stage for stage in checked if not stage.damage]
     if deep and not every:
-        files, size = sum(one.files for one in intact), sum(one.size_bytes for one in intact)
+        files, size = sum(stage.files for stage in intact), sum(stage.size_bytes for stage in intact)
         lines += [Text(""), _render_read_again(files, size)]
     lines += _render_unread(project, checked, deep=deep)
     if not every:
@@ -226,7 +228,7 @@ def _render_read_again(files: int, size_bytes: int) -> RenderableType:
 
 def _render_unread(project: "Project", checked: "Sequence[StageVerification]", *, deep: bool) -> list[RenderableType]:
     """Say how many files were not read, of which nothing is known."""
-    files, size_bytes = sum(one.unread_files for one in checked), sum(one.unread_bytes for one in checked)
+    files, size_bytes = sum(stage.unread_files for stage in checked), sum(stage.unread_bytes for stage in checked)
     if not files:
         return []
     count = f"{format_count(files, 'file')}, {format_size(size_bytes)}"
@@ -235,8 +237,8 @@ def _render_unread(project: "Project", checked: "Sequence[StageVerification]", *
     return [Text(f"\n  ? {count} not read: `rowmill verify {project.recipe.name} --deep` compares digests", DIM)]
 
 
-def _is_outdated(one: "StageVerification") -> bool:
-    return one.manifest is not None and one.manifest.code_version != one.step.code_version
+def _is_outdated(stage: "StageVerification") -> bool:
+    return stage.manifest is not None and stage.manifest.code_version != stage.step.code_version
 
 
 def render_discarded(project: "Project", lines: Sequence[str] | None) -> RenderableType:
@@ -255,26 +257,26 @@ def _list_facts(output: "Manifest") -> list[tuple[object, ...]]:
     return [(name, value) for name, value in output.facts.items() if isinstance(value, int | float)]
 
 
-def _render_stage_head(one: "StageVerification") -> Text:
-    line = Text(f"\n{format_key(one.step.key)}", HEAD)
-    if one.manifest is None:
+def _render_stage_head(stage: "StageVerification") -> Text:
+    line = Text(f"\n{format_key(stage.step.key)}", HEAD)
+    if stage.manifest is None:
         return line.append("  not built", LOOK)
-    line.append(f"  version {one.manifest.version[:12]}", DIM)
-    if _is_outdated(one):
+    line.append(f"  version {stage.manifest.version[:12]}", DIM)
+    if _is_outdated(stage):
         line.append("  its options changed since: run rowmill build", LOOK)
     return line
 
 
 def _count_results(checked: "Sequence[StageVerification]") -> str:
-    results = [result for one in checked for result in one.results]
+    results = [result for stage in checked for result in stage.results]
     blocking = sum(result.blocking for result in results)
     waived = sum(bool(result.waiver) and result.failed for result in results)
     warned = sum(result.failed for result in results) - blocking - waived
     passed = sum(result.passed for result in results)
-    damaged = sum(len(one.damage) for one in checked)
+    damaged = sum(len(stage.damage) for stage in checked)
     warnings = "warning" if warned == 1 else "warnings"
     counts = {"passed": passed, warnings: warned, "waived": waived, "blocking": blocking, "damaged": damaged}
-    counts["denied by Great Expectations"] = sum(len(one.disagreements) for one in checked)
+    counts["denied by Great Expectations"] = sum(len(stage.disagreements) for stage in checked)
     counts["not applicable"] = sum(result.outcome == "not_applicable" for result in results)
     return join_facts(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
 
@@ -287,13 +289,13 @@ def render_versions(project: "Project", kept: "Sequence[Manifest]", current: "Ma
     current_version = current.version if current else ""
     rows = [
         (
-            Text("●" if one.version == current_version else "", GOOD),
-            one.version,
-            Text(one.built_at[:19].replace("T", " "), DIM),
-            Text(summarize_output(one)),
-            Text("waived: " + escape_control_characters("; ".join(one.waivers)) if one.waivers else "", LOOK),
+            Text("●" if output.version == current_version else "", GOOD),
+            output.version,
+            Text(output.built_at[:19].replace("T", " "), DIM),
+            Text(summarize_output(output)),
+            Text("waived: " + escape_control_characters("; ".join(output.waivers)) if output.waivers else "", LOOK),
         )
-        for one in reversed(kept)
+        for output in reversed(kept)
     ]
     return make_grid(["", "version", "built (UTC)", "holds", ""], rows, indent=0)
 
@@ -302,12 +304,12 @@ def render_comparison(before: "Manifest", after: "Manifest", compared: "Sequence
     """Show two versions side by side."""
     sides = (("before", before), ("after ", after))
     lines: list[RenderableType] = [
-        Text(f"{name}  {one.version}  {one.built_at[:19].replace('T', ' ')}", DIM) for name, one in sides
+        Text(f"{name}  {output.version}  {output.built_at[:19].replace('T', ' ')}", DIM) for name, output in sides
     ]
-    for one in compared:
-        lines.append(Text(f"\n{one.scope or 'all datasets'}", HEAD))
-        if one.added is not None:
-            lines.append(Text(f"  rows by content: {one.added:,} added, {one.removed:,} removed"))
+    for scope in compared:
+        lines.append(Text(f"\n{scope.scope or 'all datasets'}", HEAD))
+        if scope.added is not None:
+            lines.append(Text(f"  rows by content: {scope.added:,} added, {scope.removed:,} removed"))
         rows = [
             (
                 line.name,
@@ -315,7 +317,7 @@ def render_comparison(before: "Manifest", after: "Manifest", compared: "Sequence
                 _format_compared_value(line, line.after),
                 _format_change(line),
             )
-            for line in one.lines
+            for line in scope.lines
         ]
         lines.append(make_grid(["", "before", "after", "change"], rows, indent=2))
     return Group(*lines)
@@ -332,17 +334,17 @@ def _format_change(line: "NumberComparison") -> str:
     return f"{100 * change:+.2f} points" if line.is_share else f"{change:+,.6g}"
 
 
-def render_collected(found: "CollectedGarbage", *, dry_run: bool) -> RenderableType:
+def render_collected(garbage: "CollectedGarbage", *, dry_run: bool) -> RenderableType:
     """Show what was removed, or would be removed, stage by stage."""
-    if not found.items:
+    if not garbage.items:
         return Text("nothing to remove", DIM)
     rows: list[Sequence[object]] = []
-    for key in dict.fromkeys(item.key for item in found.items):
-        items = [item for item in found.items if item.key == key]
+    for key in dict.fromkeys(item.key for item in garbage.items):
+        items = [item for item in garbage.items if item.key == key]
         kinds = Counter(item.kind for item in items)
         named = join_facts(format_count(count, kind, ITEM_PLURALS.get(kind, "")) for kind, count in kinds.items())
         rows.append((format_key(key), named, format_size(sum(item.size_bytes for item in items))))
-    total = format_size(sum(item.size_bytes for item in found.items))
+    total = format_size(sum(item.size_bytes for item in garbage.items))
     return Group(make_grid(["", "would remove" if dry_run else "removed", total], rows, indent=0))
 
 
@@ -357,33 +359,35 @@ MAX_SHOWN_OVERFLOWS = 20
 
 def render_table_plans(planned: "Iterable[DatasetTablePlan]") -> RenderableType:
     """Show the plan of each records dataset."""
-    return Group(*(_render_table_plan(one) for one in planned))
+    return Group(*(_render_table_plan(dataset_plan) for dataset_plan in planned))
 
 
-def _render_table_plan(one: "DatasetTablePlan") -> RenderableType:
-    head = Text(f"\n{one.dataset}", HEAD)
-    if one.plan is None:
-        return Group(head, Text(f"  ✗ {escape_control_characters(one.overflow)}", BAD))
+def _render_table_plan(dataset_plan: "DatasetTablePlan") -> RenderableType:
+    head = Text(f"\n{dataset_plan.dataset}", HEAD)
+    if dataset_plan.plan is None:
+        return Group(head, Text(f"  ✗ {escape_control_characters(dataset_plan.overflow)}", BAD))
     lines: list[RenderableType] = [
-        head.append(f"  {one.plan.mode}", DIM),
-        Text(f"  {_format_plan_options(one.plan)}", DIM),
+        head.append(f"  {dataset_plan.plan.mode}", DIM),
+        Text(f"  {_format_plan_options(dataset_plan.plan)}", DIM),
     ]
     lines.append(
         make_grid(
             ["split", "records", "groups", "examples", "tokens", "why examples ended"],
-            _list_split_counts(one.plan),
+            _list_split_counts(dataset_plan.plan),
             indent=2,
         )
     )
-    lines.append(make_grid(["", "", "min", "mean", "max", "std"], _list_sizes(one.plan), indent=2))
+    lines.append(make_grid(["", "", "min", "mean", "max", "std"], _list_sizes(dataset_plan.plan), indent=2))
     lines += [
         Text(f"  ! {over.kind} {escape_control_characters(over.description)}", LOOK)
-        for over in one.plan.overflows.first[:MAX_SHOWN_OVERFLOWS]
+        for over in dataset_plan.plan.overflows.first[:MAX_SHOWN_OVERFLOWS]
     ]
-    if one.plan.overflows.count > MAX_SHOWN_OVERFLOWS:
-        lines.append(Text(f"  ! and {one.plan.overflows.count - MAX_SHOWN_OVERFLOWS} more", LOOK))
-    if one.plan.changed:
-        lines.append(Text(f"  ! the reference serialization changes {format_count(one.plan.changed, 'record')}", LOOK))
+    if dataset_plan.plan.overflows.count > MAX_SHOWN_OVERFLOWS:
+        lines.append(Text(f"  ! and {dataset_plan.plan.overflows.count - MAX_SHOWN_OVERFLOWS} more", LOOK))
+    if dataset_plan.plan.changed:
+        lines.append(
+            Text(f"  ! the reference serialization changes {format_count(dataset_plan.plan.changed, 'record')}", LOOK)
+        )
     return Group(*lines)
 
 
@@ -427,7 +431,11 @@ def _list_sizes(plan: "ExamplePlan") -> list[tuple[object, ...]]:
         for name, label in _SIZE_NAMES.items():
             if counts[f"{name}_max"]:
                 lines.append(
-                    (split, label, *(_format_size(counts[f"{name}_{what}"]) for what in ("min", "mean", "max", "std")))
+                    (
+                        split,
+                        label,
+                        *(_format_size(counts[f"{name}_{statistic}"]) for statistic in ("min", "mean", "max", "std")),
+                    )
                 )
     return lines
 
@@ -441,27 +449,27 @@ _SIZE_STATISTICS = ("mean", "std", "min", "p25", "p50", "p75", "max")
 
 def render_advice(advised: "Iterable[DatasetAdvice]") -> RenderableType:
     """Show how well each column groups records, and the estimated length of examples."""
-    return Group(*(_render_dataset_advice(one) for one in advised))
+    return Group(*(_render_dataset_advice(advice) for advice in advised))
 
 
-def _render_dataset_advice(one: "DatasetAdvice") -> RenderableType:
-    size = one.estimate
+def _render_dataset_advice(advice: "DatasetAdvice") -> RenderableType:
+    size = advice.estimate
     fits = "fits" if size.fits else "does not fit"
     estimates = [
-        f"{size.unit_tokens:,} tokens per {'record' if one.mode == 'tabular' else 'group'} on average",
+        f"{size.unit_tokens:,} tokens per {'record' if advice.mode == 'tabular' else 'group'} on average",
         f"{size.example_tokens:,} per example, which {fits}",
-        f"at most {size.units:,} {'groups' if one.mode == 'grouped' else 'records'} in one",
+        f"at most {size.units:,} {'groups' if advice.mode == 'grouped' else 'records'} in one",
         *size.advice,
     ]
     lines: list[RenderableType] = [
-        Text(f"\n{one.dataset}", HEAD).append(f"  {one.mode}", DIM),
+        Text(f"\n{advice.dataset}", HEAD).append(f"  {advice.mode}", DIM),
         Text(f"  {join_facts(estimates)}", DIM),
     ]
     rows: list[tuple[object, ...]] = []
-    for column in one.columns:
+    for column in advice.columns:
         sizes = column.sizes
         mark = Text("✗", BAD) if column.unsuitable else Text("!", LOOK) if column.warnings else Text("✓", GOOD)
-        chosen = "chosen" if column.column in one.chosen else ""
+        chosen = "chosen" if column.column in advice.chosen else ""
         rows.append(
             (mark, escape_control_characters(column.column), chosen, int(sizes["count"]),
              *(f"{sizes[name]:g}" for name in _SIZE_STATISTICS),
@@ -472,7 +480,7 @@ def _render_dataset_advice(one: "DatasetAdvice") -> RenderableType:
             ["", "column", "", "groups", "mean", "std", "min", "p25", "p50", "p75", "max", "objections"], rows, indent=2
         )
     )
-    for column in one.columns:
+    for column in advice.columns:
         objections = {**column.unsuitable, **column.warnings}
         lines.append(
             Text(f"\n  {escape_control_characters(column.column)}  {escape_control_characters(column.largest)}", DIM)

@@ -74,15 +74,15 @@ class FlowLevel:
 Flow = tuple[FlowLevel, ...]
 
 
-def select_chain(made: Mapping[StageKey, Manifest | None], recipe: str, dataset: str) -> dict[str, Manifest]:
+def select_chain(outputs: Mapping[StageKey, Manifest | None], recipe: str, dataset: str) -> dict[str, Manifest]:
     """Return the current outputs of a dataset that were built from each other, by stage, as far as they go."""
     chain: dict[str, Manifest] = {}
     earlier: Manifest | None = None
     for key in [(recipe, dataset, stage) for stage in _CHAIN] + [(recipe, TRAINING_SPLITS)]:
-        one = made.get(key)
-        if one is None or (earlier and one.inputs.get("/".join(earlier.key)) != earlier.version):
+        output = outputs.get(key)
+        if output is None or (earlier and output.inputs.get("/".join(earlier.key)) != earlier.version):
             break
-        chain[key[-1]] = earlier = one
+        chain[key[-1]] = earlier = output
     return chain
 
 
@@ -114,11 +114,11 @@ def _iterate_row_levels(chain: Mapping[str, Manifest], dataset: str) -> Iterator
         return
     yield FlowLevel("rows", "rows", _count_kept(rows), _list_ledger_branches(examples))
     yield FlowLevel("rows in examples", "rows", _count_kept(examples))
-    made = read_facts(TokenizedExamplesFacts, examples.facts).examples
+    example_count = read_facts(TokenizedExamplesFacts, examples.facts).examples
     if packed is None:
-        yield FlowLevel("examples", "examples", made)
+        yield FlowLevel("examples", "examples", example_count)
         return
-    yield FlowLevel("examples", "examples", made, _list_ledger_branches(packed))
+    yield FlowLevel("examples", "examples", example_count, _list_ledger_branches(packed))
     yield FlowLevel("examples packed", "examples", _count_kept(packed))
     yield from _iterate_order_levels(chain, dataset, "sequences")
 
@@ -155,15 +155,15 @@ def _iterate_token_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: 
         FlowBranch(shown, classes[name], "rejected") for name, shown in _LOST_CLASSES.items() if classes.get(name)
     )
     yield FlowLevel("tokens rendered", "tokens", sum(classes.values()), lost)
-    made = read_facts(TokenizedExamplesFacts, examples.facts).tokens
+    token_count = read_facts(TokenizedExamplesFacts, examples.facts).tokens
     if packed is None:
-        yield FlowLevel("tokens in examples", "tokens", made)
+        yield FlowLevel("tokens in examples", "tokens", token_count)
         return
     dropped = sum(count for _, _, count in packed.token_ledger)
     yield FlowLevel(
         "tokens in examples",
         "tokens",
-        made,
+        token_count,
         (FlowBranch("dropped by packing", dropped, "rejected"),) if dropped else (),
     )
     yield from _iterate_order_levels(chain, dataset, "tokens")
@@ -218,12 +218,12 @@ def _iterate_order_levels(
     if schedule is None:
         yield FlowLevel(f"{unit} to train on", unit, splits.get("train", 0))
         return
-    left = tuple(
+    not_scheduled = tuple(
         FlowBranch(state.replace("_", " "), counts[unit], "left_out")
         for state, counts in schedule.items()
         if state not in (KEPT, REPEATED) and counts[unit]
     )
-    yield FlowLevel(f"{unit} to train on", unit, splits.get("train", 0), left)
+    yield FlowLevel(f"{unit} to train on", unit, splits.get("train", 0), not_scheduled)
     again = schedule[REPEATED][unit]
     joined = (FlowBranch("in later passes", again, "added", joins=True),) if again else ()
     yield FlowLevel(f"{unit} scheduled", unit, schedule[KEPT][unit], joined)
@@ -233,9 +233,9 @@ def _iterate_order_levels(
 
 def _read_column(output: Manifest, table: str, key: str, value: str) -> dict[str, int]:
     """Return a column of numbers of a manifest's table, by another column."""
-    found = output.tables[table]
-    of, at = found.columns.index(key), found.columns.index(value)
-    return {str(row[of]): int(row[at]) for row in found.rows}
+    content = output.tables[table]
+    of, at = content.columns.index(key), content.columns.index(value)
+    return {str(row[of]): int(row[at]) for row in content.rows}
 
 
 def _read_schedule(chain: Mapping[str, Manifest], dataset: str) -> dict[str, dict[str, int]] | None:
@@ -244,8 +244,8 @@ def _read_schedule(chain: Mapping[str, Manifest], dataset: str) -> dict[str, dic
     if order is None or "schedule" not in order.tables:
         return None
     table = order.tables["schedule"]
-    own = [dict(zip(table.columns, row, strict=True)) for row in table.rows if row[0] == dataset]
-    return {str(row["state"]): {name: int(row[name]) for name in table.columns[2:]} for row in own} or None
+    lines = [dict(zip(table.columns, row, strict=True)) for row in table.rows if row[0] == dataset]
+    return {str(row["state"]): {name: int(row[name]) for name in table.columns[2:]} for row in lines} or None
 
 
 # ── Levels that add up ─────────────────────────────────────────────────────────────────────────────
@@ -253,13 +253,13 @@ def _read_schedule(chain: Mapping[str, Manifest], dataset: str) -> dict[str, dic
 
 def balance_levels(levels: Iterable[FlowLevel]) -> Flow:
     """Return levels in which what a level leaves is what the next one has, with any difference as a branch."""
-    held = list(levels)
-    for at, (one, following) in enumerate(pairwise(held)):
-        difference = one.remaining - following.count
-        if one.unit == following.unit and difference:
+    balanced = list(levels)
+    for at, (level, following) in enumerate(pairwise(balanced)):
+        difference = level.remaining - following.count
+        if level.unit == following.unit and difference:
             unknown = FlowBranch("unaccounted", abs(difference), "unaccounted", joins=difference < 0)
-            held[at] = replace(one, branches=(*one.branches, unknown))
-    return tuple(held)
+            balanced[at] = replace(level, branches=(*level.branches, unknown))
+    return tuple(balanced)
 
 
 def sum_flows(flows: Sequence[Flow]) -> Flow:
@@ -281,24 +281,23 @@ def sum_flows(flows: Sequence[Flow]) -> Flow:
 
 def _sort_branches(branches: Iterable[FlowBranch]) -> tuple[FlowBranch, ...]:
     """Order branches: those that leave, the largest first, then those that join."""
-    return tuple(sorted(branches, key=lambda one: (one.joins, one.kind in LAST_CLASSES, -one.count, one.name)))
-
-
-def shorten_branches(flow: Flow) -> Flow:
-    """Return the flow with the smaller branches of a level summed, so that `SHOWN_BRANCHES` remain."""
-    return tuple(replace(level, branches=_merge_small(level.branches)) for level in flow)
+    return tuple(
+        sorted(branches, key=lambda branch: (branch.joins, branch.kind in LAST_CLASSES, -branch.count, branch.name))
+    )
 
 
 def _merge_small(branches: tuple[FlowBranch, ...]) -> tuple[FlowBranch, ...]:
     rejected = [branch for branch in branches if branch.kind == "rejected" and not branch.joins]
-    others = len(branches) - len(rejected)
-    room = max(SHOWN_BRANCHES - others - 1, 1)
+    other_count = len(branches) - len(rejected)
+    room = max(SHOWN_BRANCHES - other_count - 1, 1)
     if len(rejected) <= room + 1:
         return branches
-    small = sorted(rejected, key=lambda one: (-one.count, one.name))[room:]
-    merged = FlowBranch(f"for {len(small)} other reasons", sum(one.count for one in small), "rejected")
+    small = sorted(rejected, key=lambda branch: (-branch.count, branch.name))[room:]
+    merged = FlowBranch(f"for {len(small)} other reasons", sum(branch.count for branch in small), "rejected")
     kept = [branch for branch in branches if branch not in small]
-    at = next(i for i, one in enumerate([*kept, None]) if one is None or one.kind != "rejected" or one.joins)
+    at = next(
+        i for i, branch in enumerate([*kept, None]) if branch is None or branch.kind != "rejected" or branch.joins
+    )
     return (*kept[:at], merged, *kept[at:])
 
 
@@ -344,17 +343,19 @@ def draw_flow_svg(flow: Flow, title: str) -> str:
     """Draw a flow; an empty one is an empty text."""
     if not flow:
         return ""
+    # The smaller branches of a level are summed, so that `SHOWN_BRANCHES` remain.
+    shortened = (replace(level, branches=_merge_small(level.branches)) for level in flow)
     drawn: list[str] = []
     y = 6.0
-    for number, (_, own) in enumerate(groupby(shorten_branches(flow), key=lambda level: level.unit)):
-        levels = list(own)
+    for number, (_, group) in enumerate(groupby(shortened, key=lambda level: level.unit)):
+        levels = list(group)
         if number:
             drawn.append(
                 f'<path fill="none" stroke="{KEPT_COLOUR}" stroke-width="2" d="M{LEFT + STREAM / 2 - 7} '
                 f'{y + 3:.1f}l7 7l7 -7"/><text x="{LABELS}" y="{y + 11:.1f}" opacity=".7">made into</text>'
             )
             y += LINE + 4
-        largest = max(one.count + sum(branch.count for branch in one.branches if branch.joins) for one in levels)
+        largest = max(level.count + sum(branch.count for branch in level.branches if branch.joins) for level in levels)
         for at, level in enumerate(levels):
             width = _measure_width(level.count, largest)
             drawn.append(
@@ -399,8 +400,8 @@ def _draw_branches(level: FlowLevel, top: float, y: float, largest: int, drawn: 
         middles.append(y + tall / 2)
         y += tall
     bottom = y + 6 if lines else y
-    for (x, width, one), middle in zip(lines, middles, strict=True):
-        ribbons.append(_draw_branch(one, level, max(x, LEFT), width, middle, top=top, bottom=bottom))
+    for (x, width, branch), middle in zip(lines, middles, strict=True):
+        ribbons.append(_draw_branch(branch, level, max(x, LEFT), width, middle, top=top, bottom=bottom))
     if goes_on:
         stays = min(kept, LEFT + _measure_width(level.count, largest))
         drawn.append(
@@ -412,17 +413,17 @@ def _draw_branches(level: FlowLevel, top: float, y: float, largest: int, drawn: 
 
 
 def _draw_branch(
-    one: FlowBranch, level: FlowLevel, x: float, width: float, middle: float, *, top: float, bottom: float
+    branch: FlowBranch, level: FlowLevel, x: float, width: float, middle: float, *, top: float, bottom: float
 ) -> str:
-    sign, edge = ("+ ", bottom) if one.joins else ("" if one.kind in LAST_CLASSES else "− ", top)
-    label = f"{sign}{one.count:,} {escape_control_characters(one.name)}"
-    percent = format_percent(one.count, level.count) if 2000 * one.count >= level.count else "< 0.1 %"
+    sign, edge = ("+ ", bottom) if branch.joins else ("" if branch.kind in LAST_CLASSES else "− ", top)
+    label = f"{sign}{branch.count:,} {escape_control_characters(branch.name)}"
+    percent = format_percent(branch.count, level.count) if 2000 * branch.count >= level.count else "< 0.1 %"
     share = f" · {percent}" if level.count else ""
     shown = label if len(label) <= MAX_LABEL_CHARS else f"{label[: MAX_LABEL_CHARS - 1]}…"
     return (
-        f'<g class="branch" data-kind="{one.kind}" data-count="{one.count if one.joins else -one.count}">'
+        f'<g class="branch" data-kind="{branch.kind}" data-count="{branch.count if branch.joins else -branch.count}">'
         f"<title>{escape(label + share)}</title>"
-        f'<path fill="{COLOURS[one.kind]}" opacity=".8" d="{_trace_ribbon(x, width, middle, edge)}"/>'
+        f'<path fill="{COLOURS[branch.kind]}" opacity=".8" d="{_trace_ribbon(x, width, middle, edge)}"/>'
         f'<text x="{LABELS}" y="{middle + 4.5:.1f}">{escape(shown)}'
         f'<tspan opacity=".65">{escape(share)}</tspan></text></g>'
     )

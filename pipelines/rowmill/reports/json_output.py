@@ -61,10 +61,12 @@ def describe_statistics(build: "BuildView") -> dict[str, Any]:
     datasets: dict[str, Any] = {}
     hints: list[str] = []
     for name in build.project.recipe.datasets:
-        found = {stage: made for stage in STATISTICS_STAGES if (made := build.find_output(name, stage)) is not None}
-        what_if = found[TRUNCATION_STATS].tables.get("what_if") if TRUNCATION_STATS in found else None
+        outputs = {
+            stage: output for stage in STATISTICS_STAGES if (output := build.find_output(name, stage)) is not None
+        }
+        what_if = outputs[TRUNCATION_STATS].tables.get("what_if") if TRUNCATION_STATS in outputs else None
         datasets[name] = {
-            "facts": {stage: made.facts for stage, made in found.items()},
+            "facts": {stage: output.facts for stage, output in outputs.items()},
             "left_out": [
                 dict(zip(("stage", "state", "reason", "records"), line, strict=True))
                 for line in build.list_left_out(name)
@@ -78,21 +80,21 @@ def describe_statistics(build: "BuildView") -> dict[str, Any]:
 def describe_verification(checked: "Sequence[StageVerification]") -> dict[str, Any]:
     """Describe each stage: its version, whether its options changed since, its check results and its damage."""
     return {
-        "fails": any(one.fails for one in checked),
+        "fails": any(stage.fails for stage in checked),
         "stages": [
             {
-                "stage": format_key(one.step.key),
-                "version": None if one.manifest is None else one.manifest.version,
-                "outdated": one.manifest is not None and one.manifest.code_version != one.step.code_version,
-                "checks": [_describe_result(result) for result in one.results],
-                "damage": list(one.damage),
-                "disagreements": list(one.disagreements),
-                "files_read": one.files,
-                "bytes_read": one.size_bytes,
-                "files_not_read": one.unread_files,
-                "bytes_not_read": one.unread_bytes,
+                "stage": format_key(stage.step.key),
+                "version": None if stage.manifest is None else stage.manifest.version,
+                "outdated": stage.manifest is not None and stage.manifest.code_version != stage.step.code_version,
+                "checks": [_describe_result(result) for result in stage.results],
+                "damage": list(stage.damage),
+                "disagreements": list(stage.disagreements),
+                "files_read": stage.files,
+                "bytes_read": stage.size_bytes,
+                "files_not_read": stage.unread_files,
+                "bytes_not_read": stage.unread_bytes,
             }
-            for one in checked
+            for stage in checked
         ],
     }
 
@@ -103,13 +105,13 @@ def describe_versions(kept: "Sequence[Manifest]", current: "Manifest | None") ->
         "current": None if current is None else current.version,
         "versions": [
             {
-                "version": one.version,
-                "built_at": one.built_at,
-                "run_id": one.run_id,
-                "facts": one.facts,
-                "waivers": list(one.waivers),
+                "version": output.version,
+                "built_at": output.built_at,
+                "run_id": output.run_id,
+                "facts": output.facts,
+                "waivers": list(output.waivers),
             }
-            for one in reversed(kept)
+            for output in reversed(kept)
         ],
     }
 
@@ -117,6 +119,6 @@ def describe_versions(kept: "Sequence[Manifest]", current: "Manifest | None") ->
 RESULT_FIELDS = ("check", "outcome", "blocking", "severity", "value", "wanted", "what", "remedy", "waiver")
 
 
-def _describe_result(one: "CheckResult") -> dict[str, Any]:
-    rest = {"causes": list(one.causes), "samples": [] if one.causes else list(one.samples)}
-    return {name: getattr(one, name) for name in RESULT_FIELDS} | rest
+def _describe_result(result: "CheckResult") -> dict[str, Any]:
+    rest = {"causes": list(result.causes), "samples": [] if result.causes else list(result.samples)}
+    return {name: getattr(result, name) for name in RESULT_FIELDS} | rest

@@ -104,9 +104,11 @@ def write_build_report(project: Project) -> str:
 
 def _digest_content(build: BuildView) -> str:
     """Return a digest of a report's content: the current versions and their check results."""
-    versions = [one.version if one is not None else "" for one in build.made.values()]
+    versions = [output.version if output is not None else "" for output in build.made.values()]
     results = [
-        (result.check, result.threshold_digest, result.message) for found in build.results.values() for result in found
+        (result.check, result.threshold_digest, result.message)
+        for judged in build.results.values()
+        for result in judged
     ]
     return digest_json(PAGE_VERSION, versions, [step.code_version for step in build.steps], results)
 
@@ -207,12 +209,13 @@ def _list_headline_numbers(build: BuildView) -> Iterator[tuple[str, str]]:
 def _list_build_facts(build: BuildView) -> Iterator[str]:
     """Yield the tokenizer, the dates of the data and of the build, and the version."""
     recipe = build.project.recipe
-    made = [one for one in build.made.values() if one is not None]
+    built = [output for output in build.made.values() if output is not None]
     yield format_count(len(recipe.datasets), "dataset")
     yield f"tokenizer {recipe.tokenizer_choice.name}"
-    for what, outputs in (("data read", [one for one in made if one.stage == RAW_DATASET]), ("built", made)):
+    read = [output for output in built if output.stage == RAW_DATASET]
+    for label, outputs in (("data read", read), ("built", built)):
         if outputs:
-            yield f"{what} {max(one.built_at for one in outputs)[:16].replace('T', ' ')} UTC"
+            yield f"{label} {max(output.built_at for output in outputs)[:16].replace('T', ' ')} UTC"
     last = build.find_output(None, GPU_PARTITIONS) or build.find_output(None, TRAINING_SPLITS)
     yield f"version {last.version[:12]}" if last is not None else ""
 
@@ -222,22 +225,22 @@ def _make_card(build: BuildView, at: int, name: str) -> dict[str, Any]:
     counts = dict(zip(build.dataset_counts.columns, build.dataset_counts.rows[at], strict=True))
     shown = {label: counts[label] for label in ("rows", "tokens", "trained", "fill")}
     histograms = (
-        made.histograms[histogram]
+        output.histograms[histogram]
         for stage, histogram in LENGTH_HISTOGRAMS
-        if (made := build.find_output(name, stage)) is not None
-        and histogram in made.histograms
-        and sum(made.histograms[histogram].counts)
+        if (output := build.find_output(name, stage)) is not None
+        and histogram in output.histograms
+        and sum(output.histograms[histogram].counts)
     )
     lengths = next(histograms, None) if at < MAX_DRAWN_DATASETS else None
-    own = [step for step in build.steps if step.dataset == name]
-    passed = sum(result.passed for step in own for result in build.results[step.key])
+    dataset_steps = [step for step in build.steps if step.dataset == name]
+    passed = sum(result.passed for step in dataset_steps for result in build.results[step.key])
     return {
         "name": name,
         "numbers": [
             (f"{value:,}" if isinstance(value, int) else value or NO_NUMBER, label) for label, value in shown.items()
         ],
         "lengths": plots.draw_histogram_svg(lengths, width=CARD_WIDTH, height=CARD_HEIGHT) if lengths else "",
-        "failed": [one for one in build.failed if one.key[1] == name and len(one.key) > 2],
+        "failed": [result for result in build.failed if result.key[1] == name and len(result.key) > 2],
         "missing": next((step.name for step in build.missing if step.dataset == name), ""),
         "passed": format_count(passed, "check"),
     }
@@ -271,65 +274,69 @@ def _format_shares(table: DisplayTable) -> list[list[object]]:
 
 def _open_encoders(build: BuildView) -> dict[str, Encoder]:
     """Open the tokenizer of each dataset whose examples were made with the recipe's current one."""
-    found: dict[str, Encoder] = {}
+    encoders: dict[str, Encoder] = {}
     project = build.project
     for name in project.recipe.datasets:
-        made = build.find_output(name, TOKENIZED_EXAMPLES)
-        if made is not None:
-            context = StageContext(project.store, project.base, made.key, name, {}, LocalPool(1), recipe=project.recipe)
+        output = build.find_output(name, TOKENIZED_EXAMPLES)
+        if output is not None:
+            context = StageContext(
+                project.store, project.base, output.key, name, {}, LocalPool(1), recipe=project.recipe
+            )
             loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
-            if loaded.card.digest == made.card.get("tokenizer_digest"):
-                found[name] = stored_tokenizers.open_encoder(project.store.root, path)
-    return found
+            if loaded.card.digest == output.card.get("tokenizer_digest"):
+                encoders[name] = stored_tokenizers.open_encoder(project.store.root, path)
+    return encoders
 
 
 def _describe_sequences(build: BuildView, encoders: Mapping[str, Encoder]) -> dict[str, Any]:
     """Return a packed sequence of each dataset, "outdated" if the tokenizer is another one now, None if it has none."""
-    found: dict[str, Any] = dict.fromkeys(build.project.recipe.datasets)
+    described: dict[str, Any] = dict.fromkeys(build.project.recipe.datasets)
     most = MAX_SEQUENCE_BYTES // max(min(len(encoders), MAX_DRAWN_DATASETS), 1) // TOKEN_BYTES
-    for name in list(found)[:MAX_DRAWN_DATASETS]:
+    for name in list(described)[:MAX_DRAWN_DATASETS]:
         if name in encoders:
-            one = view_sequence(build.project, name, encoders[name], max_tokens=min(most, MAX_SEQUENCE_TOKENS))
-            found[name] = None if one is None else describe_sequence(one)
+            sequence = view_sequence(build.project, name, encoders[name], max_tokens=min(most, MAX_SEQUENCE_TOKENS))
+            described[name] = None if sequence is None else describe_sequence(sequence)
         elif build.find_output(name, TOKENIZED_EXAMPLES) is not None:
-            found[name] = "outdated"
-    return found
+            described[name] = "outdated"
+    return described
 
 
-def describe_sequence(one: SequenceTokens) -> dict[str, Any]:
+def describe_sequence(sequence: SequenceTokens) -> dict[str, Any]:
     """Return what the template shows of a sequence: every token's class, and its numbers by column.
 
     Tokens are coloured by class and underlined where the loss is taken, so the page says the most important without a
     script. Numbers are lists of the whole sequence, since an attribute per token would be ten times as large.
     """
-    segments = [place.segment for place in one.segments for _ in range(place.length)]
+    segments = [place.segment for place in sequence.segments for _ in range(place.length)]
     columns: dict[str, Sequence[object]] = {
-        "ids": one.ids,
+        "ids": sequence.ids,
         # An ignored label is left empty.
-        "labels": ["" if label == IGNORED_LABEL else label for label in one.labels],
-        "positions": one.positions,
-        "segments": segments[: len(one.ids)],
-        "messages": ["" if message < 0 else message for message in one.messages],
+        "labels": ["" if label == IGNORED_LABEL else label for label in sequence.labels],
+        "positions": sequence.positions,
+        "segments": segments[: len(sequence.ids)],
+        "messages": ["" if message < 0 else message for message in sequence.messages],
     }
-    if one.weights:
-        columns["weights"] = [f"{weight:g}" for weight in one.weights]
+    if sequence.weights:
+        columns["weights"] = [f"{weight:g}" for weight in sequence.weights]
     # Line ends are marked; a token that only completes a later character is a small square.
-    texts = [text.replace("\n", "↵\n") or "▫" for text in one.texts]
-    styles = [f"{kind} trained" if trained else kind for kind, trained in zip(one.kinds, one.trained, strict=True)]
+    texts = [text.replace("\n", "↵\n") or "▫" for text in sequence.texts]
+    styles = [
+        f"{kind} trained" if trained else kind for kind, trained in zip(sequence.kinds, sequence.trained, strict=True)
+    ]
     shown: list[tuple[str, list[tuple[str, list[str]]]]] = []
-    for place in one.segments:
+    for place in sequence.segments:
         cut = f"from its token {place.start:,}" if place.start else ""
         about = [f"segment {place.segment}", place.example_id, format_count(place.length, "token"), cut]
-        places = range(place.offset, min(place.offset + place.length, len(one.ids)))
-        spans = [(style, [texts[at] for at in own]) for style, own in groupby(places, key=styles.__getitem__)]
+        places = range(place.offset, min(place.offset + place.length, len(sequence.ids)))
+        spans = [(style, [texts[at] for at in run]) for style, run in groupby(places, key=styles.__getitem__)]
         shown.append((join_facts(about), spans))
     counts = [
-        f"packed sequence {one.dataset}/{one.split}/{one.sequence}",
-        format_count(one.tokens, "token"),
-        f"the first {len(one.ids):,} of them" if len(one.ids) < one.tokens else "",
-        format_count(len(one.segments), "segment"),
+        f"packed sequence {sequence.dataset}/{sequence.split}/{sequence.sequence}",
+        format_count(sequence.tokens, "token"),
+        f"the first {len(sequence.ids):,} of them" if len(sequence.ids) < sequence.tokens else "",
+        format_count(len(sequence.segments), "segment"),
     ]
-    kinds = [kind for kind in SPAN_KINDS if kind in one.kinds]
+    kinds = [kind for kind in SPAN_KINDS if kind in sequence.kinds]
     return {"columns": columns, "caption": join_facts(counts), "kinds": kinds, "segments": shown}
 
 
@@ -362,8 +369,8 @@ def _start_text(text: str) -> str:
 def _iterate_samples(build: BuildView, encoders: Mapping[str, Encoder]) -> Iterator[_Row]:
     budget = MAX_SAMPLE_BYTES // max(len(encoders), 1) // SAMPLES_PER_DATASET
     for name, encoder in encoders.items():
-        made = build.find_output(name, TOKENIZED_EXAMPLES)
-        files = [file for file in made.files("examples") if file.rows] if made is not None else []
+        output = build.find_output(name, TOKENIZED_EXAMPLES)
+        files = [file for file in output.files("examples") if file.rows] if output is not None else []
         for example in _choose_samples(build, files) if files else ():
             yield _make_sample(name, example, encoder, budget)
 
@@ -372,11 +379,11 @@ def _choose_samples(build: BuildView, files: Sequence[File]) -> Iterator[dict[st
     """Yield examples from the first, the middle and the last part, each spread over its part."""
     chosen = list({file.path: file for file in (files[0], files[len(files) // 2], files[-1])}.values())
     each = -(-SAMPLES_PER_DATASET // len(chosen))
-    left = SAMPLES_PER_DATASET
+    remaining = SAMPLES_PER_DATASET
     for file in chosen:
         table = build.project.store.table(file)
-        places = sorted({int(at) for at in np.linspace(0, table.num_rows - 1, min(each, left, table.num_rows))})
-        left -= len(places)
+        places = sorted({int(at) for at in np.linspace(0, table.num_rows - 1, min(each, remaining, table.num_rows))})
+        remaining -= len(places)
         yield from table.take(places).to_pylist()
 
 
@@ -412,10 +419,10 @@ def list_token_kinds(example: Mapping[str, Any]) -> list[tuple[str, bool]]:
 
 
 def _list_rejects(build: BuildView) -> Iterator[_Row]:
-    made = [(key, one) for key, one in sorted(build.made.items()) if one is not None]
-    found = [(key[1], line) for key, one in made for line in _iterate_rejects(build, one)]
-    budget = min(MAX_REJECT_BYTES // max(len(found), 1), 2_000)
-    for dataset, line in found:
+    outputs = [(key, output) for key, output in sorted(build.made.items()) if output is not None]
+    rejects = [(key[1], line) for key, output in outputs for line in _iterate_rejects(build, output)]
+    budget = min(MAX_REJECT_BYTES // max(len(rejects), 1), 2_000)
+    for dataset, line in rejects:
         raw, reason = line["raw"].decode(errors="replace"), line["reason"]
         title, start = join_facts([dataset, reason]), _start_text(line["detail"] or raw)
         detail, shown = clip_text(line["detail"], budget // 4), clip_text(raw, budget // 2)
@@ -425,11 +432,11 @@ def _list_rejects(build: BuildView) -> Iterator[_Row]:
 
 def _iterate_rejects(build: BuildView, output: Manifest) -> Iterator[dict[str, Any]]:
     """Yield the first rejects of each reason of a stage, reading as few parts as possible."""
-    wanted = {reason: min(count, MAX_REJECTS_PER_REASON) for _, reason, count in output.ledger if reason}
+    remaining = {reason: min(count, MAX_REJECTS_PER_REASON) for _, reason, count in output.ledger if reason}
     for file in output.files("rejects"):
-        if not any(wanted.values()):
+        if not any(remaining.values()):
             return
         for line in build.project.store.table(file).to_pylist() if file.rows else ():
-            if wanted.get(line["reason"], 0) > 0:
-                wanted[line["reason"]] -= 1
+            if remaining.get(line["reason"], 0) > 0:
+                remaining[line["reason"]] -= 1
                 yield line

@@ -46,29 +46,29 @@ MAX_SHOWN_OCCURRENCES = 12
 # ── A record through the stages ───────────────────────────────────────────────────────────────────────────────
 
 
-def render_inspected_record(one: InspectedRecord, *, colours: bool) -> RenderableType:
+def render_inspected_record(record: InspectedRecord, *, colours: bool) -> RenderableType:
     """Show one record; without colours, trained text is in ⟦brackets⟧."""
     lines: list[RenderableType] = [
-        Rule(Text.assemble((one.dataset, HEAD), f"  {one.row_id}"), align="left", style=DIM)
+        Rule(Text.assemble((record.dataset, HEAD), f"  {record.row_id}"), align="left", style=DIM)
         if colours
-        else Text(f"── {one.dataset}  {one.row_id} ──"),
-        label_value("source", one.source),
-        label_value("raw", _clip_text(one.raw.decode(errors="replace"), MAX_RAW_CHARS)),
+        else Text(f"── {record.dataset}  {record.row_id} ──"),
+        label_value("source", record.source),
+        label_value("raw", _clip_text(record.raw.decode(errors="replace"), MAX_RAW_CHARS)),
     ]
-    if one.row is not None:
-        lines += [label_value("report", _format_parse_report(one.row)), *_render_structured_row(one.row)]
-        lines += _render_kind_columns(one.row)
-    if one.rejected is not None:
-        stage, reason, detail = one.rejected
+    if record.row is not None:
+        lines += [label_value("report", _format_parse_report(record.row)), *_render_structured_row(record.row)]
+        lines += _render_kind_columns(record.row)
+    if record.rejected is not None:
+        stage, reason, detail = record.rejected
         lines.append(
             label_value("rejected", f"{reason} at {stage}: {detail}" if detail else f"{reason} at {stage}", BAD)
         )
-    for sample in one.samples:
+    for sample in record.samples:
         lines += _render_example(sample, colours=colours)
-    if one.shown_above:
-        lines.append(label_value("also in", join_facts([f"{name}, above" for name in one.shown_above[:5]])))
-    if one.not_shown:
-        lines.append(label_value("also in", format_count(one.not_shown, "more example")))
+    if record.shown_above:
+        lines.append(label_value("also in", join_facts([f"{name}, above" for name in record.shown_above[:5]])))
+    if record.not_shown:
+        lines.append(label_value("also in", format_count(record.not_shown, "more example")))
     return Group(*lines, Text(""))
 
 
@@ -87,7 +87,7 @@ def _format_parse_report(row: Mapping[str, Any]) -> str:
     notes += [
         f"{name} {row[key]}" for key, name in (("group_key", "group"), ("domain", "domain")) if row[key] is not None
     ]
-    notes += [f"{row[key]} {what}" for key, what in counts.items() if row[key]]
+    notes += [f"{row[key]} {label}" for key, label in counts.items() if row[key]]
     notes += [
         "tools" if row["tools_present"] else "",
         "tools parsed from text" if row["tools_parsed_from_string"] else "",
@@ -176,39 +176,39 @@ def _render_example(sample: InspectedExample, *, colours: bool) -> Iterator[Rend
 
 def render_row_traces(traces: Sequence[RowTrace]) -> RenderableType:
     """Show each row's source, its outcome at each stage, and every place that holds its tokens."""
-    return Group(*(line for one in traces for line in _render_row_trace(one)))
+    return Group(*(line for trace in traces for line in _render_row_trace(trace)))
 
 
-def _render_row_trace(one: RowTrace) -> Iterator[RenderableType]:
-    yield Text.assemble((one.dataset, HEAD), f"  {one.row_id}")
-    yield from _render_origin(one.origin)
-    for i, fate in enumerate(one.fates):
+def _render_row_trace(trace: RowTrace) -> Iterator[RenderableType]:
+    yield Text.assemble((trace.dataset, HEAD), f"  {trace.row_id}")
+    yield from _render_origin(trace.origin)
+    for i, fate in enumerate(trace.fates):
         outcome = join_facts([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
         yield label_value("" if i else "fate", outcome, BAD if fate.state == "rejected" else "")
-    for i, (name, tokens, trained) in enumerate(one.examples):
+    for i, (name, tokens, trained) in enumerate(trace.examples):
         yield label_value(
             "" if i else "examples", f"{name} · {format_count(tokens, 'token')}, {format_value(trained)} trained"
         )
-    for i, place in enumerate(one.places):
-        yield label_value("" if i else "places", _format_place(one.dataset, place))
+    for i, place in enumerate(trace.places):
+        yield label_value("" if i else "places", _format_place(trace.dataset, place))
         yield label_value("", f"  {place.shard}, row {place.shard_row}", DIM)
         yield from _render_occurrences("", place.showings)
-    if one.order_note:
-        yield label_value("" if one.places else "places", one.order_note, LOOK)
+    if trace.order_note:
+        yield label_value("" if trace.places else "places", trace.order_note, LOOK)
     yield Text("")
 
 
 def _format_place(dataset: str, location: SegmentLocation) -> str:
-    taken = f"tokens {location.offset} to {location.offset + location.length - 1}"
+    extent = f"tokens {location.offset} to {location.offset + location.length - 1}"
     cut = f"from token {location.start} of {location.example_id}" if location.start else location.example_id
-    return join_facts([f"{dataset}/{location.split}/{location.sequence}", f"segment {location.segment}", taken, cut])
+    return join_facts([f"{dataset}/{location.split}/{location.sequence}", f"segment {location.segment}", extent, cut])
 
 
 def _render_occurrences(name: str, showings: Sequence[SequenceOccurrence]) -> Iterator[RenderableType]:
     indent = "" if name else "  "
-    for i, one in enumerate(showings[:MAX_SHOWN_OCCURRENCES]):
-        where = f"{one.file}, row {one.file_row}" if one.file else "not built"
-        place = f"{indent}rank {one.rank}, step {one.step}, pass {one.passed}  "
+    for i, occurrence in enumerate(showings[:MAX_SHOWN_OCCURRENCES]):
+        where = f"{occurrence.file}, row {occurrence.file_row}" if occurrence.file else "not built"
+        place = f"{indent}rank {occurrence.rank}, step {occurrence.step}, pass {occurrence.passed}  "
         yield label_value("" if i else name, Text(place).append(escape_control_characters(where), DIM))
     if len(showings) > MAX_SHOWN_OCCURRENCES:
         yield label_value("", f"{indent}and {format_count(len(showings) - MAX_SHOWN_OCCURRENCES, 'more time')}")
@@ -223,37 +223,37 @@ def _render_origin(origin: RowOrigin) -> Iterator[RenderableType]:
     yield label_value("raw", _clip_text(origin.raw.decode(errors="replace"), MAX_RAW_CHARS))
 
 
-def render_sequence_trace(one: SequenceTrace) -> RenderableType:
+def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
     """Show a sequence, or one token of it, with the source of each segment."""
     lines: list[RenderableType] = [
         Text.assemble(
-            (f"{one.dataset}/{one.split}/{one.sequence}", HEAD),
-            f"  {format_count(one.tokens, 'token')}, {format_value(one.trained_tokens)} trained",
+            (f"{trace.dataset}/{trace.split}/{trace.sequence}", HEAD),
+            f"  {format_count(trace.tokens, 'token')}, {format_value(trace.trained_tokens)} trained",
         ),
-        label_value("shard", f"{one.places[0].shard}, row {one.places[0].shard_row}"),
+        label_value("shard", f"{trace.places[0].shard}, row {trace.places[0].shard_row}"),
     ]
-    lines += _render_occurrences("shown", one.places[0].showings)
-    if one.order_note:
-        lines.append(label_value("shown", one.order_note, LOOK))
-    if one.token is None:
-        problems = dict.fromkeys(origin.problem for origin in one.origins if origin.problem)
+    lines += _render_occurrences("shown", trace.places[0].showings)
+    if trace.order_note:
+        lines.append(label_value("shown", trace.order_note, LOOK))
+    if trace.token is None:
+        problems = dict.fromkeys(origin.problem for origin in trace.origins if origin.problem)
         return Group(
             *lines,
             Text(""),
-            _render_segments(one),
+            _render_segments(trace),
             *(Text(f"  {escape_control_characters(p)}", LOOK) for p in problems),
         )
-    at = one.token.at
-    i = next(i for i, place in enumerate(one.places) if place.offset <= at < place.offset + place.length)
-    lines += _render_token(one.token, one.places[i])
-    lines += _render_origin(one.origins[i])
+    at = trace.token.at
+    i = next(i for i, place in enumerate(trace.places) if place.offset <= at < place.offset + place.length)
+    lines += _render_token(trace.token, trace.places[i])
+    lines += _render_origin(trace.origins[i])
     return Group(*lines, Text(""))
 
 
-def _render_segments(one: SequenceTrace) -> RenderableType:
+def _render_segments(trace: SequenceTrace) -> RenderableType:
     columns = ["segment", "tokens", "length", "example", "source"]
     rows: list[Sequence[object]] = []
-    for place, origin in zip(one.places, one.origins, strict=True):
+    for place, origin in zip(trace.places, trace.origins, strict=True):
         cut = f" from token {place.start}" if place.start else ""
         source = (
             format_source_line(origin.url, origin.reader, origin.line)
@@ -273,7 +273,7 @@ def _render_segments(one: SequenceTrace) -> RenderableType:
 
 
 def _render_token(token: TokenTrace, location: SegmentLocation) -> Iterator[RenderableType]:
-    what = join_facts(
+    description = join_facts(
         [
             token.kind,
             f"message {token.message}" if token.message >= 0 else "",
@@ -281,7 +281,9 @@ def _render_token(token: TokenTrace, location: SegmentLocation) -> Iterator[Rend
             "" if token.weight is None else f"weight {token.weight:g}",
         ]
     )
-    yield label_value("token", f"{token.at} · id {token.token_id} · {escape_control_characters(token.text)!r} · {what}")
+    yield label_value(
+        "token", f"{token.at} · id {token.token_id} · {escape_control_characters(token.text)!r} · {description}"
+    )
     around = Text(_mark_line_ends(token.before), DIM)
     around.append(f"⟦{_mark_line_ends(token.text)}⟧", GOOD if token.trained else HEAD).append(
         _mark_line_ends(token.after), DIM
@@ -310,16 +312,18 @@ BEHAVIOR_SECTIONS: Mapping[str, tuple[str, ...]] = {
 """The fields of a template's contract, grouped as shown."""
 
 
-def render_template_report(one: TemplateReport) -> RenderableType:
+def render_template_report(report: TemplateReport) -> RenderableType:
     """Show a template's contract, warnings first, then one observation per line; empty observations are left out."""
-    lines: list[RenderableType] = [Text.assemble((one.dataset, HEAD), (f"  template {one.template_digest[:16]}", DIM))]
-    lines += [label_value("look", warning, LOOK) for warning in one.warnings]
+    lines: list[RenderableType] = [
+        Text.assemble((report.dataset, HEAD), (f"  template {report.template_digest[:16]}", DIM))
+    ]
+    lines += [label_value("look", warning, LOOK) for warning in report.warnings]
     for title, names in BEHAVIOR_SECTIONS.items():
         rows = [
             (name, Text(escape_control_characters(_format_observation(value))))
             for name in names
             # False is "no"; an empty observation is left out.
-            if (value := "no" if (seen := getattr(one.contract, name)) is False else seen)
+            if (value := "no" if (observed := getattr(report.contract, name)) is False else observed)
         ]
         if rows:
             lines += [Text(""), make_grid([title, "on probes"], rows)]
@@ -332,9 +336,9 @@ def _format_observation(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case dict():
-            return ", ".join(f"{key}: {_format_observation(one)}" for key, one in value.items())
+            return ", ".join(f"{key}: {_format_observation(inner)}" for key, inner in value.items())
         case tuple():
-            return ", ".join(_format_observation(one) for one in value)
+            return ", ".join(_format_observation(inner) for inner in value)
         case str() if value.isidentifier():
             return value
         case _:

@@ -93,19 +93,19 @@ def _render_places(build: BuildView) -> Iterator[RenderableType]:
         counts = [format_count(facts.ranks, "rank"), format_count(facts.tokens, "token"), f"opened through {where}"]
         yield label_value("ranks", join_facts(counts))
     for step in build.steps:
-        held = find_held_version(project.store, step.key)
-        if held is not None:
-            yield label_value("held", f"{format_key(held.key)}: {held.sentence}", LOOK)
-    for export, made in build.find_exports():
-        yield label_value("export", f"{export.name}: {project.store.path(exports.locate_export(made))}")
+        held_version = find_held_version(project.store, step.key)
+        if held_version is not None:
+            yield label_value("held", f"{format_key(held_version.key)}: {held_version.sentence}", LOOK)
+    for export, output in build.find_exports():
+        yield label_value("export", f"{export.name}: {project.store.path(exports.locate_export(output))}")
 
 
 def find_failed_checks(build: BuildView) -> list[CheckResult]:
     """Judge every check on the current versions that was not yet, and return those that fail."""
-    made = [(step, build.made[step.key]) for step in build.steps]
+    built = [(step, build.made[step.key]) for step in build.steps]
     return [
         result
-        for step, output in made
+        for step, output in built
         if output is not None
         for result in run_checks(build.project.store, output, step.thresholds)
         if result.failed
@@ -114,18 +114,21 @@ def find_failed_checks(build: BuildView) -> list[CheckResult]:
 
 def _render_failed_checks(build: BuildView, shown: Collection[StageKey]) -> Iterator[RenderableType]:
     failed = find_failed_checks(build)
-    above, below = [one for one in failed if one.key in shown], [one for one in failed if one.key not in shown]
+    above, below = (
+        [result for result in failed if result.key in shown],
+        [result for result in failed if result.key not in shown],
+    )
     if not failed:
         yield label_value("checks", "every applicable check passed", GOOD)
     if above:
-        count = format_count(len(above), "failed check" if any(one.blocking for one in above) else "warning")
-        names = ", ".join(f"{format_key(one.key)} {one.check} {one.shown}" for one in above)
+        count = format_count(len(above), "failed check" if any(result.blocking for result in above) else "warning")
+        names = ", ".join(f"{format_key(result.key)} {result.check} {result.shown}" for result in above)
         yield label_value("checks", f"{count}, shown above: {names}", LOOK)
     if below:
         yield Text("")
-    for one in below:
-        yield Text(f"  {format_key(one.key)}", DIM)
-        yield render_check_result(one, indent=4)
+    for result in below:
+        yield Text(f"  {format_key(result.key)}", DIM)
+        yield render_check_result(result, indent=4)
 
 
 def _render_next_commands(build: BuildView) -> Iterator[RenderableType]:
@@ -155,20 +158,22 @@ def _format_arguments(project: Project) -> str:
 def render_export_pointers(project: Project, names: Collection[str], copied_to: str | None = None) -> RenderableType:
     """Show the path of each export, or of its copy, and the lines that load it in its trainer."""
     lines: list[RenderableType] = []
-    for export, made in load_build_view(project).find_exports(names):
+    for export, output in load_build_view(project).find_exports(names):
         head = Text.assemble(
             (f"\n{export.name}", HEAD), (f"  {export.kind_name}, label convention {export.label_convention}", DIM)
         )
-        at = copied_to or project.store.path(exports.locate_export(made))
+        at = copied_to or project.store.path(exports.locate_export(output))
         lines += [head, Text(f"  {at}")]
-        lines += [Text(f"    {line}", "cyan") for line in exports.format_trainer_pointer(export, made, at).splitlines()]
+        lines += [
+            Text(f"    {line}", "cyan") for line in exports.format_trainer_pointer(export, output, at).splitlines()
+        ]
     return Group(*lines)
 
 
 def render_used_version(project: Project, step: Step, version: str) -> RenderableType:
     """Show the version at which a stage is held now, and how to rebuild the stages after it."""
     lines = [Text(f"{format_key(step.key)} is held at version {version}; builds keep it, nightly ones too")]
-    labels = dict.fromkeys(one.label for one in find_downstream_steps(project, step.key) if not one.on_demand)
+    labels = dict.fromkeys(later.label for later in find_downstream_steps(project, step.key) if not later.on_demand)
     if labels:
         only = " ".join(f"--only {label}" for label in labels)
         lines.append(Text("  the stages after it were built from another version; rebuild them from this one", DIM))
@@ -178,13 +183,13 @@ def render_used_version(project: Project, step: Step, version: str) -> Renderabl
     return Group(*lines)
 
 
-def render_released_version(project: Project, step: Step, held: HeldVersion | None) -> RenderableType:
+def render_released_version(project: Project, step: Step, held_version: HeldVersion | None) -> RenderableType:
     """Show that a stage is no longer held, and what makes its newest version current."""
     key = format_key(step.key)
-    if held is None:
+    if held_version is None:
         return Text(f"{key} is not held at a version; nothing to release")
     return Group(
-        Text(f"{key} is released; it stays at version {held.version} until the next build, which goes forward"),
+        Text(f"{key} is released; it stays at version {held_version.version} until the next build, which goes forward"),
         Text(f"    rowmill build {_format_arguments(project)}", "cyan"),
     )
 
@@ -219,12 +224,14 @@ def _render_dataset(build: BuildView, name: str) -> Iterator[RenderableType]:
     examples = build.find_facts(name, TOKENIZED_EXAMPLES, TokenizedExamplesFacts)
     counts = "not built"
     if rows is not None:
-        made = "not tokenized" if examples is None else format_count(examples.examples, "example")
-        counts = f"{format_count(rows.records, 'record')} → {format_count(rows.kept, 'row')} → {made}"
+        example_text = "not tokenized" if examples is None else format_count(examples.examples, "example")
+        counts = f"{format_count(rows.records, 'record')} → {format_count(rows.kept, 'row')} → {example_text}"
     yield Text(f"\n{name}", HEAD).append(f"  {counts}", DIM)
     if rows is not None:
-        noted = [(one.replace("_", " "), count) for one in NORMALIZATION_COLUMNS if (count := getattr(rows, one))]
-        noted += [(f"{one.replace('_', ' ')} (counted)", count) for one, count in (rows.notes or {}).items()]
+        noted = [
+            (column.replace("_", " "), count) for column in NORMALIZATION_COLUMNS if (count := getattr(rows, column))
+        ]
+        noted += [(f"{column.replace('_', ' ')} (counted)", count) for column, count in (rows.notes or {}).items()]
         if noted:
             yield from (_render_label("noted in the rows"), make_grid(["", "times"], noted, indent=4))
     if examples is not None and examples.rows_with_tools:
@@ -261,11 +268,11 @@ def _render_lengths(output: Manifest) -> Iterator[RenderableType]:
     shares = [format_percent(count, total) for count in counts]
     yield make_grid(list(LENGTH_BUCKETS.values()), [counts, shares], indent=4)
     if "stages" in output.tables:
-        taken = [
+        removed = [
             (stage, touched, format_percent(touched, total), messages, tokens, trained)
             for stage, touched, messages, tokens, trained in output.tables["stages"].rows
         ]
-        yield from (_render_label("what truncation removed"), make_grid(TRUNCATION_COLUMNS, taken, indent=4))
+        yield from (_render_label("what truncation removed"), make_grid(TRUNCATION_COLUMNS, removed, indent=4))
     if facts.dropped_for_length:
         yield Text(f"    dropped for length: {format_count(facts.dropped_for_length, 'row')}")
     table = output.tables["what_if"]

@@ -123,7 +123,7 @@ def _print_plan(args: argparse.Namespace) -> int:
         return ExitStatus.SUCCESS
     plans = list(dry_run.plan_tables(project))
     console.print(render_table_plans(plans))
-    return ExitStatus.INVALID if any(one.plan is None for one in plans) else ExitStatus.SUCCESS
+    return ExitStatus.INVALID if any(dataset.plan is None for dataset in plans) else ExitStatus.SUCCESS
 
 
 def _run_advise(args: argparse.Namespace) -> int:
@@ -284,21 +284,21 @@ def _choose_stages(project: "Project", only: Sequence[str], until: str | None) -
     from rowmill.build.steps import find_upstream_steps, plan_steps
 
     planned = plan_steps(project)
-    known = {name for step in planned for name in (step.name, step.label)}
+    stage_names = {name for step in planned for name in (step.name, step.label)}
     if until is None:
-        _require_known_stages("--only", only, known)
+        _require_known_stages("--only", only, stage_names)
         return only
-    _require_known_stages("--until", [until], known)
+    _require_known_stages("--until", [until], stage_names)
     last = [step for step in planned if until in (step.name, step.label)]
     return list(dict.fromkeys(step.label for step in (*find_upstream_steps(project, last), *last)))
 
 
-def _require_known_stages(option: str, names: Sequence[str], known: set[str]) -> None:
+def _require_known_stages(option: str, names: Sequence[str], stage_names: set[str]) -> None:
     for name in names:
-        if name not in known:
-            guess = suggest_name(name, known)
+        if name not in stage_names:
+            guess = suggest_name(name, stage_names)
             hint = f"did you mean {guess}?" if guess else "name one of them"
-            raise ConfigError(f"{option} {name}: no such stage; there are {', '.join(sorted(known))}; {hint}")
+            raise ConfigError(f"{option} {name}: no such stage; there are {', '.join(sorted(stage_names))}; {hint}")
 
 
 def build_stages(
@@ -349,13 +349,13 @@ def _run_export(args: argparse.Namespace) -> int:
     from rowmill.reports.summary import render_export_pointers
 
     project = open_project(args)
-    known = [export.name for export in project.recipe.exports]
-    chosen: list[str] = args.name or known
+    available = [export.name for export in project.recipe.exports]
+    chosen: list[str] = args.name or available
     for name in chosen or [""]:
-        if name not in known:
-            guess = suggest_name(name, known)
+        if name not in available:
+            guess = suggest_name(name, available)
             hint = f"did you mean {guess}?" if guess else "add one under exports: in the recipe"
-            raise ConfigError(f"--name {name}: no such export; there are {', '.join(known) or 'none'}; {hint}")
+            raise ConfigError(f"--name {name}: no such export; there are {', '.join(available) or 'none'}; {hint}")
     if args.to is not None and len(chosen) != 1:
         raise ConfigError(
             f"--to {args.to}: a folder holds one export, and these are {len(chosen)}: {', '.join(chosen)}; "

@@ -74,9 +74,11 @@ def _run_after_training(args: argparse.Namespace, stage: str) -> int:
         render_outdated_builds(generated_output.find_outdated_builds(project, datasets))
     )
     blocked = build_stages(project, steps, [stage], datasets)
-    manifests = [one for step in steps if (one := manifest.load_current(project.store, step.key)) is not None]
+    manifests = [output for step in steps if (output := manifest.load_current(project.store, step.key)) is not None]
     terminal.make_console().print(render_generated(manifests))
     if args.output:
-        records = [text for one in manifests for text in generated_output.iterate_accepted_records(project.store, one)]
+        records = [
+            text for output in manifests for text in generated_output.iterate_accepted_records(project.store, output)
+        ]
         generated_output.write_json_lines(Path(args.output), records)
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS

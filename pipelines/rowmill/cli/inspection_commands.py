@@ -91,8 +91,8 @@ def _run_inspect(args: argparse.Namespace) -> int:
 
     project = open_project(args)
     console = terminal.make_console()
-    for one in inspection.inspect_rows(project, count=args.n, dataset=args.dataset, row_id=args.row):
-        console.print(row_view.render_inspected_record(one, colours=console.is_terminal and not console.no_color))
+    for record in inspection.inspect_rows(project, count=args.n, dataset=args.dataset, row_id=args.row):
+        console.print(row_view.render_inspected_record(record, colours=console.is_terminal and not console.no_color))
     return ExitStatus.SUCCESS
 
 
@@ -112,16 +112,16 @@ def _run_verify(args: argparse.Namespace) -> int:
         return _choose_verification_status(checked)
     shown = reports.render_verification(project, checked, facts=args.facts, deep=args.deep, every=args.all)
     terminal.make_console().print(shown)
-    if any(one.damaged for one in checked):
+    if any(stage.damaged for stage in checked):
         removed = verification.discard_damage(project, checked) if args.discard else None
         terminal.make_console().print(reports.render_discarded(project, removed))
     return _choose_verification_status(checked)
 
 
 def _choose_verification_status(checked: "Sequence[StageVerification]") -> int:
-    if any(one.damage for one in checked):
+    if any(stage.damage for stage in checked):
         return ExitStatus.DAMAGED
-    return ExitStatus.GATE_CLOSED if any(one.fails for one in checked) else ExitStatus.SUCCESS
+    return ExitStatus.GATE_CLOSED if any(stage.fails for stage in checked) else ExitStatus.SUCCESS
 
 
 def _run_sql(args: argparse.Namespace) -> int:

@@ -46,12 +46,12 @@ def add_init_command(commands: "Commands") -> None:
 def _run_init(args: argparse.Namespace) -> int:
     from rowmill.recipe.new_project import create_project
 
-    here = Path.cwd()
-    project = create_project(here, args.data, name=args.name, tokenizer=args.tokenizer, seq_len=args.seq_len)
+    folder = Path.cwd()
+    project = create_project(folder, args.data, name=args.name, tokenizer=args.tokenizer, seq_len=args.seq_len)
     for path in project.written:
-        print(f"{path.relative_to(here)}  written")
+        print(f"{path.relative_to(folder)}  written")
     for path, missing in project.kept.items():
-        print(f"{path.relative_to(here)}  exists, left as it is" + ("; add to it:" if missing else ""))
+        print(f"{path.relative_to(folder)}  exists, left as it is" + ("; add to it:" if missing else ""))
         for line in missing:
             print(f"  {line.strip()}")
     print(f"\nrowmill inspect {project.name}   # show rows as the model will see them, trained tokens marked")

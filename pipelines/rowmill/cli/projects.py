@@ -58,7 +58,7 @@ def parse_positive(text: str) -> int:
     return value
 
 
-# ── Finds the recipe and the storage root of a command: by path, by name under `configs/`, or by environ ──
+# ── Recipe and storage root ──
 
 
 def open_project(args: argparse.Namespace) -> "Project":
@@ -83,8 +83,8 @@ def configs_folder() -> Path | None:
     """Return $ROWMILL_CONFIGS, or the nearest `configs` folder in or above the working directory, or None."""
     if os.environ.get("ROWMILL_CONFIGS"):
         return Path(os.environ["ROWMILL_CONFIGS"])
-    here = Path.cwd()
-    return next((folder / "configs" for folder in (here, *here.parents) if (folder / "configs").is_dir()), None)
+    current = Path.cwd()
+    return next((folder / "configs" for folder in (current, *current.parents) if (folder / "configs").is_dir()), None)
 
 
 def recipe_path(name: str) -> Path:
@@ -106,14 +106,14 @@ def recipe_path(name: str) -> Path:
         raise ConfigError(
             f"{name}: no such recipe; there is no configs folder here or above; name a recipe file, or run in a project"
         )
-    known = {path.stem: path for path in recipe.find_recipes(configs)}
-    if name not in known:
-        guess = suggest_name(name, known)
+    recipes = {path.stem: path for path in recipe.find_recipes(configs)}
+    if name not in recipes:
+        guess = suggest_name(name, recipes)
         hint = f"did you mean {guess}?" if guess else "name one of them, or a recipe file"
         raise ConfigError(
-            f"{name}: no recipe of this name; there are {', '.join(known) or 'none'} in {configs}; {hint}"
+            f"{name}: no recipe of this name; there are {', '.join(recipes) or 'none'} in {configs}; {hint}"
         )
-    return known[name]
+    return recipes[name]
 
 
 def open_folder_store(args: argparse.Namespace) -> "Store":
@@ -125,7 +125,7 @@ def open_folder_store(args: argparse.Namespace) -> "Store":
     return Store(root)
 
 
-# ── Reports a build of the command line to the project's Dagster instance, if there is one ──
+# ── Dagster ──
 
 
 def find_dagster_home(project: "Project") -> str | None:

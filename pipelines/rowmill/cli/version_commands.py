@@ -80,10 +80,10 @@ def _run_diff(args: argparse.Namespace) -> int:
 
     project = open_project(args)
     step = _find_step(project, args.key)
-    kept = {one.version: one for one in manifest.list_versions(project.store, step.key)}
+    kept = {output.version: output for output in manifest.list_versions(project.store, step.key)}
     current = manifest.load_current(project.store, step.key)
     chosen = (args.before, args.after or (current.version if current is not None else ""))
-    before, after = (kept[_match_version(one, list(kept), f"{project.recipe.name}/{args.key}")] for one in chosen)
+    before, after = (kept[_match_version(name, list(kept), f"{project.recipe.name}/{args.key}")] for name in chosen)
     terminal.make_console().print(reports.render_comparison(before, after, compare_versions(project, before, after)))
     return ExitStatus.SUCCESS
 
@@ -103,19 +103,19 @@ def _run_use(args: argparse.Namespace) -> int:
             f"`rowmill versions {args.recipe} {args.key}` lists the kept versions"
         )
     if args.release:
-        held = share_versions.release_version(project.store, step.key)
-        terminal.make_console().print(render_released_version(project, step, held))
+        hold = share_versions.release_version(project.store, step.key)
+        terminal.make_console().print(render_released_version(project, step, hold))
         current = manifest.load_current(project.store, step.key)
-        if held is not None and current is not None:
+        if hold is not None and current is not None:
             _show_in_dagster(project, step, runner.report_kept_version(current))
         return ExitStatus.SUCCESS
     runner.publish_statistics(project)
-    known = [one.version for one in manifest.list_versions(project.store, step.key)]
-    version = _match_version(args.version, known, f"{project.recipe.name}/{args.key}")
+    versions = [output.version for output in manifest.list_versions(project.store, step.key)]
+    version = _match_version(args.version, versions, f"{project.recipe.name}/{args.key}")
     report = runner.run_step(project, step, {}, version=version)
     results = runner.check_step(project, step, report.manifest)
-    held = share_versions.hold_version(project.store, report.manifest)
-    _show_in_dagster(project, step, replace(report, held=held), results)
+    hold = share_versions.hold_version(project.store, report.manifest)
+    _show_in_dagster(project, step, replace(report, held=hold), results)
     console = terminal.make_console()
     console.print(render_used_version(project, step, report.version))
     console.print(render_step(step, report, results))
@@ -130,7 +130,7 @@ def _show_in_dagster(
         print(f"! {problem}", file=sys.stderr)
 
 
-def _match_version(prefix: str, known: Sequence[str], where: str) -> str:
+def _match_version(prefix: str, versions: Sequence[str], where: str) -> str:
     """Return the one known version that starts with `prefix`.
 
     Raises
@@ -139,11 +139,11 @@ def _match_version(prefix: str, known: Sequence[str], where: str) -> str:
         If no version or several start with it; the message lists the known ones.
 
     """
-    found = [version for version in known if version.startswith(prefix)]
-    if len(found) == 1:
-        return found[0]
-    problem = "no kept version starts with it" if not found else f"{len(found)} versions start with it"
-    raise ConfigError(f"{where}: {prefix!r}: {problem}; there are {', '.join(known) or 'none'}; name one of them")
+    matches = [version for version in versions if version.startswith(prefix)]
+    if len(matches) == 1:
+        return matches[0]
+    problem = "no kept version starts with it" if not matches else f"{len(matches)} versions start with it"
+    raise ConfigError(f"{where}: {prefix!r}: {problem}; there are {', '.join(versions) or 'none'}; name one of them")
 
 
 def _find_step(project: "Project", key: str) -> "Step":
@@ -161,12 +161,12 @@ def _run_gc(args: argparse.Namespace) -> int:
     from rowmill.reports.console import render_collected
 
     project = open_project(args)
-    found = gc.collect_garbage(project, keep=args.keep, dry_run=args.dry_run)
-    terminal.make_console().print(render_collected(found, dry_run=args.dry_run))
+    garbage = gc.collect_garbage(project, keep=args.keep, dry_run=args.dry_run)
+    terminal.make_console().print(render_collected(garbage, dry_run=args.dry_run))
     return ExitStatus.SUCCESS
 
 
-# ── `rowmill work`, and `plan --stages`: a build whose parts are made by an array of jobs ──
+# ── Builds by an array of jobs ──
 
 
 def add_work_command(commands: "Commands") -> None:

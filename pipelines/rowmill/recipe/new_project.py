@@ -112,10 +112,10 @@ def create_project(
             f"{recipe}: exists already, and init overwrites nothing; a new recipe needs an unused name; add --name, "
             "or delete the file"
         )
-    taken = {path.stem: path for path in find_recipes(recipe.parent)} if recipe.parent.is_dir() else {}
-    if recipe.stem in taken:
+    existing = {path.stem: path for path in find_recipes(recipe.parent)} if recipe.parent.is_dir() else {}
+    if recipe.stem in existing:
         raise ConfigError(
-            f"{taken[recipe.stem]}: a recipe of this name exists; names of recipes must differ; add --name"
+            f"{existing[recipe.stem]}: a recipe of this name exists; names of recipes must differ; add --name"
         )
     text = _render_recipe(datasets, tokenizer, seq_len, needs_template=_lacks_template(folder, tokenizer))
     parse_recipe(yaml.safe_load(text), name=chosen, where=str(recipe), base=folder)
@@ -141,27 +141,27 @@ def _list_missing_lines(path: Path) -> Sequence[str]:
 # ── Finding the datasets ───────────────────────────────────────────────────────────────────────────
 
 
-def _find_datasets_of(folder: Path, argument: str, taken: set[str]) -> list[_FoundDataset]:
+def _find_datasets_of(folder: Path, argument: str, used_names: set[str]) -> list[_FoundDataset]:
     """Return the datasets of one argument: files with equal format and columns form one dataset."""
     alike: dict[str, tuple[Recognition, list[str], Sample, Mapping[str, Any]]] = {}
     for file in find_files(Files(train_urls=[argument]), folder):
         sample, options = _read_sample(file, folder)
-        found = _require_format(file.url, sample)
-        key = json.dumps([options, dict(found.options), sorted(sample.columns)])
-        alike.setdefault(key, (found, [], sample, options))[1].append(_shorten_url(file.url, folder))
+        data_format = _require_format(file.url, sample)
+        key = json.dumps([options, dict(data_format.options), sorted(sample.columns)])
+        alike.setdefault(key, (data_format, [], sample, options))[1].append(_shorten_url(file.url, folder))
     datasets: list[_FoundDataset] = []
-    for found, urls, sample, options in alike.values():
+    for data_format, urls, sample, options in alike.values():
         is_whole_argument = len(alike) == 1 and len(urls) > 1
         is_glob = any(sign in argument for sign in "*?[{")
         base = (argument if is_whole_argument and not is_glob else urls[0]).rstrip("/").rpartition("/")[2]
         by_length = sorted(SUFFIXES, key=len, reverse=True)
         ending = next((suffix for suffix in by_length if base.lower().endswith(suffix)), "")
         name = stem = _make_name(base.removesuffix(ending))
-        if name in taken:
-            name = next(new for i in range(2, len(taken) + 3) if (new := f"{stem[:60]}_{i}") not in taken)
-        taken.add(name)
+        if name in used_names:
+            name = next(new for i in range(2, len(used_names) + 3) if (new := f"{stem[:60]}_{i}") not in used_names)
+        used_names.add(name)
         patterns = [_shorten_url(argument, folder)] if is_whole_argument else urls
-        datasets.append(_FoundDataset(name, patterns, sample, found, options))
+        datasets.append(_FoundDataset(name, patterns, sample, data_format, options))
     return datasets
 
 

@@ -1,6 +1,4 @@
-"""The recipe: datasets with their defaults, overrides, execution, and what is checked over all of them.
-
-The recipe: all options that affect the output, read and validated once, and `execution`, which does not affect it.
+"""The recipe: all options that affect the output, validated once at load, and `execution`, which does not affect it.
 
 A dataset's options are in groups. Two conveniences are applied before validation: `defaults` fills in what a dataset
 omits (only in groups that its kind reads), and an option of a group that is written directly under `format`, as in
@@ -80,7 +78,7 @@ class Execution(Config):
         return self.model_copy(update={"executor": LocalExecutor(), "workers": chosen})
 
 
-# ── Replaces options of records datasets with values from the command line ──
+# ── Options from the command line ──
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
@@ -98,7 +96,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
     changed = copy.deepcopy(dict(values))
     datasets: Any = changed.get("datasets", changed.get("configs", {}))
     tables = (
-        [str(name) for name, one in datasets.items() if _find_joint_rows(one) is not None]
+        [str(name) for name, dataset in datasets.items() if _find_joint_rows(dataset) is not None]
         if isinstance(datasets, dict)
         else []
     )
@@ -110,15 +108,15 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
                 f"--{key}: the dataset is ambiguous; this recipe's records datasets are "
                 f"{join_choices(tables) or 'none'}; write --NAME__{key}"
             )
-        here: Any = datasets[name]["format"]
+        target: Any = datasets[name]["format"]
         for word in path[:-1]:
-            inner = here.setdefault(word, {})
+            inner = target.setdefault(word, {})
             if not isinstance(inner, dict):
                 raise ConfigError(
                     f"--{key}: {word} is {describe_type(inner)}, which has no options; correct the option's name"
                 )
-            here = cast("dict[str, Any]", inner)
-        here[path[-1]] = config.read_value(text, f"--{key}")
+            target = cast("dict[str, Any]", inner)
+        target[path[-1]] = config.read_value(text, f"--{key}")
     return changed
 
 
@@ -129,7 +127,7 @@ def _find_joint_rows(dataset: Any) -> "JointRows | None":
     return KINDS[named].get_joint_rows() if isinstance(named, str) and named in KINDS else None
 
 
-# ── One dataset of a recipe: its source, its kind and its option groups, checked together ──
+# ── One dataset ──
 
 
 class Dataset(Config):
@@ -211,7 +209,7 @@ def summarize_dataset(dataset: Dataset) -> DatasetSummary:
     )
 
 
-# ── Completes a recipe's mapping: defaults, aliases, options of groups that are written under `format` ──
+# ── Defaults, aliases and moved options ──
 
 
 FORMAT_ALIASES = {"type": "kind"}
@@ -330,9 +328,9 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
                 f"{at}.{group}.{option}: a {kind.get_name()} dataset does not read this option; of {group} it reads "
                 f"{join_choices(allowed)}; delete it"
             )
-    given = {group: frozenset(raw[group]) for group in read if isinstance(raw.get(group), dict)}
+    set_options = {group: frozenset(raw[group]) for group in read if isinstance(raw.get(group), dict)}
     _insert_group_defaults(raw, kind, read, options, defaults, at)
-    _refuse_idle(raw, kind, given, defaults, at)
+    _refuse_idle(raw, kind, set_options, defaults, at)
     fields = kind.list_fields()
     raw["format"] = {**{k: v for k, v in shared.items() if k in fields}, **options}
     return raw
@@ -344,12 +342,12 @@ def _move_reading_options(options: dict[str, Any], raw: dict[str, Any], at: str)
     source: object = raw.get("source")
     if not isinstance(table, dict) or not isinstance(source, dict):
         return
-    own, into = dict(cast("dict[str, Any]", table)), dict(cast("dict[str, Any]", source))
-    for name in [name for name in TABLE_READING_OPTIONS if name in own]:
+    table_options, into = dict(cast("dict[str, Any]", table)), dict(cast("dict[str, Any]", source))
+    for name in [name for name in TABLE_READING_OPTIONS if name in table_options]:
         if name in into:
             raise ConfigError(f"{at}: format.table.{name} and source.{name} are the same option; keep source.{name}")
-        into[name] = own.pop(name)
-    raw["source"], options["table"] = into, own or None
+        into[name] = table_options.pop(name)
+    raw["source"], options["table"] = into, table_options or None
 
 
 def _insert_group_defaults(
@@ -370,11 +368,11 @@ def _insert_group_defaults(
             )
         if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
             unread = kind.FIELDS_NOT_READ.get(group, frozenset())
-            own = raw.get(group, {})
-            if group == "splits" and "boundaries" in own:
+            group_values = raw.get(group, {})
+            if group == "splits" and "boundaries" in group_values:
                 # A dataset with its own time boundaries inherits no shares.
                 unread |= {"validation", "test"}
-            raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **own}
+            raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **group_values}
         if group in of_kind and isinstance(raw.get(group, {}), dict):
             raw[group] = {**of_kind[group], **raw.get(group, {})}
 
@@ -382,7 +380,7 @@ def _insert_group_defaults(
 def _refuse_idle(
     raw: dict[str, Any],
     kind: type[DatasetKind],
-    given: Mapping[str, frozenset[str]],
+    set_options: Mapping[str, frozenset[str]],
     defaults: Mapping[str, Any],
     at: str,
 ) -> None:
@@ -390,19 +388,19 @@ def _refuse_idle(
     idle = _list_idle(raw, kind)
     for option in idle:
         group, name = option.group, option.name
-        if name in given.get(group, ()):
-            reasons = [found for found in idle if (found.group, found.name) == (group, name)]
+        if name in set_options.get(group, ()):
+            reasons = [entry for entry in idle if (entry.group, entry.name) == (group, name)]
             # The changes that give it an effect delete what would have none beside the new values.
             changed = dict(raw)
-            for found in reasons:
-                changed[found.other_group] = {**changed.get(found.other_group, {}), found.other_name: found.other_value}
-            values = [f"{found.other_name}: {str(found.other_value).lower()}" for found in reasons]
-            useless = [found for found in _list_idle(changed, kind) if found.name in given.get(found.group, ())]
-            deletions = [f"delete {found.group}.{found.name}" for found in useless]
+            for entry in reasons:
+                changed[entry.other_group] = {**changed.get(entry.other_group, {}), entry.other_name: entry.other_value}
+            values = [f"{entry.other_name}: {str(entry.other_value).lower()}" for entry in reasons]
+            useless = [entry for entry in _list_idle(changed, kind) if entry.name in set_options.get(entry.group, ())]
+            deletions = [f"delete {entry.group}.{entry.name}" for entry in useless]
             remedy = " and ".join([f"set {' and '.join(values)}", *deletions])
             raise ConfigError(
                 f"{at}.{group}.{name}: {raw[group][name]} has no effect: "
-                f"{', and '.join(found.reason for found in reasons)}; {remedy}, or delete {name}"
+                f"{', and '.join(entry.reason for entry in reasons)}; {remedy}, or delete {name}"
             )
         if name in defaults.get(group, {}):
             raw[group].pop(name, None)
@@ -413,7 +411,9 @@ def _list_idle(raw: Mapping[str, Any], kind: type[DatasetKind]) -> list[IdleOpti
     try:
         truncation = Truncation.model_validate(raw.get("truncation", {}) if "truncation" in kind.GROUPS else {})
         packing = Packing.model_validate(raw.get("packing", {}) if "packing" in kind.GROUPS else {})
-        return [one for one in iterate_idle_options(kind.ROW_KIND, truncation, packing) if one.group in kind.GROUPS]
+        return [
+            option for option in iterate_idle_options(kind.ROW_KIND, truncation, packing) if option.group in kind.GROUPS
+        ]
     except (ValidationError, ConfigError):
         return []
 
@@ -421,8 +421,8 @@ def _list_idle(raw: Mapping[str, Any], kind: type[DatasetKind]) -> list[IdleOpti
 def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:
     """Set the validation share to 0 for datasets with a number of validation sequences, unless they set their own."""
     mixture: object = raw.get("mixture")
-    given = cast("dict[str, Any]", mixture) if isinstance(mixture, dict) else {}
-    numbers: object = given.get("num_validation_sequences")
+    options = cast("dict[str, Any]", mixture) if isinstance(mixture, dict) else {}
+    numbers: object = options.get("num_validation_sequences")
     for name in cast("dict[str, Any]", numbers) if isinstance(numbers, dict) else ():
         splits: object = written[name].get("splits", {}) if isinstance(written.get(name), dict) else None
         if isinstance(splits, dict) and not {"validation", "time_key"} & splits.keys():
@@ -433,8 +433,8 @@ def _move_flat_options(
     options: dict[str, Any], raw: dict[str, Any], kind: type[DatasetKind], read: frozenset[str], at: str
 ) -> None:
     """Move options of a group out of `format`, where other tools place them."""
-    own = kind.list_fields()
-    for field in [key for key in options if key not in own]:
+    own_fields = kind.list_fields()
+    for field in [key for key in options if key not in own_fields]:
         homes = [group for group in OPTION_GROUPS if group in read and field in OPTION_GROUPS[group].model_fields]
         if not homes:
             continue
@@ -449,7 +449,7 @@ def _move_flat_options(
         raw[group] = {**cast("dict[str, Any]", into), field: options.pop(field)}
 
 
-# ── The recipe: all options that affect the output, read and validated once, and `execution`, which does ──
+# ── The whole recipe ──
 
 
 class Recipe(Config):
@@ -555,9 +555,9 @@ class Recipe(Config):
             if recipe != self.name:
                 continue
             able = [
-                one
-                for one, other in self.datasets.items()
-                if one != name
+                candidate
+                for candidate, other in self.datasets.items()
+                if candidate != name
                 and not isinstance(other.source, GeneratedSource)
                 and has_generation_stage(PARSED_RECORDS, other)
             ]
@@ -618,15 +618,15 @@ class Recipe(Config):
         prospect = RecipeSummary(
             self.seq_len, {name: summarize_dataset(dataset) for name, dataset in self.datasets.items()}
         )
-        taken = dict.fromkeys(self.datasets, "a dataset")
+        used_names = dict.fromkeys(self.datasets, "a dataset")
         for number, export in enumerate(self.exports):
             check_name(export.name, f"exports.{number}.name")
-            if export.name in taken:
+            if export.name in used_names:
                 raise ValueError(
-                    f"exports.{number}.name: {export.name!r} is already {taken[export.name]}; names must differ, "
+                    f"exports.{number}.name: {export.name!r} is already {used_names[export.name]}; names must differ, "
                     "because statistics are stored under them; rename the export"
                 )
-            taken[export.name] = "another export"
+            used_names[export.name] = "another export"
             try:
                 export.refuse(prospect)
             except ConfigError as error:
@@ -696,8 +696,8 @@ def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
         ) from None
     _require_distinct_name(path)
     values = _insert_table_contracts(config.read_yaml(path), path)
-    given = apply_overrides(values, overrides) if overrides else values
-    return parse_recipe(given, name=path.stem, where=str(path), base=project_folder(path))
+    overridden = apply_overrides(values, overrides) if overrides else values
+    return parse_recipe(overridden, name=path.stem, where=str(path), base=project_folder(path))
 
 
 def _require_distinct_name(path: Path) -> None:
@@ -791,8 +791,8 @@ def parse_recipe(values: Mapping[str, Any], *, name: str, where: str, base: Path
 
 def find_recipes(configs: Path) -> list[Path]:
     """Return the recipe files of a configs folder: `<name>.yaml` in it or one level below."""
-    found = (*configs.glob("*.yaml"), *configs.glob("*/*.yaml"))
-    return sorted((path for path in found if not path.name.endswith(TABLE_SUFFIX)), key=lambda path: path.stem)
+    paths = (*configs.glob("*.yaml"), *configs.glob("*/*.yaml"))
+    return sorted((path for path in paths if not path.name.endswith(TABLE_SUFFIX)), key=lambda path: path.stem)
 
 
 def json_schema() -> dict[str, Any]:
@@ -816,8 +816,10 @@ def json_schema() -> dict[str, Any]:
 
 def _identify_tokenizer(raw: dict[str, Any], where: str, base: Path) -> None:
     """Add the digest of a local tokenizer folder: its path does not identify its content."""
-    given: Any = raw.get("tokenizer")
-    written: dict[str, Any] = {"name": given} if isinstance(given, str) else given if isinstance(given, dict) else {}
+    tokenizer: Any = raw.get("tokenizer")
+    written: dict[str, Any] = (
+        {"name": tokenizer} if isinstance(tokenizer, str) else tokenizer if isinstance(tokenizer, dict) else {}
+    )
     if "content" in written:
         raise ConfigError(
             f"{where}: tokenizer.content: it is computed from the folder's files and cannot be set; name and revision "

@@ -1,20 +1,5 @@
 """The Dagster layer: wraps the engine in assets, checks, schedules and pages, and computes nothing itself.
 
-    definitions.py   recipes → Definitions, when Dagster loads them
-    import_order.py  the project's folder behind the libraries
-    factory.py       a recipe's steps → assets; holds the only `@asset` and its gate
-    names.py         the engine's names as Dagster's
-    history.py       reads Dagster's event log, and adds events to it
-    outside_builds.py  reports what Dagster does not know, at its start and in a sensor
-    event_log.py     storage of the event log: Dagster's own files, kept open
-    checks.py        checks → asset checks
-    automation.py    job, nightly schedule, watching sensor, conditions
-    component.py     a recipe as a component of the user's own Dagster project
-    resources.py     the storage root; the executors
-    metadata.py      metadata of a stage's page
-    reporting.py     which step of a run writes the report
-    materialize.py   a whole recipe in one process, for `make demo`
-
 Only public names of `dagster` are used, except in `history.py` and `event_log.py`, which say so.
 Never `from __future__ import annotations` here: Dagster compares annotations when it defines an asset.
 """

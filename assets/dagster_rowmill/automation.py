@@ -42,14 +42,14 @@ def make_job(project: Project) -> Any:
 
 def make_nightly_schedule(project: Project, job: Any) -> dg.ScheduleDefinition:
     """Return the schedule that rebuilds a recipe every night; without changes, a run takes seconds."""
-    name = project.recipe.name
+    name, is_on = project.recipe.name, project.recipe.execution.schedule_on
 
     @dg.schedule(
         name=f"nightly_{dagster_name(name)}",
         job=job,
         cron_schedule=project.recipe.execution.cron,
         execution_timezone="UTC",
-        default_status=_schedule_status(project.recipe.execution.schedule_on),
+        default_status=dg.DefaultScheduleStatus.RUNNING if is_on else dg.DefaultScheduleStatus.STOPPED,
         description="Rebuilds everything that the recipe or its source files have changed.",
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
@@ -80,13 +80,13 @@ def update_watch(watch: SourceWatchState, now: str) -> tuple[SourceWatchState, s
 
 def make_source_sensor(project: Project, job: Any) -> dg.SensorDefinition:
     """Return the sensor that rebuilds a recipe after its source files changed and stayed unchanged for one tick."""
-    name = project.recipe.name
+    name, is_on = project.recipe.name, project.recipe.execution.watch_sources
 
     @dg.sensor(
         name=f"raw_files_{dagster_name(name)}",
         job=job,
         minimum_interval_seconds=SENSOR_INTERVAL_S,
-        default_status=_sensor_status(project.recipe.execution.watch_sources),
+        default_status=dg.DefaultSensorStatus.RUNNING if is_on else dg.DefaultSensorStatus.STOPPED,
         description="Rebuilds when source files, or the assets that write them, have changed and then stayed unchanged "
         "for one tick.",
     )
@@ -121,8 +121,8 @@ def stamp_sources(project: Project, instance: dg.DagsterInstance) -> dict[str, l
         if upstream := list_upstream_assets(dataset.source):
             states[name] = [(key.to_user_string(), _stamp_asset(instance, key, name)) for key in upstream]
         elif isinstance(dataset.source, Files):
-            found = (urls.locate_url(file.url, project.base) for file in find_files(dataset.source, project.base))
-            states[name] = [(where.url, urls.stamp_file(where)) for where in found]
+            locations = (urls.locate_url(file.url, project.base) for file in find_files(dataset.source, project.base))
+            states[name] = [(where.url, urls.stamp_file(where)) for where in locations]
     return states
 
 
@@ -154,21 +154,17 @@ def make_change_condition() -> dg.AutomationCondition[Any]:
 
     Never a bare `execution_failed()`: it would retry forever.
     """
-    made = dg.AutomationCondition
-    changed: Any = made.newly_missing() | made.code_version_changed() | made.any_deps_match(made.data_version_changed())
+    conditions = dg.AutomationCondition
+    changed: Any = (
+        conditions.newly_missing()
+        | conditions.code_version_changed()
+        | conditions.any_deps_match(conditions.data_version_changed())
+    )
     return (
         changed.since_last_handled()
-        & ~made.any_deps_missing()
-        & ~made.any_deps_in_progress()
-        & ~made.in_progress()
+        & ~conditions.any_deps_missing()
+        & ~conditions.any_deps_in_progress()
+        & ~conditions.in_progress()
         # A change launches only one run, which the gate must not refuse.
-        & made.all_deps_blocking_checks_passed()
+        & conditions.all_deps_blocking_checks_passed()
     ).with_label("on_change")
-
-
-def _schedule_status(is_on: bool) -> dg.DefaultScheduleStatus:
-    return dg.DefaultScheduleStatus.RUNNING if is_on else dg.DefaultScheduleStatus.STOPPED
-
-
-def _sensor_status(is_on: bool) -> dg.DefaultSensorStatus:
-    return dg.DefaultSensorStatus.RUNNING if is_on else dg.DefaultSensorStatus.STOPPED

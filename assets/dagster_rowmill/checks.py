@@ -47,7 +47,7 @@ def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
             built = manifest.load_version(placed.store, step.key, find_checked_version(context.instance, step.key))
             results = runner.check_step(placed, judged, built, only=chosen | step.off_checks)
         waivers = propose_run_waivers(results, gates.list_given())
-        for result in (one for one in results if one.check in chosen):
+        for result in [result for result in results if result.check in chosen]:
             if result.failed:
                 context.log.warning("%s: %s", "/".join(step.key[1:]), result.sentence)
             yield make_asset_check_result(

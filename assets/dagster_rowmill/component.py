@@ -106,13 +106,13 @@ class RecipeComponent(dg.Component, dg.Model, dg.Resolvable):
         assert isinstance(self.recipe, str)
         start = folder if folder.is_dir() else folder.parent
         places = [start / self.recipe, root / self.recipe]
-        found = next((place for place in places if place.is_file()), None)
-        if found is None:
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
             raise ConfigError(
                 f"{where}: attributes.recipe: {self.recipe!r} is not a file in {start} or {root}; expected the path of "
                 "a recipe file, or the recipe itself as a mapping; correct the path, or make one with rowmill init"
             )
-        return found
+        return path
 
     def _find_name(self, folder: Path) -> str:
         if self.name is not None:

@@ -122,7 +122,7 @@ def build_definitions(
             broken.append(error)
     if strict:
         _raise_together(broken)
-    own = dg.Definitions(
+    of_location = dg.Definitions(
         assets=_make_broken_assets(broken),
         loggers=loggers,
         resources=shared,
@@ -132,7 +132,7 @@ def build_definitions(
         schedules=[make_pruning_schedule()],
         sensors=[make_outside_builds_sensor(shown)],
     )
-    return dg.Definitions.merge(*defined, own)
+    return dg.Definitions.merge(*defined, of_location)
 
 
 def _make_broken_assets(broken: Sequence[RecipeLoadError]) -> list[dg.AssetsDefinition]:

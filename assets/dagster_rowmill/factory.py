@@ -92,7 +92,7 @@ def find_asset_deps(steps: Sequence[Step]) -> dict[StageKey, tuple[StageKey, ...
     before: dict[StageKey, set[StageKey]] = {}
     sources = {step.key for step in steps if not step.inputs}
     for step in steps:
-        reached = {key for one in step.inputs for key in before[one] | {one}}
+        reached = {key for upstream in step.inputs for key in before[upstream] | {upstream}}
         read = [key for key in step.inputs if key not in sources or len(step.inputs) == 1]
         generated = () if step.generated_by is None else (step.generated_by,)
         edges[step.key] = (*generated, *read, *(key for key in step.gates if key not in reached))
@@ -143,13 +143,13 @@ def make_stage_asset(
             # The waivers of this run are part of what it builds, as the recipe's are.
             chosen = find_step(placed, step.key)
             runner.publish_statistics(placed)
-            held = None if config.version else find_held_version(placed.store, step.key)
+            held_version = None if config.version else find_held_version(placed.store, step.key)
             # A kept version is gated by its own inputs, whatever is current now.
             if config.version:
                 inputs = {}
-            elif held is not None:
-                context.log.warning("%s is %s", "/".join(step.key[1:]), held.sentence)
-                inputs = gate.open_held_inputs(placed, held)
+            elif held_version is not None:
+                context.log.warning("%s is %s", "/".join(step.key[1:]), held_version.sentence)
+                inputs = gate.open_held_inputs(placed, held_version)
             else:
                 inputs = open_asset_inputs(context.instance, placed, chosen)
             report = runner.run_step(
@@ -261,10 +261,10 @@ def open_asset_inputs(
     manifests: dict[StageKey, Manifest] = {}
     closed: list[str] = []
     store = project.store
-    needs = {one.key: one.shown_thresholds for one in plan_steps(project) if one.key in step.gates}
+    needs = {gated.key: gated.shown_thresholds for gated in plan_steps(project) if gated.key in step.gates}
     versions = history.find_current_versions(instance, needs)
     results = history.CheckHistory(
-        instance, [(key, one.check) for key, thresholds in needs.items() for one in thresholds]
+        instance, [(key, threshold.check) for key, thresholds in needs.items() for threshold in thresholds]
     )
     for key, thresholds in needs.items():
         try:

@@ -69,8 +69,8 @@ class CheckHistory:
         newest = self._newest.get(check)
         if newest is None:
             return None
-        found = _find_matching_evaluation([newest], threshold, version)
-        return found or _find_matching_evaluation(
+        matching = _find_matching_evaluation([newest], threshold, version)
+        return matching or _find_matching_evaluation(
             self._log.get_asset_check_execution_history(check, limit=MAX_SEARCHED_RESULTS), threshold, version
         )
 
@@ -86,7 +86,7 @@ def _find_matching_evaluation(
         evaluation: Any = record.evaluation
         # Otherwise it is only planned: queued, running or dead.
         if isinstance(evaluation, dg.AssetCheckEvaluation):
-            seen = {name: value.value for name, value in evaluation.metadata.items()}
-            if (seen.get(metadata.VERSION_KEY), seen.get(metadata.THRESHOLD_KEY)) == (version, threshold.digest):
+            values = {name: value.value for name, value in evaluation.metadata.items()}
+            if (values.get(metadata.VERSION_KEY), values.get(metadata.THRESHOLD_KEY)) == (version, threshold.digest):
                 return evaluation
     return None

@@ -16,13 +16,12 @@ from dagster_rowmill.automation import RECIPE_TAG
 from dagster_rowmill.definitions import build_definitions, configs_folder, open_projects, storage_root
 from dagster_rowmill.names import dagster_name, make_asset_key
 from dagster_rowmill.pruning import delete_old_runs, read_days_kept
-from rowmill.build.steps import Project, plan_steps
+from rowmill.build.steps import plan_steps
 from rowmill.cli.ui import SERVER_ENVIRONMENT, prepare_home
 from rowmill.core import errors
 from rowmill.core.errors import ConfigError, PipelineError, join_choices
 from rowmill.recipe import recipe
 from rowmill.reports import report_page, summary
-from rowmill.schema.manifest import StageKey
 
 
 def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
@@ -75,22 +74,13 @@ def list_failures(result: dg.ExecuteInProcessResult) -> list[str]:
         if event.is_step_failure:
             data = event.step_failure_data
             text = data.user_failure_data.description if data.user_failure_data else None
-            trace = _format_traceback(data.error.cause if data.error else None)
+            cause = data.error.cause if data.error else None
+            # The messages of our own errors are complete.
+            trace = "" if cause is None or hasattr(errors, cause.cls_name) else f"\n{cause.to_string()}"
             failures.append(
                 f"{event.step_key}: {text or (data.error.message.strip() if data.error else 'failed')}{trace}"
             )
     return failures
-
-
-def _format_traceback(cause: Any) -> str:
-    """Return the traceback of a step's failure, unless it is one of our errors, whose messages are complete."""
-    return "" if cause is None or hasattr(errors, cause.cls_name) else f"\n{cause.to_string()}"
-
-
-def _list_judged_steps(project: Project, result: dg.ExecuteInProcessResult) -> list[StageKey]:
-    """Return the steps whose checks ran, so that the log has their failures."""
-    judged = {one.asset_key for one in result.get_asset_check_evaluations()}
-    return [step.key for step in plan_steps(project) if make_asset_key(step.key) in judged]
 
 
 def find_recipe(name: str, configs: Path) -> Path:
@@ -102,12 +92,12 @@ def find_recipe(name: str, configs: Path) -> Path:
         If there is no such recipe; the message lists the known ones.
 
     """
-    known = {path.stem: path for path in recipe.find_recipes(configs)}
-    if name not in known:
+    recipes = {path.stem: path for path in recipe.find_recipes(configs)}
+    if name not in recipes:
         raise ConfigError(
-            f"{name!r}: no recipe of this name in {configs}; choose {join_choices(known) or 'none, it is empty'}"
+            f"{name!r}: no recipe of this name in {configs}; choose {join_choices(recipes) or 'none, it is empty'}"
         )
-    return known[name]
+    return recipes[name]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -129,7 +119,10 @@ def main(arguments: list[str] | None = None) -> int:
     for line in list_failures(result):
         print(line, file=sys.stderr)
     [project] = open_projects([path], store)
-    print(summary.summarize_recipe(project, shown=_list_judged_steps(project, result)))
+    # The log has the failures of these.
+    judged = {evaluation.asset_key for evaluation in result.get_asset_check_evaluations()}
+    shown = [step.key for step in plan_steps(project) if make_asset_key(step.key) in judged]
+    print(summary.summarize_recipe(project, shown=shown))
     print(f"\nreport  {project.store.path(report_page.report_path(project.recipe.name))}")
     return 0 if result.success else 1
 

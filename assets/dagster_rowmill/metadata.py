@@ -111,7 +111,7 @@ def write_summary(output: Manifest, results: Sequence[CheckResult], changes: str
 def _describe_results(results: Sequence[CheckResult]) -> list[str]:
     """Return lines: the verdict with the number of checks, and the first checks that failed with their values."""
     judged = [result for result in results if result.outcome != "not_applicable"]
-    failed = sorted((one for one in judged if one.failed), key=lambda one: not one.blocking)
+    failed = sorted((failure for failure in judged if failure.failed), key=lambda failure: not failure.blocking)
     count = arrays.format_count(len(judged), "check")
     if not failed:
         return [f"**Passed** · {count}" if judged else "**Built**"]
@@ -119,35 +119,37 @@ def _describe_results(results: Sequence[CheckResult]) -> list[str]:
     return [
         f"{verdict} · {len(failed)} of {count} {failing}",
         *(
-            f"`{one.check}` {one.shown}{' (waived)' if one.waiver else ''}"
-            for one in failed[:NAMED_FAILURES]
-            if CHECK_NAME.fullmatch(one.check) is not None
+            f"`{failure.check}` {failure.shown}{' (waived)' if failure.waiver else ''}"
+            for failure in failed[:NAMED_FAILURES]
+            if CHECK_NAME.fullmatch(failure.check) is not None
         ),
     ]
 
 
 def describe_changes(project: Project, report: StepReport) -> str:
     """Return what is new since the version before this one."""
-    made = report.manifest
-    held = [report.held.sentence] if report.held is not None else []
+    output = report.manifest
+    notes = [report.held.sentence] if report.held is not None else []
     if report.reused:
-        return "; ".join(["Unchanged since " + _format_time(made.built_at), *held])
-    before = diff.find_previous_version(project, made)
+        return "; ".join(["Unchanged since " + _format_time(output.built_at), *notes])
+    before = diff.find_previous_version(project, output)
     if before is None:
-        return "; ".join(["The first version", *held])
-    changed = [_format_change(one) for one in diff.compare_stage_facts(before, made)]
-    return "; ".join([f"Since {_format_time(before.built_at)}: {', '.join(changed) or 'the same numbers'}", *held])
+        return "; ".join(["The first version", *notes])
+    changed = [_format_change(change) for change in diff.compare_stage_facts(before, output)]
+    return "; ".join([f"Since {_format_time(before.built_at)}: {', '.join(changed) or 'the same numbers'}", *notes])
 
 
 def _format_time(built_at: str) -> str:
     return f"{built_at[:16].replace('T', ' ')} UTC"
 
 
-def _format_change(one: NumberComparison) -> str:
-    if one.before is None or one.after is None:
-        return f"{one.name} {'new' if one.before is None else 'gone'}"
-    change = one.after - one.before
-    return f"{one.name} {100 * change:+.2f} points" if one.is_share else f"{one.name} {change:+,.6g}"
+def _format_change(comparison: NumberComparison) -> str:
+    if comparison.before is None or comparison.after is None:
+        return f"{comparison.name} {'new' if comparison.before is None else 'gone'}"
+    change = comparison.after - comparison.before
+    return (
+        f"{comparison.name} {100 * change:+.2f} points" if comparison.is_share else f"{comparison.name} {change:+,.6g}"
+    )
 
 
 def link_report(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
@@ -223,10 +225,10 @@ def _show_numbers(manifest: Manifest) -> MetadataPage:
     page: MetadataPage = {} if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows.count)}
     page |= {name: _make_number_entry(value) for name, value in manifest.facts.items() if _is_number(value)}
     counts = build_view.sum_token_classes(manifest)
-    seen = sum(counts.get(name, 0) for name in ("trained", "context", "template"))
-    if seen:
-        page["trained_share"] = _make_number_entry(counts.get("trained", 0) / seen)
-        page["tokens"] = dg.MetadataValue.int(seen)
+    tokens = sum(counts.get(name, 0) for name in ("trained", "context", "template"))
+    if tokens:
+        page["trained_share"] = _make_number_entry(counts.get("trained", 0) / tokens)
+        page["tokens"] = dg.MetadataValue.int(tokens)
     return page
 
 

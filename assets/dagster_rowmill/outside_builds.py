@@ -89,15 +89,17 @@ def _iterate_events(
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from iterate_materializations(step, report.manifest)
     waivers = propose_run_waivers(results)
-    for result in (one for one in results if one.check not in step.off_checks):
-        found = make_asset_check_result(result, asset, metadata.make_check_page(result, project.store, served, waivers))
+    for result in [result for result in results if result.check not in step.off_checks]:
+        evaluation = make_asset_check_result(
+            result, asset, metadata.make_check_page(result, project.store, served, waivers)
+        )
         yield dg.AssetCheckEvaluation(
             asset_key=asset,
             check_name=result.check,
-            passed=found.passed,
-            severity=found.severity,
-            description=found.description,
-            metadata=found.metadata,
+            passed=evaluation.passed,
+            severity=evaluation.severity,
+            description=evaluation.description,
+            metadata=evaluation.metadata,
         )
 
 
@@ -111,7 +113,7 @@ def _is_shown(event: dg.EventLogEntry | None, report: StepReport, tags: Mapping[
 
 
 def _make_version_tags(
-    instance: dg.DagsterInstance, made: Manifest, inputs: Sequence[dg.AssetKey]
+    instance: dg.DagsterInstance, output: Manifest, inputs: Sequence[dg.AssetKey]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the tags by which Dagster tells whether an asset is up to date: versions, and the events of inputs.
 
@@ -119,16 +121,16 @@ def _make_version_tags(
     the input for a new one and marks the asset as unsynced.
     """
     tags = {
-        "dagster/data_version": made.version,
+        "dagster/data_version": output.version,
         "dagster/data_version_is_user_provided": "true",
-        "dagster/code_version": made.code_version,
+        "dagster/code_version": output.code_version,
     }
     pointers: dict[str, str] = {}
     for key in inputs:
         records = instance.fetch_materializations(key, limit=1).records
         shown = records[0].asset_materialization if records else None
-        if shown is not None and (found := (shown.tags or {}).get("dagster/data_version")) is not None:
-            tags[f"dagster/input_data_version/{key.to_user_string()}"] = found
+        if shown is not None and (input_version := (shown.tags or {}).get("dagster/data_version")) is not None:
+            tags[f"dagster/input_data_version/{key.to_user_string()}"] = input_version
             pointers[f"dagster/input_event_pointer/{key.to_user_string()}"] = str(records[0].storage_id)
     return tags, pointers
 
@@ -147,21 +149,21 @@ def report_unknown_outputs(instance: dg.DagsterInstance, project: Project) -> tu
     """
     steps = {step.key: step for step in plan_steps(project)}
     current = manifest.prefetch_current(project.store, steps)
-    known = find_current_versions(instance, current)
+    versions = find_current_versions(instance, current)
     unknown: list[FinishedStep] = []
-    left = 0
+    unfinished = 0
     for key, version in current.items():
-        if known[key] == version:
+        if versions[key] == version:
             continue
-        made = manifest.load_version(project.store, key, version)
-        run = instance.get_run_by_id(made.run_id)
+        output = manifest.load_version(project.store, key, version)
+        run = instance.get_run_by_id(output.run_id)
         if run is not None and not run.is_finished:
-            left += 1
+            unfinished += 1
             continue
-        report = replace(runner.report_kept_version(made), held=find_held_version(project.store, key))
-        results = judge.load_check_results(project.store, made, steps[key].thresholds)
+        report = replace(runner.report_kept_version(output), held=find_held_version(project.store, key))
+        results = judge.load_check_results(project.store, output, steps[key].thresholds)
         unknown.append((steps[key], report, results))
-    return report_finished_steps(instance, project, unknown), left
+    return report_finished_steps(instance, project, unknown), unfinished
 
 
 def make_outside_builds_sensor(projects: Sequence[Project]) -> dg.SensorDefinition:
@@ -181,7 +183,7 @@ def make_outside_builds_sensor(projects: Sequence[Project]) -> dg.SensorDefiniti
             counts = [report_unknown_outputs(context.instance, project) for project in projects]
         except (PipelineError, OSError) as error:
             return dg.SkipReason(str(error))
-        if not any(left for _, left in counts):
+        if not any(unfinished for _, unfinished in counts):
             context.update_cursor(now)
         return dg.SkipReason(f"{sum(reported for reported, _ in counts)} outputs of other builds reported")
 

@@ -71,34 +71,34 @@ class _NewestEvents:
     def is_in(self, run_id: str) -> bool:
         """Return whether a run holds the newest event of any asset, partition or check."""
         events = [entry.dagster_event for entry in self.instance.all_logs(run_id, of_type=set(LASTING_EVENTS))]
-        made = {(event.asset_key, event.partition) for event in events if event and event.is_step_materialization}
+        materialized = {
+            (key, event.partition)
+            for event in events
+            if event and event.is_step_materialization and (key := event.asset_key) is not None
+        }
         judged = {
             evaluation.asset_check_key
             for event in events
             if event and isinstance(evaluation := event.event_specific_data, dg.AssetCheckEvaluation)
         }
-        return run_id in {*map(self._find_asset_run, _filter_named(made)), *self._find_check_runs(judged)}
+        return run_id in {*map(self._find_asset_run, materialized), *self._find_check_runs(judged)}
 
     def _find_asset_run(self, place: tuple[dg.AssetKey, str | None]) -> str | None:
         if place not in self._of_assets:
             key, partition = place
-            asked = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None)
-            records = self.instance.fetch_materializations(asked, limit=1).records
+            records_filter = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None)
+            records = self.instance.fetch_materializations(records_filter, limit=1).records
             self._of_assets[place] = records[0].run_id if records else None
         return self._of_assets[place]
 
     def _find_check_runs(self, checks: Iterable[dg.AssetCheckKey]) -> Iterator[str | None]:
         unknown = [check for check in checks if check not in self._of_checks]
-        found: Any = self.instance.event_log_storage.get_latest_asset_check_execution_by_key(unknown) if unknown else {}
-        for one in unknown:
-            self._of_checks[one] = found[one].run_id if one in found else None
+        records: Any = (
+            self.instance.event_log_storage.get_latest_asset_check_execution_by_key(unknown) if unknown else {}
+        )
+        for key in unknown:
+            self._of_checks[key] = records[key].run_id if key in records else None
         return (self._of_checks[check] for check in checks)
-
-
-def _filter_named(
-    made: Iterable[tuple[dg.AssetKey | None, str | None]],
-) -> Iterator[tuple[dg.AssetKey, str | None]]:
-    return ((key, partition) for key, partition in made if key is not None)
 
 
 class PruneConfig(dg.Config):

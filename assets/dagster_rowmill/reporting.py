@@ -74,19 +74,14 @@ def _is_report_due(
 ) -> bool:
     if context.run.run_id in _HELD_BACK_RUNS:
         return True
-    later = {name for one in _iterate_later_steps(project, step) for name in _list_step_names(one)}
-    return later.isdisjoint(running)
+    later = [make_asset_key(later_step.key) for later_step in _iterate_later_steps(project, step)]
+    return running.isdisjoint(name for key in later for name in (key.to_python_identifier(), name_check_step(key)))
 
 
 def _iterate_later_steps(project: Project, step: Step) -> Iterator[Step]:
     """Yield the steps that read a step's output or wait for it, directly or through other steps."""
     reached = {step.key}
-    for one in steps.plan_steps(project):
-        if not reached.isdisjoint((*one.inputs, *one.gates)):
-            reached.add(one.key)
-            yield one
-
-
-def _list_step_names(step: Step) -> tuple[str, str]:
-    asset = make_asset_key(step.key)
-    return asset.to_python_identifier(), name_check_step(asset)
+    for candidate in steps.plan_steps(project):
+        if not reached.isdisjoint((*candidate.inputs, *candidate.gates)):
+            reached.add(candidate.key)
+            yield candidate

@@ -23,9 +23,9 @@ class StorageResource(dg.ConfigurableResource[Any]):
         """Return the engine's store for the root."""
         return Store(self.root)
 
-    def served(self, own: str | None) -> str:
+    def served(self, configured_url: str | None) -> str:
         """Return the base URL of reports: the recipe's, else this server's."""
-        return own or self.reports_url
+        return configured_url or self.reports_url
 
 
 class RunWaiver(dg.Config):

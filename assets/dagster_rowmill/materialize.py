@@ -76,7 +76,7 @@ def list_failures(result: dg.ExecuteInProcessResult) -> list[str]:
             text = data.user_failure_data.description if data.user_failure_data else None
             cause = data.error.cause if data.error else None
             # The messages of our own errors are complete.
-            trace = "" if cause is None or hasattr(errors, cause.cls_name) else f"\n{cause.to_string()}"
+            trace = "" if cause is None or hasattr(errors, cause.cls_name or "") else f"\n{cause.to_string()}"
             failures.append(
                 f"{event.step_key}: {text or (data.error.message.strip() if data.error else 'failed')}{trace}"
             )

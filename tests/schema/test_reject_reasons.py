@@ -249,12 +249,12 @@ def test_offsets_that_cannot_be_trusted_are_a_reject(tmp_path: Path) -> None:
 
 
 ELSEWHERE = {
-    "formats/test_long_runs.py": "too_long_run",
+    "kinds/test_long_runs.py": "too_long_run",
     "sources/test_csv_dialects.py": "header_again comment",
-    "formats/test_tokens.py": "bad_tokens not_append_only bad_mask length_mismatch labels_disagree padded_inside",
-    "formats/test_token_fields.py": "bad_field",
-    "formats/test_prompts.py": "missing_ground_truth prompt_ends_with_assistant",
-    "formats/test_preference.py": (
+    "kinds/test_tokens.py": "bad_tokens not_append_only bad_mask length_mismatch labels_disagree padded_inside",
+    "kinds/test_token_fields.py": "bad_field",
+    "kinds/test_prompts.py": "missing_ground_truth prompt_ends_with_assistant",
+    "kinds/test_preference.py": (
         "empty_completion identical_sides prompt_mismatch bad_label bad_margin tied unpaired_row"
     ),
     "stages/test_preference_examples.py": "prompt_differs overlong_prompt",

@@ -27,10 +27,11 @@ KINDS = {
         "templates.md",
         "reference/*.md",
     ),
-    "Explanation": ("why.md", "walk.md", "what-is-verified.md", "explanation/*.md", "decisions/*.md"),
+    "Explanation": ("why.md", "walk.md", "what-is-verified.md", "explanation/*.md"),
+    "Decisions": ("decisions/*.md",),
 }
 """The kinds of pages, in the order of the site's tabs, with the patterns of their files."""
-SEARCH_BOOSTS = {"Tutorial": 2.0, "How-to": 4.0, "Coming from": 1.0, "Reference": 1.0, "Explanation": 1.0}
+SEARCH_BOOSTS = {"Tutorial": 2.0, "How-to": 4.0, "Explanation": 2.0}
 """How much more a page's words count in the site's search: a task before the options that it uses."""
 UPWARD_LINK = re.compile(r"\[([^][]+)\]\((\.\./[^()\s#]+)[^()\s]*\)")
 
@@ -75,9 +76,8 @@ def on_config(config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Weigh a page for the search, and take links to files outside docs/ out of it."""
-    kind = next((kind for kind, pages in group_pages().items() if page.file.src_uri in pages), None)
-    if kind is not None:
-        page.meta["search"] = {"boost": SEARCH_BOOSTS[kind]}
+    kind = next((kind for kind, pages in group_pages().items() if page.file.src_uri in pages), "")
+    page.meta["search"] = {"boost": SEARCH_BOOSTS.get(kind, 1.0)}
 
     def unlink(link: re.Match[str]) -> str:
         target = (DOCS / page.file.src_uri).parent / link[2]

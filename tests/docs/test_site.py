@@ -86,7 +86,8 @@ def rank_sections(index: Mapping[str, Any], question: str) -> list[str]:
                     scores[location] += weight * rarity * (SATURATION + 1) * count / (SATURATION + count)
                     found[location].add(term)
     for location in scores:
-        scores[location] *= 1 + (("#" not in location) + len(found[location]) / len(wanted)) ** 2
+        share = len(found[location]) / len(found[location] | set(wanted) - STOP_WORDS)
+        scores[location] *= 1 + (("#" not in location) + share) ** 2
     return sorted(scores, key=lambda location: scores[location], reverse=True)
 
 

@@ -25,6 +25,8 @@ from tests.support.tiers import CAMPAIGN_VARIABLE, draw
 if TYPE_CHECKING:
     import dagster as dg
 
+    from tests.support.cli_project import CliProject
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A busy machine is slow; a check that fails for that would fail for no reason.
@@ -172,6 +174,16 @@ def real_data() -> Path:
     if not (folder / "SOURCES.md").is_file():
         pytest.skip(f"no real data at {folder}; set ROWMILL_REAL_DATA to a folder that has it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> "CliProject":
+    """Return the small project of the command line's tests, built; no test changes it."""
+    from tests.support.cli_project import CliProject
+
+    project = CliProject(tmp_path_factory.mktemp("small")).write()
+    project.run("build")
+    return project
 
 
 @pytest.fixture

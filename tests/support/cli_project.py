@@ -11,15 +11,19 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
 from rowmill.build import steps
 from rowmill.cli import main
+from rowmill.schema import manifest
+from tests.support.recipes import current
 
 ROOT = Path(__file__).resolve().parents[2]
 CHATS, TASKS, NOTES = 40, 30, 6
@@ -90,6 +94,34 @@ class CliProject:
     def rowmill(self, verb: str, *options: str) -> int:
         """Run a verb on the recipe; what it prints is for `capsys`."""
         return main.main([verb, self.recipe, *options])
+
+    def run(self, verb: str, *options: str, status: int = main.ExitStatus.SUCCESS) -> "Printed":
+        """Run a verb on the recipe, which must end with the status; return what it printed."""
+        return run(verb, self.recipe, *options, status=status)
+
+    def current(self, *stage: str) -> manifest.Manifest:
+        return current(self.project, *stage)
+
+
+class Printed(NamedTuple):
+    """What a command printed."""
+
+    out: str
+    err: str
+
+
+def run(*arguments: str, status: int = main.ExitStatus.SUCCESS) -> Printed:
+    """Run a command, which must end with the status; return what it printed."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        ended = main.main(arguments)
+    printed = Printed(out.getvalue(), err.getvalue())
+    assert ended == status, printed
+    return printed
+
+
+def list_files(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file below a folder, by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def chat(i: int) -> Mapping[str, Any]:

@@ -14,6 +14,9 @@ from rowmill.shards.sequences import SequenceBatch
 
 VECTOR = [[([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])]]
 """One sequence of two segments: ids, and which are targets; EOS 2, vocabulary 100."""
+TERMS: dict[str, Any] = {
+    "seq_len": 64, "vocab_size": 100, "bos_id": None, "eos_id": 2, "kinds": frozenset({"conversation"}),
+}  # fmt: skip
 
 
 def sequences(
@@ -50,11 +53,7 @@ def export(**options: Any) -> Export:
 def shape(lengths: Sequence[int], per_sequence: Sequence[int], **changes: Any) -> ExportIndex:
     """Return the shape that an export gets for segments of these lengths."""
     values: dict[str, Any] = {
-        "seq_len": 64,
-        "vocab_size": 100,
-        "bos_id": None,
-        "eos_id": 2,
-        "kinds": frozenset({"conversation"}),
+        **TERMS,
         "lengths": np.array(lengths, np.int64),
         "sequence_offsets": _firsts(per_sequence),
         "domains": np.zeros(len(lengths), np.int64),
@@ -70,14 +69,7 @@ def _one_each(lengths: Any, limit: int) -> tuple[Any, Any]:
 
 
 def terms(**changes: Any) -> ExportContext:
-    values: dict[str, Any] = {
-        "seq_len": 64,
-        "vocab_size": 100,
-        "bos_id": None,
-        "eos_id": 2,
-        "kinds": frozenset({"conversation"}),
-    }
-    return ExportContext(**{**values, **changes})
+    return ExportContext(**{**TERMS, **changes})
 
 
 def write(

@@ -39,8 +39,6 @@ def cut(values: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:
 
 
 # ── Letter A ──
-
-
 def by_labels(ids: Sequence[int], labels: Sequence[int]) -> Segment:
     assert len(ids) == len(labels)
     assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
@@ -49,15 +47,8 @@ def by_labels(ids: Sequence[int], labels: Sequence[int]) -> Segment:
 
 def packed(found: Sequence[dict[str, Any]]) -> list[list[Segment]]:
     """Return the segments of each row that has `seq_lengths`."""
-    return [
-        [
-            by_labels(ids, labels)
-            for ids, labels in zip(
-                cut(row["input_ids"], row["seq_lengths"]), cut(row["labels"], row["seq_lengths"]), strict=True
-            )
-        ]
-        for row in found
-    ]
+    columns = [[cut(row[name], row["seq_lengths"]) for name in ("input_ids", "labels")] for row in found]
+    return [[by_labels(ids, labels) for ids, labels in zip(*row, strict=True)] for row in columns]
 
 
 def unpacked(found: Sequence[dict[str, Any]]) -> list[Segment]:
@@ -111,8 +102,6 @@ def llama_factory_packed(found: Sequence[dict[str, Any]]) -> list[list[Segment]]
 
 
 # ── Letter B ──
-
-
 def datums(data: Path) -> list[Segment]:
     """Return the segments of lines in tinker's wire shape; weights are 0 or 1."""
     found: list[Segment] = []
@@ -130,8 +119,6 @@ def datums(data: Path) -> list[Segment]:
 
 
 # ── Letter C ──
-
-
 def bridge(data: Path) -> list[list[Segment]]:
     """Return the segments of each row of Megatron-Bridge's packed Parquet, the mask rolled back."""
     found: list[list[Segment]] = []
@@ -148,8 +135,6 @@ def bridge(data: Path) -> list[list[Segment]]:
 
 
 # ── Letter D ──
-
-
 def masked(found: Sequence[dict[str, Any]]) -> list[Segment]:
     """Return rows of ids and a mask of zeros and ones."""
     for row in found:
@@ -256,10 +241,8 @@ def megatron(data: Path, stem: str) -> list[list[int]]:
     assert np.frombuffer(index, "<i8", offset=34 + 12 * count).tolist() == list(range(count + 1))
     dtype = np.dtype({1: "u1", 4: "<i4", 8: "<u2"}[code])
     assert len(raw) == int(lengths.sum()) * dtype.itemsize
-    return [
-        np.frombuffer(raw, dtype, int(n), int(at)).tolist()
-        for n, at in zip(lengths.tolist(), offsets.tolist(), strict=True)
-    ]
+    places = zip(lengths.tolist(), offsets.tolist(), strict=True)
+    return [np.frombuffer(raw, dtype, length, at).tolist() for length, at in places]
 
 
 def masked_megatron(data: Path, name: str) -> list[Segment]:
@@ -269,8 +252,6 @@ def masked_megatron(data: Path, name: str) -> list[Segment]:
 
 
 # ── MDS ──
-
-
 def mds(data: Path) -> list[dict[str, Any]]:
     """Return the samples of MDS shards, decoded from their bytes.
 

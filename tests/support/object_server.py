@@ -113,22 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_state: ObjectServer
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def do_DELETE(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
         how = self.server_state.count()
         body = self._body()
         time.sleep(self.server_state.latency_s)
@@ -143,6 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             status, code, message = _ERRORS[how]
             self._send(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 (the names are the base class's)
 
     def _body(self) -> bytes:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -48,9 +48,8 @@ def starting_cluster() -> Generator[Any]:
         # A node of a busy machine answers late; Ray would take it for dead, and a killed one is noticed at once anyway.
         patch.setenv("RAY_health_check_timeout_ms", "60000")
         patch.setenv("RAY_agent_register_timeout_ms", "300000")
-        found = start_cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL_STORE}
-        )
+        head = {"num_cpus": 0, "include_dashboard": False, **SMALL_STORE}
+        found = start_cluster(initialize_head=True, head_node_args=head)
         # Connected until the cluster is stopped: a connection is a job, and each job starts workers of its own.
         RayConnection(found.address).open()
         for _ in range(2):
@@ -71,12 +70,10 @@ def write_two_datasets(folder: Path, executor: dict[str, Any]) -> Workspace:
     # Each file is large enough to be a part.
     for number in range(15):
         workspace.write(f"chats-{number:02}.jsonl", [chat(180 * number + i, words=40) for i in range(180)])
-    workspace.write("tasks.jsonl", [pair(i) for i in range(50)])
-    return workspace.recipe(
-        {
-            "chats": {"source": {"train_urls": ["data/chats-*.jsonl"]}, "format": CHAT},
-            "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
-        },
-        execution={"workers": 1, "executor": executor},
-        exports=[{"kind": "axolotl", "name": "ax"}],
-    )
+    tasks = workspace.write("tasks.jsonl", [pair(i) for i in range(50)])
+    datasets = {
+        "chats": {"source": {"train_urls": ["data/chats-*.jsonl"]}, "format": CHAT},
+        "tasks": {"source": {"train_urls": [tasks]}, "format": PAIR},
+    }
+    execution = {"workers": 1, "executor": executor}
+    return workspace.recipe(datasets, execution=execution, exports=[{"kind": "axolotl", "name": "ax"}])

@@ -12,16 +12,9 @@ from rowmill.build import steps
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("tool_list", "call_name", "call_arguments", "text_beside_call")
 CHECKS = (
-    "rejects",
-    "zero_loss_rows",
-    "context_overflow",
-    "packing_loss",
-    "end_to_end_loss",
-    "content_dropped",
-    "rank_balance",
-    "duplicates",
-    "unknown_roles",
-)
+    "rejects", "zero_loss_rows", "context_overflow", "packing_loss", "end_to_end_loss", "content_dropped",
+    "rank_balance", "duplicates", "unknown_roles",
+)  # fmt: skip
 
 
 def chats_of(real_data: Path) -> dict[str, dict[str, Any]]:

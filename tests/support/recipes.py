@@ -16,7 +16,7 @@ from rowmill.build.steps import Project, open_project
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import digest_file
 from rowmill.executors import LocalPool
-from rowmill.schema.manifest import Manifest, Part
+from rowmill.schema.manifest import Manifest, Part, load_current
 from rowmill.schema.rows import parse_row_id
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import text_rows
@@ -43,21 +43,9 @@ WORDS = tuple(
 )
 
 _SHARES = (
-    "rejects",
-    "zero_loss_rows",
-    "context_overflow",
-    "packing_loss",
-    "end_to_end_loss",
-    "shrunk",
-    "unknown_roles",
-    "duplicates",
-    "rank_balance",
-    "split_share",
-    "content_dropped",
-    "dropped_share",
-    "filler_share",
-    "ambiguous_times",
-)
+    "rejects", "zero_loss_rows", "context_overflow", "packing_loss", "end_to_end_loss", "shrunk", "unknown_roles",
+    "duplicates", "rank_balance", "split_share", "content_dropped", "dropped_share", "filler_share", "ambiguous_times",
+)  # fmt: skip
 LENIENT: dict[str, Any] = {
     "nonempty": {"at_least": 0},
     "order_nonempty": {"at_least": 0},
@@ -100,8 +88,6 @@ def write_tokenizer(folder: Path, *, template: str = CHATML) -> Path:
 
 
 # ── Rows ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 def sentence(i: int, words: int) -> str:
     """Return a text of `words` words that differs from that of any other `i`."""
     return " ".join(WORDS[(i * 7 + k * (i % 5 + 1) + k // 3) % len(WORDS)] for k in range(words)) + f" {i}."
@@ -137,8 +123,6 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 # ── Projects ───────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Workspace:
     """A project in a folder: `data/`, `tokenizer/`, `configs/mini.yaml`, and a store in `root` (or beside them)."""
@@ -226,10 +210,25 @@ class Workspace:
 
     def build(self, **options: Any) -> "Built":
         """Build all stages in this process."""
-        project = self.project
-        return Built(
-            project, {step.key[1:]: (report, results) for step, report, results in runner.build(project, **options)}
-        )
+        return build_project(self.project, **options)
+
+
+def build_project(project: Project, **options: Any) -> "Built":
+    """Build a project in this process."""
+    done = runner.build(project, **options)
+    return Built(project, {step.key[1:]: (report, results) for step, report, results in done})
+
+
+def current(project: Project, *key: str) -> Manifest:
+    """Return the manifest of a stage's current version."""
+    found = load_current(project.store, (project.recipe.name, *key))
+    assert found is not None
+    return found
+
+
+def current_rows(project: Project, *key: str, file: str) -> list[dict[str, Any]]:
+    """Return the rows of one kind of file of a stage's current version, over all parts."""
+    return [row for one in current(project, *key).files(file) for row in project.store.table(one).to_pylist()]
 
 
 @dataclass(frozen=True)
@@ -255,12 +254,8 @@ class Built:
 
     def digests(self) -> dict[str, str]:
         """Read every file that the manifests name; return path → digest of its bytes."""
-        paths = [
-            file.path
-            for report, _ in self.steps.values()
-            for part in report.manifest.parts
-            for file in part.files.values()
-        ]
+        parts = [part for report, _ in self.steps.values() for part in report.manifest.parts]
+        paths = [file.path for part in parts for file in part.files.values()]
         return {path: digest_file(self.project.store.local(path)) for path in paths}
 
     def rows_of(self, *key: str, file: str) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ from dagster_rowmill.definitions import build_definitions, open_projects
 from dagster_rowmill.materialize import materialize_recipe
 from dagster_rowmill.names import make_asset_key
 from rowmill.build.steps import Project, plan_steps
-from rowmill.schema.manifest import StageKey
+from rowmill.schema.manifest import Manifest, StageKey
+from tests.support.recipes import current
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "configs" / "demo" / "tokenizer"
 RECIPE: dict[str, Any] = {
@@ -122,12 +123,31 @@ class Tiny:
             instance=self.instance, run_config=config, raise_on_error=False
         )
 
-    def version(self, *steps: str) -> str:
-        """Return the data version that Dagster shows for an asset."""
+    def run_asset(
+        self, *steps: str, without_checks: bool = False, config: Mapping[str, Any] | None = None
+    ) -> dg.ExecuteInProcessResult:
+        """Run one asset."""
+        asset = dg.AssetSelection.assets(self.key(*steps))
+        return self.run_only(asset.without_checks() if without_checks else asset, config=config)
+
+    def shown(self, *steps: str) -> dg.AssetMaterialization:
+        """Return the newest materialization of an asset, as its page shows it."""
         event = self.instance.get_latest_materialization_event(self.key(*steps))
         assert event is not None
         assert event.asset_materialization is not None
-        return (event.asset_materialization.tags or {})["dagster/data_version"]
+        return event.asset_materialization
+
+    def version(self, *steps: str) -> str:
+        """Return the data version that Dagster shows for an asset."""
+        return (self.shown(*steps).tags or {})["dagster/data_version"]
+
+    def current(self, *steps: str) -> Manifest:
+        return current(self.project, *steps)
+
+    def code_versions(self) -> dict[str, str | None]:
+        """Return the code version of every asset."""
+        graph = self.definitions().resolve_asset_graph()
+        return {key.to_user_string(): graph.get(key).code_version for key in graph.get_all_asset_keys()}
 
     def step_keys(self) -> list[dg.AssetKey]:
         """Return the keys of all assets that a run can materialize."""

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from rowmill.build import share_versions
-from rowmill.cli import main
 from rowmill.cli.error_boundary import ExitStatus
-from tests.support.cli_project import FOREIGN_WARNINGS
+from tests.support.cli_project import run
 from tests.support.recipes import CHAT, Workspace, chat
 
-pytestmark = FOREIGN_WARNINGS
 DIVIDED = ("canonical_rows", "tokenized_examples", "packed_shards")
 TOTAL = 3
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,14 +42,11 @@ def context(workspace: Workspace, number: int, *options: str, engine: Path | Non
     )
 
 
-def finish(started: Sequence["subprocess.Popen[str]"], status: int = ExitStatus.SUCCESS) -> list[str]:
-    """Wait for processes that must end with a status; return what they printed."""
-    printed: list[str] = []
+def finish(started: Sequence["subprocess.Popen[str]"]) -> None:
+    """Wait for processes that must succeed."""
     for one in started:
-        out, err = one.communicate(timeout=60)
-        assert one.returncode == status, (out, err)
-        printed.append(out)
-    return printed
+        printed = one.communicate(timeout=60)
+        assert one.returncode == ExitStatus.SUCCESS, printed
 
 
 @pytest.mark.slow
@@ -94,46 +89,35 @@ def test_shares_with_other_code_are_refused(tmp_path: Path) -> None:
     assert len(list(workspace.store.rglob("part.json"))) == made > 0
 
 
-def test_work_without_inputs_exits_with_75(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    workspace = write_chats(tmp_path)
-
-    assert main.main(["work", str(workspace.config), "--share", "1/2"]) == ExitStatus.INPUTS_MISSING == 75
-    assert capsys.readouterr().out.splitlines() == [
+def test_work_without_inputs_exits_with_75(tmp_path: Path) -> None:
+    waiting = run("work", str(write_chats(tmp_path).config), "--share", "1/2", status=75)
+    assert ExitStatus.INPUTS_MISSING == 75
+    assert waiting.out.splitlines() == [
         f"rows/{stage}: waits for rows/raw_dataset; build that, then run this again" for stage in DIVIDED
     ]
 
 
-def test_work_makes_what_it_can_and_waits_for_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_makes_what_it_can_and_waits_for_the_rest(tmp_path: Path) -> None:
     workspace = write_chats(tmp_path)
     workspace.build(only=["raw_dataset"])
+    command = ["work", str(workspace.config), "--share", "2/3"]
 
-    assert main.main(["work", str(workspace.config), "--share", "2/3"]) == ExitStatus.INPUTS_MISSING
-    rows, *others = capsys.readouterr().out.splitlines()
+    rows, *others = run(*command, status=ExitStatus.INPUTS_MISSING).out.splitlines()
     assert "made;" in rows
     assert all("waits for rows/canonical_rows" in line for line in others)
-    assert (
-        main.main(["work", str(workspace.config), "--share", "2/3", "--only", "canonical_rows"]) == ExitStatus.SUCCESS
-    )
+    run(*command, "--only", "canonical_rows")
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", ""])
-def test_work_with_a_wrong_share_says_what_is_allowed(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workspace = write_chats(tmp_path)
-
-    assert main.main(["work", str(workspace.config), f"--share={text}"]) == ExitStatus.INVALID
-    assert f"--share {text}: not one of N shares; allowed is I/N with I from 1 to N" in capsys.readouterr().err
+def test_work_with_a_wrong_share_says_what_is_allowed(text: str, tmp_path: Path) -> None:
+    refused = run("work", str(write_chats(tmp_path).config), f"--share={text}", status=ExitStatus.INVALID)
+    assert f"--share {text}: not one of N shares; allowed is I/N with I from 1 to N" in refused.err
 
 
-def test_plan_stages_prints_jobs_in_the_order_to_submit_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_stages_prints_jobs_in_the_order_to_submit_them(tmp_path: Path) -> None:
     workspace = write_chats(tmp_path)
     recipe = str(workspace.config)
-
-    assert main.main(["plan", recipe, "--stages"]) == ExitStatus.SUCCESS
-    assert capsys.readouterr().out.splitlines() == [
+    assert run("plan", recipe, "--stages").out.splitlines() == [
         f"one    rowmill build {recipe} --only raw_dataset",
         f"array  rowmill work {recipe} --only canonical_rows --share I/N",
         f"one    rowmill build {recipe} --only canonical_rows",
@@ -146,16 +130,12 @@ def test_plan_stages_prints_jobs_in_the_order_to_submit_them(
 
 
 @pytest.mark.slow
-def test_the_commands_of_plan_stages_build_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_of_plan_stages_build_the_recipe(tmp_path: Path) -> None:
     expected, workspace = write_chats(tmp_path / "plain").build(), write_chats(tmp_path / "shares")
-    main.main(["plan", str(workspace.config), "--stages", "--json"])
-    jobs = json.loads(capsys.readouterr().out)["jobs"]
-
-    for job in jobs:
+    for job in json.loads(run("plan", str(workspace.config), "--stages", "--json").out)["jobs"]:
         words = job["command"].split()[1:]
         for number in range(1, TOTAL + 1 if job["kind"] == "array" else 2):
-            command = [word if word != "I/N" else f"{number}/{TOTAL}" for word in words]
-            assert main.main(command) == ExitStatus.SUCCESS
+            run(*(word if word != "I/N" else f"{number}/{TOTAL}" for word in words))
 
     again = workspace.build()
     assert not again.made()

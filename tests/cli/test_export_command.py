@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from rowmill.cli import main
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import IntegrityError
 from rowmill.exports import open_export
 from tests.end_to_end.test_robustness import killed
 from tests.exports.test_exports import digests, with_exports
-from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject
+from tests.support.cli_project import RECIPE, CliProject
 from tests.support.recipes import Workspace
 from tests.support.tiers import mark_all_but
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 EXPORTS: list[dict[str, Any]] = [
     {"kind": "hf", "name": "rows"},
     {"kind": "axolotl", "name": "stanza", "sequence_len": 128},
@@ -27,7 +27,7 @@ EXPORTS: list[dict[str, Any]] = [
 def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
     """Return a project whose partitions and exports are built, and that no test changes."""
     project = CliProject(tmp_path_factory.mktemp("built")).write(exports=EXPORTS)
-    assert project.rowmill("build") == main.ExitStatus.SUCCESS
+    project.run("build")
     return project
 
 
@@ -37,21 +37,15 @@ def copied(built: CliProject, tmp_path: Path) -> CliProject:
     return CliProject(tmp_path / "copied")
 
 
-def test_build_makes_exports_last_and_says_where_they_are(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-
-    out = capsys.readouterr().out
+def test_build_makes_exports_last_and_says_where_they_are(copied: CliProject) -> None:
+    out = copied.run("build").out
     assert re.search(r"= exports/rows|✓ exports/rows +reused", out)
     assert out.index("gpu_partitions") < out.index("exports/rows") < out.index("exports/stanza")
     assert "rows: " in out
 
 
-def test_export_says_how_to_point_each_trainer_at_it(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("export") == main.ExitStatus.SUCCESS
-
-    out = capsys.readouterr().out
+def test_export_says_how_to_point_each_trainer_at_it(built: CliProject) -> None:
+    out = built.run("export").out
     assert "load_dataset" in out
     stanza = out[out.index("datasets:") :]
     [path] = re.findall(r"- path: (\S+)", stanza)
@@ -60,120 +54,92 @@ def test_export_says_how_to_point_each_trainer_at_it(built: CliProject, capsys: 
     assert "sample_packing: true" in stanza
 
 
-def test_export_by_name_leaves_the_others(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_by_name_leaves_the_others(copied: CliProject) -> None:
     copied.write_recipe(exports=[*EXPORTS, {"kind": "tinker", "name": "datums"}])
-
-    assert copied.rowmill("export", "--name", "datums") == main.ExitStatus.SUCCESS
-
-    out = capsys.readouterr().out
+    out = copied.run("export", "--name", "datums").out
     assert "exports/datums" in out
     assert "rows" not in out.replace("rowmill", "")
 
 
 def test_export_to_a_folder_is_a_copy_that_stays(copied: CliProject, tmp_path: Path) -> None:
-    at = tmp_path / "mine"
-
-    assert copied.rowmill("export", "--name", "rows", "--to", str(at)) == main.ExitStatus.SUCCESS
+    copied.run("export", "--name", "rows", "--to", str(tmp_path / "mine"))
     shutil.rmtree(copied.folder / ".rowmill")
-
-    assert open_export(at, verify=True).count("tokens") > 0
+    assert open_export(tmp_path / "mine", verify=True).count("tokens") > 0
 
 
 def test_the_only_export_is_copied_without_its_name(copied: CliProject, tmp_path: Path) -> None:
-    copied.write_recipe(exports=EXPORTS[:1])
-
-    assert copied.rowmill("export", "--to", str(tmp_path / "mine")) == main.ExitStatus.SUCCESS
-
+    copied.write_recipe(exports=EXPORTS[:1]).run("export", "--to", str(tmp_path / "mine"))
     assert open_export(tmp_path / "mine").count("tokens") > 0
 
 
-def test_export_of_unknown_name_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("export", "--name", "row") == main.ExitStatus.INVALID
-    assert "did you mean rows?" in capsys.readouterr().err
-
-
-def test_export_of_a_recipe_without_exports_says_what_to_add(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("exports", "options", "said"),
+    [
+        (EXPORTS, ["--name", "row"], "did you mean rows?"),
+        (EXPORTS, ["--to", "somewhere"], "these are 2: rows, stanza; choose one with --name"),
+        ([], [], "add one under exports: in the recipe"),
+    ],
+    ids=["unknown name", "copy of several exports", "recipe without exports"],
+)
+def test_export_that_cannot_be_is_refused_with_what_to_do(
+    copied: CliProject, exports: list[dict[str, Any]], options: list[str], said: str
 ) -> None:
-    copied.write_recipe()
-
-    assert copied.rowmill("export") == main.ExitStatus.INVALID
-    assert "add one under exports: in the recipe" in capsys.readouterr().err
+    assert said in copied.write_recipe(exports=exports).run("export", *options, status=ExitStatus.INVALID).err
 
 
-def test_copy_of_several_exports_is_refused(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("export", "--to", "somewhere") == main.ExitStatus.INVALID
-    error = capsys.readouterr().err
-    assert "these are 2: rows, stanza; choose one with --name" in error
-
-
-def test_export_after_a_failed_check_is_blocked(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_after_a_failed_check_is_blocked(copied: CliProject) -> None:
     copied.write_recipe(
         exports=[{**EXPORTS[0], "shard_sequences": 3}],
         gates=RECIPE["gates"] | {"fill": {"at_least": 1, "severity": "error"}},
     )
-    assert copied.rowmill("verify") == main.ExitStatus.GATE_CLOSED
-    capsys.readouterr()
-
-    assert copied.rowmill("export") == main.ExitStatus.GATE_CLOSED
-    said = capsys.readouterr().err
+    copied.run("verify", status=ExitStatus.GATE_CLOSED)
+    said = copied.run("export", status=ExitStatus.GATE_CLOSED).err
     assert "packed_shards: fill: " in said
     assert "wanted at least 1" in said
 
 
-def test_export_before_anything_is_built_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    project = CliProject(tmp_path).write(exports=EXPORTS)
-
-    assert project.rowmill("export") == main.ExitStatus.INVALID
-    said = capsys.readouterr().err
+def test_export_before_anything_is_built_says_so(tmp_path: Path) -> None:
+    said = CliProject(tmp_path).write(exports=EXPORTS).run("export", status=ExitStatus.INVALID).err
     assert re.search(r"^small/exports/\w+: chats/raw_dataset, chats/canonical_rows, .* are not built; ", said)
     assert "run `rowmill build small --until exports/" in said
 
 
-def test_verify_deep_reads_exports_again_and_finds_damage(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_deep_reads_exports_again_and_finds_damage(copied: CliProject) -> None:
     [part] = (copied.folder / ".rowmill/small/exports/rows").rglob("part-00000.parquet")
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
 
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.DAMAGED
-    assert "part-00000.parquet: digest" in capsys.readouterr().out.replace("\n", "")
+    damaged = copied.run("verify", "--deep", status=ExitStatus.DAMAGED)
+    assert "part-00000.parquet: digest" in damaged.out.replace("\n", "")
 
 
 def test_damaged_export_is_made_again_before_it_is_copied(copied: CliProject, tmp_path: Path) -> None:
     [part] = (copied.folder / ".rowmill/small/exports/rows").rglob("part-00000.parquet")
     whole = part.read_bytes()
     part.write_bytes(bytes(len(whole)))
-
-    assert copied.rowmill("export", "--name", "rows", "--to", str(tmp_path / "left")) == main.ExitStatus.SUCCESS
+    copied.run("export", "--name", "rows", "--to", str(tmp_path / "left"))
     assert part.read_bytes() == whole
     assert open_export(tmp_path / "left", verify=True).count("sequences") > 0
 
 
 def test_collecting_keeps_current_exports_and_removes_older_ones(copied: CliProject) -> None:
-    copied.write_recipe(exports=[{**EXPORTS[0], "shard_sequences": 3}, EXPORTS[1]])
-    assert copied.rowmill("export", "--name", "rows") == main.ExitStatus.SUCCESS
+    copied.write_recipe(exports=[{**EXPORTS[0], "shard_sequences": 3}, EXPORTS[1]]).run("export", "--name", "rows")
     parts = copied.folder / ".rowmill/small/exports/rows/parts"
     assert len(list(parts.iterdir())) == 2
 
-    assert copied.rowmill("gc", "--keep", "1") == main.ExitStatus.SUCCESS
-
+    copied.run("gc", "--keep", "1")
     [left] = parts.iterdir()
     assert open_export(left / "rows", verify=True).count("sequences") > 0
 
 
 # ── kill -9 ──
-
-
 @pytest.mark.campaign
 @pytest.mark.parametrize("moved", mark_all_but(["data/part-00001"], ["data/part-00001", "manifest.json"]))
 def test_killed_export_leaves_nothing_that_a_reader_accepts_and_the_next_is_whole(tmp_path: Path, moved: str) -> None:
     workspace = with_exports(Workspace(tmp_path), {"rows": {"kind": "hf", "shard_sequences": 7}})
 
     assert killed(workspace, f"exports/rows/parts/.*/{moved}"), f"never got to {moved}"
-
     stage = workspace.store / "mini/exports/rows"
     assert not (stage / "pointer.json").exists()
     [left] = (stage / "parts").glob("*/rows")

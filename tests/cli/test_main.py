@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -15,168 +16,110 @@ import yaml
 
 from rowmill.build import runner
 from rowmill.cli import main
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import IntegrityError
 from rowmill.schema import manifest
-from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, RECIPE, ROOT, TASKS, CliProject
+from tests.support.cli_project import CHATS, NOTES, RECIPE, ROOT, TASKS, CliProject, list_files, run
 
-pytestmark = FOREIGN_WARNINGS
 STEPS = 3 * 5 + 2
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
-    """Return a project that is built and that no test changes."""
-    project = CliProject(tmp_path_factory.mktemp("built")).write()
-    assert project.rowmill("build") == main.ExitStatus.SUCCESS
-    return project
-
-
 @pytest.fixture
-def copied(built: CliProject, tmp_path: Path) -> CliProject:
+def copied(small: CliProject, tmp_path: Path) -> CliProject:
     """Return a copy of the built project, to be changed."""
-    shutil.copytree(built.folder, tmp_path / "copied")
+    shutil.copytree(small.folder, tmp_path / "copied")
     return CliProject(tmp_path / "copied")
 
 
-def current(project: CliProject, *stage: str) -> manifest.Manifest:
-    found = manifest.load_current(project.project.store, ("small", *stage))
-    assert found is not None
-    return found
+def at_most(rejects: float, **gates: Any) -> dict[str, Any]:
+    """Return the recipe's gates with another bound of its rejects, of which there is one in 41 chats."""
+    return RECIPE["gates"] | {"rejects": {"at_most": rejects}} | gates
 
 
-def rows_of(
-    project: CliProject, query: str, capsys: pytest.CaptureFixture[str], *options: str
-) -> list[dict[str, object]]:
-    capsys.readouterr()
-    assert main.main(["sql", query, project.recipe, "--format", "json", *options]) == main.ExitStatus.SUCCESS
-    return json.loads(capsys.readouterr().out)
+def rows_of(project: CliProject, query: str, *options: str) -> list[dict[str, object]]:
+    return json.loads(run("sql", query, project.recipe, "--format", "json", *options).out)
 
 
 # ── plan, build ──
-
-
 @pytest.mark.slow
-def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
-
-    assert project.rowmill("plan") == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
+    out = project.run("plan").out
     assert out.count("never built") == 3
     assert out.count("make if changed") == STEPS - 3
     assert manifest.load_current(project.project.store, ("small", "chats", "raw_dataset")) is None
 
 
 @pytest.mark.slow
-def test_plan_after_build_reuses_every_stage(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("plan") == main.ExitStatus.SUCCESS
-    assert f"{STEPS} reused" in capsys.readouterr().out
+def test_plan_after_build_reuses_every_stage(small: CliProject) -> None:
+    assert f"{STEPS} reused" in small.run("plan").out
 
 
-def test_plan_after_changed_option_names_the_stages_that_read_it(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copied.write_recipe(mixture={"batch_size": 4})
-
-    assert copied.rowmill("plan") == main.ExitStatus.SUCCESS
-    lines = capsys.readouterr().out.splitlines()
+def test_plan_after_changed_option_names_the_stages_that_read_it(copied: CliProject) -> None:
+    lines = copied.write_recipe(mixture={"batch_size": 4}).run("plan").out.splitlines()
     made = [line.split()[1] for line in lines if line.startswith(("  + ", "  ~ "))]
     assert made == ["training_splits", "gpu_partitions"]
 
 
-def test_build_again_makes_nothing_and_says_so(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("build") == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
+def test_build_again_makes_nothing_and_says_so(small: CliProject) -> None:
+    out = small.run("build").out
     assert out.count(" reused ") == STEPS
     assert "checks     every applicable check passed" in out
 
 
 @pytest.mark.slow
 def test_commands_that_a_build_proposes_are_written_as_they_are_typed(
-    built: CliProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small: CliProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-
-    assert built.rowmill("build") == 0
-
-    proposed = capsys.readouterr().out.partition("\nnext\n")[2].partition("\nreport")[0]
+    proposed = small.run("build").out.partition("\nnext\n")[2].partition("\nreport")[0]
     commands = [line.strip() for line in proposed.splitlines() if line.startswith("    ")]
     assert len(commands) == 4
     assert all(command.startswith("rowmill ") for command in commands)
 
 
-def test_build_of_one_stage_makes_that_stage_of_every_dataset(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = CliProject(tmp_path).write()
-
-    assert project.rowmill("build", "--only", "raw_dataset") == main.ExitStatus.SUCCESS
-    assert capsys.readouterr().out.count("raw_dataset") == 3
+def test_build_of_one_stage_makes_that_stage_of_every_dataset(tmp_path: Path) -> None:
+    out = CliProject(tmp_path).write().run("build", "--only", "raw_dataset").out
+    assert out.count("raw_dataset") == 3
     assert not (tmp_path / ".rowmill" / "small" / "chats" / "canonical_rows").exists()
 
 
 @pytest.mark.slow
-def test_build_until_a_stage_makes_that_stage_and_those_before_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_build_until_a_stage_makes_that_stage_and_those_before_it(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
 
-    def run(*options: str) -> dict[str, int]:
-        assert project.rowmill("build", *options) == main.ExitStatus.SUCCESS
-        made = re.findall(r"^  [✓!] (\w+) +(\S+)", capsys.readouterr().out, re.MULTILINE)
+    def count_made(*options: str) -> dict[str, int]:
+        made = re.findall(r"^  [✓!] (\w+) +(\S+)", project.run("build", *options).out, re.MULTILINE)
         return Counter(stage for stage, time in made if time != "reused")
 
-    assert project.rowmill("build", "--only", "packed_shards") == main.ExitStatus.INVALID
-    assert "run `rowmill build small --until packed_shards`" in capsys.readouterr().err
-    assert run("--until", "canonical_rows") == {"raw_dataset": 3, "canonical_rows": 3}
-    assert run("--until", "packed_shards") == {"tokenized_examples": 3, "truncation_stats": 3, "packed_shards": 3}
-    assert run("--until", "training_splits") == {"training_splits": 1}
+    refused = project.run("build", "--only", "packed_shards", status=ExitStatus.INVALID)
+    assert "run `rowmill build small --until packed_shards`" in refused.err
+    assert count_made("--until", "canonical_rows") == {"raw_dataset": 3, "canonical_rows": 3}
+    assert count_made("--until", "packed_shards") == {
+        "tokenized_examples": 3, "truncation_stats": 3, "packed_shards": 3,
+    }  # fmt: skip
+    assert count_made("--until", "training_splits") == {"training_splits": 1}
     assert not (tmp_path / ".rowmill" / "small" / "gpu_partitions").exists()
 
 
 @pytest.mark.slow
-def test_build_until_an_export_makes_no_other_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_until_an_export_makes_no_other_export(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write(exports=[{"kind": "native", "name": one} for one in ("one", "other")])
-
-    assert project.rowmill("build", "--until", "exports/one") == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
+    out = project.run("build", "--until", "exports/one").out
     assert "✓ exports/one" in out
     assert "exports/other" not in out
 
 
-@pytest.mark.parametrize("option", ["--only", "--until"])
-def test_build_of_unknown_stage_names_the_nearest(
-    built: CliProject, capsys: pytest.CaptureFixture[str], option: str
-) -> None:
-    assert built.rowmill("build", option, "packed_shard") == main.ExitStatus.INVALID
-    said = capsys.readouterr().err
-    assert said.startswith(f"{option} packed_shard: no such stage; ")
-    assert "did you mean packed_shards?" in said
-
-
 @pytest.mark.slow
-def test_build_with_a_failed_check_stops_with_number_threshold_and_remedy(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
+def test_build_past_a_closed_gate_says_why_and_puts_each_step_below_its_dataset_and_writes_the_report(
+    copied: CliProject,
 ) -> None:
-    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
+    printed = copied.write_recipe(gates=at_most(0.001)).run("build", status=ExitStatus.GATE_CLOSED)
 
-    assert copied.rowmill("build") == main.ExitStatus.GATE_CLOSED
-    captured = capsys.readouterr()
-    share = f"{100 / (CHATS + 1):.4g} %"
-    assert f"small/chats/canonical_rows: rejects: {share}" in captured.err
-    assert "wanted at most 0.1 %; correct the data" in captured.err
-    assert "✗ canonical_rows" in captured.out
-
-
-@pytest.mark.slow
-def test_build_past_closed_gate_puts_each_step_below_its_dataset_and_writes_the_report(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
-
-    assert copied.rowmill("build") == main.ExitStatus.GATE_CLOSED
-    lines = capsys.readouterr().out.splitlines()
+    assert f"small/chats/canonical_rows: rejects: {100 / (CHATS + 1):.4g} %" in printed.err
+    assert "wanted at most 0.1 %; correct the data" in printed.err
+    assert "✗ canonical_rows" in printed.out
+    lines = printed.out.splitlines()
     below: dict[str, list[str]] = {}
     for line in lines[2:-1]:
         if line and not line.startswith(" "):
@@ -191,112 +134,77 @@ def test_build_past_closed_gate_puts_each_step_below_its_dataset_and_writes_the_
 
 
 @pytest.mark.slow
-def test_command_that_a_closed_gate_prints_answers_for_its_recipe_dataset_and_root(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
+def test_command_that_a_closed_gate_prints_answers_for_its_recipe_dataset_and_root(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write(gates=at_most(0.001))
     project.write_data("tasks.csv", "prompt,response\n,\nq,a\n")
-    assert project.rowmill("build", "--root", str(tmp_path / "other place")) == main.ExitStatus.GATE_CLOSED
-    found = re.search(r"small/chats/canonical_rows: rejects: .*`(rowmill sql [^`]+)`", capsys.readouterr().err)
-    assert found is not None
-    name, *arguments = shlex.split(found.group(1))
+    said = project.run("build", "--root", str(tmp_path / "other place"), status=ExitStatus.GATE_CLOSED).err
+    [command] = re.findall(r"small/chats/canonical_rows: rejects: .*`(rowmill sql [^`]+)`", said)
+    name, *arguments = shlex.split(command)
     arguments[arguments.index("small")] = project.recipe
 
-    assert main.main([*arguments, "--format", "json"]) == main.ExitStatus.SUCCESS
-    [line] = json.loads(capsys.readouterr().out)
+    [line] = json.loads(run(*arguments, "--format", "json").out)
     assert (name, line["reason"], line["records"]) == ("rowmill", "invalid_json", 1)
 
 
 @pytest.mark.slow
 def test_build_into_another_root_leaves_the_project_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = CliProject(tmp_path / "project").write()
     monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / "elsewhere"))
-
-    assert project.rowmill("build", "--only", "raw_dataset") == main.ExitStatus.SUCCESS
+    CliProject(tmp_path / "project").write().run("build", "--only", "raw_dataset")
     assert (tmp_path / "elsewhere" / "small" / "tasks" / "raw_dataset" / "pointer.json").is_file()
     assert not (tmp_path / "project" / ".rowmill").exists()
 
 
 # ── stats ──
-
-
 @pytest.mark.slow
-def test_stats_counts_what_build_counts_and_packs_nothing(
-    built: CliProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stats_counts_what_build_counts_and_packs_nothing(small: CliProject, tmp_path: Path) -> None:
     root = str(tmp_path / "other")
-    assert built.rowmill("stats", "--root", root) == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
     query = "select dataset, original_tokens from examples order by all"
 
+    out = small.run("stats", "--root", root).out
     assert f"chats  {CHATS + 1} records → {CHATS} rows → {CHATS} examples" in out
     assert f"tasks  {TASKS} records → {TASKS} rows → {TASKS} examples" in out
     assert not (tmp_path / "other" / "small" / "chats" / "packed_shards").exists()
-    assert rows_of(built, query, capsys, "--root", root) == rows_of(built, query, capsys)
+    assert rows_of(small, query, "--root", root) == rows_of(small, query)
 
 
 @pytest.mark.slow
-def test_stats_show_quantiles_rejects_and_other_limits(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("stats") == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
-    what_if = rows_of(built, "select * from what_if where dataset = 'notes' and seq_len = 128", capsys)
+def test_stats_show_quantiles_rejects_and_other_limits(small: CliProject) -> None:
+    [what_if] = rows_of(small, "select * from what_if where dataset = 'notes' and seq_len = 128")
 
+    out = small.run("stats").out
     assert "p25 " in out
     assert "invalid_json" in out
     lines = [line.split() for line in out.split("\nnotes ")[1].splitlines()]
     [line] = [words for words in lines if words[:1] == ["128"] and "to" not in words]
-    assert line[-1] == str(what_if[0]["sequences"])
-    assert line[1] == str(NOTES)
+    assert (line[1], line[-1]) == (str(NOTES), str(what_if["sequences"]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "status"), [((), main.ExitStatus.SUCCESS), (("--strict",), main.ExitStatus.PROBLEM_FOUND)]
-)
-def test_stats_with_hint_exit_3_only_when_strict(
-    tmp_path: Path, options: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = CliProject(tmp_path).write(seq_len=4096)
-
-    assert project.rowmill("stats", *options) == status
-    assert "lower seq_len to reduce VRAM usage" in capsys.readouterr().out
+@pytest.mark.parametrize(("options", "status"), [((), ExitStatus.SUCCESS), (("--strict",), ExitStatus.PROBLEM_FOUND)])
+def test_stats_with_hint_exit_3_only_when_strict(tmp_path: Path, options: tuple[str, ...], status: int) -> None:
+    printed = CliProject(tmp_path).write(seq_len=4096).run("stats", *options, status=status)
+    assert "lower seq_len to reduce VRAM usage" in printed.out
 
 
 @pytest.mark.slow
-def test_stats_strict_without_hint_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tasks = {"tasks": RECIPE["datasets"]["tasks"]}
-    project = CliProject(tmp_path).write(seq_len=40, datasets=tasks)
-
-    assert project.rowmill("stats", "--strict") == main.ExitStatus.SUCCESS
-    assert "max_length to" not in capsys.readouterr().out
+def test_stats_strict_without_hint_exits_0(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write(seq_len=40, datasets={"tasks": RECIPE["datasets"]["tasks"]})
+    assert "max_length to" not in project.run("stats", "--strict").out
 
 
 @pytest.mark.slow
-def test_stats_after_a_closed_gate_still_show_the_numbers(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
-
-    assert copied.rowmill("stats") == main.ExitStatus.GATE_CLOSED
-    captured = capsys.readouterr()
-    assert "original length in tokens" in captured.out
-    assert "wanted at most 0" in captured.err
+def test_stats_after_a_closed_gate_still_show_the_numbers(copied: CliProject) -> None:
+    printed = copied.write_recipe(gates=at_most(0)).run("stats", status=ExitStatus.GATE_CLOSED)
+    assert "original length in tokens" in printed.out
+    assert "wanted at most 0" in printed.err
 
 
 # ── verify ──
-
-
 @pytest.mark.slow
-def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(
-    built: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    counts = rows_of(built, "select outcome, count(*) as n from check_results group by 1", capsys)
+def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(small: CliProject) -> None:
+    counts = rows_of(small, "select outcome, count(*) as n from check_results group by 1")
     of = {str(one["outcome"]): one["n"] for one in counts}
-
-    assert built.rowmill("verify") == main.ExitStatus.SUCCESS
-    short = capsys.readouterr().out
-    assert built.rowmill("verify", "--all") == main.ExitStatus.SUCCESS
-    whole = capsys.readouterr().out
+    short, whole = small.run("verify").out, small.run("verify", "--all").out
 
     def count_marks(text: str) -> dict[str, int]:
         marks = [line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.strip()]
@@ -311,105 +219,75 @@ def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(
 
 
 @pytest.mark.slow
-def test_verify_prints_every_check_and_exits_0(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("verify", "--deep", "--facts") == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
-    results = rows_of(built, "select count(*) as n, sum(passed::int)::int as passed from check_results", capsys)
-
-    assert f"{results[0]['passed']} passed" in out
+def test_verify_prints_every_check_and_exits_0(small: CliProject) -> None:
+    [results] = rows_of(small, "select count(*) as n, sum(passed::int)::int as passed from check_results")
+    out = small.run("verify", "--deep", "--facts").out
+    assert f"{results['passed']} passed" in out
     assert "every digest matches" in out
     assert "trained_share" in out
 
 
 @pytest.mark.slow
-def test_verify_under_stricter_threshold_exits_1_with_remedy(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
-
-    assert copied.rowmill("verify") == main.ExitStatus.GATE_CLOSED
-    out = capsys.readouterr().out
+def test_verify_under_stricter_threshold_exits_1_with_remedy(copied: CliProject) -> None:
+    out = copied.write_recipe(gates=at_most(0)).run("verify", status=ExitStatus.GATE_CLOSED).out
     assert "1 blocking" in out
     assert "✗ rejects" in out
     assert "→ correct the data or the format options" in out
 
 
 @pytest.mark.slow
-def test_verify_shows_waiver_instead_of_remedy(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_shows_waiver_instead_of_remedy(copied: CliProject) -> None:
     waiver = {"check": "rejects", "dataset": "chats", "at_most": 0.5, "reason": "one broken line, known"}
-    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}, "waivers": [waiver]})
-
-    assert copied.rowmill("verify") == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
+    out = copied.write_recipe(gates=at_most(0, waivers=[waiver])).run("verify").out
     assert "waived: one broken line, known" in out
     assert "1 waived" in out
 
 
 @pytest.mark.slow
-def test_verify_deep_names_the_file_with_one_changed_byte(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shard = current(copied, "chats", "packed_shards").parts[0].files["shard"].path
+def test_verify_deep_names_the_file_with_one_changed_byte(copied: CliProject) -> None:
+    shard = copied.current("chats", "packed_shards").parts[0].files["shard"].path
     path = copied.folder / ".rowmill" / shard
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    assert copied.rowmill("verify") == main.ExitStatus.SUCCESS
-    assert re.search(r"\? [1-9]\d* files, \S+ kB not read: `rowmill verify small --deep`", capsys.readouterr().out)
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.DAMAGED
-    assert f"✗ {shard}: digest" in capsys.readouterr().out
+    assert re.search(r"\? [1-9]\d* files, \S+ kB not read: `rowmill verify small --deep`", copied.run("verify").out)
+    assert f"✗ {shard}: digest" in copied.run("verify", "--deep", status=ExitStatus.DAMAGED).out
 
 
 @pytest.mark.slow
-def test_verify_deep_says_that_files_of_earlier_versions_were_not_read(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS
-    assert "not read" not in capsys.readouterr().out
-    older = current(copied, "chats", "canonical_rows").parts[0].files["rows"].path
+def test_verify_deep_says_that_files_of_earlier_versions_were_not_read(copied: CliProject) -> None:
+    assert "not read" not in copied.run("verify", "--deep").out
+    older = copied.current("chats", "canonical_rows").parts[0].files["rows"].path
     copied.append_chat(1000)
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
+    copied.run("build")
     (copied.folder / ".rowmill" / older).write_bytes(b"")
-    capsys.readouterr()
 
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
+    out = copied.run("verify", "--deep").out
     assert "read again: every digest matches" in out
     assert re.search(r"\? [1-9]\d* files, \S+ kB of earlier versions not read: they may be damaged", out)
 
 
 @pytest.mark.slow
-def test_verify_after_a_changed_option_was_built_knows_no_changed_options(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_after_a_changed_option_was_built_knows_no_changed_options(copied: CliProject) -> None:
     copied.write_recipe(seq_len=160)
-    assert copied.rowmill("verify") == main.ExitStatus.SUCCESS
-    assert "its options changed since: run rowmill build" in capsys.readouterr().out
-
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-    capsys.readouterr()
-    assert copied.rowmill("verify") == main.ExitStatus.SUCCESS
-    assert "its options changed" not in capsys.readouterr().out
+    assert "its options changed since: run rowmill build" in copied.run("verify").out
+    copied.run("build")
+    assert "its options changed" not in copied.run("verify").out
 
 
 @pytest.mark.slow
-def test_verify_deep_names_a_missing_file(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = current(copied, "tasks", "canonical_rows").parts[0].files["rows"].path
+def test_verify_deep_names_a_missing_file(copied: CliProject) -> None:
+    rows = copied.current("tasks", "canonical_rows").parts[0].files["rows"].path
     (copied.folder / ".rowmill" / rows).unlink()
-
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.DAMAGED
-    assert f"✗ {rows}: missing" in capsys.readouterr().out
+    assert f"✗ {rows}: missing" in copied.run("verify", "--deep", status=ExitStatus.DAMAGED).out
 
 
-def test_verify_of_nothing_built_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert CliProject(tmp_path).write().rowmill("verify") == main.ExitStatus.INVALID
-    assert "nothing is built" in capsys.readouterr().err
+def test_verify_of_nothing_built_is_an_error(tmp_path: Path) -> None:
+    assert "nothing is built" in CliProject(tmp_path).write().run("verify", status=ExitStatus.INVALID).err
 
 
 # ── sql ──
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "wanted"),
@@ -419,79 +297,53 @@ def test_verify_of_nothing_built_is_an_error(tmp_path: Path, capsys: pytest.Capt
         ("table", f"dataset   n\nchats    {CHATS}\nnotes     {NOTES}\n2 rows\n"),
     ],
 )
-def test_sql_answers_in_each_form(
-    built: CliProject, form: str, wanted: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sql_answers_in_each_form(small: CliProject, form: str, wanted: str) -> None:
     query = "select dataset, count(*) as n from rows where dataset <> 'tasks' group by 1 order by 1"
-
-    assert main.main(["sql", query, built.recipe, "--format", form]) == main.ExitStatus.SUCCESS
-    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    shown = [line.strip() for line in run("sql", query, small.recipe, "--format", form).out.splitlines()]
     assert [line for line in shown if line] == [line.strip() for line in wanted.splitlines()]
 
 
 @pytest.mark.slow
-def test_sql_with_a_recipe_answers_for_that_recipe_alone(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sql_with_a_recipe_answers_for_that_recipe_alone(copied: CliProject) -> None:
     other = Path(copied.recipe).with_name("other.yaml")
-    other.write_text(
-        yaml.safe_dump(RECIPE | {"datasets": {"notes": RECIPE["datasets"]["notes"]}}, sort_keys=False), encoding="utf-8"
-    )
-    assert main.main(["build", str(other)]) == main.ExitStatus.SUCCESS
+    of_notes = RECIPE | {"datasets": {"notes": RECIPE["datasets"]["notes"]}}
+    other.write_text(yaml.safe_dump(of_notes, sort_keys=False), encoding="utf-8")
+    run("build", str(other))
     query = "select dataset, count(*) as n from rows group by all order by all"
-    notes = [{"dataset": "notes", "n": NOTES}]
+    chats, notes, tasks = ({"dataset": name, "n": n} for name, n in
+                           (("chats", CHATS), ("notes", NOTES), ("tasks", TASKS)))  # fmt: skip
 
-    assert rows_of(copied, query, capsys) == [
-        {"dataset": "chats", "n": CHATS},
-        *notes,
-        {"dataset": "tasks", "n": TASKS},
-    ]
-    assert main.main(["sql", query, str(other), "--format", "json"]) == main.ExitStatus.SUCCESS
-    assert json.loads(capsys.readouterr().out) == notes
-    assert rows_of(copied, query, capsys, "--all-recipes") == [
-        {"dataset": "chats", "n": CHATS},
-        {"dataset": "notes", "n": 2 * NOTES},
-        {"dataset": "tasks", "n": TASKS},
-    ]
-    assert (
-        main.main(["sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv"])
-        == main.ExitStatus.SUCCESS
-    )
-    assert f"notes,{2 * NOTES}\n" in capsys.readouterr().out
+    assert rows_of(copied, query) == [chats, notes, tasks]
+    assert json.loads(run("sql", query, str(other), "--format", "json").out) == [notes]
+    assert rows_of(copied, query, "--all-recipes") == [chats, notes | {"n": 2 * NOTES}, tasks]
+    by_root = run("sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv")
+    assert f"notes,{2 * NOTES}\n" in by_root.out
 
 
-def test_sql_finds_the_storage_by_root_alone(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    root = str(built.folder / ".rowmill")
-
-    assert (
-        main.main(["sql", "select count(*) as n from rejects", "--root", root, "--format", "csv"])
-        == main.ExitStatus.SUCCESS
-    )
-    assert capsys.readouterr().out == "n\n1\n"
+def test_sql_finds_the_storage_by_root_alone(small: CliProject) -> None:
+    query, root = "select count(*) as n from rejects", str(small.folder / ".rowmill")
+    assert run("sql", query, "--root", root, "--format", "csv").out == "n\n1\n"
 
 
 @pytest.mark.slow
-def test_sql_of_a_storage_root_imports_no_engine(built: CliProject) -> None:
+def test_sql_of_a_storage_root_imports_no_engine(small: CliProject) -> None:
     code = (
         "import sys; from rowmill.cli import main\n"
-        f"main.main(['sql', 'select 7 as n', '--root', {str(built.folder / '.rowmill')!r}])\n"
+        f"main.main(['sql', 'select 7 as n', '--root', {str(small.folder / '.rowmill')!r}])\n"
         "heavy = ('polars', 'pydantic', 'rowmill.build', 'rowmill.checks', 'rowmill.recipe', 'rowmill.stages')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-
-    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-
-    assert shown.split() == ["n", "7", "1", "row", "[]"]
+    assert print_of(code).split() == ["n", "7", "1", "row", "[]"]
 
 
-def test_sql_that_duckdb_refuses_names_the_views(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["sql", "select * from row", built.recipe]) == main.ExitStatus.INVALID
-    assert "the views are builds, check_results" in capsys.readouterr().err
+def print_of(code: str) -> str:
+    """Return what a program prints that is run in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def test_sql_without_statistics_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["sql", "select 1", "--root", str(tmp_path / "none")]) == main.ExitStatus.INVALID
-    assert "no statistics here" in capsys.readouterr().err
+def test_sql_without_statistics_makes_no_folder(tmp_path: Path) -> None:
+    refused = run("sql", "select 1", "--root", str(tmp_path / "none"), status=ExitStatus.INVALID)
+    assert "no statistics here" in refused.err
     assert not (tmp_path / "none").exists()
 
 
@@ -502,116 +354,101 @@ def rows_in_statistics(project: CliProject) -> int:
     return int(count)
 
 
-def test_statistics_file_answers_after_a_build(built: CliProject) -> None:
-    assert rows_in_statistics(built) == CHATS
+def test_statistics_file_answers_after_a_build(small: CliProject) -> None:
+    assert rows_in_statistics(small) == CHATS
 
 
 @pytest.mark.slow
 def test_statistics_file_answers_after_a_closed_gate(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
-
-    assert project.rowmill("build", "--skip-preflight") == main.ExitStatus.GATE_CLOSED
+    project = CliProject(tmp_path).write(gates=at_most(0))
+    project.run("build", "--skip-preflight", status=ExitStatus.GATE_CLOSED)
     assert rows_in_statistics(project) == CHATS
 
 
 @pytest.mark.slow
 def test_statistics_file_that_is_gone_is_made_again_by_use(copied: CliProject) -> None:
     Path(copied.project.store.path("stats.duckdb")).unlink()
-    version = current(copied, "chats", "raw_dataset").version
-
-    assert copied.rowmill("use", "chats/raw_dataset", version) == main.ExitStatus.SUCCESS
+    copied.run("use", "chats/raw_dataset", copied.current("chats", "raw_dataset").version)
     assert rows_in_statistics(copied) == CHATS
 
 
 # ── versions, use, gc ──
+def append_chats(project: CliProject, *numbers: int) -> None:
+    for number in numbers:
+        project.append_chat(number)
 
 
 @pytest.mark.slow
-def test_use_holds_an_older_version_until_it_is_released_and_says_how_to_go_on(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = current(copied, "chats", "raw_dataset").version
+def test_use_holds_an_older_version_until_it_is_released_and_says_how_to_go_on(copied: CliProject) -> None:
+    first = copied.current("chats", "raw_dataset").version
     copied.append_chat(1000)
-    copied.rowmill("build")
-    second = current(copied, "chats", "raw_dataset").version
-    assert copied.rowmill("use", "chats/raw_dataset", first[:8]) == main.ExitStatus.SUCCESS
-    said = capsys.readouterr().out
-    assert copied.rowmill("versions", "chats/raw_dataset") == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
+    copied.run("build")
+    second = copied.current("chats", "raw_dataset").version
+    said = copied.run("use", "chats/raw_dataset", first[:8]).out
+    listed = copied.run("versions", "chats/raw_dataset").out
 
     assert first != second
-    assert [line.split()[1] for line in out.splitlines() if line.lstrip().startswith("●")] == [first]
-    assert second in out
+    assert [line.split()[1] for line in listed.splitlines() if line.lstrip().startswith("●")] == [first]
+    assert second in listed
     # The printed command makes what follows of the version in use, as a build of everything does.
     [stages] = re.findall(r"build small((?: --only \S+)+)", " ".join(said.split()))
-    assert copied.rowmill("build", *stages.split()) == main.ExitStatus.SUCCESS
-    assert current(copied, "chats", "canonical_rows").inputs["small/chats/raw_dataset"] == first
+    copied.run("build", *stages.split())
+    assert copied.current("chats", "canonical_rows").inputs["small/chats/raw_dataset"] == first
     copied.append_chat(2000)
-    assert copied.rowmill("plan") == main.ExitStatus.SUCCESS
-    assert f"raw_dataset held held at version {first[:12]}" in re.sub(" +", " ", capsys.readouterr().out)
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-    said = capsys.readouterr().out
-    assert current(copied, "chats", "raw_dataset").version == first
+    planned = re.sub(" +", " ", copied.run("plan").out)
+    assert f"raw_dataset held held at version {first[:12]}" in planned
+    said = copied.run("build").out
+    assert copied.current("chats", "raw_dataset").version == first
     assert said.count(f"held at version {first[:12]}") == 2, "with its step, and at the end"
-    assert copied.rowmill("use", "chats/raw_dataset", "--release") == main.ExitStatus.SUCCESS
-    assert "chats/raw_dataset is released" in capsys.readouterr().out
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-    assert current(copied, "chats", "raw_dataset").version not in (first, second)
+    assert "chats/raw_dataset is released" in copied.run("use", "chats/raw_dataset", "--release").out
+    copied.run("build")
+    assert copied.current("chats", "raw_dataset").version not in (first, second)
 
 
-def test_use_without_a_version_or_release_says_what_it_takes(
-    built: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert built.rowmill("use", "chats/raw_dataset") == main.ExitStatus.INVALID
-    assert "use takes a version, or --release" in capsys.readouterr().err
-    assert built.rowmill("use", "chats/raw_dataset", "--release") == main.ExitStatus.SUCCESS
-    assert "is not held at a version" in capsys.readouterr().out
+def test_release_of_what_is_not_held_says_so(small: CliProject) -> None:
+    assert "is not held at a version" in small.run("use", "chats/raw_dataset", "--release").out
 
 
 @pytest.mark.slow
 def test_use_of_older_ranks_publishes_them_until_they_are_released(copied: CliProject) -> None:
     published = Path(copied.project.store.path("small/gpu_partitions/current.json"))
     before = json.loads(published.read_bytes())
-    for number in range(1000, 1030):
-        copied.append_chat(number)
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
+    append_chats(copied, *range(1000, 1030))
+    copied.run("build")
     assert json.loads(published.read_bytes())["order"] != before["order"]
 
-    assert copied.rowmill("use", "gpu_partitions", before["version"]) == main.ExitStatus.SUCCESS
-
+    copied.run("use", "gpu_partitions", before["version"])
     assert json.loads(published.read_bytes()) == before
     # The next nights keep it, and garbage collection too.
     copied.append_chat(2000)
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-    assert copied.rowmill("gc", "--keep", "1") == main.ExitStatus.SUCCESS
+    copied.run("build")
+    copied.run("gc", "--keep", "1")
     assert json.loads(published.read_bytes()) == before
-    assert copied.rowmill("use", "gpu_partitions", "--release") == main.ExitStatus.SUCCESS
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
+    copied.run("use", "gpu_partitions", "--release")
+    copied.run("build")
     assert json.loads(published.read_bytes())["order"] != before["order"]
 
 
 @pytest.mark.slow
 def test_ranks_of_a_held_order_are_made_of_the_shards_that_it_orders(copied: CliProject) -> None:
-    order = current(copied, "training_splits")
-    for number in range(1000, 1030):
-        copied.append_chat(number)
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-    newer = current(copied, "chats", "packed_shards").version
+    order = copied.current("training_splits")
+    append_chats(copied, *range(1000, 1030))
+    copied.run("build")
+    newer = copied.current("chats", "packed_shards").version
     assert order.inputs["small/chats/packed_shards"] != newer
-    assert copied.rowmill("use", "training_splits", order.version) == main.ExitStatus.SUCCESS
 
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-
-    ranks = current(copied, "gpu_partitions")
+    copied.run("use", "training_splits", order.version)
+    copied.run("build")
+    ranks = copied.current("gpu_partitions")
     assert ranks.inputs["small/training_splits"] == order.version
     assert ranks.inputs["small/chats/packed_shards"] == order.inputs["small/chats/packed_shards"]
-    assert current(copied, "chats", "packed_shards").version == newer
+    assert copied.current("chats", "packed_shards").version == newer
 
 
 @pytest.mark.slow
 def test_damage_to_a_held_version_is_an_error_that_names_the_way_out(copied: CliProject) -> None:
-    held = current(copied, "chats", "canonical_rows")
-    assert copied.rowmill("use", "chats/canonical_rows", held.version) == main.ExitStatus.SUCCESS
+    held = copied.current("chats", "canonical_rows")
+    copied.run("use", "chats/canonical_rows", held.version)
     for file in held.files("rows"):
         Path(copied.project.store.path(file.path)).unlink()
     copied.write_recipe(seq_len=64)
@@ -621,119 +458,100 @@ def test_damage_to_a_held_version_is_an_error_that_names_the_way_out(copied: Cli
 
 
 @pytest.mark.slow
-def test_use_of_unknown_version_lists_the_versions(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert copied.rowmill("use", "chats/raw_dataset", "zzz") == main.ExitStatus.INVALID
-    assert current(copied, "chats", "raw_dataset").version in capsys.readouterr().err
-
-
-SHARED = "small/chats/tokenized_examples"
+def test_use_of_unknown_version_lists_the_versions(copied: CliProject) -> None:
+    refused = copied.run("use", "chats/raw_dataset", "zzz", status=ExitStatus.INVALID)
+    assert copied.current("chats", "raw_dataset").version in refused.err
 
 
 @pytest.mark.slow
-def test_gc_keeps_what_is_current_and_what_that_was_made_of(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = current(copied, "chats", "tokenized_examples")
+def test_gc_keeps_what_is_current_and_what_that_was_made_of(copied: CliProject) -> None:
+    old = copied.current("chats", "tokenized_examples")
     for number in (1000, 1001):
         copied.append_chat(number)
-        assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-    kept = {stage: current(copied, "chats", stage).version for stage in ("canonical_rows", "packed_shards")}
-    assert copied.rowmill("gc", "--keep", "1") == main.ExitStatus.SUCCESS
+        copied.run("build")
+    kept = {stage: [copied.current("chats", stage).version] for stage in ("canonical_rows", "packed_shards")}
     store = copied.project.store
 
-    assert [one.version for one in manifest.list_versions(store, ("small", "chats", "canonical_rows"))] == [
-        kept["canonical_rows"]
-    ]
-    assert [one.version for one in manifest.list_versions(store, ("small", "chats", "packed_shards"))] == [
-        kept["packed_shards"]
-    ]
+    copied.run("gc", "--keep", "1")
+    for stage, versions in kept.items():
+        assert [one.version for one in manifest.list_versions(store, ("small", "chats", stage))] == versions
     # All but the one file that every part without rejects shares.
-    own = {file.path for part in old.parts for file in part.files.values()} - {f"{SHARED}/no_rejects.arrow"}
+    shared = "small/chats/tokenized_examples/no_rejects.arrow"
+    own = {file.path for part in old.parts for file in part.files.values()} - {shared}
     assert own
     assert not any(map(store.exists, own))
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS
-    capsys.readouterr()
-    assert copied.rowmill("build") == main.ExitStatus.SUCCESS
-    assert capsys.readouterr().out.count(" reused ") == STEPS
-    assert rows_of(copied, "select distinct version from history.examples where dataset = 'chats'", capsys) == [
-        {"version": current(copied, "chats", "tokenized_examples").version}
+    copied.run("verify", "--deep")
+    assert copied.run("build").out.count(" reused ") == STEPS
+    assert rows_of(copied, "select distinct version from history.examples where dataset = 'chats'") == [
+        {"version": copied.current("chats", "tokenized_examples").version}
     ]
 
 
 @pytest.mark.slow
 def test_gc_keeps_an_old_version_that_was_made_current(copied: CliProject) -> None:
-    first = current(copied, "chats", "canonical_rows").version
+    first = copied.current("chats", "canonical_rows").version
     copied.append_chat(1000)
-    copied.rowmill("build")
-    copied.rowmill("use", "chats/canonical_rows", first)
+    copied.run("build")
+    copied.run("use", "chats/canonical_rows", first)
 
-    assert copied.rowmill("gc", "--keep", "1") == main.ExitStatus.SUCCESS
+    copied.run("gc", "--keep", "1")
     kept = {one.version for one in manifest.list_versions(copied.project.store, ("small", "chats", "canonical_rows"))}
     assert first in kept
     assert len(kept) == 2
-    assert copied.rowmill("verify", "--deep") == main.ExitStatus.SUCCESS
+    copied.run("verify", "--deep")
 
 
 @pytest.mark.slow
-def test_gc_dry_run_names_what_would_go_and_removes_nothing(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gc_dry_run_names_what_would_go_and_removes_nothing(copied: CliProject) -> None:
     copied.append_chat(1000)
-    copied.rowmill("build")
-    before = files_in(copied.folder)
-    capsys.readouterr()
-
-    assert copied.rowmill("gc", "--keep", "1", "--dry-run") == main.ExitStatus.SUCCESS
-    assert "would remove" in capsys.readouterr().out
-    assert files_in(copied.folder) == before
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    copied.run("build")
+    before = list_files(copied.folder)
+    assert "would remove" in copied.run("gc", "--keep", "1", "--dry-run").out
+    assert list_files(copied.folder) == before
 
 
 # ── Finding recipes, wrong input ──
-
-
-def test_recipe_is_found_by_name_from_below_the_project(
-    built: CliProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(built.folder / "data")
+def test_recipe_is_found_by_name_from_below_the_project(small: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(small.folder / "data")
     monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
-
-    assert main.main(["plan", "small"]) == main.ExitStatus.SUCCESS
-    assert f"{STEPS} reused" in capsys.readouterr().out
+    assert f"{STEPS} reused" in run("plan", "small").out
 
 
 def test_unknown_recipe_error_lists_the_recipes_and_the_nearest(
-    built: CliProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small: CliProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(built.folder)
+    monkeypatch.chdir(small.folder)
     monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
-
-    assert main.main(["build", "smalll"]) == main.ExitStatus.INVALID
-    err = capsys.readouterr().err
+    err = run("build", "smalll", status=ExitStatus.INVALID).err
     assert "smalll: no recipe of this name; there are small in" in err
     assert "did you mean small?" in err
 
 
-def test_broken_recipe_says_where_what_allowed_and_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_recipe_says_where_what_allowed_and_what_to_do(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write(seq_length=128)
-
-    assert project.rowmill("build") == main.ExitStatus.INVALID
-    captured = capsys.readouterr()
-    where, allowed, remedy = captured.err.strip().split("; ")
+    printed = project.run("build", status=ExitStatus.INVALID)
+    where, allowed, remedy = printed.err.strip().split("; ")
     assert where in (f"{project.recipe}.seq_length: unknown key", f"{project.recipe}: seq_length: unknown key")
     assert allowed.startswith("allowed here: ")
     assert remedy == "did you mean seq_len?"
-    assert captured.out == ""
+    assert printed.out == ""
 
 
-def test_unknown_stage_key_names_the_stages(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("versions", "chats/rows") == main.ExitStatus.INVALID
-    assert "small/chats/canonical_rows" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("build RECIPE --only packed_shard", r"^--only packed_shard: no such stage; .*did you mean packed_shards\?"),
+        ("build RECIPE --until packed_shard", r"^--until packed_shard: no such stage; .*did you mean packed_shards\?"),
+        ("sql 'select * from row' RECIPE", "the views are builds, check_results"),
+        ("use RECIPE chats/raw_dataset", "use takes a version, or --release"),
+        ("versions RECIPE chats/rows", "small/chats/canonical_rows"),
+    ],
+)
+def test_what_a_command_does_not_know_is_answered_with_what_it_knows(
+    small: CliProject, command: str, said: str
+) -> None:
+    words = [small.recipe if word == "RECIPE" else word for word in shlex.split(command)]
+    assert re.search(said, run(*words, status=ExitStatus.INVALID).err, re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -742,8 +560,7 @@ def test_unknown_stage_key_names_the_stages(built: CliProject, capsys: pytest.Ca
 def test_wrong_arguments_exit_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main.main(arguments)
-
-    assert stopped.value.code == main.ExitStatus.INVALID
+    assert stopped.value.code == ExitStatus.INVALID
 
 
 def test_help_imports_nothing_that_takes_time() -> None:
@@ -753,38 +570,28 @@ def test_help_imports_nothing_that_takes_time() -> None:
         "heavy = ('pydantic', 'numpy', 'pyarrow', 'duckdb', 'rich', 'yaml', 'asyncio')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
-
-    assert done.stdout.strip() == "[]"
+    assert print_of(code).strip() == "[]"
 
 
 @pytest.mark.slow
-def test_plan_of_a_built_recipe_imports_what_forecasts_need_and_nothing_of_other_commands(built: CliProject) -> None:
+def test_plan_of_a_built_recipe_imports_what_forecasts_need_and_nothing_of_other_commands(small: CliProject) -> None:
     code = (
         "import contextlib, io, sys; from rowmill.cli import main as cli\n"
-        f"with contextlib.redirect_stdout(io.StringIO()): cli.main(['plan', {built.recipe!r}])\n"
+        f"with contextlib.redirect_stdout(io.StringIO()): cli.main(['plan', {small.recipe!r}])\n"
         "heavy = ('asyncio', 'duckdb', 'gigatoken', 'pandas', 'tokenizers', 'transformers', 'rowmill.build.gc',\n"
         "  'rowmill.inspection.diff', 'rowmill.inspection.verify', 'rowmill.reader', 'rowmill.reports.statistics')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
-
-    assert done.stdout.strip() == "[]"
+    assert print_of(code).strip() == "[]"
 
 
 @pytest.mark.slow
-def test_output_for_a_pipe_has_no_escape_sequences(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("plan", "build", "stats", "verify"):
-        built.rowmill(verb)
-
-    assert "\x1b" not in capsys.readouterr().out
+@pytest.mark.parametrize("verb", ["plan", "build", "stats", "verify"])
+def test_output_for_a_pipe_has_no_escape_sequences(small: CliProject, verb: str) -> None:
+    assert "\x1b" not in small.run(verb).out
 
 
 # ── --json ──
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "fields"),
@@ -798,41 +605,31 @@ def test_output_for_a_pipe_has_no_escape_sequences(built: CliProject, capsys: py
     ],
 )
 def test_json_is_one_object_and_nothing_else_on_stdout(
-    arguments: tuple[str, ...], fields: set[str], built: CliProject, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], fields: set[str], small: CliProject
 ) -> None:
-    assert built.rowmill(*arguments, "--json") == main.ExitStatus.SUCCESS
-
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(small.run(*arguments, "--json").out)
     assert set(found) == {"recipe", "store", *fields}
     assert found["recipe"] == "small"
 
 
 @pytest.mark.slow
-def test_json_of_a_build_past_a_closed_gate_has_its_steps_and_causes(
-    copied: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
+def test_json_of_a_build_past_a_closed_gate_has_its_steps_and_causes(copied: CliProject) -> None:
+    printed = copied.write_recipe(gates=at_most(0.001)).run("build", "--json", status=ExitStatus.GATE_CLOSED)
 
-    assert copied.rowmill("build", "--json") == main.ExitStatus.GATE_CLOSED
-    captured = capsys.readouterr()
-    found = json.loads(captured.out)
+    found = json.loads(printed.out)
     failed = [one for step in found["steps"] for one in step["checks"] if one["blocking"]]
     assert found["closed"] is True
     assert [(one["check"], one["value"]) for one in failed] == [("rejects", pytest.approx(1 / (CHATS + 1)))]
     assert "data/chats.jsonl line 3" in failed[0]["causes"][0]
-    assert "not built because of that: chats/tokenized_examples" in captured.err
+    assert "not built because of that: chats/tokenized_examples" in printed.err
     assert Path(found["report"]).is_file()
 
 
 @pytest.mark.slow
-def test_json_of_verify_and_versions_agrees_with_the_views(
-    built: CliProject, capsys: pytest.CaptureFixture[str]
-) -> None:
-    counts = rows_of(built, "select outcome, count(*) as n from check_results group by 1 order by 1", capsys)
-    assert built.rowmill("verify", "--json") == main.ExitStatus.SUCCESS
-    stages = json.loads(capsys.readouterr().out)["stages"]
-    assert built.rowmill("versions", "tasks/canonical_rows", "--json") == main.ExitStatus.SUCCESS
-    versions = json.loads(capsys.readouterr().out)
+def test_json_of_verify_and_versions_agrees_with_the_views(small: CliProject) -> None:
+    counts = rows_of(small, "select outcome, count(*) as n from check_results group by 1 order by 1")
+    stages = json.loads(small.run("verify", "--json").out)["stages"]
+    versions = json.loads(small.run("versions", "tasks/canonical_rows", "--json").out)
 
     outcomes = [one["outcome"] for stage in stages for one in stage["checks"]]
     assert [{"outcome": name, "n": outcomes.count(name)} for name in sorted(set(outcomes))] == counts

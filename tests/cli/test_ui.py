@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,11 +16,7 @@ from rowmill.core.errors import ConfigError, MissingPackageError
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """Return the commands that the process would have executed."""
     commands: list[Sequence[str]] = []
-
-    def note(_: str, command: Sequence[str], __: Any) -> None:
-        commands.append(command)
-
-    monkeypatch.setattr(os, "execvpe", note)
+    monkeypatch.setattr(os, "execvpe", lambda _, command, __: commands.append(command))
     monkeypatch.setenv("ROWMILL_REPORTS_URL", "http://127.0.0.1:1")
     # Another address of reports is no server of ours; a URL as storage root has none.
     monkeypatch.setenv("ROWMILL_STORE", "memory://reports")
@@ -30,9 +25,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 
 
 def test_folder_without_a_project_is_an_error_that_names_init(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no project; .* a folder with configs/, or a workspace\.yaml; .*rowmill init"
-    ):
+    said = r"no project; .* a folder with configs/, or a workspace\.yaml; run it in the project's folder.*rowmill init"
+    with pytest.raises(ConfigError, match=said):
         ui.serve_ui(tmp_path)
 
 
@@ -57,7 +51,6 @@ def test_workspace_file_is_loaded_where_there_is_one(
 def test_missing_dagster_is_an_error_that_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "dagster" else found(name))
-
     with pytest.raises(MissingPackageError, match=r"the package dagster is not installed; .*'rowmill\[dagster\]'"):
         ui.serve_ui(tmp_path)
 
@@ -95,8 +88,6 @@ def test_busy_port_is_one_sentence_that_names_it_and_the_option(
 
 def test_port_that_does_not_exist_is_refused(tmp_path: Path, started: list[Sequence[str]]) -> None:
     (tmp_path / "configs").mkdir()
-
     with pytest.raises(ConfigError, match=r"^127\.0\.0\.1:99999: .*--port"):
         ui.serve_ui(tmp_path, port=99_999)
-
     assert started == []

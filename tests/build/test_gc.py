@@ -8,12 +8,15 @@ import pytest
 
 from rowmill.build import gate, runner, share, steps
 from rowmill.build.gc import collect_garbage
-from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import IntegrityError
 from rowmill.inspection import verify
 from rowmill.reader import Reader
 from tests.support.cli_project import CliProject
 from tests.support.recipes import PAIR, Workspace, pair
+
+
+def collect(workspace: Workspace) -> None:
+    collect_garbage(workspace.project, keep=1, dry_run=False)
 
 
 def test_unfinished_files_are_removed_and_finished_ones_stay(tmp_path: Path) -> None:
@@ -30,7 +33,7 @@ def test_unfinished_files_are_removed_and_finished_ones_stay(tmp_path: Path) -> 
         ("unfinished file", str(path.relative_to(workspace.store)), 4) for path in (beside, alone)
     )
     assert beside.exists()
-    collect_garbage(workspace.project, keep=1, dry_run=False)
+    collect(workspace)
     assert not beside.exists()
     assert not alone.exists()
     assert not any(one.fails for one in verify.verify_recipe(workspace.project, deep=True))
@@ -39,61 +42,48 @@ def test_unfinished_files_are_removed_and_finished_ones_stay(tmp_path: Path) -> 
 
 def test_rewritten_part_is_reused_by_the_next_build(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    first = [pair(0), pair(1), pair(2)]
-    # Small files of another kind than their neighbours share no part with them.
-    between = json.dumps([pair(1), pair(7)]).encode()
     urls = [
-        workspace.write("a.jsonl", first),
-        workspace.write("b.json", between),
+        workspace.write("a.jsonl", [pair(0), pair(1), pair(2)]),
+        # Small files of another kind than their neighbours share no part with them.
+        workspace.write("b.json", json.dumps([pair(1), pair(7)]).encode()),
         workspace.write("c.jsonl", [pair(8)]),
     ]
     workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
-    before = workspace.build(only=("raw_dataset", "canonical_rows"))
-    made_of = before.manifest("rows", "canonical_rows").details["made_of"]
-    collect_garbage(workspace.project, keep=1, dry_run=False)
+    before = workspace.build(only=TO_ROWS).manifest("rows", "canonical_rows")
+    collect(workspace)
 
     workspace.write("c.jsonl", [pair(9)])
-    after = workspace.build(only=("raw_dataset", "canonical_rows")).report("rows", "canonical_rows")
-
+    after = workspace.build(only=TO_ROWS).report("rows", "canonical_rows")
     # Of three parts only the one whose file changed is read. Beside b's part without its duplicate there is the whole
     # one, and the hashes, their comparison, and what it removes.
-    assert len(made_of) == 4
+    assert len(before.details["made_of"]) == 4
     assert (after.parts, after.parts_reused, after.rows_made) == (3, 2, 1)
 
 
 def test_removed_versions_take_their_intermediate_parts_along(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    urls = [workspace.write("a.jsonl", [pair(0), pair(0)])]
-    workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
-    workspace.build(only=("raw_dataset", "canonical_rows"))
+    workspace = Workspace(tmp_path).one("a.jsonl", [pair(0), pair(0)], PAIR)
+    workspace.build(only=TO_ROWS)
     workspace.write("a.jsonl", [pair(1), pair(1), pair(2)])
-    workspace.build(only=("raw_dataset", "canonical_rows"))
+    kept = workspace.build(only=TO_ROWS).manifest("rows", "canonical_rows")
     folder = workspace.store / "mini" / "rows" / "canonical_rows" / "parts"
     # Of each version a part with the duplicate and one without, and the hashes, their comparison, and its result.
     assert len(list(folder.iterdir())) == 2 * 5
 
-    collect_garbage(workspace.project, keep=1, dry_run=False)
-
-    kept = runner.manifest.load_current(workspace.project.store, ("mini", "rows", "canonical_rows"))
-    assert kept is not None
-    assert {path.name for path in folder.iterdir()} == {
-        *(part.fingerprint for part in kept.parts),
-        *kept.details["made_of"],
-    }
+    collect(workspace)
+    remaining = {path.name for path in folder.iterdir()}
+    assert remaining == {*(part.fingerprint for part in kept.parts), *kept.details["made_of"]}
 
 
 # ── What trainers open ─────────────────────────────────────────────────────────────────────────────
 
 RANKS = "gpu_partitions"
-BEFORE_RANKS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards",
-                "training_splits")  # fmt: skip
+TO_ROWS = ("raw_dataset", "canonical_rows")
+BEFORE_RANKS = (*TO_ROWS, "tokenized_examples", "truncation_stats", "packed_shards", "training_splits")
 
 
 def night(workspace: Workspace, rows: range, *ranks: str) -> None:
     """Set the data to these rows and build everything, or only the named ranks."""
-    content = [pair(i) for i in rows]
-    workspace.one("rows.jsonl", content, PAIR, splits={"validation": 0.3})
-    workspace.build(only=BEFORE_RANKS)
+    workspace.one("rows.jsonl", [pair(i) for i in rows], PAIR, splits={"validation": 0.3}).build(only=BEFORE_RANKS)
     step = steps.find_step(workspace.project, ("mini", RANKS))
     runner.run_step(workspace.project, step, gate.open_inputs(workspace.project, step), ranks=ranks)
 
@@ -114,8 +104,7 @@ def test_ranks_that_trainers_open_stay_while_one_newer_rank_is_current(tmp_path:
     night(workspace, range(20, 70), "rank-00000-of-00002")
     assert read_by_trainers(workspace) == published
 
-    collect_garbage(workspace.project, keep=1, dry_run=False)
-
+    collect(workspace)
     assert read_by_trainers(workspace) == published
     assert (workspace.store / names["order_file"]).exists()
     # All their inputs, back to the source: a row that a trainer sees can still be traced.
@@ -134,8 +123,7 @@ def test_ranks_that_trainers_no_longer_open_are_removed(tmp_path: Path) -> None:
     night(workspace, range(20, 70))
     now = read_by_trainers(workspace)
 
-    collect_garbage(workspace.project, keep=1, dry_run=False)
-
+    collect(workspace)
     assert read_by_trainers(workspace) == now
     assert not (workspace.store / first["order_file"]).exists()
     assert not any((workspace.store / one["folder"]).exists() for one in first["ranks"].values())
@@ -147,10 +135,8 @@ def test_nothing_is_removed_while_the_ranks_that_trainers_open_are_unknown(tmp_p
     night(workspace, range(10))
     (workspace.store / "mini" / RANKS / "current.json").write_bytes(content)
     before = set(workspace.store.rglob("*"))
-
     with pytest.raises(IntegrityError, match=r"current\.json: truncated, or changed .*; copy it again, or build"):
-        collect_garbage(workspace.project, keep=1, dry_run=False)
-
+        collect(workspace)
     assert {path for path in workspace.store.rglob("*") if path.name != share.LOCK_NAME} == before
 
 
@@ -162,16 +148,15 @@ def test_shards_that_are_current_again_keep_the_statistics_that_their_gate_asks_
     project = workspace.project
     runner.run_step(project, steps.find_step(project, old.key), {}, version=old.version)
 
-    collect_garbage(project, keep=1, dry_run=False)
+    collect(workspace)
     again = runner.build(project, only=["training_splits", "gpu_partitions"])
-
     assert [step.name for step, _, _ in again] == ["training_splits", "gpu_partitions"]
     assert again[0][1].manifest.inputs == {"mini/rows/packed_shards": old.version}
 
 
 def test_next_build_removes_what_killed_ones_left_anywhere(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
-    assert project.rowmill("build") == ExitStatus.SUCCESS
+    project.run("build")
     store = Path(project.project.store.root)
     name = f"{'0123abcd' * 4}.tmp"
     left = [store / place / f"file.{name}" for place in ("", "stats/rows", "tokenizers", "small/chats/raw_dataset")]
@@ -179,7 +164,6 @@ def test_next_build_removes_what_killed_ones_left_anywhere(tmp_path: Path) -> No
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
 
-    assert project.rowmill("verify", "--deep") == ExitStatus.SUCCESS
-    assert project.rowmill("build") == ExitStatus.SUCCESS
-
+    project.run("verify", "--deep")
+    project.run("build")
     assert [path for path in left if path.exists()] == []

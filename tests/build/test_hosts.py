@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,11 +10,9 @@ from rowmill.core.errors import ConfigError
 from rowmill.executors import LocalExecutor
 from tests.support.hosts_apart import HostsApart
 from tests.support.recipes import CHAT, PAIR, Workspace, chat, pair
+from tests.support.tables import grouped, records
 
-PURCHASES: dict[str, Any] = {
-    "kind": "records",
-    "data": {"group_training_examples_by": "customer", "order_training_examples_by": "day"},
-}
+PURCHASES = records(**grouped())
 
 
 @pytest.fixture
@@ -40,11 +37,7 @@ def with_data(folder: Path, root: str | None, workers: int) -> Workspace:
         },
         defaults={"splits": {"validation": 0.1}},
         execution={"workers": workers},
-        exports=[
-            {"kind": "axolotl", "name": "ax"},
-            {"kind": "megatron_bridge", "name": "bridge"},
-            {"kind": "tinker", "name": "tk"},
-        ],
+        exports=[{"kind": kind, "name": kind} for kind in ("axolotl", "megatron_bridge", "tinker")],
     )
 
 
@@ -65,10 +58,7 @@ def test_no_task_needs_the_temporary_folder_of_another(
 @pytest.mark.parametrize(
     ("root", "message"),
     [
-        (
-            None,
-            r"1 of 1 hosts cannot take part: host does not see what this process wrote to .* and cannot read",
-        ),
+        (None, r"1 of 1 hosts cannot take part: host does not see what this process wrote to .* and cannot read"),
         ("memory://unseen", r"1 of 1 hosts cannot take part: host cannot read a source: .*chats\.jsonl.*; use an obj"),
     ],
 )
@@ -76,9 +66,7 @@ def test_a_path_of_the_calling_host_alone_is_refused_before_anything_is_written(
     root: str | None, message: str, apart: HostsApart
 ) -> None:
     workspace = with_data(Path(tempfile.gettempdir()) / "project", root, workers=702 + (root is None))
-
     with pytest.raises(ConfigError, match=message):
         workspace.build()
-
     assert not workspace.project.store.list("")
     assert not list(workspace.store.glob("*"))

@@ -6,20 +6,19 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from rowmill.build import preflight, prepare
 from rowmill.build.steps import plan_steps
-from rowmill.cli import main
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import ConfigError, GateError, PipelineError, UnreachableError
 from rowmill.core.remote import TRIES_VARIABLE
 from rowmill.executors import LocalPool
-from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, RECIPE, CliProject
-
-pytestmark = FOREIGN_WARNINGS
+from tests.support.cli_project import CHATS, RECIPE, CliProject
+from tests.support.tables import RECORDS
 
 KTO = Path(__file__).resolve().parents[3] / "shared" / "data" / "preference" / "kto_en_demo.json"
 
@@ -36,8 +35,6 @@ def unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 # ── Thirty mistakes ────────────────────────────────────────────────────────────────────────────────
-
-
 def write_lines(project: CliProject, name: str, records: Iterable[Mapping[str, Any] | str]) -> None:
     lines = (one if isinstance(one, str) else json.dumps(one) for one in records)
     project.write_data(name, "".join(f"{line}\n" for line in lines))
@@ -84,186 +81,169 @@ def given(**changes: Any) -> "Change":
     return lambda _: changes
 
 
+def chats(**changes: Any) -> "Change":
+    return given(**chats_only(**changes))
+
+
 Change = Callable[[CliProject], dict[str, Any]]
+Mistake = tuple[Change, *tuple[str, ...]]
+"""A change of the small project, and the patterns of what is said, each on a line of its own."""
+DIALOGUES = [dialogue(i) for i in range(30)]
 CSV_QUESTIONS = "question,answer\n" + "".join(f"What is {i}?,It is {i}.\n" for i in range(50))
 CSV_SEMICOLONS = "prompt;response\n" + "".join(f"What is {i}?;It is {i}.\n" for i in range(50))
 SALES = "customer,amount\n" + "".join(f"c{i % 5},{i}\n" for i in range(50))
 
-
-class Mistake(NamedTuple):
-    """A change of the small project, and the patterns of what is said, each on a line of its own."""
-
-    change: Change
-    said: tuple[str, ...]
-
-
 LOADING: dict[str, Mistake] = {
-    "option misspelt": Mistake(given(seq_length=128), ("seq_length: unknown key; .*did you mean seq_len",)),
-    "nested option misspelt": Mistake(
-        given(**chats_only(source={"train_url": ["data/chats.jsonl"]})),
-        (r"datasets\.chats\.source\.train_url: unknown key; .*did you mean train_urls",),
+    "option misspelt": (given(seq_length=128), "seq_length: unknown key; .*did you mean seq_len"),
+    "nested option misspelt": (
+        chats(source={"train_url": ["data/chats.jsonl"]}),
+        r"datasets\.chats\.source\.train_url: unknown key; .*did you mean train_urls",
     ),
-    "unknown kind": Mistake(
-        given(**chats_only(format={"kind": "dialogs"})), (r"datasets\.chats\.format: 'dialogs' is not a kind; choose",)
+    "unknown kind": (chats(format={"kind": "dialogs"}), r"datasets\.chats\.format: 'dialogs' is not a kind; choose"),
+    "word instead of options": (
+        chats(format="chat"),
+        r"datasets\.chats\.format: must be a mapping; got 'chat', which is a string; write \{kind: chat\}$",
     ),
-    "word instead of options": Mistake(
-        given(**chats_only(format="chat")),
-        (r"datasets\.chats\.format: must be a mapping; got 'chat', which is a string; write \{kind: chat\}$",),
+    "name instead of a template": (
+        chats(template="qwen3"), r"datasets\.chats\.template: .*; write \{chat_template: qwen3\}$",
     ),
-    "name instead of a template": Mistake(
-        given(**chats_only(template="qwen3")), (r"datasets\.chats\.template: .*; write \{chat_template: qwen3\}$",)
+    "shape instead of a kind": (
+        chats(format={"kind": "sharegpt"}),
+        r"datasets\.chats\.format: 'sharegpt' is not a kind; .*dataset_schema: sharegpt of kind chat\?$",
     ),
-    "shape instead of a kind": Mistake(
-        given(**chats_only(format={"kind": "sharegpt"})),
-        (r"datasets\.chats\.format: 'sharegpt' is not a kind; .*dataset_schema: sharegpt of kind chat\?$",),
+    "group one level too low": (
+        chats(format={"kind": "chat", "template": {}}),
+        r"datasets\.chats\.format\.template: unknown key here; template belongs under datasets\.chats; move it",
     ),
-    "group one level too low": Mistake(
-        given(**chats_only(format={"kind": "chat", "template": {}})),
-        (r"datasets\.chats\.format\.template: unknown key here; template belongs under datasets\.chats; move it",),
+    "option one level too high": (
+        given(batch_size=4), "batch_size: unknown key here; batch_size belongs under mixture; move it there$",
     ),
-    "option one level too high": Mistake(
-        given(batch_size=4), ("batch_size: unknown key here; batch_size belongs under mixture; move it there$",)
+    "option of another kind": (
+        chats(format={"kind": "chat", "text_key": "body"}),
+        r"datasets\.chats\.format\.text_key: unknown key here; text_key is an option of kind text or auto",
     ),
-    "option of another kind": Mistake(
-        given(**chats_only(format={"kind": "chat", "text_key": "body"})),
-        (r"datasets\.chats\.format\.text_key: unknown key here; text_key is an option of kind text or auto",),
+    "length of one token": (given(seq_len=1), "seq_len: .*greater than or equal to 2; got 1"),
+    "limit above seq_len": (
+        chats(truncation={"max_length": 4096}), r"datasets\.chats\.truncation\.max_length is 4096, seq_len 128",
     ),
-    "length of one token": Mistake(given(seq_len=1), ("seq_len: .*greater than or equal to 2; got 1",)),
-    "limit above seq_len": Mistake(
-        given(**chats_only(truncation={"max_length": 4096})),
-        (r"datasets\.chats\.truncation\.max_length is 4096, seq_len 128",),
+    "ranks that do not divide the batch": (
+        given(mixture={"batch_size": 3}), "world_size: 2 does not divide batch_size 3; .*choose 1 or 3",
     ),
-    "ranks that do not divide the batch": Mistake(
-        given(mixture={"batch_size": 3}), ("world_size: 2 does not divide batch_size 3; .*choose 1 or 3",)
-    ),
-    "weight of another dataset": Mistake(
+    "weight of another dataset": (
         given(mixture={"train_weights": {"chat": 1.0}, "steps": 4, "batch_size": 4}),
-        ("'chat' is not a dataset; choose chats, tasks",),
+        "'chat' is not a dataset; choose chats, tasks",
     ),
-    "waiver for another dataset": Mistake(
+    "waiver for another dataset": (
         given(gates={"waivers": [{"check": "rejects", "dataset": "chat", "at_most": 1, "reason": "only a test"}]}),
-        ("gates.waivers: 'chat' is not a dataset; choose chats, tasks",),
+        "gates.waivers: 'chat' is not a dataset; choose chats, tasks",
     ),
-    "unknown export": Mistake(
-        given(exports=[{"kind": "trl", "name": "x"}]), (r"exports\.0: 'trl' is not a kind; choose native, hf",)
+    "unknown export": (
+        given(exports=[{"kind": "trl", "name": "x"}]), r"exports\.0: 'trl' is not a kind; choose native, hf",
     ),
-    "unknown suffix": Mistake(
-        given(**chats_only(source={"train_urls": ["data/chats.xlsx"]})),
-        (r"datasets\.chats\.source: 'data/chats\.xlsx' has no known suffix",),
+    "unknown suffix": (
+        chats(source={"train_urls": ["data/chats.xlsx"]}),
+        r"datasets\.chats\.source: 'data/chats\.xlsx' has no known suffix",
     ),
-    "class that is not there": Mistake(
-        given(**chats_only(format={"kind": "python", "class": "nowhere:Format"})),
-        (r"datasets\.chats\.format\.class: no module nowhere",),
+    "class that is not there": (
+        chats(format={"kind": "python", "class": "nowhere:Format"}),
+        r"datasets\.chats\.format\.class: no module nowhere",
     ),
-}
+}  # fmt: skip
 """Refused when the recipe is loaded, by every command and by Dagster."""
 
 REQUIREMENTS: dict[str, Mistake] = {
-    "tokenizer that is not there": Mistake(given(tokenizer="./nowhere"), (r"small: tokenizer: no folder './nowhere'",)),
-    "tokenizer without a template": Mistake(
-        without_template, (r"small: datasets\.chats: template\.chat_template: the tokenizer has no chat template",)
+    "tokenizer that is not there": (given(tokenizer="./nowhere"), r"small: tokenizer: no folder './nowhere'"),
+    "tokenizer without a template": (
+        without_template, r"small: datasets\.chats: template\.chat_template: the tokenizer has no chat template",
     ),
-    "template misspelt": Mistake(
-        given(**chats_only(template={"chat_template": "qwen-3"})),
-        (r"small: datasets\.chats: template\.chat_template: 'qwen-3' is not a bundled .*did you mean qwen3",),
+    "template misspelt": (
+        chats(template={"chat_template": "qwen-3"}),
+        r"small: datasets\.chats: template\.chat_template: 'qwen-3' is not a bundled .*did you mean qwen3",
     ),
-    "template file that is not there": Mistake(
-        given(**chats_only(template={"chat_template": {"file": "t.jinja"}})),
-        (r"small: datasets\.chats: template\.chat_template\.file: .*t\.jinja cannot be read",),
+    "template file that is not there": (
+        chats(template={"chat_template": {"file": "t.jinja"}}),
+        r"small: datasets\.chats: template\.chat_template\.file: .*t\.jinja cannot be read",
     ),
-}
+}  # fmt: skip
 """Noticed before any record is read."""
 
 FIRST_RECORDS: dict[str, Mistake] = {
-    "file that is not there": Mistake(
-        given(**chats_only(source={"train_urls": ["data/chat.jsonl"]})),
-        (r"small: datasets\.chats\.source: found no data at data/chat\.jsonl",),
+    "file that is not there": (
+        chats(source={"train_urls": ["data/chat.jsonl"]}),
+        r"small: datasets\.chats\.source: found no data at data/chat\.jsonl",
     ),
-    "empty file": Mistake(chats_of([]), (r"small: datasets\.chats\.source: of 0 records tried, nonempty is 0",)),
-    "file that is not Parquet": Mistake(
+    "empty file": (chats_of([]), r"small: datasets\.chats\.source: of 0 records tried, nonempty is 0"),
+    "file that is not Parquet": (
         dataset_of("rows.parquet", "prompt,response\n", format={"kind": "supervised"}),
-        (r"small: datasets\.rows\.source: data/rows\.parquet: not readable as Parquet",),
+        r"small: datasets\.rows\.source: data/rows\.parquet: not readable as Parquet",
     ),
-    "lines that are not JSON": Mistake(
+    "lines that are not JSON": (
         chats_of(["What is 1 plus 1?"] * 30),
-        (
-            r"small: datasets\.chats\.format: of 20 records tried, rejects is 100 %",
-            # Without a row's id: no build would have it.
-            r"invalid_json: 20, the first is data/rows\.jsonl line 1: ",
-            r"the record: What is 1 plus 1\?",
-        ),
+        r"small: datasets\.chats\.format: of 20 records tried, rejects is 100 %",
+        # Without a row's id: no build would have it.
+        r"invalid_json: 20, the first is data/rows\.jsonl line 1: ",
+        r"the record: What is 1 plus 1\?",
     ),
-    "another delimiter": Mistake(
+    "another delimiter": (
         dataset_of("rows.csv", CSV_SEMICOLONS, {"delimiter": ","}, format={"kind": "supervised"}),
-        (r"small: datasets\.rows\.source: .*one column with source\.delimiter ',', and 2 columns with ';'",),
+        r"small: datasets\.rows\.source: .*one column with source\.delimiter ',', and 2 columns with ';'",
     ),
-    "columns of other names": Mistake(
+    "columns of other names": (
         dataset_of("rows.csv", CSV_QUESTIONS, format={"kind": "supervised"}),
-        (
-            r"small: datasets\.rows\.format: of 20 records tried, rejects is 100 %.*`rowmill inspect small --d",
-            r"missing_field: 20, the first is data/rows\.csv line 2: .*prompt is absent or null; the record has a",
-            r'the record: \{"question":"What is 0\?","answer":"It is 0\."\}',
-        ),
+        r"small: datasets\.rows\.format: of 20 records tried, rejects is 100 %.*`rowmill inspect small --d",
+        r"missing_field: 20, the first is data/rows\.csv line 2: .*prompt is absent or null; the record has a",
+        r'the record: \{"question":"What is 0\?","answer":"It is 0\."\}',
     ),
-    "messages under other keys": Mistake(
+    "messages under other keys": (
         chats_of(
             {"dialog": [{"speaker": "user", "text": f"Is it {i}?"}, {"speaker": "assistant", "text": f"It is {i}."}]}
             for i in range(30)
         ),
-        (
-            r"bad_messages: 20, the first is data/rows\.jsonl line 1: .*role is null, expected text",
-            "the record: ",
-            r"20 of 20 records fit format: \{kind: chat, role_field: speaker, content_field: text\}",
-        ),
+        r"bad_messages: 20, the first is data/rows\.jsonl line 1: .*role is null, expected text",
+        "the record: ",
+        r"20 of 20 records fit format: \{kind: chat, role_field: speaker, content_field: text\}",
     ),
-    "roles that no template prints": Mistake(
+    "roles that no template prints": (
         chats_of(dialogue(i, user="Seeker", model="Guru") for i in range(30)),
-        (
-            r"small: datasets\.chats\.format: .*unknown_roles is 100 %.*map the role in format\.role_map",
-            "role 'Guru': 20",
-        ),
+        r"small: datasets\.chats\.format: .*unknown_roles is 100 %.*map the role in format\.role_map",
+        "role 'Guru': 20",
     ),
-    "answers marked as bad": Mistake(
+    "answers marked as bad": (
         chats_of(dialogue(i) | {"label": i % 2 == 0} for i in range(30)),
-        (r"`label` is not read; 10 of 20 are false: is this preference data\?", r"preference_data is 100 %"),
+        r"`label` is not read; 10 of 20 are false: is this preference data\?",
+        r"preference_data is 100 %",
     ),
-    "group column that is not there": Mistake(
-        chats_of((dialogue(i) for i in range(30)), splits={"group_key": "conversation"}),
-        (r"group_missing: 20, the first is data/rows\.jsonl line 1: .*conversation is absent or null",),
+    "group column that is not there": (
+        chats_of(DIALOGUES, splits={"group_key": "conversation"}),
+        r"group_missing: 20, the first is data/rows\.jsonl line 1: .*conversation is absent or null",
     ),
-    "time column that is not there": Mistake(
-        chats_of(
-            (dialogue(i) for i in range(30)),
-            splits={"time_key": "date", "boundaries": {"validation": "2024-01-01"}},
-        ),
-        (r"order_missing: 20, the first is data/rows\.jsonl line 1: .*date is absent or null",),
+    "time column that is not there": (
+        chats_of(DIALOGUES, splits={"time_key": "date", "boundaries": {"validation": "2024-01-01"}}),
+        r"order_missing: 20, the first is data/rows\.jsonl line 1: .*date is absent or null",
     ),
-    "text column of another name": Mistake(
+    "text column of another name": (
         dataset_of("rows.jsonl", '{"content": "A document."}\n' * 30, format={"kind": "text"}),
-        (r"missing_field: 20, the first is data/rows\.jsonl line 1: .*text is absent or null",),
+        r"missing_field: 20, the first is data/rows\.jsonl line 1: .*text is absent or null",
     ),
-    "answers that nothing trains": Mistake(
-        chats_of((dialogue(i) for i in range(30)), loss={"mask": {"assistant": "mask"}}),
-        (r"small: datasets\.chats: of 20 records tried, zero_loss_rows is 100 %",),
+    "answers that nothing trains": (
+        chats_of(DIALOGUES, loss={"mask": {"assistant": "mask"}}),
+        r"small: datasets\.chats: of 20 records tried, zero_loss_rows is 100 %",
     ),
-    "context that no chat fits into": Mistake(
-        given(seq_len=8),
-        (r"small: datasets\.chats: of 20 records tried, context_overflow is 100 %.*raise seq_len",),
+    "context that no chat fits into": (
+        given(seq_len=8), r"small: datasets\.chats: of 20 records tried, context_overflow is 100 %.*raise seq_len",
     ),
-    "long rows that stop the build": Mistake(
+    "long rows that stop the build": (
         given(seq_len=8, **chats_only(truncation={"overlong": "raise"})),
-        (r"small: datasets\.chats: 19 rows are longer than 8 tokens",),
+        r"small: datasets\.chats: 19 rows are longer than 8 tokens",
     ),
-    "vocabulary of another model": Mistake(
-        given(vocab_size=20), (r"small: datasets\.chats: of 20 records tried, token_ids is ",)
+    "vocabulary of another model": (
+        given(vocab_size=20), r"small: datasets\.chats: of 20 records tried, token_ids is ",
     ),
-    "column of groups that is not there": Mistake(
-        dataset_of(
-            "rows.csv", SALES, format={"kind": "records", "data": {"group_training_examples_by": "customer_id"}}
-        ),
-        (r"small: datasets\.rows\.format\.data\.group_training_examples_by: no record has a column 'customer_id'",),
+    "column of groups that is not there": (
+        dataset_of("rows.csv", SALES, format=RECORDS | {"data": {"group_training_examples_by": "customer_id"}}),
+        r"small: datasets\.rows\.format\.data\.group_training_examples_by: no record has a column 'customer_id'",
     ),
-}
+}  # fmt: skip
 """Noticed on the first records of each dataset, in memory."""
 
 
@@ -271,40 +251,42 @@ def test_there_are_thirty_mistakes_and_more() -> None:
     assert len(LOADING) + len(REQUIREMENTS) + len(FIRST_RECORDS) >= 30
 
 
-@pytest.mark.parametrize("mistake", LOADING.values(), ids=LOADING)
-def test_mistake_of_the_recipe_alone_is_said_when_it_is_loaded(tmp_path: Path, mistake: Mistake) -> None:
-    project = CliProject(tmp_path).write()
-    project.write_recipe(**mistake.change(project))
+@pytest.fixture
+def project(tmp_path: Path) -> CliProject:
+    return CliProject(tmp_path).write()
 
+
+@pytest.mark.parametrize("mistake", LOADING.values(), ids=LOADING)
+def test_mistake_of_the_recipe_alone_is_said_when_it_is_loaded(project: CliProject, mistake: Mistake) -> None:
+    change, *said = mistake
+    project.write_recipe(**change(project))
     with pytest.raises(ConfigError) as refused:
         _ = project.project
-
-    require_said(str(refused.value), mistake.said)
+    require_said(str(refused.value), said)
 
 
 @pytest.mark.parametrize("mistake", REQUIREMENTS.values(), ids=REQUIREMENTS)
-def test_missing_requirement_is_said_before_a_record_is_read(tmp_path: Path, mistake: Mistake) -> None:
-    project = CliProject(tmp_path).write()
-    project.write_recipe(**mistake.change(project))
-    shutil.rmtree(tmp_path / "data")
-
-    with pytest.raises(ConfigError) as refused:
-        preflight.require_no_mistakes(project.project)
-
-    require_said(str(refused.value), mistake.said)
+def test_missing_requirement_is_said_before_a_record_is_read(project: CliProject, mistake: Mistake) -> None:
+    change, *said = mistake
+    project.write_recipe(**change(project))
+    shutil.rmtree(project.folder / "data")
+    require_said(refusal(project, ConfigError), said)
     assert written_outputs(project) == set()
 
 
 @pytest.mark.parametrize("mistake", FIRST_RECORDS.values(), ids=FIRST_RECORDS)
-def test_mistake_is_said_of_the_first_records_before_anything_is_written(tmp_path: Path, mistake: Mistake) -> None:
-    project = CliProject(tmp_path).write()
-    project.write_recipe(**mistake.change(project))
-
-    with pytest.raises((ConfigError, GateError)) as refused:
-        preflight.require_no_mistakes(project.project)
-
-    require_said(str(refused.value), mistake.said)
+def test_mistake_is_said_of_the_first_records_before_anything_is_written(project: CliProject, mistake: Mistake) -> None:
+    change, *said = mistake
+    project.write_recipe(**change(project))
+    require_said(refusal(project, ConfigError, GateError), said)
     assert written_outputs(project) == set()
+
+
+def refusal(project: CliProject, *errors: type[PipelineError]) -> str:
+    """Return what stops a build before anything is built: one of these errors."""
+    with pytest.raises(errors) as refused:
+        preflight.require_no_mistakes(project.project)
+    return str(refused.value)
 
 
 def require_said(message: str, patterns: Iterable[str]) -> None:
@@ -318,27 +300,21 @@ def written_outputs(project: CliProject) -> set[str]:
 
 
 # ── All at once, and only where something changed ──────────────────────────────────────────────────
+NOTES_OF_ANOTHER_COLUMN = RECIPE["datasets"]["notes"] | {"format": {"kind": "text", "text_key": "body"}}
+SAID_OF_NOTES = r"^small: datasets\.notes\.format: of 6 records tried, rejects is 100 %"
 
 
 @pytest.mark.parametrize("command", ["plan", "build"])
-def test_mistakes_of_all_datasets_are_said_at_once(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = CliProject(tmp_path).write()
-    datasets = RECIPE["datasets"] | {
-        "chats": {"source": {"train_urls": ["data/chat.jsonl"]}, "format": {"kind": "chat"}},
-        "notes": RECIPE["datasets"]["notes"] | {"format": {"kind": "text", "text_key": "body"}},
-    }
+def test_mistakes_of_all_datasets_are_said_at_once(project: CliProject, command: str) -> None:
+    elsewhere = {"source": {"train_urls": ["data/chat.jsonl"]}, "format": {"kind": "chat"}}
+    datasets = RECIPE["datasets"] | {"chats": elsewhere, "notes": NOTES_OF_ANOTHER_COLUMN}
     project.write_recipe(tokenizer="./nowhere", datasets=datasets)
-
-    assert project.rowmill(command) == main.ExitStatus.INVALID
-
     require_said(
-        capsys.readouterr().err,
+        project.run(command, status=ExitStatus.INVALID).err,
         [
             r"^small: tokenizer: no folder",
             r"^small: datasets\.chats\.source: found no data",
-            r"^small: datasets\.notes\.format: of 6 records tried, rejects is 100 %",
+            SAID_OF_NOTES,
         ],
     )
     assert written_outputs(project) == set()
@@ -346,66 +322,43 @@ def test_mistakes_of_all_datasets_are_said_at_once(
 
 @pytest.mark.parametrize("command", ["plan", "build"])
 def test_unreachable_tokenizer_is_said_with_its_recipe_beside_all_mistakes(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], unreachable_hub: str
+    project: CliProject, command: str, unreachable_hub: str
 ) -> None:
-    project = CliProject(tmp_path).write()
-    notes = RECIPE["datasets"]["notes"] | {"format": {"kind": "text", "text_key": "body"}}
     elsewhere = {"source": {"train_urls": [f"{unreachable_hub}/chats.jsonl"]}, "format": {"kind": "chat"}}
-    project.write_recipe(tokenizer="nowhere/x", datasets={"elsewhere": elsewhere, "notes": notes})
-
-    assert project.rowmill(command) == main.ExitStatus.INVALID
-
+    project.write_recipe(tokenizer="nowhere/x", datasets={"elsewhere": elsewhere, "notes": NOTES_OF_ANOTHER_COLUMN})
     require_said(
-        capsys.readouterr().err,
+        project.run(command, status=ExitStatus.INVALID).err,
         [
             r"^small: tokenizer: 'nowhere/x' cannot be loaded .*; check the network, or give a folder$",
             rf"^small: datasets\.elsewhere\.source: {unreachable_hub}/chats\.jsonl: cannot be read",
-            r"^small: datasets\.notes\.format: of 6 records tried, rejects is 100 %",
+            SAID_OF_NOTES,
         ],
     )
 
 
+@pytest.mark.usefixtures("unreachable_hub")
 @pytest.mark.parametrize("command", [("plan",), ("build",), ("build", "--skip-preflight"), ("work", "--share", "1/2")])
-def test_unreachable_tokenizer_alone_is_an_outside_failure(
-    tmp_path: Path, command: tuple[str, ...], capsys: pytest.CaptureFixture[str], unreachable_hub: str
-) -> None:
+def test_unreachable_tokenizer_alone_is_an_outside_failure(project: CliProject, command: tuple[str, ...]) -> None:
     """A scheduler tries again: the recipe is sound, and so are the first records."""
-    del unreachable_hub
-    project = CliProject(tmp_path).write(tokenizer="nowhere/x")
-
-    assert project.rowmill(*command) == main.ExitStatus.OUTSIDE_FAILURE
-
-    require_said(capsys.readouterr().err, [r"^small: tokenizer: 'nowhere/x' cannot be loaded"])
+    printed = project.write_recipe(tokenizer="nowhere/x").run(*command, status=ExitStatus.OUTSIDE_FAILURE)
+    require_said(printed.err, [r"^small: tokenizer: 'nowhere/x' cannot be loaded"])
 
 
-def test_requirement_that_cannot_be_reached_keeps_its_cause(tmp_path: Path, unreachable_hub: str) -> None:
+@pytest.mark.usefixtures("unreachable_hub")
+def test_requirement_that_cannot_be_reached_keeps_its_cause(project: CliProject) -> None:
     """Dagster retries what a connection caused."""
-    del unreachable_hub
-    project = CliProject(tmp_path).write(tokenizer="nowhere/x").project
-
+    opened = project.write_recipe(tokenizer="nowhere/x").project
     with pytest.raises(UnreachableError, match=r"^small: tokenizer: ") as refused:
-        prepare.require_ready(project, plan_steps(project))
-
+        prepare.require_ready(opened, plan_steps(opened))
     assert refused.value.__cause__ is not None
 
 
-def test_class_that_cannot_be_made_hides_no_other_mistake(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write()
-    (tmp_path / "own_rows.py").write_text(OWN_ROWS, encoding="utf-8")
+def test_class_that_cannot_be_made_hides_no_other_mistake(project: CliProject) -> None:
+    (project.folder / "own_rows.py").write_text(OWN_ROWS, encoding="utf-8")
     own = RECIPE["datasets"]["notes"] | {"format": {"kind": "python", "class": "own_rows:OwnRows"}}
-    notes = RECIPE["datasets"]["notes"] | {"format": {"kind": "text", "text_key": "body"}}
-    project.write_recipe(datasets={"own": own, "notes": notes})
-
-    with pytest.raises(ConfigError) as refused:
-        preflight.require_no_mistakes(project.project)
-
-    require_said(
-        str(refused.value),
-        [
-            r"^small: datasets\.own\.format\.class: own_rows:OwnRows cannot be instantiated",
-            r"^small: datasets\.notes\.format: of 6 records tried, rejects is 100 %",
-        ],
-    )
+    project.write_recipe(datasets={"own": own, "notes": NOTES_OF_ANOTHER_COLUMN})
+    said_of_own = r"^small: datasets\.own\.format\.class: own_rows:OwnRows cannot be instantiated"
+    require_said(refusal(project, ConfigError), [said_of_own, SAID_OF_NOTES])
 
 
 OWN_ROWS = """
@@ -421,108 +374,81 @@ class OwnRows(RowFormat):
 """
 
 
-def test_build_that_skips_the_preflight_ends_at_the_closed_gate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = CliProject(tmp_path).write()
-    project.write_recipe(**FIRST_RECORDS["columns of other names"].change(project))
-
-    assert project.rowmill("build", "--skip-preflight") == main.ExitStatus.GATE_CLOSED
-
-    assert "missing_field: 50" in capsys.readouterr().err
+def test_build_that_skips_the_preflight_ends_at_the_closed_gate(project: CliProject) -> None:
+    change, *_ = FIRST_RECORDS["columns of other names"]
+    project.write_recipe(**change(project))
+    assert "missing_field: 50" in project.run("build", "--skip-preflight", status=ExitStatus.GATE_CLOSED).err
     assert "small" in written_outputs(project)
 
 
-def test_dataset_is_tried_again_only_if_its_options_changed(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write()
-    assert project.rowmill("build") == main.ExitStatus.SUCCESS
+def test_dataset_is_tried_again_only_if_its_options_changed(project: CliProject) -> None:
+    project.run("build")
     for name in ("chats.jsonl", "tasks.csv", "notes.jsonl"):
         project.write_data(name, "nothing that any kind reads\n")
 
     assert preflight.require_no_mistakes(project.project) == []
-
     datasets = RECIPE["datasets"]
     project.write_recipe(datasets=datasets | {"tasks": datasets["tasks"] | {"loss": {"boundary": "split"}}})
-    with pytest.raises(PipelineError) as refused:
-        preflight.require_no_mistakes(project.project)
-    assert {line.split(":")[1] for line in str(refused.value).splitlines()} == {" datasets.tasks.source"}
+    assert {line.split(":")[1] for line in refusal(project, PipelineError).splitlines()} == {" datasets.tasks.source"}
 
 
 @pytest.mark.parametrize(("command", "started"), [("plan", []), ("build", ["big.jsonl"])])
 def test_workers_start_while_the_first_records_are_tried_only_for_a_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, started: list[str]
+    project: CliProject, monkeypatch: pytest.MonkeyPatch, command: str, started: list[str]
 ) -> None:
     """The mistake ends both commands after the trial, so no worker would have started later."""
     found: list[int] = []
     monkeypatch.setattr(LocalPool, "start", lambda _, size_bytes: found.append(size_bytes))
-    project = CliProject(tmp_path).write()
     write_lines(project, "big.jsonl", [{"text": "no conversation"}] * 1000)
     project.write_recipe(**chats_only(source={"train_urls": ["data/big.jsonl"]}))
 
-    assert project.rowmill(command) == main.ExitStatus.GATE_CLOSED
+    project.run(command, status=ExitStatus.GATE_CLOSED)
+    assert found == [(project.folder / "data" / name).stat().st_size for name in started]
 
-    assert found == [(tmp_path / "data" / name).stat().st_size for name in started]
 
-
-def test_first_records_are_read_without_the_rest_of_the_file(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write()
+def test_first_records_are_read_without_the_rest_of_the_file(project: CliProject) -> None:
     # A record too many for one part: whoever reads on meets bytes that end the reading.
     write_lines(project, "rows.jsonl", (dialogue(i) for i in range(20_000)))
-    whole = (tmp_path / "data/rows.jsonl").read_bytes()
-    shutil.rmtree(tmp_path / "data")
-    (tmp_path / "data").mkdir()
-    packed = gzip.compress(whole, compresslevel=0)
-    (tmp_path / "data/rows.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    packed = gzip.compress((project.folder / "data/rows.jsonl").read_bytes(), compresslevel=0)
+    shutil.rmtree(project.folder / "data")
+    (project.folder / "data").mkdir()
+    (project.folder / "data/rows.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     project.write_recipe(**chats_only(source={"train_urls": ["data/rows.jsonl.gz"]}))
 
     assert preflight.require_no_mistakes(project.project) == []
 
 
-def test_first_records_are_tried_on_this_machine_whatever_the_executor(tmp_path: Path) -> None:
+def test_first_records_are_tried_on_this_machine_whatever_the_executor(project: CliProject) -> None:
     """No cluster answers at the address, and none could read the trial's store."""
-    project = CliProject(tmp_path).write()
-    executor = {"kind": "ray", "address": "127.0.0.1:1"}
-    project.write_recipe(execution={"workers": 1, "executor": executor})
-
+    project.write_recipe(execution={"workers": 1, "executor": {"kind": "ray", "address": "127.0.0.1:1"}})
     assert preflight.require_no_mistakes(project.project) == []
 
 
 # ── What stops a build, and what is only remarked ──────────────────────────────────────────────────
-
-
-def test_share_that_the_other_records_may_mend_is_a_remark(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write()
+def test_share_that_the_other_records_may_mend_is_a_remark(project: CliProject) -> None:
     # 19 of 20 chats are sound: their share says nothing of all records, but 7 of 20 does.
     assert preflight.require_no_mistakes(project.project) == []
     write_lines(project, "chats.jsonl", (dialogue(i) if i % 3 else {"other": i} for i in range(30)))
 
     [remark] = preflight.require_no_mistakes(project.project)
-
     assert remark.is_warning
     require_said(remark.text, [r"rejects is 35 %", r"unknown_schema: 7", r'the record: \{"other": 0\}'])
 
 
-def test_waived_check_does_not_stop_a_build(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write()
-    change = FIRST_RECORDS["answers marked as bad"].change(project)
+def test_waived_check_does_not_stop_a_build(project: CliProject) -> None:
     waiver = {"check": "preference_data", "at_most": 1, "reason": "label is the topic"}
-
-    project.write_recipe(gates={"waivers": [waiver]}, **change)
-
+    change, *_ = FIRST_RECORDS["answers marked as bad"]
+    project.write_recipe(gates={"waivers": [waiver]}, **change(project))
     remarks = [one.text for one in preflight.require_no_mistakes(project.project)]
     require_said("\n".join(remarks), [r"`label` is not read; 10 of 20 are false"])
 
 
-def test_columns_that_no_option_reads_are_named_once(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write()
-    rows = [
-        dialogue(i) | {"group": f"g{i}", "lang": "en", "source": "web", "tools": [], "note": None} for i in range(9)
-    ]
-    change = chats_of(rows, splits={"group_key": "group"})(project)
-    project.write_recipe(**change)
+def test_columns_that_no_option_reads_are_named_once(project: CliProject) -> None:
+    more = {"lang": "en", "source": "web", "tools": [], "note": None}
+    change = chats_of([dialogue(i) | {"group": f"g{i}"} | more for i in range(9)], splits={"group_key": "group"})
+    project.write_recipe(**change(project))
 
     [remark] = preflight.require_no_mistakes(project.project)
-
     assert remark.text == "small: datasets.chats.format: no option reads the columns `lang`, `source`"
     assert not remark.is_warning
 
@@ -536,9 +462,8 @@ def test_columns_that_no_option_reads_are_named_once(tmp_path: Path) -> None:
     ],
 )
 def test_keys_of_messages_that_neither_an_option_nor_the_template_reads_are_named(
-    printed: str, said: str | None, tmp_path: Path
+    printed: str, said: str | None, project: CliProject
 ) -> None:
-    project = CliProject(tmp_path).write()
     rows = [dialogue(i) for i in range(9)]
     for i, row in enumerate(rows):
         # Those that are read, and an empty one, are not named.
@@ -548,23 +473,20 @@ def test_keys_of_messages_that_neither_an_option_nor_the_template_reads_are_name
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content }}"
         f"{printed}{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}"
     )
-    change = chats_of(rows, template={"chat_template": {"text": template}})(project)
-    project.write_recipe(**change)
+    project.write_recipe(**chats_of(rows, template={"chat_template": {"text": template}})(project))
 
     found = [remark for remark in preflight.require_no_mistakes(project.project) if "neither an option" in remark.text]
-
     told = f"small: datasets.chats.format: neither an option nor the chat template reads the {said}"
     assert [remark.text for remark in found] == ([] if said is None else [told])
     assert not any(remark.is_warning for remark in found)
 
 
-def test_numbers_of_held_out_rows_are_no_mistake_on_few_records(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write()
-    held = {"train_urls": ["data/sales.csv"]}
+def test_numbers_of_held_out_rows_are_no_mistake_on_few_records(project: CliProject) -> None:
     project.write_data("sales.csv", SALES)
+    source, splits = {"train_urls": ["data/sales.csv"]}, {"validation": 0, "test": 30}
     datasets = {
         "chats": RECIPE["datasets"]["chats"] | {"splits": {"validation": 0}},
-        "sales": {"source": held, "format": {"kind": "records"}, "splits": {"validation": 0, "test": 30}},
+        "sales": {"source": source, "format": RECORDS, "splits": splits},
     }
     project.write_recipe(datasets=datasets, mixture={"num_validation_sequences": {"chats": 5}})
 
@@ -573,8 +495,6 @@ def test_numbers_of_held_out_rows_are_no_mistake_on_few_records(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not KTO.exists(), reason="needs ../shared/data/preference")
-def test_real_preference_data_is_noticed(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write(**chats_only(source={"train_urls": [str(KTO)]}))
-
-    with pytest.raises(GateError, match=r"`label` is not read; .* are false: is this preference data"):
-        preflight.require_no_mistakes(project.project)
+def test_real_preference_data_is_noticed(project: CliProject) -> None:
+    project.write_recipe(**chats_only(source={"train_urls": [str(KTO)]}))
+    require_said(refusal(project, GateError), [r"`label` is not read; .* are false: is this preference data"])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,19 +18,9 @@ from tests.support.tiny_project import RECIPE
 WAIVER = {"check": "unknown_roles", "dataset": "chats", "at_most": 0.25, "reason": "narrators are wanted here"}
 ROWS = ("tiny", "chats", "canonical_rows")
 FAILED = CheckResult(
-    check="unknown_roles",
-    key=ROWS,
-    version="0" * 32,
-    threshold_digest="",
-    value=0.33412,
-    bound=0.01,
-    wanted="at most 1 %",
-    severity="error",
-    passed=False,
-    blocking=True,
-    what="",
-    remedy="",
-)
+    check="unknown_roles", key=ROWS, version="0" * 32, threshold_digest="", value=0.33412, bound=0.01,
+    wanted="at most 1 %", severity="error", passed=False, blocking=True, what="", remedy="",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -40,7 +31,6 @@ def project(tmp_path: Path) -> Project:
 
 def test_waiver_covers_its_check_and_is_part_of_the_identity_of_what_is_built_on_it(project: Project) -> None:
     accepted = add_run_waivers(project, [WAIVER], "run")
-
     [judged] = [one for one in find_step(accepted, ROWS).thresholds if one.check == "unknown_roles"]
     assert (judged.waiver_bound, judged.waiver_reason) == (0.25, RUN_WAIVER_PREFIX + str(WAIVER["reason"]))
     # What is built on the rows differs; the rows themselves do not.
@@ -52,9 +42,7 @@ def test_waiver_covers_its_check_and_is_part_of_the_identity_of_what_is_built_on
 
 def test_waiver_of_the_run_comes_before_the_recipes(project: Project) -> None:
     recipes = add_run_waivers(project, [WAIVER | {"at_most": 0.02}], "run")
-
     accepted = add_run_waivers(recipes, [WAIVER], "run")
-
     [judged] = [one for one in find_step(accepted, ROWS).thresholds if one.check == "unknown_roles"]
     assert judged.waiver_bound == 0.25
 
@@ -92,22 +80,15 @@ def test_proposal_keeps_what_the_run_was_given_and_adds_what_failed_nevertheless
     dropped = replace(FAILED, check="content_dropped", key=("tiny", "chats", "tokenized_examples"), value=0.3373)
     widened = {"check": "content_dropped", "dataset": "chats", "at_most": 0.34, "reason": ""}
 
+    too_low = widened | {"at_most": 0.1, "reason": "too low a bound"}
     assert propose_run_waivers([dropped], [WAIVER]) == [WAIVER, widened]
-    assert propose_run_waivers([dropped], [WAIVER, widened | {"at_most": 0.1, "reason": "too low a bound"}]) == [
-        WAIVER,
-        widened,
-    ]
+    assert propose_run_waivers([dropped], [WAIVER, too_low]) == [WAIVER, widened]
 
 
 @pytest.mark.parametrize(
-    "result",
-    [
-        replace(FAILED, blocking=False),
-        replace(FAILED, value=None),
-        replace(FAILED, check="mask_verified"),
-        replace(FAILED, check="a_rule_of_the_recipe"),
-    ],
+    "change",
+    [{"blocking": False}, {"value": None}, {"check": "mask_verified"}, {"check": "a_rule_of_the_recipe"}],
     ids=["not_blocking", "not_measured", "never_waivable", "own_rule"],
 )
-def test_nothing_is_proposed_where_a_waiver_would_not_help(result: CheckResult) -> None:
-    assert propose_run_waiver(result) is None
+def test_nothing_is_proposed_where_a_waiver_would_not_help(change: dict[str, Any]) -> None:
+    assert propose_run_waiver(replace(FAILED, **change)) is None

@@ -24,7 +24,7 @@ from rowmill.stages import catalog
 from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Workspace, chat, lines, pair
 
 ROOT = Path(__file__).resolve().parents[2]
-
+BEFORE_THE_ORDER = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 DATASETS: dict[str, dict[str, Any]] = {
     "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
     "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR, "splits": {"validation": 0.2}},
@@ -73,13 +73,10 @@ def times(workspace: Workspace) -> dict[Path, int]:
 
 
 # ── Twice, and elsewhere ───────────────────────────────────────────────────────────────────────────
-
-
 def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: Workspace) -> None:
     written = times(ready)
 
     second = ready.build()
-
     assert len(first.made()) == len(DATASETS) * len(catalog.list_stages("dataset")) + len(catalog.list_stages("recipe"))
     assert second.made() == set()
     assert second.versions() == first.versions()
@@ -104,10 +101,8 @@ def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Workspace, monk
 
 def test_steps_follow_a_replaced_recipe(ready: Workspace) -> None:
     project = ready.project
-    datasets = {"tasks": project.recipe.datasets["tasks"]}
-
-    alone = replace(project, recipe=project.recipe.model_copy(update={"datasets": datasets}))
-
+    tasks = {"tasks": project.recipe.datasets["tasks"]}
+    alone = replace(project, recipe=project.recipe.model_copy(update={"datasets": tasks}))
     assert {step.dataset for step in steps.plan_steps(project)} == {"chats", "tasks", None}
     assert {step.dataset for step in steps.plan_steps(alone)} == {"tasks", None}
 
@@ -124,41 +119,37 @@ def test_build_without_changes_does_not_import_great_expectations(ready: Workspa
     assert said.stdout.splitlines()[-1] == f"{main.ExitStatus.SUCCESS} []"
 
 
-def test_build_in_another_folder_gives_the_same_bytes(first: Built, workspace: Workspace) -> None:
-    other = workspace.build()
+def require_same(built: Built, expected: Built) -> None:
+    assert built.versions() == expected.versions()
+    assert built.digests() == expected.digests()
 
-    assert other.versions() == first.versions()
-    assert other.digests() == first.digests()
+
+def test_build_in_another_folder_gives_the_same_bytes(first: Built, workspace: Workspace) -> None:
+    require_same(workspace.build(), first)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_two_workers_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = with_data(Workspace(tmp_path / "one"), rows=400).build()
+    alone, workspace = (with_data(Workspace(tmp_path / name), rows=400) for name in ("one", "two"))
+    expected = alone.build()
     # As if the data were large: every map goes to worker processes.
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
 
-    workspace = with_data(Workspace(tmp_path / "two"), rows=400)
     together = workspace.recipe(DATASETS, execution={"workers": 2}).build()
-
     assert together.report("chats", "canonical_rows").parts > 1
-    assert together.versions() == alone.versions()
-    assert together.digests() == alone.digests()
+    require_same(together, expected)
 
 
 def test_source_touched_but_equal_makes_nothing(ready: Workspace) -> None:
     os.utime(ready.folder / "data/chats.jsonl", (1, 1))
-
     assert ready.build().made() == set()
 
 
 def test_source_renamed_but_equal_stops_at_the_rows(first: Built, ready: Workspace) -> None:
     """Rows are named by content, so only the scan, and the lineage of the shards, knows the new name."""
     (ready.folder / "data/chats.jsonl").rename(ready.folder / "data/talks.jsonl")
-    ready.recipe(changed("chats", source={"train_urls": ["data/talks.jsonl"]}))
-
-    after = ready.build()
-
+    after = ready.recipe(changed("chats", source={"train_urls": ["data/talks.jsonl"]})).build()
     assert "chats/raw_dataset" in after.made()
     assert after.report("chats", "canonical_rows").rows_made == 0
     assert after.report("chats", "tokenized_examples").rows_made == 0
@@ -171,14 +162,11 @@ def test_data_put_back_makes_the_earlier_version_current_again(first: Built, rea
 
     ready.write("tasks.jsonl", [pair(i) for i in range(60)])
     third = ready.build()
-
     assert third.made() == set()
     assert third.versions() == first.versions()
 
 
 # ── New rows ───────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 def test_one_percent_of_new_rows_tokenises_about_one_percent(tmp_path: Path) -> None:
     """On a file of more than 25 MB; the bound is the budget: at most 3 % of the rows are made again."""
@@ -236,7 +224,6 @@ def test_changed_option_rebuilds_its_stage_and_later_ones(
     ready: Workspace, stage: str, groups: Mapping[str, Any]
 ) -> None:
     made = ready.recipe(changed("chats", **groups)).build().made()
-
     allowed = {f"chats/{name}" for name in ALL_BELOW[stage]} | {"training_splits", "gpu_partitions"}
     assert {f"chats/{stage}", "chats/packed_shards", "training_splits", "gpu_partitions"} <= made <= allowed
 
@@ -259,9 +246,7 @@ def test_changed_recipe_rebuilds_only_stages_that_read_the_change(
 
 def test_changed_rows_of_one_dataset_leave_the_other_alone(ready: Workspace) -> None:
     ready.write("tasks.jsonl", lines(pair(i) for i in range(60)) + b"{\n")
-
     made = ready.build().made()
-
     assert "tasks/canonical_rows" in made
     assert not {name for name in made if name.startswith("chats/")}
 
@@ -283,10 +268,8 @@ def test_deleted_part_file_is_made_again_and_nothing_else(first: Built, ready: W
     (ready.store / next(iter(part.files.values())).path).unlink()
 
     after = ready.build()
-
     assert after.made() == {"/".join(key)}
-    assert after.versions() == first.versions()
-    assert after.digests() == first.digests()
+    require_same(after, first)
 
 
 def test_late_statistics_leave_the_version_that_another_build_made_current(
@@ -318,14 +301,12 @@ def test_damaged_part_file_is_found_by_its_digest(first: Built, ready: Workspace
 
 
 def test_kept_version_can_be_made_current_again(first: Built, ready: Workspace) -> None:
-    wanted = first.manifest("tasks", "canonical_rows")
+    wanted, project = first.manifest("tasks", "canonical_rows"), ready.project
     ready.write("tasks.jsonl", [pair(i) for i in range(30)])
     later = ready.build(only=("raw_dataset", "canonical_rows")).manifest("tasks", "canonical_rows")
-    project = ready.project
+
     step = steps.find_step(project, wanted.key)
-
     report = runner.run_step(project, step, gate.open_inputs(project, step), version=wanted.version)
-
     current = manifest.load_current(project.store, wanted.key)
     assert report.reused
     assert current is not None
@@ -348,13 +329,9 @@ def built_steps(workspace: Workspace) -> set[str]:
 
 
 def test_failed_gate_names_check_number_threshold_and_remedy(workspace: Workspace) -> None:
-    gated(workspace)
-
-    with pytest.raises(
-        GateError, match=r"mini/tasks/canonical_rows: rejects: 33.33 % .*wanted at most 5 %; .*correct the data"
-    ):
-        workspace.build()
-
+    said = r"mini/tasks/canonical_rows: rejects: 33.33 % .*wanted at most 5 %; .*correct the data"
+    with pytest.raises(GateError, match=said):
+        gated(workspace).build()
     assert "tasks/canonical_rows" in built_steps(workspace)
     assert not {"tasks/tokenized_examples", "training_splits", "gpu_partitions"} & built_steps(workspace)
 
@@ -363,10 +340,8 @@ def test_failed_gate_refuses_a_later_run_of_one_step_alone(workspace: Workspace)
     with pytest.raises(GateError):
         gated(workspace).build()
     project = workspace.project
-    step = steps.find_step(project, ("mini", "tasks", "tokenized_examples"))
-
     with pytest.raises(GateError, match=r"rejects: 33.33 %"):
-        gate.open_inputs(project, step)
+        gate.open_inputs(project, steps.find_step(project, ("mini", "tasks", "tokenized_examples")))
 
 
 def test_waiver_opens_the_gate_and_is_shown_on_every_later_stage(workspace: Workspace) -> None:
@@ -374,18 +349,14 @@ def test_waiver_opens_the_gate_and_is_shown_on_every_later_stage(workspace: Work
 
     named = {"/".join(key) for key, (report, _) in built.steps.items() if report.manifest.waivers}
     assert named == {
-        "tasks/tokenized_examples",
-        "tasks/truncation_stats",
-        "tasks/packed_shards",
-        "training_splits",
-        "gpu_partitions",
-    }
+        "tasks/tokenized_examples", "tasks/truncation_stats", "tasks/packed_shards",
+        "training_splits", "gpu_partitions",
+    }  # fmt: skip
     assert WAIVER["reason"] in built.manifest("gpu_partitions").waivers[0]
 
 
 def test_waiver_that_is_withdrawn_closes_the_gate_again(workspace: Workspace) -> None:
     gated(workspace, waivers=[WAIVER]).build()
-
     with pytest.raises(GateError, match="rejects"):
         gated(workspace).build()
 
@@ -394,7 +365,6 @@ def test_waiver_is_part_of_the_fingerprint(workspace: Workspace) -> None:
     """The same bytes under another waiver are another version: readers must see the waiver."""
     one = gated(workspace, waivers=[WAIVER]).build()
     other = gated(workspace, waivers=[{**WAIVER, "reason": "the notes are kept on purpose"}]).build()
-
     assert one.versions()["tasks/canonical_rows"] == other.versions()["tasks/canonical_rows"]
     assert one.versions()["gpu_partitions"] != other.versions()["gpu_partitions"]
 
@@ -405,15 +375,12 @@ def test_waiver_that_is_exceeded_does_not_open_the_gate(workspace: Workspace) ->
 
 
 # ── Forecasts ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def forecasts(workspace: Workspace) -> dict[str, tuple[str, str]]:
     return {"/".join(one.step.key[1:]): (one.action, one.why) for one in plan.forecast_steps(workspace.project)}
 
 
 def test_plan_of_a_new_project_says_what_must_be_made_and_builds_nothing(workspace: Workspace) -> None:
     found = forecasts(workspace)
-
     assert found["chats/raw_dataset"] == ("make", "never built")
     assert {action for name, (action, _) in found.items() if not name.endswith("raw_dataset")} == {"make if changed"}
     assert built_steps(workspace) == set()
@@ -425,9 +392,7 @@ def test_plan_after_a_build_reuses_everything(ready: Workspace) -> None:
 
 def test_plan_after_new_rows_names_the_source(ready: Workspace) -> None:
     ready.write("tasks.jsonl", [pair(i) for i in range(61)])
-
     found = forecasts(ready)
-
     assert found["tasks/raw_dataset"] == ("make", "its source files changed")
     assert {name for name, (action, _) in found.items() if action == "reuse"} == {
         f"chats/{stage.name}" for stage in catalog.list_stages("dataset")
@@ -436,9 +401,7 @@ def test_plan_after_new_rows_names_the_source(ready: Workspace) -> None:
 
 def test_plan_after_a_changed_option_names_the_option(ready: Workspace) -> None:
     ready.recipe(changed("chats", packing={"max_segments_per_example": 2}))
-
     found = forecasts(ready)
-
     assert found["chats/packed_shards"] == ("make", "its options changed")
     assert found["training_splits"][0] == "make if changed"
 
@@ -449,43 +412,34 @@ def test_plan_predicts_the_build(ready: Workspace) -> None:
     found = forecasts(ready)
 
     made = ready.build().made()
-
     assert {name for name, (action, _) in found.items() if action == "make"} <= made
     assert not {name for name, (action, _) in found.items() if action == "reuse"} & made
 
 
 # ── Steps ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_step_whose_input_was_never_built_is_refused(workspace: Workspace) -> None:
     project = workspace.project
-
     with pytest.raises(IntegrityError, match=r"^mini/chats/canonical_rows: chats/raw_dataset is not built; "):
         gate.open_inputs(project, steps.find_step(project, ("mini", "chats", "canonical_rows")))
 
 
 def test_missing_stages_are_named_in_order_with_the_command_that_builds_them(workspace: Workspace) -> None:
     project = workspace.project
-    stages = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
-    every = [f"{dataset}/{stage}" for dataset in DATASETS for stage in stages]
+    every = [f"{dataset}/{stage}" for dataset in DATASETS for stage in BEFORE_THE_ORDER]
 
     def refusal(*key: str) -> str:
         with pytest.raises(IntegrityError) as refused:
             gate.open_inputs(project, steps.find_step(project, ("mini", *key)))
         return str(refused.value)
 
+    shards, order = refusal("chats", "packed_shards"), refusal("training_splits")
     command = "; a stage reads what the stages before it made; run `rowmill build mini --until"
-    before = ", ".join(every[:3])
-    assert refusal("chats", "packed_shards") == (
-        f"mini/chats/packed_shards: {before} and {every[3]} are not built{command} packed_shards`"
-    )
-    assert refusal("training_splits") == (
-        f"mini/training_splits: {', '.join(every[:-1])} and {every[-1]} are not built{command} training_splits`"
-    )
+    first, all_but_one = ", ".join(every[:3]), ", ".join(every[:-1])
+    assert shards == f"mini/chats/packed_shards: {first} and {every[3]} are not built{command} packed_shards`"
+    assert order == f"mini/training_splits: {all_but_one} and {every[-1]} are not built{command} training_splits`"
     workspace.build(only=["raw_dataset"])
-    assert ": chats/canonical_rows, chats/tokenized_examples and chats/truncation_stats are" in refusal(
-        "chats", "packed_shards"
-    )
+    shards = refusal("chats", "packed_shards")
+    assert ": chats/canonical_rows, chats/tokenized_examples and chats/truncation_stats are" in shards
 
 
 def test_unknown_step_is_refused_with_the_known_ones(workspace: Workspace) -> None:
@@ -495,18 +449,12 @@ def test_unknown_step_is_refused_with_the_known_ones(workspace: Workspace) -> No
 
 def test_build_of_some_stages_makes_only_those(workspace: Workspace) -> None:
     built: Built = workspace.build(only=("raw_dataset", "canonical_rows"))
-
     assert {key[-1] for key in built.steps} == {"raw_dataset", "canonical_rows"}
 
 
 def test_progress_names_the_dataset_beside_the_stage(workspace: Workspace) -> None:
     heard: list[str] = []
-
-    def hear(where: str, *, done: int, total: int, **_: object) -> None:
-        heard.append(f"{where} {done}/{total}")
-
-    workspace.build(progress=hear)
-
+    workspace.build(progress=lambda where, *, done, total, **_: heard.append(f"{where} {done}/{total}"))
     assert "chats/canonical_rows 1/1" in heard
     assert {where.partition(" ")[0] for where in heard if where.count("/") == 1} == {"training_splits"}
 
@@ -548,8 +496,6 @@ def test_version_of_a_renamed_table_is_checked_with_table_checks(tmp_path: Path)
 
 # ── A closed gate ──────────────────────────────────────────────────────────────────────────────────
 
-BEFORE_THE_ORDER = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
-
 
 def with_wizards(workspace: Workspace, **gates: Any) -> Workspace:
     """Give the chats a role that nobody knows, and gates that see it."""
@@ -575,6 +521,5 @@ def test_closed_gate_of_one_dataset_leaves_the_others_built(workspace: Workspace
 
 def test_two_closed_gates_are_one_error(workspace: Workspace) -> None:
     workspace.write("tasks.jsonl", [{"nothing": 1}, *map(pair, range(9))])
-
     with pytest.raises(GateError, match=r"(?s)unknown_roles.*tasks/canonical_rows: rejects"):
         with_wizards(workspace, rejects={"at_most": 0.05}).build()

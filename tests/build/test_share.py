@@ -10,11 +10,10 @@ from rowmill.build import gc, share, share_versions
 from rowmill.build.share import ShareOutcome, ShareReport
 from rowmill.core.errors import BusyError, ConfigError
 from rowmill.executors import Share
-from tests.support.cli_project import FOREIGN_WARNINGS
 from tests.support.recipes import CHAT, Built, Workspace, chat
 from tests.support.tables import as_csv, purchases, records
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.usefixtures("small_parts")]
+pytestmark = pytest.mark.usefixtures("small_parts")
 TOTAL = 3
 # Small groups, so that there are several to share.
 PACKING = {"group_tokens": 4096}
@@ -44,61 +43,60 @@ def list_files(workspace: Workspace) -> dict[str, bytes]:
     return {str(path.relative_to(workspace.store)): path.read_bytes() for path in files if path.name[0] != "."}
 
 
+def make_first(workspace: Workspace, stage: str, total: int = TOTAL) -> ShareReport:
+    """Make the first share of a stage."""
+    [report] = share.make_share(workspace.project, Share(1, total), only=[stage])
+    return report
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return write_chats(tmp_path_factory.mktemp("plain")).build()
 
 
-# ── All shares ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_shares_of_a_stage_are_apart_and_together_all_of_it(tmp_path: Path, plain: Built) -> None:
+@pytest.fixture
+def scanned(tmp_path: Path) -> Workspace:
+    """Return a project whose source was read, and nothing else."""
     workspace = write_chats(tmp_path)
     build_only(workspace, "raw_dataset")
+    return workspace
 
-    reports = make_all_shares(workspace, "canonical_rows")
 
+@pytest.fixture
+def with_rows(scanned: Workspace) -> Workspace:
+    """Return a project whose rows were built, and nothing after them."""
+    build_only(scanned, "canonical_rows")
+    return scanned
+
+
+# ── All shares ─────────────────────────────────────────────────────────────────────────────────────
+def test_the_shares_of_a_stage_are_apart_and_together_all_of_it(scanned: Workspace, plain: Built) -> None:
+    first, second, _ = make_all_shares(scanned, "canonical_rows")
     parts = plain.report("rows", "canonical_rows").parts
-    first, second = reports[0], reports[1]
     assert first.made + first.missing == parts
     assert second.made + second.missing == parts - first.made
     assert first.made
     assert second.made
 
 
-def test_a_share_writes_no_manifest_no_pointer_and_no_statistics(tmp_path: Path) -> None:
-    workspace = write_chats(tmp_path)
-    build_only(workspace, "raw_dataset", "canonical_rows")
-    before = list_files(workspace)
-
-    make_all_shares(workspace, "tokenized_examples")
-
-    changed = {path for path, content in list_files(workspace).items() if before.get(path) != content}
+def test_a_share_writes_no_manifest_no_pointer_and_no_statistics(with_rows: Workspace) -> None:
+    before = list_files(with_rows)
+    make_all_shares(with_rows, "tokenized_examples")
+    changed = {path for path, content in list_files(with_rows).items() if before.get(path) != content}
     assert {path for path in changed if path.startswith("stats")} == set()
     assert {Path(path).parent.name for path in changed if path.endswith(".json")} == {share_versions.FOLDER_NAME}
 
 
 # ── Shares twice, gaps, other versions ─────────────────────────────────────────────────────────────
-
-
-def test_a_share_that_runs_again_makes_nothing(tmp_path: Path) -> None:
-    workspace = write_chats(tmp_path)
-    build_only(workspace, "raw_dataset")
-    [first] = share.make_share(workspace.project, Share(1, TOTAL), only=["canonical_rows"])
-
-    [again] = share.make_share(workspace.project, Share(1, TOTAL), only=["canonical_rows"])
-
+def test_a_share_that_runs_again_makes_nothing(scanned: Workspace) -> None:
+    first, again = (make_first(scanned, "canonical_rows") for _ in range(2))
     assert first.made > 0
     assert (again.made, again.missing) == (0, first.missing)
 
 
-def test_a_build_makes_the_parts_of_a_missing_share(tmp_path: Path, plain: Built) -> None:
-    workspace = write_chats(tmp_path)
-    build_only(workspace, "raw_dataset")
-    reports = make_all_shares(workspace, "canonical_rows", left_out=2)
-
-    built = workspace.build()
-
+def test_a_build_makes_the_parts_of_a_missing_share(scanned: Workspace, plain: Built) -> None:
+    reports = make_all_shares(scanned, "canonical_rows", left_out=2)
+    built = scanned.build()
     assert built.report("rows", "canonical_rows").parts_reused == sum(one.made for one in reports) > 0
     assert built.report("rows", "canonical_rows").rows_made > 0
     assert built.digests() == plain.digests()
@@ -111,21 +109,18 @@ def test_parts_of_another_recipe_version_are_not_used(tmp_path: Path, plain: Bui
     write_chats(tmp_path)
 
     built = workspace.build()
-
     assert built.report("rows", "canonical_rows").parts_reused == 0
     assert built.digests() == plain.digests()
 
 
-def test_a_damaged_input_is_made_again_by_the_share_that_reads_it(tmp_path: Path) -> None:
-    workspace = write_chats(tmp_path)
-    built = build_only(workspace, "raw_dataset", "canonical_rows")
-    damaged = [workspace.store / file.path for file in built.manifest("rows", "canonical_rows").files("rows")]
+def test_a_damaged_input_is_made_again_by_the_share_that_reads_it(with_rows: Workspace) -> None:
+    rows = build_only(with_rows, "canonical_rows").manifest("rows", "canonical_rows")
+    damaged = [with_rows.store / file.path for file in rows.files("rows")]
     whole = [path.read_bytes() for path in damaged]
     for path in damaged:
         path.write_bytes(bytes(path.stat().st_size))
 
-    reports = make_all_shares(workspace, "tokenized_examples")
-
+    reports = make_all_shares(with_rows, "tokenized_examples")
     assert [one.outcome for one in reports] == [ShareOutcome.MADE, ShareOutcome.MADE, ShareOutcome.FINISHED]
     assert [path.read_bytes() for path in damaged] == whole
 
@@ -135,41 +130,25 @@ def test_a_stage_that_was_built_of_other_options_is_a_missing_input(tmp_path: Pa
     build_only(workspace, "raw_dataset", "canonical_rows")
     write_chats(tmp_path)
 
-    [report] = share.make_share(workspace.project, Share(1, TOTAL), only=["tokenized_examples"])
-
+    report = make_first(workspace, "tokenized_examples")
     assert report.outcome is ShareOutcome.WAITING
     assert report.waits_for == ("mini", "rows", "canonical_rows")
 
 
-def test_a_stage_whose_input_was_built_again_is_a_missing_input(tmp_path: Path) -> None:
-    workspace = write_chats(tmp_path)
-    build_only(workspace, "raw_dataset", "canonical_rows")
-    with (tmp_path / "data" / "chats.jsonl").open("a") as file:
+def test_a_stage_whose_input_was_built_again_is_a_missing_input(with_rows: Workspace) -> None:
+    with (with_rows.folder / "data" / "chats.jsonl").open("a") as file:
         file.write(json.dumps(chat(9999)) + "\n")
-    build_only(workspace, "raw_dataset")
-
-    [report] = share.make_share(workspace.project, Share(1, TOTAL), only=["tokenized_examples"])
-
-    assert report.waits_for == ("mini", "rows", "canonical_rows")
+    build_only(with_rows, "raw_dataset")
+    assert make_first(with_rows, "tokenized_examples").waits_for == ("mini", "rows", "canonical_rows")
 
 
-def test_a_built_stage_has_nothing_to_make(tmp_path: Path) -> None:
-    workspace = write_chats(tmp_path)
-    build_only(workspace, "raw_dataset", "canonical_rows")
-
-    [report] = share.make_share(workspace.project, Share(1, TOTAL), only=["canonical_rows"])
-
-    assert report.outcome is ShareOutcome.BUILT
+def test_a_built_stage_has_nothing_to_make(with_rows: Workspace) -> None:
+    assert make_first(with_rows, "canonical_rows").outcome is ShareOutcome.BUILT
 
 
-def test_one_share_of_one_makes_every_pass(tmp_path: Path) -> None:
-    workspace = write_chats(tmp_path)
-    build_only(workspace, "raw_dataset")
-
-    [report] = share.make_share(workspace.project, Share(1, 1), only=["canonical_rows"])
-
-    assert report.outcome is ShareOutcome.FINISHED
-    assert build_only(workspace, "canonical_rows").report("rows", "canonical_rows").rows_made == 0
+def test_one_share_of_one_makes_every_pass(scanned: Workspace) -> None:
+    assert make_first(scanned, "canonical_rows", total=1).outcome is ShareOutcome.FINISHED
+    assert build_only(scanned, "canonical_rows").report("rows", "canonical_rows").rows_made == 0
 
 
 def test_validation_held_out_by_number_is_packed_the_same_from_shares(tmp_path: Path) -> None:
@@ -182,23 +161,19 @@ def test_validation_held_out_by_number_is_packed_the_same_from_shares(tmp_path: 
     build_only(workspace, "raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats")
     for _ in range(2):
         make_all_shares(workspace, "packed_shards")
-
     built = workspace.build()
-
     assert built.report("rows", "packed_shards").rows_made == 0
     assert built.digests() == expected.digests()
 
 
 def test_records_are_encoded_in_shares(tmp_path: Path) -> None:
-    def write(folder: Path) -> Workspace:
-        return Workspace(folder).one("sales.csv", as_csv(purchases(9000)), records())
-
-    expected, workspace = write(tmp_path / "plain").build(), write(tmp_path / "shares")
+    alone, workspace = (
+        Workspace(tmp_path / name).one("sales.csv", as_csv(purchases(9000)), records()) for name in ("plain", "shares")
+    )
+    expected = alone.build()
     build_only(workspace, "raw_dataset", "canonical_rows")
     reports = make_all_shares(workspace, "tokenized_examples")
-
     built = workspace.build()
-
     assert sum(one.made for one in reports) > 0
     assert {one.made > 0 for one in reports[:2]} == {True}
     assert built.report("rows", "tokenized_examples").rows_made == 0
@@ -206,29 +181,21 @@ def test_records_are_encoded_in_shares(tmp_path: Path) -> None:
 
 
 # ── Beside others ──────────────────────────────────────────────────────────────────────────────────
-
-
-def test_garbage_collection_waits_for_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workspace = write_chats(tmp_path)
-    build_only(workspace, "raw_dataset")
+def test_garbage_collection_waits_for_a_share(scanned: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "LOCK_WAIT_S", 0.1)
     busy: list[BusyError] = []
 
     def collect(where: str, **_: Any) -> None:
         with pytest.raises(BusyError, match="rows/canonical_rows") as refused:
-            gc.collect_garbage(workspace.project, keep=1, dry_run=False)
+            gc.collect_garbage(scanned.project, keep=1, dry_run=False)
         busy.append(refused.value)
 
-    share.make_share(workspace.project, Share(1, TOTAL), only=["canonical_rows"], progress=collect)
-
+    share.make_share(scanned.project, Share(1, TOTAL), only=["canonical_rows"], progress=collect)
     assert busy
 
 
 # ── Refusals ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_work_on_a_stage_without_shares_is_refused(tmp_path: Path) -> None:
     workspace = write_chats(tmp_path)
-
     with pytest.raises(ConfigError, match=r"--only gpu_partitions: .* in shares; there are canonical_rows, .* build"):
         share.make_share(workspace.project, Share(1, 1), only=["gpu_partitions"])

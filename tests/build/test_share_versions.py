@@ -10,10 +10,9 @@ from rowmill.build import gc, share, share_versions
 from rowmill.core.errors import ConfigError
 from rowmill.executors import Share
 from tests.build.test_share import TOTAL, make_all_shares, write_chats
-from tests.support.cli_project import FOREIGN_WARNINGS
 from tests.support.recipes import Built, Workspace
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.usefixtures("small_parts")]
+pytestmark = pytest.mark.usefixtures("small_parts")
 STAGE = "canonical_rows"
 MIXED = r"mini/rows/canonical_rows: share 1/3 was made with pyarrow 9.0 instead of .*; the same versions .* rowmill gc"
 
@@ -43,19 +42,13 @@ def begun(tmp_path: Path) -> Workspace:
     return workspace
 
 
-def count_parts(workspace: Workspace) -> int:
-    return len(list(workspace.store.rglob("part.json")))
-
-
-def test_another_share_is_refused_and_makes_nothing(begun: Workspace) -> None:
-    made, records = count_parts(begun), sorted(begun.store.rglob(f"{share_versions.FOLDER_NAME}/*"))
-
-    for number in (1, 2):
-        with pytest.raises(ConfigError, match=MIXED):
-            share.make_share(begun.project, Share(number, TOTAL), only=[STAGE])
-
-    assert count_parts(begun) == made
-    assert sorted(begun.store.rglob(f"{share_versions.FOLDER_NAME}/*")) == records
+@pytest.mark.parametrize("number", [1, 2])
+def test_another_share_is_refused_and_makes_nothing(begun: Workspace, number: int) -> None:
+    parts_and_records = ("part.json", f"{share_versions.FOLDER_NAME}/*")
+    before = [sorted(begun.store.rglob(pattern)) for pattern in parts_and_records]
+    with pytest.raises(ConfigError, match=MIXED):
+        share.make_share(begun.project, Share(number, TOTAL), only=[STAGE])
+    assert [sorted(begun.store.rglob(pattern)) for pattern in parts_and_records] == before
 
 
 def test_a_build_takes_no_such_part_until_they_are_removed(begun: Workspace, plain: Built) -> None:
@@ -65,7 +58,6 @@ def test_a_build_takes_no_such_part_until_they_are_removed(begun: Workspace, pla
 
     gc.collect_garbage(begun.project, keep=1, dry_run=False)
     built = begun.build(only=["raw_dataset", STAGE])
-
     assert built.report("rows", STAGE).parts_reused == 0
     assert built.digests() == plain.digests()
 

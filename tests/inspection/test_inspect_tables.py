@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rowmill.cli import main
 from rowmill.core.errors import ConfigError
 from rowmill.inspection import inspect
 from rowmill.inspection.inspect import MAX_SHOWN_EXAMPLES, InspectedRecord
+from tests.support.cli_project import list_files, run
 from tests.support.recipes import Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
@@ -41,21 +41,15 @@ def shown(rows: list[InspectedRecord]) -> dict[str, tuple[int, int]]:
     return {sample.example_id: (sample.tokens, sample.trained_tokens) for one in rows for sample in one.samples}
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("mode", FORMS)
 def test_examples_shown_are_those_of_the_build_whether_it_was_made_or_not(tmp_path: Path, mode: str) -> None:
     workspace = workspace_of(tmp_path, mode)
-    before = files_in(tmp_path)
+    before = list_files(tmp_path)
     unbuilt = looked_at(workspace, 60)
-    untouched = files_in(tmp_path)
+    assert list_files(tmp_path) == before
     built = workspace.build(only=TO_EXAMPLES).examples()
 
     after = looked_at(workspace, 60)
-
-    assert untouched == before
     assert after == unbuilt
     stored = {one["example_id"]: (one["tokens"], one["trained_tokens"]) for one in built}
     assert shown(after).items() <= stored.items()
@@ -90,14 +84,13 @@ def test_examples_are_made_anew_once_the_recipe_or_the_source_has_changed(tmp_pa
     workspace = workspace_of(tmp_path, "grouped")
     workspace.build(only=TO_EXAMPLES)
     source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(90)))]}
-    kept = files_in(workspace.store)
+    kept = list_files(workspace.store)
     more = looked_at(workspace, 60)
-    workspace.recipe(
-        {"rows": {"source": source, "format": records(**grouped(max_sequences_per_example=1))}}, seq_len=1024
-    )
+    form = records(**grouped(max_sequences_per_example=1))
+    workspace.recipe({"rows": {"source": source, "format": form}}, seq_len=1024)
     single = looked_at(workspace, 60)
 
-    assert files_in(workspace.store) == kept
+    assert list_files(workspace.store) == kept
     for looked in (more, single):
         assert shown(looked)
     assert all(text_of(sample).count("<|im_start|>") == 1 for one in single for sample in one.samples)
@@ -106,11 +99,8 @@ def test_examples_are_made_anew_once_the_recipe_or_the_source_has_changed(tmp_pa
     assert shown(single).items() <= stored.items()
 
 
-def test_terminal_names_an_example_that_stands_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_names_an_example_that_stands_above(tmp_path: Path) -> None:
     workspace = workspace_of(tmp_path, "sequential")
-
-    assert main.main(["inspect", str(workspace.config), "-n", "20"]) == main.ExitStatus.SUCCESS
-
-    out = capsys.readouterr().out
+    out = run("inspect", str(workspace.config), "-n", "20").out
     assert out.count("  example ") == len(shown(looked_at(workspace, 20)))
     assert ", above" in out

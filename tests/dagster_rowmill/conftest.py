@@ -31,6 +31,12 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int
 
 
 @pytest.fixture
+def tiny(tmp_path: Path, instance: dg.DagsterInstance) -> Tiny:
+    """Return a project of two datasets that nothing was built of."""
+    return Tiny(tmp_path, instance).write()
+
+
+@pytest.fixture
 def materialized(run_once: Callable[[int], Tiny], tmp_path: Path) -> Iterator[Tiny]:
     """Lend a project of two datasets after one run, which built everything and passed every check."""
     with run_once(0).lend_copy(tmp_path / "materialized") as copy:

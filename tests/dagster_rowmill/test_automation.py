@@ -1,9 +1,7 @@
 """What starts runs by itself: the night, changed files, changed inputs; driven tick by tick."""
 
 import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -13,25 +11,23 @@ from hypothesis import strategies as st
 
 from dagster_rowmill.automation import SourceWatchState, update_watch
 from rowmill.core.errors import ConfigError
-from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat
+from tests.support.tiny_project import RECIPE, Tiny, chat
 
 # Conditions are beta by name in the pinned release; these tests are how we notice a change.
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[Tiny]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield Tiny(tmp_path, instance).write()
+def asked_for(tiny: Tiny, definitions: dg.Definitions) -> dg.RunRequest:
+    """Return the run that the schedule asks for at its time."""
+    context = dg.build_schedule_context(tiny.instance, scheduled_execution_time=datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
+    [request] = list(definitions.resolve_schedule_def("nightly_tiny").evaluate_tick(context).run_requests or ())
+    return request
 
 
 def test_schedule_asks_for_one_run_each_night(tiny: Tiny) -> None:
-    schedule = tiny.definitions().resolve_schedule_def("nightly_tiny")
-    context = dg.build_schedule_context(tiny.instance, scheduled_execution_time=datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
-
-    [request] = list(schedule.evaluate_tick(context).run_requests or ())
-
-    assert schedule.cron_schedule == "0 2 * * *"
+    definitions = tiny.definitions()
+    request = asked_for(tiny, definitions)
+    assert definitions.resolve_schedule_def("nightly_tiny").cron_schedule == "0 2 * * *"
     assert request.run_key == "tiny:2026-03-01T02:00"
     # No choice of partitions is needed.
     assert not any(name.startswith("dagster/") and "partition" in name for name in request.tags)
@@ -40,12 +36,8 @@ def test_schedule_asks_for_one_run_each_night(tiny: Tiny) -> None:
 @pytest.mark.slow
 def test_run_that_the_schedule_asks_for_succeeds(tiny: Tiny) -> None:
     definitions = tiny.definitions()
-    context = dg.build_schedule_context(tiny.instance, scheduled_execution_time=datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
-    [request] = list(definitions.resolve_schedule_def("nightly_tiny").evaluate_tick(context).run_requests or ())
-
-    result = definitions.resolve_job_def("rebuild_tiny").execute_in_process(instance=tiny.instance, tags=request.tags)
-
-    assert result.success
+    tags = asked_for(tiny, definitions).tags
+    assert definitions.resolve_job_def("rebuild_tiny").execute_in_process(instance=tiny.instance, tags=tags).success
 
 
 def test_sensor_fires_once_when_files_changed_and_settled_and_again_when_one_is_restored(tiny: Tiny) -> None:
@@ -67,9 +59,7 @@ def test_sensor_fires_once_when_files_changed_and_settled_and_again_when_one_is_
 
 def test_sensor_waits_for_missing_files_and_says_which(tiny: Tiny) -> None:
     os.unlink(tiny.folder / "data" / "tasks.jsonl")
-
     data = _Ticks(tiny).evaluate()
-
     assert not data.run_requests
     assert "data/tasks.jsonl" in (data.skip_message or "")
 
@@ -78,7 +68,7 @@ def test_sensor_waits_for_missing_files_and_says_which(tiny: Tiny) -> None:
 def test_dataset_after_an_asset_depends_on_it_and_the_sensor_follows_it_instead_of_the_files(tiny: Tiny) -> None:
     upstream = dg.AssetKey(["raw", "conversations"])
     source = RECIPE["datasets"]["chats"]["source"] | {"after": ["raw/conversations"]}
-    plain = _code_version(tiny)
+    plain = tiny.code_versions()
     tiny.write_recipe(datasets=RECIPE["datasets"] | {"chats": RECIPE["datasets"]["chats"] | {"source": source}})
 
     @dg.asset(key=upstream)
@@ -90,11 +80,11 @@ def test_dataset_after_an_asset_depends_on_it_and_the_sensor_follows_it_instead_
 
     graph = dg.Definitions.merge(tiny.definitions(), dg.Definitions([conversations])).resolve_asset_graph()
     ticks = _Ticks(tiny)
-    missing = ticks.evaluate()
+    missing = ticks.evaluate().skip_message or ""
 
     assert graph.get(tiny.key("chats", "raw_dataset")).parent_keys == {upstream}
-    assert _code_version(tiny) == plain
-    assert "datasets.chats.source.after: raw/conversations was never materialized" in (missing.skip_message or "")
+    assert tiny.code_versions()["tiny/chats.raw_dataset"] == plain["tiny/chats.raw_dataset"]
+    assert "datasets.chats.source.after: raw/conversations was never materialized" in missing
     upstream_is_materialized("1")
     assert [ticks.run_keys() for _ in range(3)] == [0, 1, 0]
     tiny.append("chats", chat(1000))  # by the asset, which is still running
@@ -104,15 +94,10 @@ def test_dataset_after_an_asset_depends_on_it_and_the_sensor_follows_it_instead_
     assert [ticks.run_keys() for _ in range(2)] == [0, 1]
 
 
-def _code_version(tiny: Tiny) -> str | None:
-    return tiny.definitions().resolve_asset_graph().get(tiny.key("chats", "raw_dataset")).code_version
-
-
 @pytest.mark.parametrize("key", ["", "raw//rows", "raw/ rows"])
 def test_key_of_no_asset_is_refused_with_an_example(tiny: Tiny, key: str) -> None:
     source = RECIPE["datasets"]["chats"]["source"] | {"after": [key]}
     tiny.write_recipe(datasets={"chats": RECIPE["datasets"]["chats"] | {"source": source}})
-
     with pytest.raises(ConfigError, match=r"source\.after: expected an asset's key such as raw/conversations"):
         _ = tiny.project
 
@@ -120,8 +105,7 @@ def test_key_of_no_asset_is_refused_with_an_example(tiny: Tiny, key: str) -> Non
 @settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30))
 def test_looks_fire_exactly_once_per_settled_change_with_keys_that_never_repeat(states: list[str]) -> None:
-    watch, keys, fired = SourceWatchState(), [], ""
-    previous = ""
+    watch, keys, fired, previous = SourceWatchState(), [], "", ""
     for now in states:
         watch, key = update_watch(watch, now)
         assert (key is not None) == (now == previous and now != fired)
@@ -129,29 +113,25 @@ def test_looks_fire_exactly_once_per_settled_change_with_keys_that_never_repeat(
             keys.append(key)
             fired = now
         previous = now
-
     assert len(set(keys)) == len(keys)
 
 
 def test_conditions_are_off_unless_the_recipe_asks(tiny: Tiny) -> None:
     graph = tiny.definitions().resolve_asset_graph()
-
     assert {graph.get(key).automation_condition for key in graph.get_all_asset_keys()} == {None}
 
 
 @pytest.mark.slow
 def test_conditions_follow_a_change_one_stage_at_a_time(tiny: Tiny) -> None:
     definitions = tiny.write_recipe(execution={"automation": "on_change", "workers": 1}).definitions()
-    raw, rows = tiny.key("tasks", "raw_dataset"), tiny.key("tasks", "canonical_rows")
-
     switched_on = dg.evaluate_automation_conditions(definitions, instance=tiny.instance)
-    tiny.run_only(dg.AssetSelection.assets(raw))
+    tiny.run_asset("tasks", "raw_dataset")
     raw_built = dg.evaluate_automation_conditions(definitions, instance=tiny.instance, cursor=switched_on.cursor)
     handled = dg.evaluate_automation_conditions(definitions, instance=tiny.instance, cursor=raw_built.cursor)
 
     # What was missing before they were switched on is no change; the first build is somebody's decision.
     assert switched_on.total_requested == 0
-    assert raw_built.get_num_requested(rows) == 1
+    assert raw_built.get_num_requested(tiny.key("tasks", "canonical_rows")) == 1
     assert raw_built.total_requested == 1
     assert handled.total_requested == 0
 

@@ -19,10 +19,9 @@ from rowmill.build.steps import list_rank_names, open_project, plan_steps
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import find_dagster_home
 from rowmill.cli.ui import default_settings
-from rowmill.schema import manifest
-from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject
+from tests.support.cli_project import RECIPE, CliProject
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -42,40 +41,34 @@ def instance(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.Dagster
         yield found
 
 
-def count_materializations(instance: dg.DagsterInstance, key: dg.AssetKey) -> int:
-    return len(instance.fetch_materializations(key, limit=100).records)
+@pytest.fixture
+def project(tmp_path: Path) -> CliProject:
+    return CliProject(tmp_path).write()
 
 
 def test_build_of_the_command_line_stands_in_dagster_with_its_checks(
-    tmp_path: Path, instance: dg.DagsterInstance
+    project: CliProject, instance: dg.DagsterInstance
 ) -> None:
-    project = CliProject(tmp_path).write()
-
-    assert project.rowmill("build") == ExitStatus.SUCCESS
+    project.run("build")
 
     steps = plan_steps(project.project)
     for step in steps:
-        made = manifest.load_current(project.project.store, step.key)
-        assert made is not None
-        assert find_checked_version(instance, step.key) == made.version
+        assert find_checked_version(instance, step.key) == project.current(*step.key[1:]).version
     ranks = instance.get_materialized_partitions(dg.AssetKey(["small", "ranks"]))
     assert ranks == set(list_rank_names(project.project))
     # The gate before the ranks reads the same events as after a run of Dagster.
     last = next(step for step in steps if step.name == "gpu_partitions")
-    opened = open_asset_inputs(instance, project.project, last)
-    assert set(opened) == set(last.inputs)
+    assert set(open_asset_inputs(instance, project.project, last)) == set(last.inputs)
 
 
-def test_build_in_which_nothing_changed_adds_no_events(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    project = CliProject(tmp_path).write()
-    rows, notes = (dg.AssetKey(["small", f"{name}.canonical_rows"]) for name in ("chats", "notes"))
-    assert project.rowmill("build") == ExitStatus.SUCCESS
-
-    assert project.rowmill("build") == ExitStatus.SUCCESS
+def test_build_in_which_nothing_changed_adds_no_events(project: CliProject, instance: dg.DagsterInstance) -> None:
+    project.run("build")
+    project.run("build")
     project.append_chat(1000)
-    assert project.rowmill("build") == ExitStatus.SUCCESS
+    project.run("build")
 
-    assert (count_materializations(instance, rows), count_materializations(instance, notes)) == (2, 1)
+    keys = [dg.AssetKey(["small", f"{name}.canonical_rows"]) for name in ("chats", "notes")]
+    assert [len(instance.fetch_materializations(key, limit=100).records) for key in keys] == [2, 1]
 
 
 def list_unsynced(project: CliProject, instance: dg.DagsterInstance) -> dict[str, list[str]]:
@@ -89,48 +82,39 @@ def list_unsynced(project: CliProject, instance: dg.DagsterInstance) -> dict[str
     }
 
 
-def test_builds_of_the_command_line_leave_nothing_unsynced(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    project = CliProject(tmp_path).write()
-    assert project.rowmill("build") == ExitStatus.SUCCESS
-    first = list_unsynced(project, instance)
+def test_builds_of_the_command_line_leave_nothing_unsynced(project: CliProject, instance: dg.DagsterInstance) -> None:
+    project.run("build")
+    assert list_unsynced(project, instance) == {}
+
     project.append_chat(1000)
-
-    assert project.rowmill("build", "--only", "raw_dataset") == ExitStatus.SUCCESS
-
-    assert first == {}
+    project.run("build", "--only", "raw_dataset")
     # What a change of the input leaves to be built again is marked, and only that.
     assert list_unsynced(project, instance) == {"small/chats.canonical_rows": ["has a new dependency data version"]}
-    assert project.rowmill("build") == ExitStatus.SUCCESS
+    project.run("build")
     assert list_unsynced(project, instance) == {}
 
 
 def test_version_that_rowmill_use_holds_is_shown_as_held_until_it_is_released(
-    tmp_path: Path, instance: dg.DagsterInstance
+    project: CliProject, instance: dg.DagsterInstance
 ) -> None:
-    project = CliProject(tmp_path).write()
-    assert project.rowmill("build") == ExitStatus.SUCCESS
-    ranks = manifest.load_current(project.project.store, ("small", "gpu_partitions"))
-    assert ranks is not None
-
     def read_page() -> Mapping[str, Any]:
         event = instance.get_latest_materialization_event(dg.AssetKey(["small", "gpu_partitions"]))
         assert event is not None
         assert event.asset_materialization is not None
         return event.asset_materialization.metadata
 
-    assert project.rowmill("use", "gpu_partitions", ranks.version) == ExitStatus.SUCCESS
+    project.run("build")
+    project.run("use", "gpu_partitions", project.current("gpu_partitions").version)
     held = read_page()
-    assert project.rowmill("use", "gpu_partitions", "--release") == ExitStatus.SUCCESS
-
     assert "held at version" in str(held["held"].value)
     assert "held at version" in str(held["summary"].value)
+    project.run("use", "gpu_partitions", "--release")
     assert "held" not in read_page()
 
 
-def test_steps_before_a_closed_gate_stand_in_dagster_too(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
-
-    assert project.rowmill("build", "--skip-preflight") == ExitStatus.GATE_CLOSED
+def test_steps_before_a_closed_gate_stand_in_dagster_too(project: CliProject, instance: dg.DagsterInstance) -> None:
+    project.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
+    project.run("build", "--skip-preflight", status=ExitStatus.GATE_CLOSED)
 
     check = dg.AssetCheckKey(dg.AssetKey(["small", "chats.canonical_rows"]), "rejects")
     [record] = instance.event_log_storage.get_asset_check_execution_history(check, limit=5)
@@ -140,23 +124,14 @@ def test_steps_before_a_closed_gate_stand_in_dagster_too(tmp_path: Path, instanc
     assert not evaluation.asset_check_evaluation_data.passed
 
 
-def test_history_that_cannot_be_written_does_not_fail_the_build(
-    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_that_cannot_be_written_does_not_fail_the_build(project: CliProject, home: Path) -> None:
     (home / "dagster.yaml").write_text("storage: nonsense\n", encoding="utf-8")
-    project = CliProject(tmp_path).write()
-
-    assert project.rowmill("build") == ExitStatus.SUCCESS
-
-    assert "Dagster's history could not be written" in capsys.readouterr().err
+    assert "Dagster's history could not be written" in project.run("build").err
 
 
-def test_home_is_the_project_s_own_and_another_root_is_not_what_dagster_shows(tmp_path: Path, home: Path) -> None:
-    project = CliProject(tmp_path).write()
-    elsewhere = open_project(project.recipe, str(tmp_path / "elsewhere"))
-
+def test_home_is_the_project_s_own_and_another_root_is_not_what_dagster_shows(project: CliProject, home: Path) -> None:
     assert find_dagster_home(project.project) == str(home)
-    assert project.rowmill("build", "--only", "raw_dataset") == ExitStatus.SUCCESS
+    project.run("build", "--only", "raw_dataset")
     assert (home / "storage").exists() or any(home.rglob("*.db"))
     assert "DAGSTER_HOME" not in os.environ
-    assert find_dagster_home(elsewhere) is None
+    assert find_dagster_home(open_project(project.recipe, str(project.folder / "elsewhere"))) is None

@@ -14,10 +14,10 @@ import yaml
 
 from dagster_rowmill import Recipe
 from rowmill.core.errors import ConfigError
-from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny
+from tests.support.tiny_project import RECIPE, Tiny
 
 # Dagster warns of its own use of a beta parameter when it loads a folder of components.
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 PYPROJECT = """
 [project]
 name = "shop"
@@ -37,6 +37,7 @@ def defs():
 """
 SOURCE = {"train_urls": ["data/chats.jsonl"], "after": ["raw/conversations"]}
 INLINE = RECIPE | {"datasets": RECIPE["datasets"] | {"chats": RECIPE["datasets"]["chats"] | {"source": SOURCE}}}
+MISSPELT = INLINE | {"seq_length": 1}
 
 
 class Shop:
@@ -84,11 +85,9 @@ def test_recipes_of_files_and_of_yaml_load_beside_the_projects_own_assets(
     shop.add("written_here", recipe=INLINE)
 
     loaded = load(shop, monkeypatch)
-
     graph = loaded.resolve_asset_graph()
-    assert graph.get(dg.AssetKey(["written_here", "chats.raw_dataset"])).parent_keys == {
-        dg.AssetKey(["raw", "conversations"])
-    }
+    upstream = graph.get(dg.AssetKey(["written_here", "chats.raw_dataset"])).parent_keys
+    assert upstream == {dg.AssetKey(["raw", "conversations"])}
     assert graph.has(dg.AssetKey(["tiny", "gpu_partitions"]))
     assert {"rebuild_tiny", "rebuild_written_here"} <= {job.name for job in loaded.resolve_all_job_defs()}
     # One run over the assets of all recipes: their storage is one resource.
@@ -99,9 +98,7 @@ def test_recipes_of_files_and_of_yaml_load_beside_the_projects_own_assets(
 def test_attributes_reach_the_project(shop: Shop) -> None:
     folder = shop.add("own", recipe=INLINE)
     component = Recipe(recipe=INLINE, name="other", store="s3://bucket/kept", executor={"kind": "local"})
-
     project = component.open_project(folder, shop.root)
-
     assert (project.recipe.name, project.store.root, project.base) == ("other", "s3://bucket/kept", shop.root)
     assert Recipe(recipe=INLINE).open_project(folder, shop.root).store.root == str(shop.root / ".rowmill")
 
@@ -109,13 +106,10 @@ def test_attributes_reach_the_project(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("attributes", "said"),
     [
+        ({"recipe": MISSPELT}, r"defs\.yaml: attributes\.recipe: seq_length: unknown key; .*did you mean"),
         (
-            {"recipe": INLINE | {"seq_length": 1}},
-            r"defs\.yaml: attributes\.recipe: seq_length: unknown key; .*did you mean",
-        ),
-        (
-            {"recipe": "configs/none.yaml"},
-            r"attributes\.recipe: 'configs/none\.yaml' is not a file in .*; expected the path",
+            {"recipe": "configs/no.yaml"},
+            r"attributes\.recipe: 'configs/no\.yaml' is not a file in .*; expected the path",
         ),
         ({"recipe": INLINE, "executor": {"kind": "rai"}}, r"attributes: executor: 'rai' is not a kind; choose"),
     ],
@@ -124,17 +118,15 @@ def test_mistake_is_an_error_of_four_parts_that_names_the_file(
     shop: Shop, attributes: dict[str, Any], said: str
 ) -> None:
     folder = shop.add("own", **attributes)
-
     with pytest.raises(ConfigError, match=said):
         Recipe(**attributes).open_project(folder, shop.root)
 
 
 def test_recipe_that_may_not_stop_others_is_shown_with_its_error(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop.add("bad-one", recipe=INLINE | {"seq_length": 1}, on_error="show")
+    shop.add("bad-one", recipe=MISSPELT, on_error="show")
     shop.add("good", recipe=INLINE)
 
     graph = load(shop, monkeypatch).resolve_asset_graph()
-
     node = graph.get(dg.AssetKey(["bad_one", "cannot_be_loaded"]))
     assert "did you mean seq_len?" in (node.description or "")
     assert graph.has(dg.AssetKey(["good", "gpu_partitions"]))
@@ -162,15 +154,9 @@ def test_dg_lists_scaffolds_and_checks_it(shop: Shop) -> None:
 
     def run(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, "-c", "from dagster_dg_cli.cli import main; main()", *arguments]
-        places = {"PYTHONPATH": os.pathsep.join([*sys.path, *map(str, (shop.root / "src", installed))])}
-        done = subprocess.run(
-            command,
-            cwd=shop.root,
-            env=os.environ | places | {"COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        path = os.pathsep.join([*sys.path, *map(str, (shop.root / "src", installed))])
+        env = os.environ | {"PYTHONPATH": path, "COLUMNS": "200"}
+        done = subprocess.run(command, cwd=shop.root, env=env, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
     assert "dagster_rowmill.Recipe" in run("list", "components")[1]
@@ -182,7 +168,7 @@ def test_dg_lists_scaffolds_and_checks_it(shop: Shop) -> None:
     assert "mixture" not in recipe
     assert run("check", "yaml")[0] == 0
     scaffolded.unlink()
-    bad = shop.add("bad", recipe=INLINE | {"seq_length": 1})
+    bad = shop.add("bad", recipe=MISSPELT)
     status, said = run("check", "defs")
     assert status != 0
     assert "attributes.recipe: seq_length: unknown key" in " ".join(said.split())

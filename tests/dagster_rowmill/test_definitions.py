@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,26 +11,22 @@ import dagster as dg
 import pytest
 
 from dagster_rowmill.definitions import build_definitions, configs_folder
-from rowmill.cli import main
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import ConfigError
+from tests.support.cli_project import run
 from tests.support.tiny_project import RECIPE, Tiny
 
 HEAVY = ("transformers", "torch", "great_expectations", "datasets", "ray", "pandas")
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, instance: dg.DagsterInstance) -> Tiny:
-    return Tiny(tmp_path, instance).write()
-
-
 def test_definitions_of_a_recipe_are_this_graph(tiny: Tiny) -> None:
     graph = tiny.definitions().resolve_asset_graph()
 
-    described = [
-        f"{_short(key)} <- {', '.join(sorted(_short(parent) for parent in node.parent_keys)) or '-'}"
-        for key, node in sorted((key, graph.get(key)) for key in graph.get_all_asset_keys())
-    ]
-    assert described == [
+    def short(key: dg.AssetKey) -> str:
+        return "/".join(key.path[1:])
+
+    parents = {short(key): graph.get(key).parent_keys for key in sorted(graph.get_all_asset_keys())}
+    assert [f"{name} <- {', '.join(sorted(map(short, keys))) or '-'}" for name, keys in parents.items()] == [
         "chats.canonical_rows <- chats.raw_dataset",
         "chats.packed_shards <- chats.tokenized_examples, chats.truncation_stats",
         "chats.raw_dataset <- -",
@@ -63,39 +60,19 @@ def test_assets_have_their_group_kinds_pool_and_partitions(tiny: Tiny) -> None:
 
 def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
     tiny.write_recipe(gates={"unknown_roles": {"severity": "warn"}, "duplicates": {"severity": "error"}})
-    definitions = tiny.definitions()
-
-    rows = tiny.key("chats", "canonical_rows")
-    blocking = {
-        spec.name: spec.blocking
-        for checks in definitions.asset_checks or ()
-        for spec in checks.check_specs
-        if spec.asset_key == rows
-    }
-    assert blocking == {
-        "nonempty": True,
-        "accounted": True,
-        "unknown_roles": False,
-        "group_size": True,
-        "rejects": True,
-        "duplicates": True,
-        "shrunk": True,
-        "unpinned_boundaries": False,
-        "group_advice": False,
-        "interval_mismatch": False,
-        "preference_data": True,
-        "unread_text": True,
-    }
+    specs = [spec for checks in tiny.definitions().asset_checks or () for spec in checks.check_specs]
+    blocking = {spec.name: spec.blocking for spec in specs if spec.asset_key == tiny.key("chats", "canonical_rows")}
+    warn = {"unknown_roles", "unpinned_boundaries", "group_advice", "interval_mismatch"}
+    error = {
+        "nonempty", "accounted", "group_size", "rejects", "duplicates", "shrunk", "preference_data", "unread_text",
+    }  # fmt: skip
+    assert blocking == dict.fromkeys(warn, False) | dict.fromkeys(error, True)
 
 
 def test_checks_of_a_filter_are_there_where_a_dataset_asks_for_it(tiny: Tiny) -> None:
     datasets = {**RECIPE["datasets"], "chats": {**RECIPE["datasets"]["chats"], "filters": {"near_duplicates": {}}}}
-    tiny.write_recipe(datasets=datasets)
-
-    keys = tiny.definitions().resolve_asset_graph().asset_check_keys
-
-    asked = {key.asset_key for key in keys if key.name == "near_duplicates"}
-    assert asked == {tiny.key("chats", "canonical_rows")}
+    keys = tiny.write_recipe(datasets=datasets).definitions().resolve_asset_graph().asset_check_keys
+    assert {key.asset_key for key in keys if key.name == "near_duplicates"} == {tiny.key("chats", "canonical_rows")}
     assert not {key.name for key in keys} & {"contaminated", "decontamination_items", "padding_share"}
 
 
@@ -111,103 +88,82 @@ def test_a_recipe_has_one_job_one_schedule_one_sensor(tiny: Tiny) -> None:
 
 
 def test_execution_options_reach_dagster_and_change_no_code_version(tiny: Tiny) -> None:
-    before = _code_versions(tiny.definitions())
-
+    before = tiny.code_versions()
     tiny.write_recipe(execution={"schedule_on": True, "watch_sources": True, "owners": ["team:data"], "workers": 3})
     definitions = tiny.definitions()
-
     assert definitions.resolve_schedule_def("nightly_tiny").default_status == dg.DefaultScheduleStatus.RUNNING
     assert definitions.resolve_sensor_def("raw_files_tiny").default_status == dg.DefaultSensorStatus.RUNNING
     assert definitions.resolve_asset_graph().get(tiny.key("training_splits")).owners == ["team:data"]
-    assert _code_versions(definitions) == before
+    assert tiny.code_versions() == before
 
 
 def test_order_of_training_is_overdue_after_the_hours_that_the_recipe_names(tiny: Tiny) -> None:
     splits = tiny.key("training_splits")
-    never = tiny.definitions().resolve_asset_graph().get(splits).freshness_policy
-
-    tiny.write_recipe(execution={"overdue_hours": 26})
-    graph = tiny.definitions().resolve_asset_graph()
-
-    assert never is None
+    assert tiny.definitions().resolve_asset_graph().get(splits).freshness_policy is None
+    graph = tiny.write_recipe(execution={"overdue_hours": 26}).definitions().resolve_asset_graph()
     assert graph.get(splits).freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=26))
     assert [key for key in graph.get_all_asset_keys() if graph.get(key).freshness_policy] == [splits]
 
 
 def test_code_version_changes_for_exactly_the_stages_that_read_an_option(tiny: Tiny) -> None:
-    before = _code_versions(tiny.definitions())
-
-    tiny.write_recipe(partitions={"world_size": 4})
-
-    changed = {key for key, version in _code_versions(tiny.definitions()).items() if version != before[key]}
+    before = tiny.code_versions()
+    after = tiny.write_recipe(partitions={"world_size": 4}).code_versions()
+    changed = {key for key, version in after.items() if version != before[key]}
     assert changed == {"tiny/training_splits", "tiny/gpu_partitions"}
 
 
-def test_recipe_with_a_hyphen_keeps_its_key_and_gets_a_group_without(
-    tmp_path: Path, instance: dg.DagsterInstance
-) -> None:
-    tiny = Tiny(tmp_path, instance, name="two-words").write()
+def named(tiny: Tiny, name: str, **changes: Any) -> Tiny:
+    """Return another recipe of the same project."""
+    return replace(tiny, name=name).write_recipe(**changes)
 
-    definitions = tiny.definitions()
 
-    assert definitions.resolve_asset_graph().get(tiny.key("training_splits")).group_name == "two_words"
+def test_recipe_with_a_hyphen_keeps_its_key_and_gets_a_group_without(tiny: Tiny) -> None:
+    hyphened = named(tiny, "two-words")
+    definitions = hyphened.definitions()
+    assert definitions.resolve_asset_graph().get(hyphened.key("training_splits")).group_name == "two_words"
     assert [job.name for job in definitions.jobs or ()] == ["rebuild_two_words", "prune_history"]
 
 
-def test_recipes_with_equal_dagster_names_are_one_error(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    recipes = [Tiny(tmp_path, instance, name=name).write().path for name in ("two-words", "two_words")]
-
+def test_recipes_with_equal_dagster_names_are_one_error(tiny: Tiny) -> None:
+    recipes = [named(tiny, name).path for name in ("two-words", "two_words")]
     with pytest.raises(ConfigError, match="named like another one") as caught:
-        build_definitions(recipes, str(tmp_path / "store"), strict=True)
-
+        build_definitions(recipes, tiny.store, strict=True)
     assert all(str(path) in str(caught.value) for path in recipes)
 
 
 def test_datasets_with_equal_dagster_names_are_an_error(tiny: Tiny) -> None:
     chats = RECIPE["datasets"]["chats"]
     tiny.write_recipe(datasets={"a-b": chats, "a_b": chats})
-
     with pytest.raises(ConfigError, match="rename the dataset"):
         build_definitions([tiny.path], tiny.store, strict=True)
 
 
-def test_every_bad_recipe_is_named_in_one_error(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    good = Tiny(tmp_path, instance, name="good").write()
-    first = Tiny(tmp_path, instance, name="first").write_recipe(seq_length=128)
-    second = Tiny(tmp_path, instance, name="second").write_recipe(seq_len=1)
-
+def test_every_bad_recipe_is_named_in_one_error(tiny: Tiny) -> None:
+    good = named(tiny, "good").path
+    bad = [named(tiny, "first", seq_length=128).path, named(tiny, "second", seq_len=1).path]
     with pytest.raises(ConfigError) as caught:
-        build_definitions([first.path, good.path, second.path], good.store, strict=True)
-
-    assert str(first.path) in str(caught.value)
-    assert str(second.path) in str(caught.value)
-    assert str(good.path) not in str(caught.value)
+        build_definitions([good, *bad], tiny.store, strict=True)
+    assert all(str(path) in str(caught.value) for path in bad)
+    assert str(good) not in str(caught.value)
 
 
 @pytest.mark.parametrize("option", [{"cron": "0 25 * * *"}, {"owners": ["nonsense"]}])
-def test_option_that_dagster_does_not_take_is_in_the_same_error(
-    tmp_path: Path, instance: dg.DagsterInstance, option: dict[str, Any]
-) -> None:
-    first = Tiny(tmp_path, instance, name="first").write_recipe(execution={"workers": 1} | option)
-    second = Tiny(tmp_path, instance, name="second").write_recipe(seq_len=1)
-
+def test_option_that_dagster_does_not_take_is_in_the_same_error(tiny: Tiny, option: dict[str, Any]) -> None:
+    first, second = named(tiny, "first", execution={"workers": 1} | option), named(tiny, "second", seq_len=1)
     with pytest.raises(ConfigError) as caught:
-        build_definitions([first.path, second.path], first.store, strict=True)
-
+        build_definitions([first.path, second.path], tiny.store, strict=True)
     assert "first: execution: Dagster refuses it: " in str(caught.value)
     assert str(next(iter(option.values()))).strip("[']") in str(caught.value)
     assert str(second.path) in str(caught.value)
 
 
 def test_bad_recipe_is_one_asset_with_its_error_and_all_others_load(
-    tmp_path: Path, instance: dg.DagsterInstance, caplog: pytest.LogCaptureFixture
+    tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good = Tiny(tmp_path, instance, name="good").write()
-    bad = Tiny(tmp_path, instance, name="bad-one").write_recipe(seq_length=128)
-    refused = Tiny(tmp_path, instance, name="late").write_recipe(execution={"workers": 1, "cron": "0 25 * * *"})
+    good, bad = named(tiny, "good"), named(tiny, "bad-one", seq_length=128)
+    refused = named(tiny, "late", execution={"workers": 1, "cron": "0 25 * * *"})
 
-    definitions = build_definitions([bad.path, good.path, refused.path], good.store)
-
+    definitions = build_definitions([bad.path, good.path, refused.path], tiny.store)
     graph = definitions.resolve_asset_graph()
     broken = {key.to_user_string() for key in graph.get_all_asset_keys() if key.path[-1] == "cannot_be_loaded"}
     assert broken == {"bad_one/cannot_be_loaded", "late/cannot_be_loaded"}
@@ -220,7 +176,7 @@ def test_bad_recipe_is_one_asset_with_its_error_and_all_others_load(
     # It runs as a failure that says the same, beside a whole run of the others.
     result = dg.materialize(
         [one for one in definitions.assets or () if isinstance(one, dg.AssetsDefinition) and one.key == node.key],
-        instance=instance,
+        instance=tiny.instance,
         raise_on_error=False,
     )
     assert not result.success
@@ -229,15 +185,9 @@ def test_bad_recipe_is_one_asset_with_its_error_and_all_others_load(
 
 
 @pytest.mark.parametrize("stem", ["qwen2.5", "my recipe", "a[1]", "données", "数据", "-"])
-def test_recipe_file_with_a_name_that_cannot_be_is_one_broken_recipe(
-    tmp_path: Path, instance: dg.DagsterInstance, stem: str
-) -> None:
-    good = Tiny(tmp_path, instance, name="qwen2_5").write()
-    bad = good.path.with_name(f"{stem}.yaml")
-    bad.write_bytes(good.path.read_bytes())
-
-    definitions = build_definitions([bad, good.path], good.store)
-
+def test_recipe_file_with_a_name_that_cannot_be_is_one_broken_recipe(tiny: Tiny, stem: str) -> None:
+    good, bad = named(tiny, "qwen2_5"), named(tiny, stem)
+    definitions = build_definitions([bad.path, good.path], tiny.store)
     graph = definitions.resolve_asset_graph()
     [key] = [key for key in graph.get_all_asset_keys() if key.path[-1] == "cannot_be_loaded"]
     assert f"{stem!r} cannot be a name; allowed are a letter followed by" in (graph.get(key).description or "")
@@ -245,27 +195,18 @@ def test_recipe_file_with_a_name_that_cannot_be_is_one_broken_recipe(
     assert [one.name for one in definitions.schedules or ()] == ["nightly_qwen2_5", "daily_prune_history"]
 
 
-def test_recipes_that_differ_in_a_hyphen_are_refused_alike_by_commands_and_pages(
-    tmp_path: Path, instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = Tiny(tmp_path, instance, name="a-b").write()
-    second = first.path.with_name("a_b.yaml")
-    second.write_bytes(first.path.read_bytes())
-
-    graph = build_definitions([first.path, second], first.store).resolve_asset_graph()
-
+def test_recipes_that_differ_in_a_hyphen_are_refused_alike_by_commands_and_pages(tiny: Tiny) -> None:
+    alike = [named(tiny, name) for name in ("a-b", "a_b")]
+    graph = build_definitions([one.path for one in alike], tiny.store).resolve_asset_graph()
     [broken] = [key for key in graph.get_all_asset_keys() if key.path[-1] == "cannot_be_loaded"]
-    shown = graph.get(broken).description or ""
-    for path, name in ((first.path, "a-b"), (second, "a_b")):
-        assert main.main(["plan", str(path)]) == main.ExitStatus.INVALID
-        said = f"{path}: recipe {name!r} is named like "
-        assert said in capsys.readouterr().err
-        assert said in shown
+    for one in alike:
+        said = f"{one.path}: recipe {one.name!r} is named like "
+        assert said in run("plan", str(one.path), status=ExitStatus.INVALID).err
+        assert said in (graph.get(broken).description or "")
 
 
 def test_missing_configs_folder_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROWMILL_CONFIGS", str(tmp_path / "nowhere"))
-
     with pytest.raises(ConfigError, match="nowhere: no such folder"):
         configs_folder()
 
@@ -295,14 +236,4 @@ def test_dagster_validates_the_workspace(tiny: Tiny, monkeypatch: pytest.MonkeyP
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
 
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-
     assert done.returncode == 0, done.stderr
-
-
-def _short(key: dg.AssetKey) -> str:
-    return "/".join(key.path[1:])
-
-
-def _code_versions(definitions: dg.Definitions) -> dict[str, str | None]:
-    graph = definitions.resolve_asset_graph()
-    return {key.to_user_string(): graph.get(key).code_version for key in graph.get_all_asset_keys()}

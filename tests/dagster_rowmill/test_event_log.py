@@ -17,9 +17,8 @@ from dagster_rowmill import event_log
 from dagster_rowmill.event_log import KeptEventLog
 from rowmill.cli.ui import prepare_home
 from rowmill.core.errors import ConfigError
-from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, refusals
+from tests.support.tiny_project import Tiny, refusals
 
-pytestmark = FOREIGN_WARNINGS
 NORMAL, FULL = 1, 2
 ASSET = dg.AssetKey(["tiny", "seen"])
 
@@ -38,8 +37,7 @@ def seen(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
 
 def runs_of(instance: dg.DagsterInstance) -> list[str]:
     """Return the runs that materialized the asset, newest first, as the index remembers them."""
-    found = instance.fetch_materializations(ASSET, limit=100)
-    return [record.run_id for record in found.records]
+    return [record.run_id for record in instance.fetch_materializations(ASSET, limit=100).records]
 
 
 def said_in(instance: dg.DagsterInstance, run_id: str) -> list[str]:
@@ -61,10 +59,7 @@ def open_logs() -> set[str]:
 def connections() -> Generator[list[object], None, None]:
     """Collect every connection that SQLAlchemy opens in this process."""
     opened: list[object] = []
-
-    def note(connection: object, _: object) -> None:
-        opened.append(connection)
-
+    note = lambda connection, _: opened.append(connection)  # noqa: E731
     event.listen(Pool, "connect", note)
     try:
         yield opened
@@ -166,5 +161,4 @@ def test_commits_do_not_wait_for_the_disk_where_the_log_is_written_ahead(home: P
 def test_commits_to_a_file_without_such_a_log_wait_for_the_disk(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "events.db") as connection:
         event_log.commit_without_waiting(connection, None)
-
         assert connection.execute("PRAGMA synchronous").fetchone() == (FULL,)

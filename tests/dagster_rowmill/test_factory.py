@@ -2,7 +2,6 @@
 
 import errno
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -10,11 +9,8 @@ import pytest
 from dagster_rowmill import factory
 from dagster_rowmill.factory import RETRY_POLICY, LogProgress, only_infrastructure_errors
 from rowmill.build import runner
-from rowmill.build.steps import plan_steps
 from rowmill.core.errors import GateError, IntegrityError, SourceError
-from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny
-
-pytestmark = FOREIGN_WARNINGS
+from tests.support.tiny_project import Tiny
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -30,7 +26,6 @@ FINAL = [PermissionError("no"), ValueError("a bug"), GateError("closed"), Source
 def test_error_that_may_pass_leaves_unchanged_for_the_retry_policy(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, only_infrastructure_errors():
         raise error
-
     assert caught.value is error
     assert RETRY_POLICY.max_retries == 2
 
@@ -62,18 +57,13 @@ def test_progress_says_a_line_every_five_seconds_with_speed_and_time_left() -> N
 
 
 @pytest.mark.slow
-def test_each_rank_that_was_made_is_a_materialization_with_its_own_content(
-    tmp_path: Path, instance: dg.DagsterInstance
-) -> None:
-    project = Tiny(tmp_path, instance).write().project
-    steps = {step.name: step for step in plan_steps(project)}
-    reports = {step.name: report for step, report, _ in runner.build(project)}
+def test_each_rank_that_was_made_is_a_materialization_with_its_own_content(tiny: Tiny) -> None:
+    made = {step.name: (step, report.manifest) for step, report, _ in runner.build(tiny.project)}
 
-    shown = list(factory.iterate_materializations(steps["gpu_partitions"], reports["gpu_partitions"].manifest))
-
+    shown = list(factory.iterate_materializations(*made["gpu_partitions"]))
     assert [one.partition for one in shown] == ["rank-00000-of-00002", "rank-00001-of-00002"]
     assert {one.asset_key for one in shown} == {dg.AssetKey(["tiny", "ranks"])}
     assert len({(one.tags or {})["dagster/data_version"] for one in shown}) == 2
     sequences = sum(int(str(one.metadata["rank sequences"].value)) for one in shown)
-    assert sequences == reports["gpu_partitions"].manifest.facts["sequences"]
-    assert list(factory.iterate_materializations(steps["training_splits"], reports["training_splits"].manifest)) == []
+    assert sequences == made["gpu_partitions"][1].facts["sequences"]
+    assert list(factory.iterate_materializations(*made["training_splits"])) == []

@@ -1,7 +1,5 @@
 """Kinds beside chats, pairs and tables in Dagster: every asset with its checks, gates and pages."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -9,10 +7,9 @@ import pytest
 
 from rowmill.checks import judge
 from rowmill.reports import report_page
-from rowmill.schema import manifest
-from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, built, refusals
+from tests.support.tiny_project import RECIPE, Tiny, built, refusals
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 
@@ -42,31 +39,16 @@ OWN_CHECKS = {
 }
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[Tiny]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield Tiny(tmp_path, instance)
-
-
 def _write(tiny: Tiny, kind: str, rows: list[dict[str, Any]], *, gates: Any = None, **groups: Any) -> Tiny:
     tiny.write_rows("rows", rows)
     dataset = {"source": {"train_urls": ["data/rows.jsonl"]}, "format": {"kind": kind}, **groups}
     return tiny.write_recipe(datasets={"rows": dataset}, gates={**RECIPE["gates"], **(gates or {})})
 
 
-def _page(tiny: Tiny, *key: str) -> dict[str, Any]:
-    event = tiny.instance.get_latest_materialization_event(tiny.key(*key))
-    assert event is not None
-    assert event.asset_materialization is not None
-    return dict(event.asset_materialization.metadata)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_asset_of_the_kind_is_made_checked_and_shown(tiny: Tiny, kind: str) -> None:
-    _write(tiny, kind, [KINDS[kind](i) for i in range(40)], filters={"near_duplicates": {"threshold": 1}})
-
-    result = tiny.run()
-
+    rows = [KINDS[kind](i) for i in range(40)]
+    result = _write(tiny, kind, rows, filters={"near_duplicates": {"threshold": 1}}).run()
     assert refusals(result) == {}
     ranks = {("tiny", "training_splits"), ("tiny", "gpu_partitions")}
     assert built(result) == {("tiny", "rows", stage) for stage in STAGES} | ranks
@@ -77,14 +59,13 @@ def test_every_asset_of_the_kind_is_made_checked_and_shown(tiny: Tiny, kind: str
     assert not set(failed) & (OWN_CHECKS[kind] - {"same_tokenization"})
     # Filters that are off have no check in Dagster, and one that does not apply everywhere else.
     assert not {"contaminated", "decontamination_items", "padding_share"} & set(found)
-    rows = manifest.load_current(tiny.project.store, ("tiny", "rows", "canonical_rows"))
-    assert rows is not None
-    [step] = [one for one in tiny.project.graph.steps if one.key == rows.key]
-    outcomes = {one.check: one.outcome for one in judge.run_checks(tiny.project.store, rows, step.thresholds)}
+    made = tiny.current("rows", "canonical_rows")
+    [step] = [one for one in tiny.project.graph.steps if one.key == made.key]
+    outcomes = {one.check: one.outcome for one in judge.run_checks(tiny.project.store, made, step.thresholds)}
     assert outcomes["contaminated"] == "not_applicable"
     assert "contaminated" not in _read(tiny, "reports/tiny/expectations/rows-canonical_rows.html")
     assert f"rows/{STAGES[-1]}" in _read(tiny, report_page.report_path("tiny"))
-    pages = {stage: _page(tiny, "rows", stage) for stage in STAGES}
+    pages: dict[str, Any] = {stage: tiny.shown("rows", stage).metadata for stage in STAGES}
     assert pages["canonical_rows"]["kept"].value == 40
     assert pages["packed_shards"]["dagster/row_count"].value > 0
 
@@ -105,10 +86,7 @@ def test_a_failed_check_of_the_kind_closes_its_gate(
     tiny: Tiny, kind: str, rows: list[dict[str, Any]], gate: str, stage: str
 ) -> None:
     others = [KINDS[kind](i) for i in range(2, 20)]
-    _write(tiny, kind, [*rows, *others], gates={gate: {"at_most": 0, "severity": "error"}})
-
-    result = tiny.run()
-
+    result = _write(tiny, kind, [*rows, *others], gates={gate: {"at_most": 0, "severity": "error"}}).run()
     failed = [one for one in result.get_asset_check_evaluations() if not one.passed]
     assert (tiny.key("rows", stage), gate) in {(one.asset_key, one.check_name) for one in failed}
     assert ("tiny", "rows", "tokenized_examples") not in built(result)

@@ -9,7 +9,6 @@ import dagster as dg
 import pytest
 
 from rowmill.cli import ui
-from rowmill.core.errors import ConfigError
 from tests.support.tiny_project import Tiny
 
 pytestmark = pytest.mark.slow
@@ -18,25 +17,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def materialize(tiny: Tiny, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    places = {
-        "ROWMILL_CONFIGS": str(tiny.path.parent),
-        "ROWMILL_STORE": tiny.store,
-        "DAGSTER_HOME": str(tiny.folder / "home"),
-    }
+    home = str(tiny.folder / "home")
+    places = {"ROWMILL_CONFIGS": str(tiny.path.parent), "ROWMILL_STORE": tiny.store, "DAGSTER_HOME": home}
     command = [sys.executable, "-m", "dagster_rowmill.materialize", *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | places, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def tiny(tmp_path: Path, instance: dg.DagsterInstance) -> Tiny:
-    return Tiny(tmp_path, instance).write()
 
 
 def test_materialize_says_a_line_per_stage_reports_and_is_seen_by_the_user_interface(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = materialize(tiny, "tiny")
-
     stages = [line.split(":")[0] for line in done.stdout.splitlines() if ": made in " in line]
     assert done.returncode == 0, done.stderr
     assert len(stages) == 12
@@ -61,7 +51,6 @@ def test_materialize_of_broken_data_fails_and_says_which_check_and_what_to_do(ti
 
 def test_materialize_of_an_unknown_recipe_names_those_there_are(tiny: Tiny) -> None:
     done = materialize(tiny, "tinny")
-
     assert done.returncode == 2
     assert "choose tiny" in done.stderr
     assert "Traceback" not in done.stderr
@@ -71,7 +60,6 @@ def test_materialize_refuses_days_of_history_before_anything_runs(tiny: Tiny, mo
     monkeypatch.setenv("ROWMILL_HISTORY_DAYS", "many")
 
     done = materialize(tiny, "tiny")
-
     assert (done.returncode, done.stdout) == (2, "")
     assert "ROWMILL_HISTORY_DAYS: expected a number of days, got 'many'" in done.stderr
     assert not Path(tiny.store).exists()
@@ -80,20 +68,17 @@ def test_materialize_refuses_days_of_history_before_anything_runs(tiny: Tiny, mo
 def test_home_is_absolute_and_its_settings_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
+    settings = tmp_path / ".dagster" / "dagster.yaml"
 
-    home = ui.prepare_home(Path())
-    first = (home / "dagster.yaml").read_text(encoding="utf-8")
-    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n", encoding="utf-8")
-    again = ui.prepare_home(Path())
-
-    assert home == again == tmp_path / ".dagster"
-    assert first == (ROOT / "assets" / "dagster_rowmill" / "dagster.yaml").read_text(encoding="utf-8")
-    assert (home / "dagster.yaml").read_text(encoding="utf-8") == "telemetry: {enabled: false}\n"
+    assert ui.prepare_home(Path()) == tmp_path / ".dagster"
+    assert settings.read_bytes() == (ROOT / "assets" / "dagster_rowmill" / "dagster.yaml").read_bytes()
+    settings.write_text("telemetry: {enabled: false}\n", encoding="utf-8")
+    assert ui.prepare_home(Path()) == tmp_path / ".dagster"
+    assert settings.read_text(encoding="utf-8") == "telemetry: {enabled: false}\n"
 
 
 def test_home_that_is_set_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "mine"))
-
     assert ui.prepare_home(tmp_path / "project") == tmp_path / "mine"
 
 
@@ -110,12 +95,6 @@ def test_home_of_the_user_is_expanded_as_dagster_does(tmp_path: Path, monkeypatc
 
 def test_settings_of_the_home_are_accepted_by_dagster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-
     with dg.DagsterInstance.from_config(str(ui.prepare_home(tmp_path))) as instance:
         assert not instance.telemetry_enabled
         assert instance.run_monitoring_enabled
-
-
-def test_server_without_a_workspace_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="run it in the project's folder"):
-        ui.serve_ui(tmp_path)

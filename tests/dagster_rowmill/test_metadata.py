@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -19,9 +18,7 @@ from rowmill.core.storage import Store
 from rowmill.reports import plots
 from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, name_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
-from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, chat
-
-pytestmark = FOREIGN_WARNINGS
+from tests.support.tiny_project import Tiny, chat
 
 STORE = Store("/store")
 CALLS_OUT = "![x](http://example.org/x.png)"
@@ -48,40 +45,28 @@ def report(**fields: Any) -> StepReport:
 @pytest.mark.parametrize("bins", [1, 100, 5000])
 def test_plot_fits_the_event_log_or_is_left_to_the_report(bins: int) -> None:
     histogram = Histogram("Lengths", "tokens", tuple(map(float, range(bins + 1))), (10**9,) * bins, limit=3.0)
-
     shown = metadata.make_stage_page(report(histograms={"lengths": histogram}), STORE)["plot lengths"]
-
     assert len(shown.value) <= 2 * metadata.MAX_PLOT_BYTES
     assert isinstance(shown, dg.TextMetadataValue) == (bins == 5000)
 
 
 def test_empty_histogram_has_no_picture() -> None:
-    page = metadata.make_stage_page(
-        report(histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (0,))}), STORE
-    )
-
+    empty = Histogram("Lengths", "tokens", (0.0, 1.0), (0,))
+    page = metadata.make_stage_page(report(histograms={"lengths": empty}), STORE)
     assert not any(key.startswith("plot") for key in page)
 
 
 @pytest.mark.parametrize("shown", [1, 30, 31, 500])
 def test_tables_show_thirty_rows_at_most(shown: int) -> None:
     table = DisplayTable(("role", "rows"), tuple((f"role {i}", i) for i in range(shown)))
-
     page = metadata.make_stage_page(report(tables={"roles": table}), STORE)
-
     assert len(page["table roles"].records) == min(shown, 30)
 
 
 def test_trained_share_is_of_the_tokens_that_a_model_sees() -> None:
-    ledger = (
-        ("train", "trained", 30),
-        ("train", "context", 60),
-        ("train", "template", 10),
-        ("train", "truncated", 900),
-    )
-
+    counts = {"trained": 30, "context": 60, "template": 10, "truncated": 900}
+    ledger = tuple(("train", name, count) for name, count in counts.items())
     page = metadata.make_stage_page(report(token_ledger=ledger), STORE)
-
     assert page["trained_share"].value == pytest.approx(0.3)
     assert page["tokens"].value == 100
 
@@ -105,9 +90,7 @@ def test_text_from_data_stays_out_of_markdown() -> None:
 
 def test_facts_that_are_no_numbers_are_left_out() -> None:
     odd = replace(PACKED, limit_cost=float("nan"), shard_digests=True, packing_losses={"examples": (0, 1)})
-
     page = metadata.make_stage_page(report(facts=name_facts(odd)), STORE)
-
     assert page["fill"].value == pytest.approx(0.5)
     assert page["dagster/row_count"].value == 7
     assert not {"limit_cost", "shard_digests", "packing_losses", "padding_share", "content_hash"} & set(page)
@@ -115,29 +98,21 @@ def test_facts_that_are_no_numbers_are_left_out() -> None:
 
 def test_ledger_shows_what_was_kept_and_then_the_most_frequent_reasons() -> None:
     ledger = (("rejected", "too_long", 1), ("rejected", "duplicate", 9), ("kept", "", 3))
-
     page = metadata.make_stage_page(report(ledger=ledger), STORE)
-
     assert [record.data["reason"] for record in page["table ledger"].records] == ["", "duplicate", "too_long"]
 
 
 @pytest.mark.parametrize(("name", "column"), plots.DRAWN_COLUMNS.items())
 def test_table_of_files_or_ranks_is_drawn_too(name: str, column: str) -> None:
     table = DisplayTable(("name", column), tuple((f"{i}", 10**9 + i) for i in range(500)))
-
     page = metadata.make_stage_page(report(tables={name: table}), STORE)
-
     assert {f"plot {name}", f"table {name}"} <= set(page)
 
 
 def test_columns_are_shown_with_their_arrow_types_and_what_they_hold() -> None:
-    page = metadata.make_stage_page(report(schema=(("input_ids", "list<int32>"), ("labels", "list<int32>"))), STORE)
-
-    columns = page["columns"].schema.columns
-    assert [(column.name, column.type) for column in columns] == [
-        ("input_ids", "list<int32>"),
-        ("labels", "list<int32>"),
-    ]
+    schema = (("input_ids", "list<int32>"), ("labels", "list<int32>"))
+    columns = metadata.make_stage_page(report(schema=schema), STORE)["columns"].schema.columns
+    assert tuple((column.name, column.type) for column in columns) == schema
     assert columns[0].description == "Token ids."
 
 
@@ -155,19 +130,15 @@ def test_page_begins_with_its_summary_and_ends_with_bookkeeping() -> None:
 
 def test_partition_metadata_has_the_ranks_counts_and_digest() -> None:
     names = ["rank-00000-of-00002", "rank-00001-of-00002"]
-    parts = tuple(
-        Part(name, {}, {"sequences": i, "conserved": True, "content_hash": f"{i}f"}) for i, name in enumerate(names)
-    )
-
+    facts = ({"sequences": i, "conserved": True, "content_hash": f"{i}f"} for i in range(2))
+    parts = tuple(Part(name, {}, fact) for name, fact in zip(names, facts, strict=True))
     page = metadata.make_rank_page(report(parts=parts, card={"ranks": names}).manifest, names[1])
-
     assert {key: value.value for key, value in page.items()} == {"rank sequences": 1, "rank content": "1f"}
 
 
 def test_parts_there_are_and_parts_this_build_made_are_two_numbers() -> None:
     facts = name_facts(RawDatasetFacts(nonempty=9, records=9, files=1, empty_files=0, parts=18))
     page = metadata.make_stage_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts=facts), STORE)
-
     assert (page["parts"].value, page["build_parts"].value) == (18, 0)
 
 
@@ -180,21 +151,17 @@ def test_table_that_repeats_a_picture_or_a_ledger_is_left_out() -> None:
     )
 
     page = metadata.make_stage_page(made, STORE)
-
     assert {key for key in page if key.startswith("table")} == {"table what_if", "table ledger"}
 
 
 def test_table_of_rejects_with_rows_to_look_at_stands_beside_the_ledger() -> None:
     rejects = DisplayTable(("reason", "records", "for_example"), (("too_long", 1, "a:1"),))
-
     page = metadata.make_stage_page(report(tables={"rejects": rejects}, ledger=(("rejected", "too_long", 1),)), STORE)
-
     assert {"table rejects", "table ledger"} <= set(page)
 
 
 def test_check_without_a_value_is_not_plotted() -> None:
     page = metadata.make_check_page(_result(value=None), STORE)
-
     assert "value" not in page
     assert page["threshold"].value == "at most 0.01"
 
@@ -223,8 +190,11 @@ def _result(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> CheckRe
 LINK = "http://127.0.0.1:3001/tiny/report.html#chats/canonical_rows"
 
 
+Builds = tuple[Project, list[tuple[Step, StepReport]]]
+
+
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, list[tuple[Step, StepReport]]]]:
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
     """Yield a project after two builds, the second with one more row, and the reports of the second."""
     with dg.DagsterInstance.ephemeral() as instance:
         tiny = Tiny(tmp_path_factory.mktemp("summary"), instance).write()
@@ -239,39 +209,31 @@ def write(project: Project, step: Step, report: StepReport) -> str:
 
 
 @pytest.mark.slow
-def test_summary_of_every_stage_is_a_verdict_and_three_numbers(
-    builds: tuple[Project, list[tuple[Step, StepReport]]],
-) -> None:
+def test_summary_of_every_stage_is_a_verdict_and_three_numbers(builds: Builds) -> None:
     project, reports = builds
     for step, report in reports:
         verdict, numbers, _ = (text := write(project, step, report)).split("\n\n")
-
         assert len(text) < 1000
         assert re.match(r"\*\*Passed\*\* · (\d+ checks?|\d+ of \d+ checks warn\\\n`\w+` )", verdict)
         assert verdict.endswith(f"[report]({LINK})")
         assert numbers.count("**") == 6
 
 
-def test_news_are_the_numbers_that_changed_since_the_version_before(
-    builds: tuple[Project, list[tuple[Step, StepReport]]],
-) -> None:
+def test_news_are_the_numbers_that_changed_since_the_version_before(builds: Builds) -> None:
     project, reports = builds
     news = {"/".join(step.key[1:]): write(project, step, report).rpartition("\n\n")[2] for step, report in reports}
-
     assert all(len(line) <= metadata.MAX_LINE_CHARS + 1 for one in news.values() for line in one.splitlines())
     assert re.fullmatch(r"Since \d{4}-\d\d-\d\d \d\d:\d\d UTC: rows \+1", news["chats/canonical_rows"])
     assert re.fullmatch(r"Unchanged since \d{4}-\d\d-\d\d \d\d:\d\d UTC", news["tasks/canonical_rows"])
 
 
-def test_failed_checks_are_named_with_their_values_and_nothing_is_saved(tmp_path: Path) -> None:
-    with dg.DagsterInstance.ephemeral() as instance:
-        project = Tiny(tmp_path, instance).write(unknown_roles=12).project
-        raw, rows = project.graph.steps[:2]
-        report = runner.build(project, only=["raw_dataset"])[0][1]
-        made = runner.run_step(project, rows, {raw.key: report.manifest})
+def test_failed_checks_are_named_with_their_values_and_nothing_is_saved(tiny: Tiny) -> None:
+    project = tiny.write(unknown_roles=12).project
+    raw, rows = project.graph.steps[:2]
+    report = runner.build(project, only=["raw_dataset"])[0][1]
+    made = runner.run_step(project, rows, {raw.key: report.manifest})
 
-        verdict, failure, *_ = write(project, rows, made).splitlines()
-
+    verdict, failure, *_ = write(project, rows, made).splitlines()
     assert re.fullmatch(r"\*\*Blocked\*\* · 1 of \d+ checks failed\\", verdict)
     assert failure == "`unknown_roles` 20 %\\"
     # A summary that opened a gate would be a way around the checks.

@@ -35,7 +35,6 @@ def test_example_of_the_page_gives_definitions(tmp_path: Path, monkeypatch: pyte
     assert workspace.config.parent == tmp_path / "configs"
     monkeypatch.chdir(tmp_path)
     [example] = EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))
-
     names: dict[str, Any] = {}
     exec(compile(example, PAGE.name, "exec", dont_inherit=True), names)
 

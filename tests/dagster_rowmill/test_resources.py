@@ -12,9 +12,9 @@ import yaml
 
 from dagster_rowmill.resources import RunWaiver
 from rowmill.checks.gates import Waiver
-from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, refusals
+from tests.support.tiny_project import Tiny, refusals
 
-pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
+pytestmark = pytest.mark.slow
 REASON = "narrators are wanted in this batch"
 
 
@@ -55,59 +55,43 @@ def test_accepted_failure_publishes_this_run_and_the_next_one_is_red_again(
     accepted = _run(broken, _accept(proposal))
 
     assert refusals(accepted) == {}
-    published = orjson.loads(Path(broken.store, "tiny", "gpu_partitions", "current.json").read_bytes())
+    current = Path(broken.store, "tiny", "gpu_partitions", "current.json")
+    published = orjson.loads(current.read_bytes())
     assert published["waivers"] == [f"unknown_roles on chats: for one run: {REASON}"]
-    [page] = [
-        one.metadata
-        for one in accepted.get_asset_check_evaluations()
-        if one.check_name == "unknown_roles" and one.asset_key == broken.key("chats", "canonical_rows")
-    ]
-    assert page["waiver"].value == f"for one run: {REASON}"
-    [rows] = [
-        one.step_materialization_data.materialization.metadata["summary"].value
-        for one in accepted.get_asset_materialization_events()
-        if one.asset_key == broken.key("chats", "canonical_rows")
-    ]
-    assert "`unknown_roles` 20 % (waived)" in str(rows)
+    rows = broken.key("chats", "canonical_rows")
+    judged = {(one.asset_key, one.check_name): one.metadata for one in accepted.get_asset_check_evaluations()}
+    assert judged[rows, "unknown_roles"]["waiver"].value == f"for one run: {REASON}"
+    summary = broken.shown("chats", "canonical_rows").metadata["summary"].value
+    assert "`unknown_roles` 20 % (waived)" in str(summary)
     # Dagster shows that the recipe as it is would not have built this.
-    shown = broken.instance.get_latest_materialization_event(broken.key("gpu_partitions"))
-    assert shown is not None and shown.asset_materialization is not None
-    declared = broken.definitions().resolve_asset_graph().get(broken.key("gpu_partitions")).code_version
-    assert (shown.asset_materialization.tags or {})["dagster/code_version"] != declared
+    tags = broken.shown("gpu_partitions").tags or {}
+    assert tags["dagster/code_version"] != broken.code_versions()["tiny/gpu_partitions"]
 
-    night = _run(broken)
-
-    assert not night.success
-    assert (
-        "unknown_roles: 20 %"
-        in refusals(broken.run_only(dg.AssetSelection.assets(broken.key("gpu_partitions"))))["tiny__gpu_partitions"]
-    )
-    kept = orjson.loads(Path(broken.store, "tiny", "gpu_partitions", "current.json").read_bytes())
-    assert kept["version"] == published["version"]
+    assert not _run(broken).success
+    assert "unknown_roles: 20 %" in refusals(broken.run_asset("gpu_partitions"))["tiny__gpu_partitions"]
+    assert orjson.loads(current.read_bytes())["version"] == published["version"]
 
 
-def test_later_run_of_downstream_assets_alone_says_that_the_waiver_was_another_runs(tmp_path: Path) -> None:
+def test_later_run_of_downstream_assets_alone_says_that_the_waiver_was_another_runs(tiny: Tiny) -> None:
     accepted = {"check": "unknown_roles", "dataset": "chats", "at_most": 0.2, "reason": REASON}
     config = {"resources": {"gates": {"config": {"waivers": [accepted]}}}}
     hint = (
         f"; another run accepted it ({REASON}), and a run's waiver covers no other run: give this run the same waiver "
         "in Dagster's launchpad, or write it into gates.waivers\n"
     )
-    with dg.DagsterInstance.ephemeral() as instance:
-        tiny = Tiny(tmp_path, instance).write(unknown_roles=12)
+    tiny.write(unknown_roles=12)
 
-        def run(*stages: str, **options: Any) -> str:
-            keys = [tiny.key("chats", stage) for stage in stages]
-            picked = dg.AssetSelection.assets(*keys) | dg.AssetSelection.checks_for_assets(*keys)
-            return "\n".join(refusals(tiny.run_only(picked, **options)).values())
+    def run(*stages: str, **options: Any) -> str:
+        keys = [tiny.key("chats", stage) for stage in stages]
+        picked = dg.AssetSelection.assets(*keys) | dg.AssetSelection.checks_for_assets(*keys)
+        return "\n".join(refusals(tiny.run_only(picked, **options)).values())
 
-        # The rows were never judged but in the run that accepted them.
-        assert run("raw_dataset", "canonical_rows", config=config) == ""
-        direct = run("tokenized_examples")
-        assert run("tokenized_examples", config=config) == ""
-        ancestor = run("truncation_stats")
-        assert run("truncation_stats", config=config) == ""
-
+    # The rows were never judged but in the run that accepted them.
+    assert run("raw_dataset", "canonical_rows", config=config) == ""
+    direct = run("tokenized_examples")
+    assert run("tokenized_examples", config=config) == ""
+    ancestor = run("truncation_stats")
+    assert run("truncation_stats", config=config) == ""
     assert "- tiny/chats/canonical_rows: unknown_roles: 20 % (" in direct
     assert "an ancestor of this input: unknown_roles: 20 % (" in ancestor
     assert hint in direct
@@ -127,9 +111,7 @@ def test_waiver_that_does_not_cover_the_failure_builds_nothing(
     broken: Tiny, proposal: dict[str, Any], change: dict[str, Any], said: str
 ) -> None:
     before = broken.instance.get_latest_materialization_event(broken.key("gpu_partitions"))
-
     result = _run(broken, _accept(proposal, **change))
-
     failed = [one.description or "" for one in result.get_asset_check_evaluations() if not one.passed]
     assert not result.success
     assert said in "\n".join([*refusals(result).values(), *failed])

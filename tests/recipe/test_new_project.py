@@ -32,8 +32,12 @@ def load(made: NewProject) -> Recipe:
     return load_recipe(made.recipe)
 
 
-def formats(loaded: Recipe) -> dict[str, str]:
-    return {name: one.format.kind for name, one in loaded.datasets.items()}
+def formats(made: NewProject) -> dict[str, str]:
+    return {name: one.format.kind for name, one in load(made).datasets.items()}
+
+
+def urls(made: NewProject, dataset: str) -> list[str]:
+    return load(made).datasets[dataset].source.model_dump()["train_urls"]
 
 
 def test_recipe_of_every_kind_of_file(tmp_path: Path) -> None:
@@ -46,16 +50,11 @@ def test_recipe_of_every_kind_of_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a"], "completion": ["b"]}), data / "tasks.parquet")
 
     made = create(tmp_path)
-
     assert made.name == tmp_path.name
-    assert formats(load(made)) == {
-        "book": "text",
-        "chats": "chat",
-        "more": "text",
-        "pairs": "supervised",
-        "table": "records",
+    assert formats(made) == {
+        "book": "text", "chats": "chat", "more": "text", "pairs": "supervised", "table": "records",
         "tasks": "supervised",
-    }
+    }  # fmt: skip
     assert load(made).seq_len == 512
     assert (tmp_path / "workspace.yaml").is_file()
     assert (tmp_path / ".gitignore").read_text(encoding="utf-8").split() == [".rowmill/", ".dagster/"]
@@ -66,38 +65,31 @@ def test_files_that_are_alike_are_one_dataset_and_later_ones_join_it(tmp_path: P
         write_lines(tmp_path / f"chats/{name}.jsonl", CHAT)
 
     folder, pattern = create(tmp_path, "chats"), create(tmp_path, "chats/*.jsonl", name="second")
-
-    assert load(folder).datasets["chats"].source.model_dump()["train_urls"] == ["chats"]
-    assert load(pattern).datasets["a"].source.model_dump()["train_urls"] == ["chats/*.jsonl"]
+    assert urls(folder, "chats") == ["chats"]
+    assert urls(pattern, "a") == ["chats/*.jsonl"]
 
 
 def test_files_of_one_name_are_two_datasets(tmp_path: Path) -> None:
     write_lines(tmp_path / "one/rows.jsonl", CHAT)
     write_lines(tmp_path / "two/rows.jsonl", PAIR)
-
     made = create(tmp_path, "one/rows.jsonl", "two/rows.jsonl", name="both")
-
-    assert formats(load(made)) == {"rows": "chat", "rows_2": "supervised"}
+    assert formats(made) == {"rows": "chat", "rows_2": "supervised"}
 
 
 @pytest.mark.parametrize("file", ["2024-chats (final).jsonl", "données.jsonl", "-.jsonl"])
 def test_any_file_name_becomes_a_name(file: str, tmp_path: Path) -> None:
     write_lines(tmp_path / file, CHAT)
-
-    assert formats(load(create(tmp_path, file))).values()
+    assert formats(create(tmp_path, file)).values()
 
 
 def test_absolute_path_below_the_project_is_written_as_relative(tmp_path: Path) -> None:
     write_lines(tmp_path / "data/chats.jsonl", CHAT)
-
     made = create(tmp_path, str(tmp_path / "data/chats.jsonl"))
-
-    assert load(made).datasets["chats"].source.model_dump()["train_urls"] == ["data/chats.jsonl"]
+    assert urls(made, "chats") == ["data/chats.jsonl"]
 
 
 def test_column_names_cannot_leave_their_comment(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", {"a\nseed: 7\n#": 1, "b: [": 2})
-
     assert load(create(tmp_path, "rows.jsonl")).seed == 0
 
 
@@ -112,22 +104,17 @@ def test_tokenizer_without_a_template_gets_one(tmp_path: Path) -> None:
             (tmp_path / "plain" / file.name).write_text(text, encoding="utf-8")
 
     with_one, without = create(tmp_path, "chats.jsonl"), create(tmp_path, "chats.jsonl", name="b", tokenizer="plain")
-
     assert load(with_one).datasets["chats"].template.chat_template is None
     assert load(without).datasets["chats"].template.chat_template == "chatml"
 
 
 # ── Nothing is overwritten ──
-
-
 def test_recipe_that_exists_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     write_lines(tmp_path / "chats.jsonl", CHAT)
     made = create(tmp_path, "chats.jsonl")
     made.recipe.write_text("mine", encoding="utf-8")
-
     with pytest.raises(ConfigError, match=r"chats\.yaml: exists already, and init overwrites nothing; .* --name"):
         create(tmp_path, "chats.jsonl")
-
     assert made.recipe.read_text(encoding="utf-8") == "mine"
 
 
@@ -137,7 +124,6 @@ def test_other_files_that_exist_are_left_alone(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text, encoding="utf-8")
 
     made = create(tmp_path, "chats.jsonl")
-
     assert {path.name: len(missing) for path, missing in made.kept.items()} == {"workspace.yaml": 1, ".gitignore": 1}
     assert made.kept[tmp_path / ".gitignore"] == [".rowmill/"]
     assert (tmp_path / ".gitignore").read_text(encoding="utf-8") == "*.pyc\n/.dagster\n"
@@ -145,19 +131,15 @@ def test_other_files_that_exist_are_left_alone(tmp_path: Path) -> None:
 
 
 # ── What cannot be begun ──
-
-
 def test_no_data_is_an_error_that_names_the_readable_kinds(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no data is named, and there is no folder data/ here; .*\.jsonl.*\.txt"):
         create(tmp_path)
-
     assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_data_is_an_error_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"found no data at chats\.jsonl"):
         create(tmp_path, "chats.jsonl")
-
     assert list(tmp_path.iterdir()) == []
 
 
@@ -167,22 +149,18 @@ def test_missing_data_is_an_error_and_nothing_is_written(tmp_path: Path) -> None
 )
 def test_file_that_cannot_be_guessed_is_an_error(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(content, encoding="utf-8")
-
     with pytest.raises(ConfigError, match=said):
         create(tmp_path, "rows.jsonl")
-
     assert not (tmp_path / "configs").exists()
 
 
 def test_only_the_beginning_of_a_file_is_read(tmp_path: Path) -> None:
     """The end of the file is missing, which reading it would notice."""
-    lines = "".join(
-        json.dumps({**CHAT, "id": i, "digest": sha256(str(i).encode()).hexdigest()}) + "\n" for i in range(9000)
-    )
-    whole = gzip.compress(lines.encode())
+    records = ({**CHAT, "id": i, "digest": sha256(str(i).encode()).hexdigest()} for i in range(9000))
+    whole = gzip.compress("".join(json.dumps(one) + "\n" for one in records).encode())
     (tmp_path / "chats.jsonl.gz").write_bytes(whole[: len(whole) * 3 // 4])
 
-    assert formats(load(create(tmp_path, "chats.jsonl.gz"))) == {"chats": "chat"}
+    assert formats(create(tmp_path, "chats.jsonl.gz")) == {"chats": "chat"}
 
 
 def test_column_without_a_name_is_named_in_the_recipe(tmp_path: Path) -> None:

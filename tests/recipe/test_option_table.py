@@ -15,20 +15,10 @@ TABLE: list[tuple[str, str, str, Any, Any]] = [
     # kind, group, option, default, a value that it refuses
     (CHAT, "format", "dataset_schema", "auto", "openai"),
     (CHAT, "format", "messages_field", "messages", ["messages"]),
-    (
-        CHAT,
-        "format",
-        "prompt_fields",
-        ["prompt", "question", "instruction", "query", "problem", "input", "inputs"],
-        "prompt",
-    ),
-    (
-        CHAT,
-        "format",
-        "response_fields",
-        ["response", "completion", "answer", "output", "outputs", "targets", "target", "solution"],
-        "response",
-    ),
+    (CHAT, "format", "prompt_fields",
+     ["prompt", "question", "instruction", "query", "problem", "input", "inputs"], "prompt"),
+    (CHAT, "format", "response_fields",
+     ["response", "completion", "answer", "output", "outputs", "targets", "target", "solution"], "response"),
     (CHAT, "format", "role_map", {}, ["human"]),
     (CHAT, "format", "unknown_roles", "warn", "drop"),
     (CHAT, "format", "system_prompt", None, 3),
@@ -38,13 +28,8 @@ TABLE: list[tuple[str, str, str, Any, Any]] = [
     (CHAT, "format", "message_flags", ["train", "weight", "loss", "loss_weight"], "weight"),
     (CHAT, "format", "domain_key", None, ["source"]),
     (CHAT, "format", "add_bos", "auto", "yes"),
-    (
-        CHAT,
-        "reasoning",
-        "reasoning_keys",
-        ["reasoning", "reasoning_content", "thinking", "reason", "reasoning_details"],
-        "thinking",
-    ),
+    (CHAT, "reasoning", "reasoning_keys",
+     ["reasoning", "reasoning_content", "thinking", "reason", "reasoning_details"], "thinking"),
     (CHAT, "reasoning", "extract_think_tags", True, "yes"),
     (CHAT, "reasoning", "think_tags", [["<think>", "</think>"]], ["<think>", "</think>"]),
     (CHAT, "reasoning", "think_mode", "auto", "strip"),
@@ -88,7 +73,7 @@ TABLE: list[tuple[str, str, str, Any, Any]] = [
     (TEXT, "format", "text_key", "text", 3),
     (TEXT, "filters", "min_chars", 0, -1),
     (TEXT, "filters", "max_chars", None, "2000000"),
-]
+]  # fmt: skip
 LINES = pytest.mark.parametrize(("kind", "group", "option", "default", "wrong"), TABLE)
 
 
@@ -101,7 +86,6 @@ def dataset(kind: str, **groups: Any) -> Dataset:
 @LINES
 def test_option_is_in_its_group_with_its_default(kind: str, group: str, option: str, default: Any, wrong: Any) -> None:
     value = getattr(getattr(dataset(kind), group), option)
-
     assert value == default
     assert type(value) is type(default)
 
@@ -112,10 +96,8 @@ def test_option_refuses_a_wrong_value_and_says_where(
 ) -> None:
     with pytest.raises(ConfigError) as refusal:
         dataset(kind, **{group: {option: wrong}})
-
-    text = str(refusal.value)
-    assert text.startswith("demo.yaml: datasets.a")
-    assert option in text.partition(";")[0]
+    assert str(refusal.value).startswith("demo.yaml: datasets.a")
+    assert option in str(refusal.value).partition(";")[0]
 
 
 @LINES
@@ -126,10 +108,7 @@ def test_option_may_be_written_under_format(kind: str, group: str, option: str, 
         value = 32
     if value is None or group == "format" or (option, value) == ("boundary", "whole"):
         value = default
-
-    given = dataset(kind, format={option: value})
-
-    assert getattr(getattr(given, group), option) == value
+    assert getattr(getattr(dataset(kind, format={option: value}), group), option) == value
 
 
 @LINES
@@ -155,23 +134,23 @@ def test_alias_means_its_option_and_both_are_an_error(
     kind: str, alias: str, group: str, option: str, value: Any, meant: Any
 ) -> None:
     assert getattr(getattr(dataset(kind, format={alias: value}), group), option) == meant
+    both = {group: {option: meant, alias: value}} if group == "format" else {group: {option: meant}}
     with pytest.raises(ConfigError):
-        dataset(
-            kind, **{"format": {alias: value}, group: {option: meant, **({alias: value} if group == "format" else {})}}
-        )
+        dataset(kind, **{"format": {alias: value}, **both})
 
 
-@pytest.mark.parametrize(("alias", "kind"), [("instruction", "supervised"), ("chat", "chat"), ("text", "text")])
-def test_type_means_kind(alias: str, kind: str) -> None:
-    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE, "format": {"type": alias}}}}
-
+@pytest.mark.parametrize(
+    ("groups", "kind"),
+    [
+        ({"format": {"type": "instruction"}}, "supervised"),
+        ({"format": {"type": "chat"}}, "chat"),
+        ({"format": {"type": "text"}}, "text"),
+        ({}, "auto"),
+    ],
+)
+def test_type_means_kind_and_left_out_it_is_auto(groups: dict[str, Any], kind: str) -> None:
+    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE, **groups}}}
     assert recipe.parse_recipe(values, name="demo", where="demo.yaml").datasets["a"].format.kind == kind
-
-
-def test_kind_left_out_is_auto() -> None:
-    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE}}}
-
-    assert recipe.parse_recipe(values, name="demo", where="demo.yaml").datasets["a"].format.kind == "auto"
 
 
 @pytest.mark.parametrize(

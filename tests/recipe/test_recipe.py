@@ -29,29 +29,20 @@ def test_defaults_fill_what_a_dataset_leaves_out_and_its_own_value_wins() -> Non
     defaults = {"splits": {"validation": 0.2, "seed": 3}, "truncation": {"max_length": 32}}
 
     parsed = _parse({"splits": {"validation": 0.1}}, defaults=defaults)
-
-    assert parsed.datasets["a"].splits.validation == 0.1
-    assert parsed.datasets["a"].splits.seed == 3
+    assert (parsed.datasets["a"].splits.validation, parsed.datasets["a"].splits.seed) == (0.1, 3)
     assert parsed.limit_of("a") == 32
 
 
 def test_defaults_of_a_group_that_a_kind_does_not_read_leave_it_alone() -> None:
     parsed = _parse({"format": {"kind": "text"}}, defaults={"loss": {"supervise": "last_assistant"}})
-
     assert parsed.datasets["a"].loss.supervise == "all_assistant"
 
 
 def test_options_under_format_move_to_their_group() -> None:
-    parsed = _parse(
-        {"format": {"kind": "chat", "supervise": "last_assistant", "overlong": "drop", "think_mode": "drop"}}
-    )
-
-    dataset = parsed.datasets["a"]
-    assert (dataset.loss.supervise, dataset.truncation.overlong, dataset.reasoning.think_mode) == (
-        "last_assistant",
-        "drop",
-        "drop",
-    )
+    options = {"supervise": "last_assistant", "overlong": "drop", "think_mode": "drop"}
+    dataset = _parse({"format": {"kind": "chat", **options}}).datasets["a"]
+    assert dataset.loss.supervise == "last_assistant"
+    assert (dataset.truncation.overlong, dataset.reasoning.think_mode) == ("drop", "drop")
 
 
 def test_an_option_in_format_and_in_its_group_is_refused() -> None:
@@ -177,7 +168,6 @@ def test_an_option_that_the_kind_would_ignore_is_refused(dataset: dict[str, Any]
 def test_a_mask_may_name_the_sides_of_a_pair_and_roles_called_so() -> None:
     sides = _parse({"format": {"kind": "supervised"}, "loss": {"mask": {"prompt": "train", "response": "mask"}}})
     roles = _parse({"format": {"kind": "chat", "role_map": {"p": "prompt"}}, "loss": {"mask": {"prompt": "train"}}})
-
     assert sides.datasets["a"].loss.mask["prompt"] == roles.datasets["a"].loss.mask["prompt"] == "train"
 
 
@@ -217,7 +207,6 @@ def test_defaults_of_the_format_that_no_kind_has_are_refused(values: dict[str, A
 
 def test_several_mistakes_are_reported_together() -> None:
     text = _refusal({"truncation": {"overlong": "cut"}, "filters": {"max_item": 3}}, seed="x")
-
     assert len(text.splitlines()) == 3
     assert "did you mean max_items?" in text
 
@@ -225,7 +214,6 @@ def test_several_mistakes_are_reported_together() -> None:
 def test_load_of_a_key_given_twice_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "demo.yaml"
     path.write_text("tokenizer: a\nseq_len: 8\ntokenizer: b\n", encoding="utf-8")
-
     with pytest.raises(ConfigError, match="line 3: key 'tokenizer' is given twice"):
         recipe.load_recipe(path)
 
@@ -236,16 +224,13 @@ def test_load_of_a_key_given_twice_names_the_line(tmp_path: Path) -> None:
 def test_load_of_another_file_says_what_it_is(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "demo.yaml"
     path.write_bytes(content)
-
     with pytest.raises(ConfigError, match=expected):
         recipe.load_recipe(path)
 
 
 def test_recipe_survives_its_own_dump() -> None:
     parsed = _parse({"format": {"kind": "chat"}}, gates={"rejects": {"at_most": 0.2}})
-
     again = Recipe.model_validate_json(parsed.model_dump_json())
-
     assert again == parsed
 
 

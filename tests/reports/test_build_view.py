@@ -8,8 +8,8 @@ import pytest
 
 from rowmill.core.errors import GateError
 from rowmill.reports.build_view import BuildView, load_build_view
-from tests.reports.conftest import make_hostile_rows
-from tests.support.recipes import LENIENT, Built, Workspace
+from tests.reports.conftest import with_hostile_rows
+from tests.support.recipes import LENIENT, Built
 
 
 def find_verdict(build: BuildView) -> tuple[str, str]:
@@ -20,7 +20,6 @@ def find_verdict(build: BuildView) -> tuple[str, str]:
 @pytest.mark.slow
 def test_complete_build_is_ready(reported: Built) -> None:
     build = load_build_view(reported.project)
-
     assert find_verdict(build) == ("✓", "Ready to train: everything is built, and every applicable check passed")
 
 
@@ -44,12 +43,7 @@ def test_missing_and_outdated_steps_are_counted(reported: Built) -> None:
     ],
 )
 def test_closed_gate_and_warning_are_told_apart(tmp_path: Path, gates: dict[str, Any], wanted: tuple[str, str]) -> None:
-    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
-    workspace.recipe(
-        {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
-        gates=LENIENT | gates,
-        partitions={"world_size": 1},
-    )
+    workspace = with_hostile_rows(tmp_path, gates=LENIENT | gates, partitions={"world_size": 1})
     try:
         workspace.build()
     except GateError:

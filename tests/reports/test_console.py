@@ -14,27 +14,19 @@ from rich.text import Text
 
 from rowmill.build import runner
 from rowmill.build.steps import open_project, plan_steps
-from rowmill.cli import main
 from rowmill.core import arrays
 from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
 from rowmill.reports import console, progress, summary
 from rowmill.reports.build_view import load_build_view
-from rowmill.schema import manifest
-from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, RECIPE, TASKS, CliProject
-
-pytestmark = FOREIGN_WARNINGS
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
-    """Return a project that is built and that no test changes."""
-    project = CliProject(tmp_path_factory.mktemp("built")).write()
-    assert project.rowmill("build") == main.ExitStatus.SUCCESS
-    return project
+from tests.support.cli_project import CHATS, NOTES, RECIPE, TASKS, CliProject
 
 
 def plain_console() -> Console:
     return Console(file=io.StringIO(), width=PIPE_WIDTH, markup=False, emoji=False, highlight=False)
+
+
+def terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
 
 
 def said(screen: Console) -> list[str]:
@@ -43,8 +35,6 @@ def said(screen: Console) -> list[str]:
 
 
 # ── Numbers and words ──
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "0"), (1342, "1,342"), (1342.0, "1,342"), (0.05466, "0.05466"), (None, ""), (True, "True"), ("a\x1bb", "a␛b")],
@@ -76,7 +66,6 @@ def test_share_of_nothing_is_no_number() -> None:
 @given(st.text())
 def test_visible_text_moves_no_cursor_and_keeps_every_line(text: str) -> None:
     shown = escape_control_characters(text)
-
     assert {character for character in shown if unicodedata.category(character) == "Cc"} <= {"\n", "\t"}
     assert shown.count("\n") == text.count("\n")
     assert escape_control_characters(shown) == shown
@@ -96,16 +85,13 @@ def test_grid_sets_numbers_to_the_right_and_cuts_nothing_in_a_pipe() -> None:
 def test_markup_in_data_is_text() -> None:
     screen = plain_console()
     screen.print(make_grid(["reason"], [("[red]no[/red] :smile:",)], indent=0))
-
     assert said(screen)[1].strip() == "[red]no[/red] :smile:"
 
 
 # ── The short report ──
-
-
 @pytest.mark.slow
-def test_summary_adds_up_every_dataset(built: CliProject) -> None:
-    lines = [line.split() for line in summary.summarize_recipe(built.project).splitlines()]
+def test_summary_adds_up_every_dataset(small: CliProject) -> None:
+    lines = [line.split() for line in summary.summarize_recipe(small.project).splitlines()]
     rows = {line[0]: line[1:4] for line in lines if line and line[0] in ("chats", "tasks", "notes", "all")}
 
     assert rows == {
@@ -116,24 +102,20 @@ def test_summary_adds_up_every_dataset(built: CliProject) -> None:
     }
 
 
-def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
-    text = summary.summarize_recipe(built.project)
-
+def test_summary_says_why_where_and_what_next(small: CliProject) -> None:
+    text = summary.summarize_recipe(small.project)
     assert "1 invalid_json" in text
-    assert str(built.folder / ".rowmill" / "small" / "{chats,tasks,notes}" / "packed_shards") in text
+    assert str(small.folder / ".rowmill" / "small" / "{chats,tasks,notes}" / "packed_shards") in text
     assert "every applicable check passed" in text
     assert "rowmill inspect small -n 2" in text
     assert "--root" not in text
 
 
 @pytest.mark.slow
-def test_warning_of_a_build_is_printed_in_full_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_of_a_build_is_printed_in_full_once(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"fill": {"at_least": 1}})
-
-    assert project.rowmill("build") == main.ExitStatus.SUCCESS
-
+    out = " ".join(project.run("build").out.split())
     failed = summary.find_failed_checks(load_build_view(project.project))
-    out = " ".join(capsys.readouterr().out.split())
     assert {one.check for one in failed} == {"fill"}
     assert out.count(failed[0].remedy) == len(failed)
     assert f"{len(failed)} warnings, shown above: chats/packed_shards fill {failed[0].shown}, " in out
@@ -143,9 +125,8 @@ def test_warning_of_a_build_is_printed_in_full_once(tmp_path: Path, capsys: pyte
 def test_summary_says_what_training_will_see(tmp_path: Path) -> None:
     mixture = {"batch_size": 4, "steps": 5, "train_weights": {"chats": 0.5, "tasks": 0.25, "notes": 0.25}}
     project = CliProject(tmp_path).write(mixture=mixture)
-    assert project.rowmill("build") == main.ExitStatus.SUCCESS
-    splits = manifest.load_current(project.project.store, ("small", "training_splits"))
-    assert splits is not None
+    project.run("build")
+    splits = project.current("training_splits")
     first, *epochs = load_build_view(project.project).describe_training()
 
     shown = dict(re.findall(r"^(\w+): ([\d.]+) epoch", line)[0] for line in epochs)
@@ -158,38 +139,29 @@ def test_summary_says_what_training_will_see(tmp_path: Path) -> None:
     assert first.startswith("20 sequences in 5 steps; ")
 
 
-def test_step_s_line_does_not_deny_that_documents_are_longer_than_the_limit(built: CliProject) -> None:
-    step = next(one for one in plan_steps(built.project) if one.key == ("small", "notes", "truncation_stats"))
-    made = manifest.load_current(built.project.store, step.key)
-    assert made is not None
-
-    line = console.summarize_output(made)
-
+def test_step_s_line_does_not_deny_that_documents_are_longer_than_the_limit(small: CliProject) -> None:
+    line = console.summarize_output(small.current("notes", "truncation_stats"))
     assert "over 128" not in line
     assert line.endswith("longer than 128 is cut by packing, not truncated")
 
 
-def test_summary_s_commands_name_a_root_that_is_not_the_project_s(built: CliProject, tmp_path: Path) -> None:
+def test_summary_s_commands_name_a_root_that_is_not_the_project_s(small: CliProject, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(built.folder / ".rowmill", elsewhere)
-
-    text = summary.summarize_recipe(open_project(Path(built.recipe), str(elsewhere)))
+    shutil.copytree(small.folder / ".rowmill", elsewhere)
+    text = summary.summarize_recipe(open_project(Path(small.recipe), str(elsewhere)))
     assert f"rowmill stats small --root {elsewhere}" in text
 
 
 @pytest.mark.slow
 def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
-    assert project.rowmill("build", "--only", "raw_dataset") == main.ExitStatus.SUCCESS
-
+    project.run("build", "--only", "raw_dataset")
     text = summary.summarize_recipe(project.project)
     assert "rowmill build small" in text
     assert arrays.NO_NUMBER in text
 
 
 # ── Progress ──
-
-
 def test_rates_show_speed_and_remaining_time() -> None:
     meter = progress.RateMeter()
 
@@ -216,8 +188,8 @@ def test_rate_has_three_digits(rate: float, text: str) -> None:
     assert progress.format_short_number(rate) == text
 
 
-def test_progress_without_terminal_prints_every_five_seconds(built: CliProject) -> None:
-    project, screen, aside = built.project, plain_console(), plain_console()
+def test_progress_without_terminal_prints_every_five_seconds(small: CliProject) -> None:
+    project, screen, aside = small.project, plain_console(), plain_console()
     steps = plan_steps(project)
     with progress.BuildProgress(project, steps, screen, aside) as watch:
         watch.begin(steps[0])
@@ -236,16 +208,14 @@ def show_lines(lines: progress.DatasetLines, width: int) -> list[str]:
     """Return the live lines that a terminal would show now."""
     screen = Console(file=io.StringIO(), width=width, color_system=None)
     screen.print(lines.live.get_renderable())
-    assert isinstance(screen.file, io.StringIO)
-    return [line.strip() for line in screen.file.getvalue().splitlines()]
+    return [line.strip() for line in said(screen)]
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_terminal_has_a_line_for_each_dataset_until_its_last_step(built: CliProject, width: int) -> None:
-    steps = [step for step in plan_steps(built.project) if step.dataset in ("chats", "notes")]
+def test_terminal_has_a_line_for_each_dataset_until_its_last_step(small: CliProject, width: int) -> None:
+    steps = [step for step in plan_steps(small.project) if step.dataset in ("chats", "notes")]
     steps = [step for step in steps if step.name in ("raw_dataset", "canonical_rows")]
-    screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    lines = progress.DatasetLines(steps, screen)
+    lines = progress.DatasetLines(steps, terminal(width))
 
     waiting = show_lines(lines, width)
     lines.begin("chats", "raw_dataset")
@@ -268,16 +238,14 @@ def test_terminal_has_a_line_for_each_dataset_until_its_last_step(built: CliProj
     assert [line.split()[1:3] for line in last] == [["notes", "raw_dataset"]]
 
 
-def test_line_appears_for_progress_of_a_step_that_was_not_begun(built: CliProject) -> None:
-    steps = [step for step in plan_steps(built.project) if step.name in ("raw_dataset", "training_splits")]
-    lines = progress.DatasetLines(steps, Console(file=io.StringIO(), force_terminal=True, width=100))
+def test_line_appears_for_progress_of_a_step_that_was_not_begun(small: CliProject) -> None:
+    steps = [step for step in plan_steps(small.project) if step.name in ("raw_dataset", "training_splits")]
+    lines, of_one = (progress.DatasetLines(shown, terminal(100)) for shown in (steps, steps[:1]))
 
     lines.update("notes/raw_dataset", 1, 2, "5 rows/s")
     one = show_lines(lines, 100)
     lines.update("training_splits", 1, 2, "7 rows/s")
     other = show_lines(lines, 100)
-
-    of_one = progress.DatasetLines(steps[:1], Console(file=io.StringIO(), force_terminal=True, width=100))
     of_one.update("training_splits", 1, 2, "7 rows/s")
 
     assert [line.split() for line in show_lines(of_one, 100)] == [["chats", "waits", "0", "of", "1"]]
@@ -285,9 +253,8 @@ def test_line_appears_for_progress_of_a_step_that_was_not_begun(built: CliProjec
     assert [line.split()[1:4] for line in other if "rows/s" in line] == [["all", "datasets", "training_splits"]]
 
 
-def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) -> None:
-    project = built.project
-    screen = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+def test_progress_on_a_terminal_leaves_only_finished_steps(small: CliProject) -> None:
+    project, screen = small.project, terminal(120)
     steps = plan_steps(project)[:1]
     with progress.BuildProgress(project, steps, screen, plain_console()) as watch:
         watch.begin(steps[0])
@@ -295,6 +262,5 @@ def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) ->
         report = runner.run_step(project, steps[0], {})
         watch.finish(steps[0], report, runner.check_step(project, steps[0], report.manifest))
 
-    assert isinstance(screen.file, io.StringIO)
-    shown = Text.from_ansi(screen.file.getvalue()).plain
+    shown = Text.from_ansi("\n".join(said(screen))).plain
     assert f"reused  {CHATS + 1} records · 1 file · 1 part" in shown

@@ -11,21 +11,17 @@ from rowmill.build.steps import plan_steps
 from rowmill.reports import flows
 from rowmill.reports.flows import Flow, FlowBranch, FlowLevel
 from rowmill.schema import manifest
-from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, document, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair
+from tests.support.tables import grouped, records
 
-GROUPED: dict[str, Any] = {
-    "kind": "records",
-    "data": {"group_training_examples_by": "shop", "order_training_examples_by": "day"},
-    "assembly": {"on_overflow": "reject"},
-}
+GROUPED = records(**grouped("shop"), assembly={"on_overflow": "reject"})
 
 
 def build_every_kind(folder: Path) -> Built:
     """Build chats with rejects, documents joined with a tail, pairs held out by number, and records in groups."""
     workspace = Workspace(folder)
     chats = [chat(i, turns=1 + i % 9, words=14) for i in range(60)]
-    bad: list[dict[str, Any]] = [{"messages": []}, {"messages": "x"}, chats[0], {"text": "</script>"}]
-    bad.append(chat(99, words=300))
+    bad = [{"messages": []}, {"messages": "x"}, chats[0], {"text": "</script>"}, chat(99, words=300)]
     # One of ten groups is too large for an example.
     shops = [f"s{i % 9}" for i in range(36)] + ["large"] * 12
     sales = [{"shop": shop, "day": f"2024-01-{1 + i // 9:02d}", "units": i} for i, shop in enumerate(shops)]
@@ -35,12 +31,9 @@ def build_every_kind(folder: Path) -> Built:
         "pairs": workspace.write("pairs.jsonl", [pair(i) for i in range(50)]),
         "sales": workspace.write("sales.jsonl", sales),
     }
+    cut = {"overlong": "truncate", "token_cut": "reject"}
     options: dict[str, dict[str, Any]] = {
-        "chats": {
-            "format": {"kind": "chat"},
-            "truncation": {"overlong": "truncate", "token_cut": "reject"},
-            "splits": {"validation": 0.2},
-        },
+        "chats": {"format": CHAT, "truncation": cut, "splits": {"validation": 0.2}},
         "documents": {"format": TEXT, "packing": {"pack_strategy": "concat", "tail": "drop"}},
         "pairs": {"format": PAIR, "filters": {"max_items": 45}, "splits": {"group_key": "prompt"}},
         "sales": {"format": GROUPED},
@@ -55,16 +48,6 @@ def build_every_kind(folder: Path) -> Built:
     return workspace.recipe(datasets, mixture=mixture).build()
 
 
-def trace_all(built: Built) -> dict[str, tuple[Flow, Flow]]:
-    project = built.project
-    made = {step.key: manifest.load_current(project.store, step.key) for step in plan_steps(project)}
-    chains = {name: flows.select_chain(made, project.recipe.name, name) for name in project.recipe.datasets}
-    return {
-        name: (flows.trace_rows(chain, name), flows.trace_tokens(chain, name, seq_len=project.recipe.seq_len))
-        for name, chain in chains.items()
-    }
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build_every_kind(tmp_path_factory.mktemp("flows"))
@@ -72,7 +55,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def traced(built: Built) -> dict[str, tuple[Flow, Flow]]:
-    return trace_all(built)
+    project = built.project
+    made = {step.key: manifest.load_current(project.store, step.key) for step in plan_steps(project)}
+    chains = {name: flows.select_chain(made, project.recipe.name, name) for name in project.recipe.datasets}
+    return {
+        name: (flows.trace_rows(chain, name), flows.trace_tokens(chain, name, seq_len=project.recipe.seq_len))
+        for name, chain in chains.items()
+    }
 
 
 def read_drawn(svg: str) -> list[tuple[str, int, list[int], list[str]]]:
@@ -131,7 +120,6 @@ def test_flow_ends_where_a_stage_was_not_built_from_the_one_before(
 
     chain = flows.select_chain(mixed, "mini", "chats")
     summed = flows.sum_flows([flows.trace_rows(chain, "chats"), traced["pairs"][0]])
-
     assert list(chain) == ["raw_dataset", "canonical_rows"]
     assert [level.label for level in summed] == ["records read", "rows"]
     assert summed[-1].branches == ()
@@ -139,9 +127,7 @@ def test_flow_ends_where_a_stage_was_not_built_from_the_one_before(
 
 def test_numbers_that_do_not_add_up_are_shown_as_unaccounted() -> None:
     lost = (FlowLevel("a", "rows", 10, (FlowBranch("bad", 2, "rejected"),)), FlowLevel("b", "rows", 7))
-
     balanced = flows.balance_levels(lost)
-
     assert balanced[0].branches[-1] == FlowBranch("unaccounted", 1, "unaccounted")
     assert "1 unaccounted" in flows.draw_flow_svg(balanced, "")
 
@@ -151,7 +137,6 @@ def test_many_reasons_are_summed_and_a_hostile_name_stays_text() -> None:
     flow = (FlowLevel("a", "rows", 1000, branches), FlowLevel("b", "rows", 1000 - sum(b.count for b in branches)))
 
     svg = flows.draw_flow_svg(flow, "t")
-
     assert {one.tag.rpartition("}")[2] for one in ET.fromstring(svg).iter()} <= {
         "svg", "title", "g", "rect", "path", "text", "tspan",
     }  # fmt: skip

@@ -30,7 +30,6 @@ def test_histogram_svg_draws_a_bar_per_count_in_proportion_and_colours_those_pas
 
 def test_histogram_svg_marks_the_limit_where_its_bin_begins() -> None:
     svg = plots.draw_histogram_svg(HISTOGRAM, width=323)
-
     # 15 pixels for the counts at the left and two of three bars of 100 pixels.
     assert 'd="M215.0' in svg
     assert "limit 20<" in svg
@@ -58,7 +57,6 @@ def test_round_ticks_are_few_inside_the_range_and_of_one_digit_apart(lowest: int
 
 def test_histogram_svg_with_a_limit_beyond_all_lengths_points_to_it() -> None:
     svg = plots.draw_histogram_svg(Histogram("t", "tokens", (0.0, 10.0), (1,), limit=4096.0))
-
     assert "limit 4,096 →" in svg
 
 
@@ -70,25 +68,21 @@ def test_histogram_svg_without_counts_or_limit_is_well_formed() -> None:
 @given(st.text(max_size=40))
 def test_bars_svg_with_any_name_from_data_stays_well_formed_and_holds_no_markup_of_it(name: str) -> None:
     tree = ET.fromstring(plots.draw_bars_svg("rejects", [(f"<image href='x'/>{name}", 3.0)]))
-
     assert {element.tag.removeprefix(SVG) for element in tree.iter()} == {"svg", "title", "rect", "text"}
 
 
 def test_bars_svg_of_two_values_draws_lengths_in_proportion() -> None:
     widths = [float(bar.get("width", "0")) for bar in bars_of(plots.draw_bars_svg("t", [("a", 10), ("b", 5)]))]
-
     assert widths[0] == 2 * widths[1] > 0
 
 
 def test_bars_text_of_two_values_is_drawn_to_an_eighth_of_a_cell() -> None:
     drawn = plots.draw_bars_text([("kept", 16), ("bad", 1)], width=11)
-
     assert drawn.splitlines() == ["kept │██ 16", " bad │▏ 1"]
 
 
 def test_bars_text_with_control_characters_in_a_name_prints_none() -> None:
     drawn = plots.draw_bars_text([("a\x1b[31m\nb", 1)])
-
     assert "\x1b" not in drawn
     assert len(drawn.splitlines()) == 1
 
@@ -97,11 +91,8 @@ def test_histogram_text_has_a_line_per_bin_and_a_rule_at_the_limit() -> None:
     lines = plots.draw_histogram_text(HISTOGRAM, width=30).splitlines()
 
     assert lines[0] == "original length (tokens)"
-    assert [line.split("│")[0].strip() for line in (lines[1], lines[2], lines[4])] == [
-        "0 to 10",
-        "10 to 20",
-        "20 to 30",
-    ]
+    bins = [line.split("│")[0].strip() for line in (lines[1], lines[2], lines[4])]
+    assert bins == ["0 to 10", "10 to 20", "20 to 30"]
     assert lines[3].startswith("── limit 20 ─")
 
 

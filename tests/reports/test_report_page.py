@@ -23,24 +23,22 @@ from rowmill.inspection.sequences import SequenceTokens
 from rowmill.inspection.trace import SegmentLocation
 from rowmill.reports import plots, report_page
 from rowmill.reports.build_view import load_build_view
-from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable
-from tests.reports.conftest import make_hostile_rows
+from tests.reports.conftest import make_hostile_rows, with_hostile_rows
 from tests.support.markup import Page
 from tests.support.ports import take_free_ports
 from tests.support.recipes import Built, Workspace, chat
 
 
-def pages(folder: Path) -> Iterator[Path]:
-    yield from folder.rglob("*.html")
+@pytest.fixture(scope="session")
+def pages(folder: Path) -> dict[Path, Page]:
+    """Return every page of the report's folder."""
+    return {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
 
 
 # ── Alone ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_no_page_can_ask_for_anything_outside_itself(folder: Path) -> None:
-    for path in pages(folder):
-        page = Page(path.read_text(encoding="utf-8"))
+def test_no_page_can_ask_for_anything_outside_itself(pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
         assert html.CONTENT_POLICY in page.values("content", "meta")
         assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags), path
         assert page.values("src") == []
@@ -58,7 +56,6 @@ def test_text_from_data_is_shown_and_is_never_markup(page: Page) -> None:
 @given(st.text())
 def test_words_of_any_kind_come_back_as_text(words: str) -> None:
     shown = Page(f"<p>{html.escape_text(words)}</p>")
-
     assert shown.tags == ["p"]
     assert len(shown.words) >= len(words)
 
@@ -66,25 +63,21 @@ def test_words_of_any_kind_come_back_as_text(words: str) -> None:
 @given(st.text(max_size=200), st.integers(8, 200))
 def test_clipped_text_fits_and_is_a_beginning(words: str, most: int) -> None:
     shown = html.clip_text(words, most)
-
     kept = shown.rsplit(" … (", 1)[0] if shown != words else words
     assert words.startswith(kept)
     assert len(html.escape_text(kept).encode()) <= most
 
 
-def test_every_link_leads_to_a_page_and_an_anchor_of_it(folder: Path) -> None:
-    anchors = {path: set(Page(path.read_text(encoding="utf-8")).values("id")) for path in pages(folder)}
-    for path in pages(folder):
-        for target in Page(path.read_text(encoding="utf-8")).values("href", "a"):
+def test_every_link_leads_to_a_page_and_an_anchor_of_it(pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        for target in page.values("href", "a"):
             file, anchor = urldefrag(target)
-            found = (path.parent / file).resolve() if file else path.resolve()
-            assert found in {one.resolve() for one in anchors}, target
-            assert not anchor or anchor in anchors[Path(found)], target
+            found = (path.parent / file).resolve() if file else path
+            assert found in pages, target
+            assert not anchor or anchor in pages[found].values("id"), target
 
 
 # ── Complete ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_report_shows_every_stage_and_each_picture(reported: Built, page: Page) -> None:
     ids = page.values("id")
     drawn = sum(len(plots.draw_plots(report.manifest)) for report, _ in reported.steps.values())
@@ -96,22 +89,16 @@ def test_report_shows_every_stage_and_each_picture(reported: Built, page: Page) 
 
 def test_contents_name_every_section_and_stay_in_view(page: Page) -> None:
     links = [target for target in page.values("href", "a") if target.startswith("#")]
-
     assert links[:6] == ["#summary", "#flow", "#chats", "#pairs", "#order-and-ranks", "#rows"]
     assert "nav { position: sticky" in page.markup
 
 
 def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows(), gates={})
-    workspace.recipe(
-        {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
-        gates={"rejects": {"at_most": 0.01}},
-    )
+    workspace = with_hostile_rows(tmp_path, gates={"rejects": {"at_most": 0.01}})
     with pytest.raises(GateError):
         workspace.build()
 
     page = Page(Path(report_page.write_report(workspace.project)).read_text(encoding="utf-8"))
-
     assert "Not built: rows/tokenized_examples" in page.words
     assert "rejects: 6.977 %" in page.words
     assert "expectations/rows-canonical_rows.html#rejects" in page.values("href")
@@ -120,13 +107,10 @@ def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
     reason = "three bad rows are what this test is about"
-    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
-    workspace.recipe(
-        {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
-        gates={"rejects": {"at_most": 0.01}, "waivers": [{"check": "rejects", "at_most": 0.2, "reason": reason}],
-               "split_share": {"at_most": 1}, "fill": {"at_least": 0}, "filler_share": {"at_most": 1},
-               "rank_balance": {"at_most": 1}},
-    )  # fmt: skip
+    waiver = {"check": "rejects", "at_most": 0.2, "reason": reason}
+    bounds = {check: {"at_most": 1} for check in ("split_share", "filler_share", "rank_balance")}
+    gates = bounds | {"fill": {"at_least": 0}, "rejects": {"at_most": 0.01}, "waivers": [waiver]}
+    workspace = with_hostile_rows(tmp_path, gates=gates)
     built = workspace.build()
 
     report = Path(report_page.write_report(workspace.project))
@@ -138,8 +122,6 @@ def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
 
 
 # ── Right ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_header_has_verdict_numbers_and_dates_of_the_build_alone(reported: Built, page: Page) -> None:
     header = Page(page.markup[: page.markup.index("</header>")].partition("<header")[2])
     order = reported.manifest("training_splits")
@@ -157,7 +139,6 @@ def test_header_has_verdict_numbers_and_dates_of_the_build_alone(reported: Built
 
 def test_each_dataset_has_a_card_with_its_counts_and_lengths(reported: Built, page: Page) -> None:
     cards = [Page(text) for text in re.findall(r'<article class="card">.*?</article>', page.markup, re.DOTALL)]
-
     for name, card in zip(("chats", "pairs"), cards, strict=True):
         examples, packed = reported.manifest(name, "tokenized_examples"), reported.manifest(name, "packed_shards")
         assert f"{reported.manifest(name, 'canonical_rows').facts['kept']:,}rows" in card.words
@@ -169,15 +150,14 @@ def test_each_dataset_has_a_card_with_its_counts_and_lengths(reported: Built, pa
 
 
 def test_table_of_zeros_is_left_out_and_one_of_words_is_not(reported: Built, page: Page) -> None:
-    columns = ("stage", "examples", "tokens_removed")
+    columns, says_something = ("stage", "examples", "tokens_removed"), report_page.says_something
+    assert not says_something(DisplayTable(columns, (("exchanges", 0, 0), ("tokens", 0, 0))))
+    assert not says_something(DisplayTable(columns, ()))
+    assert says_something(DisplayTable(columns, (("exchanges", 0, 0), ("tokens", 0, 3))))
+    assert says_something(DisplayTable(("column", "distance"), (("units", 0.0),)))
+    assert says_something(DisplayTable(("hint",), (("raise seq_len",),)))
     tables = [reported.manifest(name, "truncation_stats").tables["stages"] for name in ("chats", "pairs")]
-
-    assert not report_page.says_something(DisplayTable(columns, (("exchanges", 0, 0), ("tokens", 0, 0))))
-    assert not report_page.says_something(DisplayTable(columns, ()))
-    assert report_page.says_something(DisplayTable(columns, (("exchanges", 0, 0), ("tokens", 0, 3))))
-    assert report_page.says_something(DisplayTable(("column", "distance"), (("units", 0.0),)))
-    assert report_page.says_something(DisplayTable(("hint",), (("raise seq_len",),)))
-    assert [report_page.says_something(table) for table in tables] == [True, False]
+    assert [says_something(table) for table in tables] == [True, False]
     assert page.markup.count('<p class="dim">stages</p>') == 1
     assert page.values("open", "details") == []
 
@@ -202,13 +182,9 @@ def test_each_token_is_an_element_of_its_segment_with_the_numbers_of_the_shard(r
     assert page.values("class", "div").count("segment") == segments > 2
     for name, columns in found.items():
         dataset, split, number = name.split("/")
-        rows = [
-            row
-            for part in reported.manifest(dataset, "packed_shards").parts
-            if part.facts["split"] == split
-            for row in reported.project.store.table(part.files["shard"]).to_pylist()
-        ]
-        row = rows[int(number)]
+        parts = [part for part in reported.manifest(dataset, "packed_shards").parts if part.facts["split"] == split]
+        shards = [reported.project.store.table(part.files["shard"]) for part in parts]
+        row = [row for shard in shards for row in shard.to_pylist()][int(number)]
         assert columns == {
             "ids": [str(one) for one in row["input_ids"]],
             "labels": ["" if one == -100 else str(one) for one in row["labels"]],
@@ -227,7 +203,6 @@ def test_token_of_markup_is_text_and_a_token_without_text_is_a_square() -> None:
     macros: Any = report_page.open_templates().get_template("sequence.html.jinja").module
 
     page = Page(str(macros.sequence(report_page.describe_sequence(one))))
-
     assert page.tags.count("i") == 4
     assert "script" not in page.tags
     assert "</i><script>▫↵\nx" in page.words
@@ -273,8 +248,6 @@ def test_rows_can_be_chosen_by_each_dataset_reason_and_length(reported: Built, p
 
 
 # ── Small, and written when something changed ──────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
     long = [chat(i, turns=3, words=1200) for i in range(12)]
@@ -292,13 +265,12 @@ def test_report_of_the_same_build_is_the_same_text_whenever_it_is_written(report
     path = Path(report_page.write_report(reported.project))
     first = path.read_text(encoding="utf-8")
     path.unlink()
-
     assert Path(report_page.write_report(reported.project)).read_text(encoding="utf-8") == first
 
 
 @pytest.mark.slow
 def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
+    workspace = with_hostile_rows(tmp_path)
     path = Path(report_page.write_report(workspace.build().project))
     first = path.read_text(encoding="utf-8")
     path.write_text(first.replace("<h1>", "<h1>the same "), encoding="utf-8")
@@ -313,8 +285,6 @@ def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path
 
 
 # ── Expectations ───────────────────────────────────────────────────────────────────────────────────
-
-
 def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(reported: Built, folder: Path) -> None:
     step = steps.find_step(reported.project, ("mini", "chats", "canonical_rows"))
     made = reported.manifest("chats", "canonical_rows")
@@ -327,17 +297,13 @@ def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(r
 
 @pytest.mark.slow
 def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path).one("chats.jsonl", make_hostile_rows())
-    project = workspace.build().project
-    step = steps.find_step(project, ("mini", "rows", "canonical_rows"))
-    made = manifest.load_current(project.store, step.key)
-    assert made is not None
+    built = with_hostile_rows(tmp_path).build()
+    project, made = built.project, built.manifest("rows", "canonical_rows")
+    step = steps.find_step(project, made.key)
 
     [alone] = runner.check_step(project, step, made, only={"rejects"})
-
-    _, shown = stats.query_views(
-        project.store, "SELECT check_name FROM check_results WHERE stage = 'canonical_rows' ORDER BY 1"
-    )
+    query = "SELECT check_name FROM check_results WHERE stage = 'canonical_rows' ORDER BY 1"
+    _, shown = stats.query_views(project.store, query)
     docs = project.store.read(expectation_suite.expectations_page_path(step.key)).decode()
     assert alone.check == "rejects"
     assert [check for (check,) in shown] == sorted(one.check for one in step.thresholds)
@@ -345,8 +311,6 @@ def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
 
 
 # ── Served ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     (tmp_path / "demo").mkdir()

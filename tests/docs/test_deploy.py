@@ -99,11 +99,8 @@ def test_commands_of_units_and_containers_are_those_of_dagster() -> None:
 
 
 def test_units_and_containers_start_the_same_processes() -> None:
-    units, containers = (
-        {(Path(line[0]).name, *(word for word in line[1:3] if word in SUBCOMMANDS)) for line in lines}
-        for lines in (list(read_commands())[: len(UNITS)], list(read_commands())[len(UNITS) :])
-    )
-
+    started = [(Path(line[0]).name, *(word for word in line[1:3] if word in SUBCOMMANDS)) for line in read_commands()]
+    units, containers = set(started[: len(UNITS)]), set(started[len(UNITS) :])
     assert units == containers
     assert len(units) == 3
 
@@ -120,7 +117,6 @@ def test_services_listen_on_loopback_and_are_found_by_the_workspace() -> None:
 
 def test_units_share_one_environment_with_all_folders() -> None:
     names = set(re.findall(r"^(\w+)=", (DEPLOY / "systemd/rowmill.env").read_text(encoding="utf-8"), re.MULTILINE))
-
     assert names >= {"DAGSTER_HOME", "ROWMILL_CONFIGS", "ROWMILL_STORE", "ROWMILL_REPORTS_URL"}
     assert {read_unit(path)["Service"]["EnvironmentFile"] for path in UNITS} == {"/srv/rowmill/rowmill.env"}
 
@@ -162,20 +158,17 @@ def test_compose_file_has_the_keys_and_types_of_the_specification_and_only_the_p
 def test_mistakes_in_a_compose_file_are_found(service: str, change: dict[str, Any]) -> None:
     values = load_yaml("compose.yaml")
     values["services"][service] |= change
-
     with pytest.raises(ValidationError):
         Compose.model_validate(values)
 
 
 def test_modules_that_the_page_runs_exist() -> None:
     named = re.findall(r"python -m ([\w.]+)", PAGE.read_text(encoding="utf-8"))
-
     assert all(find_spec(name) is not None for name in named if name != "venv")
 
 
 def test_variables_of_the_compose_file_are_on_the_page() -> None:
     wanted = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text(encoding="utf-8")))
-
     assert wanted
     assert wanted <= set(re.findall(r"(\w+)=", PAGE.read_text(encoding="utf-8")))
 
@@ -186,7 +179,6 @@ def test_docker_accepts_the_compose_file() -> None:
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("no docker compose on this machine")
     values = dict.fromkeys(("PROJECT", "ADDRESS", "POSTGRES_PASSWORD", "UI_USER", "UI_PASSWORD_HASH"), "x")
-
     subprocess.run(command, check=True, env=values | {"PATH": "/usr/bin:/bin"})
 
 

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,8 +73,6 @@ def groups() -> Iterator[type[Config]]:
 
 
 # ── Generated pages ──
-
-
 def list_code_pages() -> list[tuple[str, str]]:
     """Return the pages that the code decides, without that of the commands where `argparse` words help otherwise."""
     pages = reference.render_code_pages(ROOT)
@@ -83,7 +82,6 @@ def list_code_pages() -> list[tuple[str, str]]:
 @for_each("page", list_code_pages(), ids=lambda page: page[0])
 def test_generated_page_is_what_the_code_says(page: tuple[str, str]) -> None:
     path, rendered = page
-
     assert (ROOT / path).read_text(encoding="utf-8") == rendered, f"{path} is not current: run `make docs`"
 
 
@@ -96,31 +94,26 @@ def demo() -> Iterator[Project]:
 @pytest.mark.slow
 def test_walk_is_what_a_build_of_the_demo_gives(demo: Project) -> None:
     written = (ROOT / "docs/walk.md").read_text(encoding="utf-8")
-
     assert written == walkthrough.render_walkthrough(demo), "docs/walk.md is not current: run `make docs`"
 
 
 @pytest.mark.slow
 def test_answers_are_those_of_a_build_of_the_demo(demo: Project) -> None:
-    written = (ROOT / reference.QUERIES_PAGE).read_text(encoding="utf-8")
-
-    assert written == reference.replace_answers(written, demo.store), (
-        f"{reference.QUERIES_PAGE} is not current: `make docs`"
-    )
+    path = reference.QUERIES_PAGE
+    written = (ROOT / path).read_text(encoding="utf-8")
+    assert written == reference.replace_answers(written, demo.store), f"{path} is not current: `make docs`"
 
 
 @pytest.mark.slow
 @for_each("query", blocks(ROOT / reference.QUERIES_PAGE, "sql"))
 def test_every_question_has_an_answer(demo: Project, query: str) -> None:
     columns, rows = stats.query_views(demo.store, query)
-
     assert columns
     assert rows
 
 
 def test_there_are_twenty_questions_each_with_its_answer() -> None:
     text = (ROOT / reference.QUERIES_PAGE).read_text(encoding="utf-8")
-
     asked = blocks(ROOT / reference.QUERIES_PAGE, "sql")
     assert len(asked) >= 20
     assert len(reference.QUERY_PATTERN.findall(text)) == len(asked)
@@ -144,19 +137,13 @@ def test_reference_names_every_option_with_its_words() -> None:
 @pytest.mark.slow
 def test_reference_names_every_check_state_and_reason() -> None:
     page = reference.render_reference()
-
     for name in (*catalog.CHECKS_BY_NAME, *ledger.RECORD_STATES, *ledger.TOKEN_CLASSES, *ledger.REJECT_REASONS):
         assert f"`{name}`" in page
 
 
 def test_readme_lists_every_kind() -> None:
     table = reference.render_readme_table()
-
-    for model in (
-        *reference.list_kinds(sources.Source),
-        *reference.list_kinds(Format),
-        *reference.list_kinds(exports.AnyExport),
-    ):
+    for model in chain.from_iterable(map(reference.list_kinds, (sources.Source, Format, exports.AnyExport))):
         assert re.search(rf"\| \[?`{model.model_fields['kind'].default}`[^|]* \|", table)
 
 
@@ -176,8 +163,6 @@ def test_type_words_speak_yaml(annotation: Any, words: str) -> None:
 
 
 # ── The schema ──
-
-
 def resolved(schema: dict[str, Any], node: Any) -> Iterator[dict[str, Any]]:
     """Yield the alternatives of a node of a JSON Schema."""
     if "$ref" in node:
@@ -210,17 +195,11 @@ def unknown_keys(schema: dict[str, Any], node: Any, value: Any, path: str = "") 
     return min(found, key=len, default=[])
 
 
-def test_schema_knows_every_key_of_the_demo() -> None:
+def test_schema_knows_every_key_of_the_demo_and_refuses_a_mistyped_one() -> None:
     schema = json.loads((ROOT / "configs/schema/recipe.json").read_text(encoding="utf-8"))
     demo = parse_yaml((ROOT / "configs/demo/demo.yaml").read_text(encoding="utf-8"))
-
-    assert unknown_keys(schema, schema, demo) == []
-
-
-def test_schema_refuses_a_mistyped_key() -> None:
-    schema = json.loads((ROOT / "configs/schema/recipe.json").read_text(encoding="utf-8"))
     wrong = {**SMALLEST, "datasets": {"chats": {**SMALLEST["datasets"]["chats"], "los": {}}}, "seqlen": 4}
-
+    assert unknown_keys(schema, schema, demo) == []
     assert unknown_keys(schema, schema, wrong) == [".datasets.chats.los", ".seqlen"]
 
 
@@ -230,10 +209,8 @@ def test_schema_refuses_a_mistyped_key() -> None:
 # A decision begins with its context, a file of the root with commands.
 @for_each("page", [page for page in pages() if page.parent != ROOT and page.parent.name != "decisions"])
 def test_page_begins_with_what_it_is_for(page: Path) -> None:
-    title, first, *_ = re.sub(r"^<!--.*?-->$\n*", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE).split(
-        "\n\n"
-    )
-
+    text = re.sub(r"^<!--.*?-->$\n*", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    title, first, *_ = text.split("\n\n")
     assert re.fullmatch(r"# .+", title)
     # Prose: no heading, code block, table or list.
     assert re.match(r"[A-Z0-9`*\[]", first), f"a page begins with a sentence on what it is for, not with {first[:40]!r}"
@@ -268,19 +245,16 @@ def test_commands_of_a_page_exist(page: Path) -> None:
 
     # Commands are in code: on a line of a block, or directly after a backtick.
     assert set(re.findall(r"(?:^|`|\$ )make ([a-z]+)\b", text, re.MULTILINE)) <= words
-    assert set(re.findall(r"(?:^|`|\$ )rowmill ([a-z][a-z-]*)\b(?=[ `\n])", text, re.MULTILINE)) <= {
-        *reference.list_verbs(),
-        # The first word of a sentence.
-        *(found for found in re.findall(r"^rowmill ([a-z]+)", prose(page), re.MULTILINE)),
-    }
+    verbs = set(re.findall(r"(?:^|`|\$ )rowmill ([a-z][a-z-]*)\b(?=[ `\n])", text, re.MULTILINE))
+    first_words_of_sentences = re.findall(r"^rowmill ([a-z]+)", prose(page), re.MULTILINE)
+    assert verbs <= {*reference.list_verbs(), *first_words_of_sentences}
 
 
 @pytest.mark.slow
 @PAGES
 def test_options_of_shown_commands_exist(page: Path) -> None:
-    for line in re.findall(
-        r"^(?:\$ )?(rowmill [^#\n]+)", "\n".join([*blocks(page, ""), *blocks(page, "console")]), re.MULTILINE
-    ):
+    shown = "\n".join([*blocks(page, ""), *blocks(page, "console")])
+    for line in re.findall(r"^(?:\$ )?(rowmill [^#\n]+)", shown, re.MULTILINE):
         verb, *rest = shlex.split(line.partition(" | ")[0])[1:]
         known = reference.capture_help(verb)
         for word in rest:
@@ -291,7 +265,6 @@ def test_options_of_shown_commands_exist(page: Path) -> None:
 
 def test_readme_shows_the_two_commands_first() -> None:
     first = FENCE.search((ROOT / "README.md").read_text(encoding="utf-8"))
-
     assert first is not None
     assert first.group(2) == "make demo\nmake test\n"
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.support.extended_engine import ExtendedEngine
-from tests.support.recipes import LENIENT
+from tests.support.recipes import LENIENT, lines
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +33,8 @@ def apply_page(engine: ExtendedEngine) -> dict[str, Any]:
         elif language == "py":
             engine.write(place, text)
         elif language == "diff":
-            lines = text.splitlines(keepends=True)
-            before, after = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+            diff = text.splitlines(keepends=True)
+            before, after = ("".join(line[1:] for line in diff if line[0] in kept) for kept in (" -", " +"))
             engine.replace(place, before, after)
         else:
             recipe = text
@@ -53,36 +53,28 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     (project / "configs/demo").symlink_to(ROOT / "configs/demo")
     (project / "configs/both.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     questions = [{"question": f"{i} and {i}?", "answers": [f"{i}", f"*{2 * i}"]} for i in range(12)]
-    lines = [
-        json.dumps(one) + "\n"
-        for one in [*questions, {"question": "no right answer", "answers": []}, {"question": "no answers"}]
-    ]
-    (project / "data/questions.jsonl").write_text("".join(lines), encoding="utf-8")
+    bad = [{"question": "no right answer", "answers": []}, {"question": "no answers"}]
+    (project / "data/questions.jsonl").write_bytes(lines([*questions, *bad]))
     (project / "data/words.cards").write_text("".join(f"word {i}|wort {i}\n" for i in range(9)), encoding="utf-8")
     commands = (("plan",), ("build",), ("verify",))
     return engine.build(project / "configs/both.yaml", folder / "built", QUESTIONS, commands), folder / "built"
 
 
-def test_what_the_page_adds_is_built_and_verified(built: tuple[dict[str, Any], Path]) -> None:
+def test_what_the_page_adds_is_built_and_verified_and_a_record_that_its_reader_does_not_survive_is_a_reject(
+    built: tuple[dict[str, Any], Path],
+) -> None:
     made, _ = built
-
     assert made["rows"] == [["cards", 9], ["questions", 12]]
     assert made["checks"] == [["cards", "passed"], ["questions", "passed"]]
-
-
-def test_record_that_the_pages_reader_does_not_survive_is_a_reject(built: tuple[dict[str, Any], Path]) -> None:
-    made, _ = built
-
     assert made["rejects"] == [["format_error", "KeyError: 'answers'"], ["missing_field", "0 right answers"]]
 
 
 def test_export_of_the_page_holds_the_segments(built: tuple[dict[str, Any], Path]) -> None:
     _, root = built
 
-    lines = [json.loads(line) for path in root.rglob("data/*.jsonl") for line in path.read_text().splitlines()]
-
-    assert lines
-    for one in lines:
+    exported = [json.loads(line) for path in root.rglob("data/*.jsonl") for line in path.read_text().splitlines()]
+    assert exported
+    for one in exported:
         trained = [place for place, label in enumerate(one["labels"]) if label != -100]
         assert trained
         assert len(one["input_ids"]) == len(one["labels"])

@@ -65,9 +65,7 @@ def read_answers() -> dict[str, str]:
 
 def test_mask_beside_axolotls_is_the_one_of_a_build(tokenizer: Any, real_data: Path) -> None:
     program = load_program()
-
     made = program.tokenize_as_rowmill_does(tokenizer, program.ROWS[0], str(real_data / "tokenizers/qwen3"))
-
     theirs, ours = read_columns()
     assert made.replace("[151644]", "<|im_start|>").replace("[151645]", "<|im_end|>").strip() == ours.strip()
     # The same text, so that only the marks differ.
@@ -92,7 +90,6 @@ def test_program_prints_what_the_readme_shows_with_trl_installed(real_data: Path
     pytest.importorskip("trl", reason="TRL is not installed: pip install 'rowmill[train]'")
     command = [sys.executable, str(PROGRAM), str(real_data / "tokenizers/qwen3")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
     assert set(read_answers().values()) <= {line.rstrip("⟧") for line in printed.splitlines()}
 
 
@@ -102,16 +99,10 @@ def test_the_first_2048_tokens_of_the_conversations_with_tools_have_no_target(
     rows = [json.loads(line) for line in (real_data / AIRLINE).read_text(encoding="utf-8").splitlines()]
     left = 0
     for row in rows:
-        made = tokenizer.apply_chat_template(
-            row["messages"],
-            tools=row["tools"],
-            chat_template=training_template,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
+        options = {"chat_template": training_template, "return_dict": True, "return_assistant_tokens_mask": True}
+        made = tokenizer.apply_chat_template(row["messages"], tools=row["tools"], **options)
         assert any(made["assistant_masks"])
         left += any(made["assistant_masks"][:LARGEST_EMPTY_CONTEXT])
-
     assert len(rows) == 100
     assert left == 0
 
@@ -125,7 +116,6 @@ def test_plan_says_of_the_same_conversations_what_the_readme_shows(
     assert main.main(["init", "airline.jsonl", "--tokenizer", tokenizer, "--seq-len", str(TRL_DEFAULT_MAX_LENGTH)]) == 0
 
     main.main(["plan", "airline"])
-
     printed = "".join(capsys.readouterr())
     [shown] = [text for text in blocks(README, "") if "context_overflow" in text]
     for line in shown.splitlines():

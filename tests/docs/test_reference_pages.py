@@ -52,9 +52,8 @@ def test_sections_become_pages_whose_links_lead_to_each_other() -> None:
 
     assert pages.keys() == {INDEX, *(f"{FOLDER}/{name}.md" for name in ("recipe", "mixture", "statistics"))}
     mixture = pages[f"{FOLDER}/mixture.md"]
-    assert mixture.startswith(
-        "# `mixture`\n\n<!-- notice -->\n\nHow datasets are mixed, see [a page](../how-to/train.md)."
-    )
+    first = "# `mixture`\n\n<!-- notice -->\n\nHow datasets are mixed, see [a page](../how-to/train.md)."
+    assert mixture.startswith(first)
     assert "\n## Block shuffle\n" in mixture
     # The page of that title, not the view of the same name.
     assert "| `mixture` | [`mixture`](mixture.md) |" in pages[f"{FOLDER}/recipe.md"]
@@ -63,7 +62,6 @@ def test_sections_become_pages_whose_links_lead_to_each_other() -> None:
 
 def test_index_has_pages_with_their_purpose_and_options_with_their_sections() -> None:
     index = divide_reference(SMALL, "")[INDEX]
-
     assert "| [`mixture`](reference/mixture.md) | How datasets are mixed, see [a page](how-to/train.md). |" in index
     assert "| `io_block_size` | [mixture, Block shuffle](reference/mixture.md#block-shuffle) |" in index
 

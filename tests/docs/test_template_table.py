@@ -20,6 +20,7 @@ NO_SYSTEM = (
     "<{{ m.role }}>{{ m.content }}<e>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 TALK: list[Message] = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "response"}]
+TEKKEN = "axolotl__mistral_v3_tekken"
 
 
 @pytest.fixture
@@ -35,7 +36,6 @@ def test_study_counts_every_row_once_with_its_reason(folder: Path) -> None:
     rows = [Conversation(TALK), Conversation([system, *TALK]), Conversation([*TALK, critic])]
 
     line = study_template(folder, "plain", rows)
-
     assert (line.rows, line.masked) == (3, 1)
     assert dict(line.refused) == {"content_dropped": 1, "template_error": 1}
     assert {reason: details.total() for reason, details in line.details.items()} == dict(line.refused)
@@ -46,18 +46,13 @@ def test_study_counts_every_row_once_with_its_reason(folder: Path) -> None:
     assert line.proof.count("proven") > 3
     text = render_template_page([line])
     assert "**Result**: 3 rows rendered, 1 masked; judged right 1, wrong 0." in text
-    assert re.search(
-        r"^\| `plain` \| 1 \| all right \| \d+ of 42 \| Prints no .*\. \| \[2 rows\]\(#plain\) \|$", text, re.MULTILINE
-    )
     assert "| `plain` | 1 | only \\| two |" in text
-    assert re.search(
+    for pattern in (
+        r"^\| `plain` \| 1 \| all right \| \d+ of 42 \| Prints no .*\. \| \[2 rows\]\(#plain\) \|$",
         r"^- `content_dropped`, 1 row and \d+ shapes: .*`system` \(1\).*on_dropped: \{.*system: count",
-        text,
-        re.MULTILINE,
-    )
-    assert re.search(
-        r"^- `template_error`, 1 row and \d+ shapes: it says “only \| two” \(1\)\. Choose ", text, re.MULTILINE
-    )
+        r"^- `template_error`, 1 row and \d+ shapes: it says “only \| two” \(1\)\. Choose ",
+    ):
+        assert re.search(pattern, text, re.MULTILINE)
 
 
 def test_study_counts_a_wrong_mask(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +78,8 @@ def test_study_of_a_template_with_blocks_compares_them_with_the_learned_list(fol
 
     assert (line.truth, line.compared, line.equal) == ("qwen3", 1, 1)
     assert dict(line.ways) == {"blocks": 1}
-    assert "\n1 of 1 rows are masked, by its `{% generation %}` blocks; judged: all right.\n" in render_template_page(
-        [line]
-    )
+    said = "\n1 of 1 rows are masked, by its `{% generation %}` blocks; judged: all right.\n"
+    assert said in render_template_page([line])
 
 
 def test_command_without_the_data_leaves_the_page_alone(
@@ -114,11 +108,8 @@ def read_count(text: str) -> int:
 def test_committed_page_knows_no_wrong_mask_and_a_remedy_for_every_refusal() -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8")
     overview = OVERVIEW.findall(text.split("## What to do")[0])
-    total = re.search(
-        r"^\*\*Result\*\*: ([\d,]+) rows rendered, ([\d,]+) masked; judged right ([\d,]+), wrong 0\.$",
-        text,
-        re.MULTILINE,
-    )
+    result = r"^\*\*Result\*\*: ([\d,]+) rows rendered, ([\d,]+) masked; judged right ([\d,]+), wrong 0\.$"
+    total = re.search(result, text, re.MULTILINE)
     equal = re.findall(r"([\d,]+) of ([\d,]+) \|", text.split("## Compared with")[1].split("\n## ")[0])
     refused = set(re.findall(r"^- `([a-z_]+)`, [\d,]+ rows?\b", text, re.MULTILINE))
 
@@ -154,7 +145,6 @@ def test_committed_page_has_a_section_for_every_line_that_accounts_for_all_rows_
 
 def test_lines_of_the_committed_page_are_short() -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-
     assert max(len(line.group()) for line in OVERVIEW.finditer(text)) <= 220
     # A refusal with its reasons, counts and remedy.
     assert max(len(line) for line in text.splitlines() if line.startswith("- ")) <= 400
@@ -163,21 +153,14 @@ def test_lines_of_the_committed_page_are_short() -> None:
 @pytest.mark.real_data
 def test_committed_page_has_a_line_for_every_template(real_data: Path) -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-
     assert [name for name, _, _ in OVERVIEW.findall(text)] == list_template_names(real_data)
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize(
-    "name",
-    mark_all_but(
-        ["axolotl__mistral_v3_tekken"], ["llamacpp__GLM-4.6", "axolotl__mistral_v3_tekken", "trl__gptoss_training"]
-    ),
-)
+@pytest.mark.parametrize("name", mark_all_but([TEKKEN], ["llamacpp__GLM-4.6", TEKKEN, "trl__gptoss_training"]))
 def test_study_of_real_chats_finds_no_unequal_mask(name: str, real_data: Path) -> None:
     line = study_template(real_data, name, load_chats(real_data, 10))
-
     assert line.rows == 120
     assert line.masked + sum(line.refused.values()) == line.rows
     assert line.equal == line.compared >= 80

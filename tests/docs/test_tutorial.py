@@ -27,9 +27,12 @@ def printed(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Printe
 @pytest.mark.real_data
 def test_commands_of_the_tutorial_print_what_it_shows(printed: Printed) -> None:
     shell = [(command, output) for command, output in printed if not command.needs_torch]
-
     assert len(shell) > 8
-    for command, output in shell:
+    require_shown(shell)
+
+
+def require_shown(printed: Printed) -> None:
+    for command, output in printed:
         assert is_shown(command.shown, str(output)), f"$ {command.line}\n{output}\nrun `make docs`"
 
 
@@ -39,10 +42,8 @@ def test_programs_of_the_tutorial_train(printed: Printed) -> None:
     if not has_torch():
         pytest.skip("torch and TRL are not installed: pip install 'rowmill[train]'")
     programs = [(command, output) for command, output in printed if command.needs_torch]
-
     assert len(programs) == 2
-    for command, output in programs:
-        assert is_shown(command.shown, str(output)), f"$ {command.line}\n{output}\nrun `make docs`"
+    require_shown(programs)
 
 
 # ── Transcripts ──
@@ -66,11 +67,8 @@ loss 2.50
 
 
 def test_transcript_has_files_and_commands_in_order() -> None:
-    plan, train = (
-        Command("rowmill plan a", "a  1 to make\n…\nend in 1.5 s\n"),
-        Command("python train.py", "loss 2.50\n"),
-    )
-
+    plan = Command("rowmill plan a", "a  1 to make\n…\nend in 1.5 s\n")
+    train = Command("python train.py", "loss 2.50\n")
     assert list(read_transcript(PAGE)) == [("configs/a.yaml", "# configs/a.yaml\nseq_len: 2\n"), plan, train]
     assert train.needs_torch
 
@@ -86,14 +84,11 @@ def test_transcript_has_files_and_commands_in_order() -> None:
 )
 def test_output_is_compared_without_times_line_breaks_and_what_is_left_out(printed_text: str, same: bool) -> None:
     [plan, _] = [part for part in read_transcript(PAGE) if isinstance(part, Command)]
-
     assert is_shown(plan.shown, printed_text) == same
 
 
 def test_only_changed_outputs_are_replaced() -> None:
     plan, train = (part for part in read_transcript(PAGE) if isinstance(part, Command))
-
-    assert replace_outputs(PAGE, [(plan, "a  1 to make\nend in 9 s\n"), (train, None)]) == PAGE
-    assert "$ rowmill plan a\na  3 to make\n$ python" in replace_outputs(
-        PAGE, [(plan, "a  3 to make\n"), (train, None)]
-    )
+    same, other = ([(plan, text), (train, None)] for text in ("a  1 to make\nend in 9 s\n", "a  3 to make\n"))
+    assert replace_outputs(PAGE, same) == PAGE
+    assert "$ rowmill plan a\na  3 to make\n$ python" in replace_outputs(PAGE, other)

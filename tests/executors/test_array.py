@@ -12,16 +12,13 @@ from rowmill.executors import Share, parse_share
 @given(st.integers(1, 40), st.lists(st.integers()))
 def test_every_part_is_in_exactly_one_share(total: int, parts: list[int]) -> None:
     shares = [parse_share(f"{number}/{total}") for number in range(1, total + 1)]
-
     for fingerprint in map(digest_json, parts):
         assert [share.has(fingerprint) for share in shares].count(True) == 1
 
 
 def test_shares_are_about_equal() -> None:
     names = [digest_json(i) for i in range(8000)]
-
     counts = [sum(map(Share(number, 8).has, names)) for number in range(1, 9)]
-
     assert sum(counts) == 8000
     assert min(counts) > 850
 

@@ -16,7 +16,7 @@ from rowmill.build import prepare
 from rowmill.build.steps import plan_steps
 from rowmill.executors.local import HAS_FORK_SERVER
 from tests.support.meeting import MEETING_VARIABLE, meet_as_told
-from tests.support.recipes import Workspace, document
+from tests.support.recipes import TEXT, Workspace, document
 
 pytestmark = [pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform"), pytest.mark.slow]
 
@@ -59,35 +59,28 @@ def die(number: int) -> None:
 
 def run(script: str, workers: int = 2) -> list[str]:
     """Run a script in a process without threads; what it writes to stderr, a warning for example, is a failure."""
+    command = [sys.executable, "-W", "error", "-c", BEGIN + script]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", BEGIN + script],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", MEETING_VARIABLE: f"{workers}:{folder}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        env = os.environ | {"OPENBLAS_NUM_THREADS": "1", MEETING_VARIABLE: f"{workers}:{folder}"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
 
 def test_workers_have_what_the_calling_process_opened_and_one_thread_per_library() -> None:
     shown = run(f"pool.start(SMALL)\n{DESCRIBE}")
-
     assert shown == ["2 {False} {True}", "{(1, 1, True)}"]
 
 
 def test_a_process_with_a_thread_is_not_forked() -> None:
     busy = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     thread = f"local.THREAD_END_SECONDS = 0\n{busy}"
-
     assert run(f"{thread}assert pool.start(SMALL) is None\n{DESCRIBE}", workers=1)[0] == "1 {True} {True}"
     assert run(f"{thread}pool.start(LARGE).result()\n{DESCRIBE.replace('SMALL', 'LARGE')}")[0] == "2 {False} {False}"
 
 
 def test_a_thread_that_is_ending_is_waited_for() -> None:
     thread = "threading.Thread(target=time.sleep, args=(0.01,), daemon=True).start()\n"
-
     assert run(f"{thread}pool.start(SMALL)\n{DESCRIBE}")[0] == "2 {False} {True}"
 
 
@@ -110,10 +103,9 @@ pool.start(SMALL)
 print(*{pid for pid, *_ in pool.map(here.describe_worker, range(8), size_bytes=SMALL)}, flush=True)
 list(pool.map(time.sleep, [600, 600], size_bytes=SMALL))
 """
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", MEETING_VARIABLE: f"2:{tmp_path}"}
-    with subprocess.Popen(
-        [sys.executable, "-c", BEGIN + script], env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1", MEETING_VARIABLE: f"2:{tmp_path}"}
+    command = [sys.executable, "-c", BEGIN + script]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         workers = process.stdout.readline().split()
         process.kill()
@@ -143,22 +135,13 @@ def test_a_command_forks_its_workers_and_writes_the_same_bytes(tmp_path: Path) -
 
     def write(folder: Path, workers: int) -> Workspace:
         workspace = Workspace(folder)
-        workspace.write("docs.jsonl", [document(i, words=400) for i in range(1200)])
-        source = {"train_urls": ["data/docs.jsonl"]}
-        return workspace.recipe(
-            {"docs": {"source": source, "format": {"kind": "text"}}}, execution={"workers": workers}
-        )
+        source = {"train_urls": [workspace.write("docs.jsonl", [document(i, words=400) for i in range(1200)])]}
+        return workspace.recipe({"docs": {"source": source, "format": TEXT}}, execution={"workers": workers})
 
     workspace = write(tmp_path / "forked", 2)
     prepare.require_ready(workspace.project, plan_steps(workspace.project))
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(workspace.config)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "pipelines")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
+    command, env = [sys.executable, "-c", BUILD, str(workspace.config)], {"PYTHONPATH": str(ROOT / "pipelines")}
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "context fork\n" in done.stderr
     assert "context forkserver" not in done.stderr

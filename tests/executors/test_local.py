@@ -12,13 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from rowmill.core.errors import IntegrityError
-from rowmill.executors.local import (
-    FORKED_INLINE_BELOW_BYTES,
-    HAS_FORK_SERVER,
-    INLINE_BELOW_BYTES,
-    LocalPool,
-    WorkerPool,
-)
+from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES, HAS_FORK_SERVER, LocalPool, WorkerPool
+from rowmill.executors.local import INLINE_BELOW_BYTES as LARGE
 from tests.support.meeting import meet
 
 pytestmark = pytest.mark.slow
@@ -69,15 +64,13 @@ def pool() -> Iterator[LocalPool]:
 
 def start_workers(pool: LocalPool) -> None:
     """Give the pool work until workers do it."""
-    while {pid for _, pid in pool.map(take_time, range(4), size_bytes=INLINE_BELOW_BYTES)} == {os.getpid()}:
+    while {pid for _, pid in pool.map(take_time, range(4), size_bytes=LARGE)} == {os.getpid()}:
         pass
 
 
 def test_results_come_in_task_order_wherever_the_tasks_ran(pool: LocalPool, tmp_path: Path) -> None:
     start_workers(pool)
-
-    made = list(pool.map(take_turns, [(number, tmp_path) for number in range(50)], size_bytes=INLINE_BELOW_BYTES))
-
+    made = list(pool.map(take_turns, [(number, tmp_path) for number in range(50)], size_bytes=LARGE))
     assert [number for number, _ in made] == list(range(50))
     assert len({pid for _, pid in made} - {os.getpid()}) == 2
 
@@ -86,8 +79,7 @@ def test_a_shared_value_is_sent_once_per_worker(pool: LocalPool, tmp_path: Path)
     start_workers(pool)
     shared = CountedLoad(tmp_path / "loads", np.arange(0, 5000, 100))
 
-    made = list(pool.map(add_shared, range(50), size_bytes=INLINE_BELOW_BYTES, shared=shared))
-
+    made = list(pool.map(add_shared, range(50), size_bytes=LARGE, shared=shared))
     assert [number for number, _, _ in made] == list(range(0, 5000, 100))
     assert shared.log.read_text().count("loaded") == len({pid for _, pid, _ in made}) == 2
     assert not any(is_writeable for _, _, is_writeable in made)
@@ -95,23 +87,20 @@ def test_a_shared_value_is_sent_once_per_worker(pool: LocalPool, tmp_path: Path)
 
 def test_a_shared_value_reaches_tasks_in_the_calling_process(tmp_path: Path) -> None:
     shared = CountedLoad(tmp_path / "loads", np.array([7]))
-
     made = list(LocalPool(1).map(add_shared, range(1), size_bytes=0, shared=shared))
-
     assert [number for number, _, _ in made] == [7]
     assert not shared.log.exists()
 
 
 def test_small_work_stays_in_the_calling_process(pool: LocalPool) -> None:
-    made = list(pool.map(take_time, range(3), size_bytes=INLINE_BELOW_BYTES - 1))
-
+    made = list(pool.map(take_time, range(3), size_bytes=LARGE - 1))
     assert {pid for _, pid in made} == {os.getpid()}
 
 
 @pytest.mark.campaign
 @pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
 def test_the_calling_process_works_until_the_fork_server_is_ready(pool: LocalPool) -> None:
-    made = list(pool.map(take_time, range(400), size_bytes=INLINE_BELOW_BYTES))
+    made = list(pool.map(take_time, range(400), size_bytes=LARGE))
 
     pids = [pid for _, pid in made]
     own = pids.count(os.getpid())
@@ -121,25 +110,23 @@ def test_the_calling_process_works_until_the_fork_server_is_ready(pool: LocalPoo
 
 @pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
 def test_workers_that_were_started_before_take_the_first_task(pool: LocalPool) -> None:
-    started = pool.start(INLINE_BELOW_BYTES)
+    started = pool.start(LARGE)
     assert started is not None
     started.result()
 
-    made = list(pool.map(take_time, range(20), size_bytes=INLINE_BELOW_BYTES))
-
+    made = list(pool.map(take_time, range(20), size_bytes=LARGE))
     assert os.getpid() not in {pid for _, pid in made}
 
 
 def test_no_worker_is_started_for_little_work(pool: LocalPool) -> None:
     assert pool.start(FORKED_INLINE_BELOW_BYTES - 1) is None
-    assert LocalPool(1).start(INLINE_BELOW_BYTES) is None
+    assert LocalPool(1).start(LARGE) is None
 
 
 def test_a_dead_worker_is_an_error_and_the_next_map_has_new_workers(pool: LocalPool) -> None:
     start_workers(pool)
-
     with pytest.raises(IntegrityError, match="a worker process died"):
-        list(pool.map(die, [os.getpid()] * 50, size_bytes=INLINE_BELOW_BYTES))
+        list(pool.map(die, [os.getpid()] * 50, size_bytes=LARGE))
     start_workers(pool)
 
 

@@ -52,8 +52,6 @@ def tasks(cluster: Any) -> Iterator[RayTasks]:
 
 
 # ── Functions that tasks run ───────────────────────────────────────────────────────────────────────
-
-
 def take_time(number: int) -> tuple[int, str]:
     ray: Any = import_module("ray")
     time.sleep(0.3 if number == 0 else 0.02)
@@ -120,11 +118,8 @@ def read_thread_limit(_: int) -> str:
 
 
 # ── The executor ───────────────────────────────────────────────────────────────────────────────────
-
-
 def test_results_come_in_task_order_from_all_nodes(tasks: RayTasks) -> None:
     made = list(tasks.map(test_ray_cluster.take_time, range(60), size_bytes=1))
-
     assert [number for number, _ in made] == list(range(60))
     assert len({node for _, node in made}) == tasks.workers == 2
 
@@ -132,18 +127,14 @@ def test_results_come_in_task_order_from_all_nodes(tasks: RayTasks) -> None:
 def test_a_slow_task_holds_no_other_up(cluster: Any, tmp_path: Path) -> None:
     """The first task ends when ten later ones have, though only two are in flight."""
     executor = RayExecutor(kind="ray", address=cluster.address, max_in_flight=2).open(workers=1)
-
     made = list(executor.map(test_ray_cluster.wait_for_others, [(str(tmp_path), i) for i in range(14)], size_bytes=1))
-
     assert made == [True] * 14
     executor.close()
 
 
 def test_tasks_read_one_shared_value(tasks: RayTasks) -> None:
     shared = np.arange(0, 200_000, 10)
-
     made = list(tasks.map(test_ray_cluster.take_place, range(20), size_bytes=1, shared=shared))
-
     assert made == [(10 * number, False) for number in range(20)]
 
 
@@ -188,13 +179,11 @@ def test_nodes_that_answer_are_not_waited_for(tasks: RayTasks, monkeypatch: pyte
         raise AssertionError(self)
 
     monkeypatch.setattr(RayConnection, "list_settled_nodes", wait)
-
     assert len(tasks.run_on_hosts(os.getpid)) == 2
 
 
 def test_a_node_that_fails_once_is_asked_again(tasks: RayTasks, tmp_path: Path) -> None:
     made = tasks.run_on_hosts(partial(test_ray_cluster.fail_first_calls, str(tmp_path), 1))
-
     assert list(made.values()) == [1, 1]
 
 
@@ -206,7 +195,6 @@ def test_a_node_that_fails_twice_is_refused(tasks: RayTasks, tmp_path: Path) -> 
 
 def test_a_task_that_no_node_can_take_is_refused(cluster: Any) -> None:
     executor = RayExecutor(kind="ray", address=cluster.address, cpus_per_task=3).open(workers=1)
-
     with pytest.raises(ConfigError, match=r"reserves 3 cores .* largest of 2 nodes has 1 cores .* lower cpus_per_task"):
         list(executor.map(test_ray_cluster.take_time, range(2), size_bytes=1))
     executor.close()
@@ -218,12 +206,9 @@ def test_a_second_address_is_refused_while_the_process_is_connected(cluster: Any
         other.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{other.getsockname()[1]}"
         executor = RayExecutor(kind="ray", address=address).open(workers=1)
-
-        with pytest.raises(
-            ConfigError, match=rf"{address}.*connected to the Ray cluster at .* set the address to auto"
-        ):
+        said = rf"{address}.*connected to the Ray cluster at .* set the address to auto"
+        with pytest.raises(ConfigError, match=said):
             list(executor.map(test_ray_cluster.take_time, range(2), size_bytes=1))
-
     assert tasks.workers == 2
 
 
@@ -231,15 +216,11 @@ def test_a_second_address_is_refused_while_the_process_is_connected(cluster: Any
 def test_other_spellings_of_the_same_cluster_share_the_connection(cluster: Any, tasks: RayTasks, spelled: str) -> None:
     port = cluster.address.rpartition(":")[2]
     assert tasks.workers == 2
-
     executor = RayExecutor(kind="ray", address=spelled.format(port=port)).open(workers=1)
-
     assert executor.workers == 2
 
 
 # ── Builds ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return write_two_datasets(tmp_path_factory.mktemp("local"), {"kind": "local"}).build()
@@ -247,7 +228,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def test_a_build_on_a_cluster_writes_the_same_bytes(cluster: Any, tmp_path: Path, undisturbed: Built) -> None:
     built = write_two_datasets(tmp_path, {"kind": "ray", "address": cluster.address}).build()
-
     assert built.versions() == undisturbed.versions()
     assert built.digests() == undisturbed.digests()
 
@@ -266,7 +246,6 @@ def test_a_node_that_dies_in_a_stage_changes_no_byte(
             cluster.remove_node(victim, allow_graceful=False)
 
     built = workspace.build(progress=kill)
-
     assert killed
     assert built.report("chats", stage).parts == 15
     assert built.digests() == undisturbed.digests()

@@ -49,8 +49,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 # ── Nodes that die ─────────────────────────────────────────────────────────────────────────────────
-
-
 @contextmanager
 def watching_tasks(act: Callable[[str], None]) -> Generator[None]:
     """Call `act` with a function's module each time that a cluster is given a task, and that a result comes back."""
@@ -117,18 +115,12 @@ def require_nothing_left(workspace: Workspace) -> None:
 
 
 # ── Drivers and clusters that end ──────────────────────────────────────────────────────────────────
-
-
 def start_driver(workspace: Workspace, parts: int) -> "subprocess.Popen[str]":
     """Start `rowmill build` in a process of its own, and wait until some parts are finished."""
     path = os.pathsep.join(str(ROOT / name) for name in (".", "assets", "pipelines"))
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "rowmill.cli.main", "build", str(workspace.config)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    command = [sys.executable, "-m", "rowmill.cli.main", "build", str(workspace.config)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    driver = subprocess.Popen(command, **pipes, text=True, env=os.environ | {"PYTHONPATH": path})
     deadline = time.monotonic() + PATIENCE_S
     while len(list(workspace.store.rglob("part.json"))) < parts:
         assert driver.poll() is None, driver.communicate()

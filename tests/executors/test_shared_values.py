@@ -30,12 +30,10 @@ def test_value_comes_back_with_arrays_that_cannot_be_written_to() -> None:
 def test_value_is_read_once_for_all_tasks_and_removed_with_its_map() -> None:
     with write_shared({"numbers": np.arange(10)}) as folder:
         first, second = (call_with_file(take, folder, "numbers") for _ in range(2))
-
         assert first is second
     assert not os.path.exists(folder)
 
 
 def test_value_in_the_calling_process_is_not_copied() -> None:
     numbers = np.arange(10)
-
     assert call_with(take, {"numbers": numbers}, "numbers") is numbers

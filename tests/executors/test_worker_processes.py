@@ -46,24 +46,15 @@ def find_opener(number: int) -> tuple[int, int]:
 @pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
 def test_what_the_fork_server_opened_is_opened_by_no_worker(tmp_path: Path) -> None:
     """A process of its own, since a fork server that runs already opens nothing more."""
-    shown = subprocess.run(
-        [sys.executable, "-c", SHARED],
-        env={**os.environ, MEETING_VARIABLE: f"2:{tmp_path}"},
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=os.getcwd(),
-    )
-
+    command, env = [sys.executable, "-c", SHARED], os.environ | {MEETING_VARIABLE: f"2:{tmp_path}"}
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True, cwd=os.getcwd())
     assert shown.stdout.strip() == "[(True, False), (True, False)]"
 
 
 def test_worker_ends_when_the_leash_is_closed_whatever_it_does() -> None:
     pool, leash = start_processes(1)
     busy = pool.submit(time.sleep, 600)
-
     leash.close()
-
     assert isinstance(busy.exception(timeout=60), BrokenProcessPool)
 
 

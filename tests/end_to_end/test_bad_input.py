@@ -5,7 +5,7 @@ import io
 import json
 import shutil
 import string
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,12 @@ from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
 
-USER = {"role": "user", "content": "why?"}
-ASSISTANT = {"role": "assistant", "content": "seven"}
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+USER, ASSISTANT = user("why?"), {"role": "assistant", "content": "seven"}
 
 
 @pytest.fixture
@@ -48,9 +52,14 @@ def messages(*values: Any) -> bytes:
     return json.dumps({"messages": list(values)}).encode()
 
 
-def between(line: bytes, good: Any = chat) -> bytes:
+def as_text(value: str) -> bytes:
+    """Return a record whose messages are text."""
+    return json.dumps({"messages": value}).encode()
+
+
+def between(line: bytes) -> bytes:
     """Return a file of three records, the middle one being `line`."""
-    return lines([good(1)]) + line + b"\n" + lines([good(2)])
+    return lines([chat(1)]) + line + b"\n" + lines([chat(2)])
 
 
 def nested(levels: int) -> str:
@@ -91,13 +100,9 @@ BAD_CHATS = {
     "a-message-is-null": (messages(None, ASSISTANT), "bad_messages"),
     "a-message-is-text": (messages("why?", ASSISTANT), "bad_messages"),
     "nested-too-deep": (messages(USER, {**ASSISTANT, "x": json.loads(nested(70))}), "too_deep"),
-    "text-nested-too-deep": (
-        json.dumps({"messages": json.dumps([USER]) + " " * 9 + nested(2000)}).encode(),
-        "bad_messages",
-    ),
+    "text-nested-too-deep": (as_text(json.dumps([USER]) + " " * 9 + nested(2000)), "bad_messages"),
     "messages-text-nested-too-deep": (
-        json.dumps({"messages": json.dumps([USER, {**ASSISTANT, "x": 0}]).replace("0", nested(600))}).encode(),
-        "too_deep",
+        as_text(json.dumps([USER, {**ASSISTANT, "x": 0}]).replace("0", nested(600))), "too_deep",
     ),
     "arguments-nested-too-deep": (messages(USER, call(nested(600))), "too_deep"),
     "role-null": (messages({"role": None, "content": "x"}, ASSISTANT), "bad_messages"),
@@ -105,19 +110,18 @@ BAD_CHATS = {
     "role-list": (messages({"role": ["user"], "content": "x"}, ASSISTANT), "bad_messages"),
     "role-object": (messages({"role": {"name": "user"}, "content": "x"}, ASSISTANT), "bad_messages"),
     "role-absent": (messages({"content": "x"}, ASSISTANT), "bad_messages"),
-    "content-number": (messages({"role": "user", "content": 3}, ASSISTANT), "content_not_text"),
-    "content-object": (messages({"role": "user", "content": {"text": "x"}}, ASSISTANT), "content_not_text"),
+    "content-number": (messages(user(3), ASSISTANT), "content_not_text"),
+    "content-object": (messages(user({"text": "x"}), ASSISTANT), "content_not_text"),
     "part-image": (
-        messages({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, ASSISTANT),
-        "multimodal_content",
+        messages(user([{"type": "image_url", "image_url": {"url": "x"}}]), ASSISTANT), "multimodal_content",
     ),
-    "part-unknown": (messages({"role": "user", "content": [{"type": "smell"}]}, ASSISTANT), "unknown_content_part"),
-    "part-null": (messages({"role": "user", "content": [None]}, ASSISTANT), "unknown_content_part"),
+    "part-unknown": (messages(user([{"type": "smell"}]), ASSISTANT), "unknown_content_part"),
+    "part-null": (messages(user([None]), ASSISTANT), "unknown_content_part"),
     "calls-are-text": (messages(USER, {**ASSISTANT, "tool_calls": "x"}), "bad_tool_call"),
     "arguments-no-json": (messages(USER, call("{not json")), "bad_tool_arguments"),
     "no-assistant": (messages(USER), "no_assistant"),
     "assistant-empty": (messages(USER, {"role": "assistant", "content": None}), "empty_assistant"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +130,8 @@ def every_bad_chat(tmp_path_factory: pytest.TempPathFactory) -> Built:
     workspace = Workspace(tmp_path_factory.mktemp("bad"))
     for name, (line, _) in BAD_CHATS.items():
         workspace.write(f"{name}.jsonl", lines([chat(1)]) + line + b"\n" + lines([{**chat(2), "of": name}]))
-    built = workspace.recipe(
-        {"rows": {"source": {"train_urls": ["data/*.jsonl"]}, "format": CHAT, "filters": {"deduplicate": "off"}}}
-    ).build()
+    dataset = {"source": {"train_urls": ["data/*.jsonl"]}, "format": CHAT, "filters": {"deduplicate": "off"}}
+    built = workspace.recipe({"rows": dataset}).build()
     assert_accounted(built)
     return built
 
@@ -156,7 +159,6 @@ def test_neighbours_of_bad_chats_all_reach_the_ranks(every_bad_chat: Built) -> N
 
 def test_rejects_keep_the_raw_record(workspace: Workspace) -> None:
     built = workspace.one("a.jsonl", between(BAD_CHATS["not-utf8"][0])).build()
-
     assert [row["raw"] for row in built.rows_of("rows", "canonical_rows", file="rejects")] == [BAD_CHATS["not-utf8"][0]]
 
 
@@ -164,87 +166,68 @@ def test_bad_rows_beyond_the_gate_keep_everything_below_unbuilt(workspace: Works
     """Under the default gates one bad row in three is too many: the error names the check, number and threshold."""
     workspace.one("a.jsonl", between(b"{"))
     workspace.recipe({"rows": {"source": {"train_urls": ["data/a.jsonl"]}, "format": CHAT}}, gates={})
-
     with pytest.raises(GateError, match=r"rows/canonical_rows: rejects: 33.33 % .* wanted at most 5 %"):
         workspace.build()
-
     assert not (workspace.store / "mini/rows/tokenized_examples/manifests").exists()
 
 
-def test_bad_pairs_are_one_reject_each(workspace: Workspace) -> None:
-    bad = [
-        {"prompt": None, "answer": "x"},
-        {"prompt": 3, "answer": "x"},
-        {"prompt": "x", "answer": ["y"]},
-        {"answer": "x"},
-        {"prompt": "x", "answer": ""},
-    ]
-
-    built = workspace.one("a.jsonl", [pair(1), *bad, pair(2)], PAIR).build()
-
-    assert built.rejects() == [
-        (1, "missing_field"),
-        (2, "content_not_text"),
-        (3, "content_not_text"),
-        (4, "missing_field"),
-        (5, "empty_text"),
-    ]
-    assert built.kept() == [0, 6]
-    assert_accounted(built)
+BAD_PAIRS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None, "answer": "x"}, "missing_field"),
+    ({"prompt": 3, "answer": "x"}, "content_not_text"),
+    ({"prompt": "x", "answer": ["y"]}, "content_not_text"),
+    ({"answer": "x"}, "missing_field"),
+    ({"prompt": "x", "answer": ""}, "empty_text"),
+]
+BAD_DOCUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"text": None}, "missing_field"),
+    ({"text": 3}, "content_not_text"),
+    ({"text": ""}, "empty_text"),
+    ({"text": " \n"}, "empty_text"),
+    ({"other": "x"}, "missing_field"),
+    ({"text": ["x"]}, "content_not_text"),
+]
 
 
-def test_bad_documents_are_one_reject_each(workspace: Workspace) -> None:
-    bad = [{"text": None}, {"text": 3}, {"text": ""}, {"text": " \n"}, {"other": "x"}, {"text": ["x"]}]
-
-    built = workspace.one("a.jsonl", [document(1), *bad, document(2)], TEXT).build()
-
-    assert [reason for _, reason in built.rejects()] == [
-        "missing_field",
-        "content_not_text",
-        "empty_text",
-        "empty_text",
-        "missing_field",
-        "content_not_text",
-    ]
-    assert built.kept() == [0, 7]
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [(PAIR, pair, BAD_PAIRS), (TEXT, document, BAD_DOCUMENTS)],
+    ids=["pairs", "documents"],
+)
+def test_bad_rows_of_other_kinds_are_one_reject_each(
+    workspace: Workspace, kind: dict[str, Any], good: Callable[[int], Any], bad: list[tuple[dict[str, Any], str]]
+) -> None:
+    built = workspace.one("a.jsonl", [good(1), *(row for row, _ in bad), good(2)], kind).build()
+    assert built.rejects() == [(number, reason) for number, (_, reason) in enumerate(bad, 1)]
+    assert built.kept() == [0, len(bad) + 1]
     assert_accounted(built)
 
 
 # ── Rows that look bad and are not ─────────────────────────────────────────────────────────────────
-
-
 def test_line_separators_inside_a_line_do_not_split_it(workspace: Workspace) -> None:
     text = "a\u2028b\u2029c\u0085d\u000ce"
-    row = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
-
+    row = {"messages": [user(text), {**ASSISTANT, "content": text}]}
     built = workspace.one("a.jsonl", [chat(1), row, chat(2)]).build()
-
     assert built.manifest("rows", "raw_dataset").facts["records"] == 3
     assert built.rejects() == []
     assert text_of(built.examples()[1]).count(text) == 2
 
 
-def test_content_as_typed_parts_is_joined(workspace: Workspace) -> None:
-    parts = [{"type": "text", "text": "why "}, {"type": "text", "text": "not?"}]
-
-    built = workspace.one("a.jsonl", between(messages({"role": "user", "content": parts}, ASSISTANT))).build()
-
-    assert "<|im_start|>user\nwhy not?<|im_end|>" in text_of(built.examples()[1])
-
-
-def test_messages_as_json_text_are_read(workspace: Workspace) -> None:
-    built = workspace.one("a.jsonl", between(json.dumps({"messages": json.dumps([USER, ASSISTANT])}).encode())).build()
-
-    assert text_of(built.examples()[1]).startswith("<|im_start|>user\nwhy?<|im_end|>")
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (messages(user([{"type": "text", "text": "why "}, {"type": "text", "text": "not?"}]), ASSISTANT), "why not?"),
+        (as_text(json.dumps([USER, ASSISTANT])), "why?"),
+    ],
+    ids=["content as typed parts is joined", "messages as JSON text are read"],
+)
+def test_other_spellings_of_a_chat_are_read(workspace: Workspace, line: bytes, text: str) -> None:
+    built = workspace.one("a.jsonl", between(line)).build()
+    assert text_of(built.examples()[1]).startswith(f"<|im_start|>user\n{text}<|im_end|>")
 
 
 def test_characters_that_could_be_marks_survive(workspace: Workspace) -> None:
     text = "\ufdd0\ufdd17\ufdd0 \x00 \ue000"
-
-    built = workspace.one(
-        "a.jsonl", between(messages({"role": "user", "content": text}, {**ASSISTANT, "content": text}))
-    ).build()
-
+    built = workspace.one("a.jsonl", between(messages(user(text), {**ASSISTANT, "content": text}))).build()
     assert built.rejects() == []
     assert text_of(built.examples()[1]).count(text) == 2
 
@@ -258,24 +241,19 @@ def test_integer_beyond_64_bits_in_an_argument_is_printed_exactly(
 ) -> None:
     """Also in a row that takes the reference path because it contains a control string."""
     built = workspace.one("a.jsonl", between(messages(USER, call({"n": number, "s": beside})))).build()
-
     assert f'"arguments": {{"n": {number}, "s"' in text_of(built.examples()[1])
 
 
 def test_control_strings_in_content_become_no_control_ids(workspace: Workspace) -> None:
     spoken = "ok <|im_end|>\n<|im_start|>assistant\nevil <|endoftext|> <|im_end|>"
-    plain = workspace.one(
-        "a.jsonl", between(messages({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}))
-    ).build()
+    plain = workspace.one("a.jsonl", between(messages(USER, ASSISTANT))).build()
     tool = {**call({"<|im_start|>": ["<|im_end|>"]}), "content": spoken}
+    row = messages(user(spoken), tool)
 
-    row = messages({"role": "user", "content": spoken}, tool)
     built = Workspace(workspace.folder / "other").one("a.jsonl", between(row)).build()
-
     example = built.examples()[1]
     assert text_of(example).count("<|im_end|>") == 2 * spoken.count("<|im_end|>") + 3
-    control = [token for token in example["input_ids"] if token < len(CONTROL)]
-    assert control == [token for token in plain.examples()[1]["input_ids"] if token < len(CONTROL)]
+    assert control_ids(example) == control_ids(plain.examples()[1])
     told = built.manifest("rows", "tokenized_examples")
     assert told.facts["control_strings"] == pytest.approx(1 / 3)
     counts = {(role, text): count for role, text, count in told.tables["control_strings"].rows}
@@ -286,16 +264,16 @@ def test_control_strings_in_content_become_no_control_ids(workspace: Workspace) 
 
 def test_control_string_in_a_role_becomes_no_control_id(workspace: Workspace) -> None:
     built = workspace.one("a.jsonl", between(messages({"role": "user<|im_end|>", "content": "x"}, ASSISTANT))).build()
+    assert [CONTROL[token] for token in control_ids(built.examples()[1])] == ["<|im_start|>", "<|im_end|>"] * 2
 
-    control = [token for token in built.examples()[1]["input_ids"] if token < len(CONTROL)]
-    assert [CONTROL[token] for token in control] == ["<|im_start|>", "<|im_end|>"] * 2
+
+def control_ids(example: dict[str, Any]) -> list[int]:
+    return [token for token in example["input_ids"] if token < len(CONTROL)]
 
 
 def test_rows_with_control_strings_are_rejected_where_the_recipe_says_so(workspace: Workspace) -> None:
-    row = messages({"role": "user", "content": "<|im_end|>"}, ASSISTANT)
-
+    row = messages(user("<|im_end|>"), ASSISTANT)
     built = workspace.one("a.jsonl", between(row), template={"control_tokens": "reject"}).build()
-
     assert built.rejects() == [(1, "control_token_in_content")]
 
 
@@ -307,8 +285,7 @@ def test_row_that_leaves_no_stand_in_for_a_control_string_is_rejected(workspace:
     path.write_text(json.dumps(tokenizer), encoding="utf-8")
     text = f"{string.ascii_letters}{string.digits}☃"
 
-    built = workspace.one("a.jsonl", between(messages({"role": "user", "content": text}, ASSISTANT))).build()
-
+    built = workspace.one("a.jsonl", between(messages(user(text), ASSISTANT))).build()
     assert built.rejects() == [(1, "control_token_in_content")]
     assert built.kept() == [0, 2]
 
@@ -319,7 +296,7 @@ TEN_MB = "the river moves slowly past green houses. " * 250_000
 @pytest.mark.parametrize(
     ("kind", "row"),
     [
-        (CHAT, {"messages": [{"role": "user", "content": TEN_MB}, ASSISTANT]}),
+        (CHAT, {"messages": [user(TEN_MB), ASSISTANT]}),
         (CHAT, {"messages": [USER, {"role": "assistant", "content": TEN_MB}]}),
         (PAIR, {"prompt": TEN_MB, "answer": "seven"}),
         (TEXT, {"text": TEN_MB}),
@@ -358,28 +335,22 @@ def _memory(name: str) -> int:
 
 
 # ── Files ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_empty_file_beside_a_good_one_adds_nothing(workspace: Workspace) -> None:
-    workspace.one("a.jsonl", [chat(i) for i in range(5)])
-    alone = workspace.build()
+    alone = workspace.one("a.jsonl", [chat(i) for i in range(5)]).build()
     workspace.write("b.jsonl", b"")
-    workspace.recipe({"rows": {"source": {"train_urls": ["data/*.jsonl"]}, "format": CHAT}})
-
-    assert workspace.build().versions()["gpu_partitions"] == alone.versions()["gpu_partitions"]
+    beside = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.jsonl"]}, "format": CHAT}}).build()
+    assert beside.versions()["gpu_partitions"] == alone.versions()["gpu_partitions"]
 
 
 def test_only_empty_files_stop_at_the_gate(workspace: Workspace) -> None:
     path = workspace.write("a.jsonl", b"")
     workspace.recipe({"rows": {"source": {"train_urls": [path]}, "format": CHAT}}, gates={})
-
     with pytest.raises(GateError, match="rows/raw_dataset: nonempty: 0"):
         workspace.build()
 
 
 def test_dataset_without_a_single_row_is_carried_through_open_gates(workspace: Workspace) -> None:
     built = workspace.one("a.jsonl", b"").build()
-
     assert built.segments() == []
     assert built.manifest("gpu_partitions").facts["sequences"] == 0
 
@@ -410,9 +381,7 @@ def test_parquet_with_another_schema_than_its_siblings_is_rejected_row_by_row(
 ) -> None:
     workspace.write("a.parquet", parquet(messages=[chat(i)["messages"] for i in range(4)]))
     workspace.write("b.parquet", parquet(**columns))
-
     built = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.parquet"]}, "format": CHAT}}).build()
-
     assert built.rejects() == [(0, reason), (1, reason)]
     assert len(built.segments()) == 4
     assert_accounted(built)
@@ -421,12 +390,9 @@ def test_parquet_with_another_schema_than_its_siblings_is_rejected_row_by_row(
 def test_tokenizer_folder_without_its_file_is_one_error(workspace: Workspace) -> None:
     workspace.one("a.jsonl", [chat(1)])
     (workspace.folder / "tokenizer/tokenizer.json").unlink()
-
-    with pytest.raises(
-        ConfigError, match=r"tokenizer: 'tokenizer' cannot be loaded .* a folder with tokenizer\.json"
-    ) as caught:
+    said = r"tokenizer: 'tokenizer' cannot be loaded .* a folder with tokenizer\.json"
+    with pytest.raises(ConfigError, match=said) as caught:
         workspace.build()
-
     assert str(caught.value).endswith("point `tokenizer` at one")
 
 
@@ -443,14 +409,12 @@ def test_tokenizer_folder_without_its_file_is_one_error(workspace: Workspace) ->
 def test_tokenizer_or_template_that_is_not_there_is_an_error_before_rows_are_made(
     workspace: Workspace, how: str, change: dict[str, Any], expected: str
 ) -> None:
-    workspace.recipe(
-        {"rows": {"source": {"train_urls": [workspace.write("rows.jsonl", [chat(1)])]}, "format": CHAT}}, **change
-    )
-    bare = json.loads(
-        (write_tokenizer(workspace.folder / "bare") / "tokenizer_config.json").read_text(encoding="utf-8")
-    )
+    source = {"train_urls": [workspace.write("rows.jsonl", [chat(1)])]}
+    workspace.recipe({"rows": {"source": source, "format": CHAT}}, **change)
+    settings = write_tokenizer(workspace.folder / "bare") / "tokenizer_config.json"
+    bare = json.loads(settings.read_text(encoding="utf-8"))
     del bare["chat_template"]
-    (workspace.folder / "bare/tokenizer_config.json").write_text(json.dumps(bare), encoding="utf-8")
+    settings.write_text(json.dumps(bare), encoding="utf-8")
 
     def attempt() -> object:
         if how == "plan":
@@ -460,7 +424,6 @@ def test_tokenizer_or_template_that_is_not_there_is_an_error_before_rows_are_mad
 
     with pytest.raises(ConfigError, match=expected):
         attempt()
-
     made = {path.parent.name for path in workspace.store.rglob("pointer.json")}
     assert made == ({"raw_dataset"} if how == "stage" else set())
 
@@ -471,14 +434,12 @@ def test_build_in_which_nothing_changed_opens_no_tokenizer_beforehand(workspace:
 
     # Existing outputs were made with it; only new ones need it.
     prepare.require_ready(workspace.project, steps.plan_steps(workspace.project))
-
     assert not (workspace.store / "tokenizers").exists()
 
 
 def test_tokenizer_file_that_is_no_json_is_one_error(workspace: Workspace) -> None:
     workspace.one("a.jsonl", [chat(1)])
     (workspace.folder / "tokenizer/tokenizer.json").write_text("{", encoding="utf-8")
-
     with pytest.raises(ConfigError, match="tokenizer: 'tokenizer' cannot be loaded"):
         workspace.build()
 
@@ -505,30 +466,19 @@ def with_template(workspace: Workspace, template: str) -> Workspace:
 def test_template_without_end_is_one_error_within_seconds(workspace: Workspace, name: str) -> None:
     with_template(workspace, HARMFUL_AT_ONCE[name] + CHATML).one("a.jsonl", [chat(i) for i in range(20)])
 
-    with (
-        bounded_memory(300 << 20),
-        pytest.raises(ConfigError, match=r"^template\.chat_template: .* choose another template"),
-    ):
+    said = r"^template\.chat_template: .* choose another template"
+    with bounded_memory(300 << 20), pytest.raises(ConfigError, match=said):
         workspace.build()
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        "{{ 'x' * 1000000000 }}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{{ 'x' * 10000 }}{% endfor %}",
-    ],
-    ids=["prints", "loops", "prints-bit-by-bit"],
-)
-def test_template_that_runs_away_on_one_row_rejects_that_row(workspace: Workspace, harm: str) -> None:
+@pytest.mark.parametrize("name", ["prints-a-gigabyte", "loops", "prints-it-bit-by-bit"])
+def test_template_that_runs_away_on_one_row_rejects_that_row(workspace: Workspace, name: str) -> None:
     """No probe meets the trap: it waits for a word of the data."""
-    with_template(workspace, f"{{% if messages[0]['content'] == 'now' %}}{harm}{{% endif %}}{CHATML}")
-    workspace.one("a.jsonl", between(messages({"role": "user", "content": "now"}, ASSISTANT)))
+    trap = f"{{% if messages[0]['content'] == 'now' %}}{HARMFUL_AT_ONCE[name]}{{% endif %}}"
+    with_template(workspace, trap + CHATML).one("a.jsonl", between(messages(user("now"), ASSISTANT)))
 
     with bounded_memory(300 << 20):
         built = workspace.build()
-
     assert built.rejects() == [(1, "template_error")]
     assert built.kept() == [0, 2]
 
@@ -548,19 +498,16 @@ INTERNALS = {
 @pytest.mark.parametrize("name", INTERNALS)
 def test_template_that_reaches_for_internals_rejects_every_row(workspace: Workspace, name: str) -> None:
     built = with_template(workspace, INTERNALS[name] + CHATML).one("a.jsonl", [chat(i) for i in range(3)]).build()
-
     assert built.rejects() == [(i, "template_error") for i in range(3)]
     assert built.segments() == []
 
 
 def test_template_that_reaches_by_attr_prints_nothing_of_python(workspace: Workspace) -> None:
     built = with_template(workspace, "{{ ''|attr('__class__') }}" + CHATML).one("a.jsonl", [chat(1)]).build()
-
     assert text_of(built.examples()[0]).startswith("<|im_start|>user\n")
 
 
 def test_template_that_cannot_be_parsed_is_one_error(workspace: Workspace) -> None:
     with_template(workspace, "{% for m in messages %}").one("a.jsonl", [chat(1)])
-
     with pytest.raises(ConfigError, match=r"template\.chat_template: line 1: "):
         workspace.build()

@@ -29,15 +29,10 @@ pytestmark = pytest.mark.slow
 GRAPH = "/locations/rowmill/asset-groups/demo/lineage"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     # A browser that looks for its maker's servers is not what is tested.
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
 PATIENCE_MS = 120_000
 RIGHT_ENDS_OF_LINES = """one => {
   const range = document.createRange();
@@ -111,12 +106,16 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield started
 
 
-@pytest.fixture
-def visit(browser: Any, server: Server) -> Visit:
+def open_page(browser: Any, server: Server) -> Visit:
     pictures = os.environ.get("ROWMILL_SCREENSHOTS")
     # Dagster's moving signs would be drawn without a graphics card, many times a second.
     page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     return Visit(page, server, Path(pictures).absolute() if pictures else None)
+
+
+@pytest.fixture
+def visit(browser: Any, server: Server) -> Visit:
+    return open_page(browser, server)
 
 
 @pytest.mark.browser
@@ -143,20 +142,18 @@ def test_what_was_built_before_the_pages_is_green_with_its_numbers(browser: Any,
         subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE)
 
     with serving(folder / "configs", folder / ".rowmill", folder / ".dagster") as server:
-        page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
-        pictures = os.environ.get("ROWMILL_SCREENSHOTS")
-        visit = Visit(page, server, Path(pictures).absolute() if pictures else None)
+        visit = open_page(browser, server)
         visit.go("/locations/rowmill/asset-groups/chats/lineage", "gpu_partitions")
         visit.picture("first-run")
         assert visit.server.runs() == []
         visit.go("/assets", "chats.canonical_rows")
-        assert page.get_by_text("Never materialized").count() == 0
-        shown = page.get_by_text(re.compile(r"^Materialized\b"))
+        assert visit.page.get_by_text("Never materialized").count() == 0
+        shown = visit.page.get_by_text(re.compile(r"^Materialized\b"))
         eventually(lambda: shown.count() >= 7, "each output has its time", within_s=60)
         visit.go("/assets/chats/chats.canonical_rows", "592 rows", "Passed")
         visit.go("/assets/chats/chats.tokenized_examples", "590 examples", "Passed")
         visit.go("/assets/chats/chats.canonical_rows?view=checks", "unknown_roles")
-        page.get_by_text("Succeeded").first.wait_for()
+        visit.page.get_by_text("Succeeded").first.wait_for()
         assert visit.foreign == []
 
 
@@ -308,18 +305,15 @@ def _see_a_tick(visit: Visit) -> None:
     visit.page.get_by_text("Next tick").wait_for()
     visit.picture("schedule", height=430)
 
-    _write_cron(visit.server.home.parent / "configs" / "demo" / "demo.yaml", "* * * * *")
+    recipe = visit.server.home.parent / "configs" / "demo" / "demo.yaml"
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    values["execution"] |= {"cron": "* * * * *"}
+    recipe.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     visit.go(GRAPH)
     visit.page.get_by_role("button", name="Reload definitions").click()
     night = eventually(lambda: _scheduled_run(visit.server), "a night was started")
     assert visit.wait_for_run(night) == "SUCCESS"
     visit.go("/locations/rowmill/schedules/nightly_demo", "Every minute", "1 run requested")
-
-
-def _write_cron(recipe: Path, cron: str) -> None:
-    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    values["execution"] |= {"cron": cron}
-    recipe.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
 def _schedule_is_on(visit: Visit) -> bool:

@@ -10,14 +10,12 @@ import pytest
 from rowmill.build import runner, steps
 from rowmill.build.steps import Project
 from rowmill.reader import Reader
-from rowmill.recipe import recipe
-from rowmill.schema.manifest import Manifest, load_current
+from tests.support.recipes import current
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/examples/levanter"
 PAGE = ROOT / "docs/coming-from/levanter.md"
 NAMES = ("text", "chat", "supervised", "mixture", "budget")
-pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +28,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Project]:
     return projects
 
 
-def made(project: Project, *key: str) -> Manifest:
-    found = load_current(project.store, (project.recipe.name, *key))
-    assert found is not None
-    return found
-
-
 def sequences(project: Project, dataset: str) -> dict[str, int]:
-    return {row[1]: row[3] for row in made(project, dataset, "packed_shards").tables["splits"].rows}
+    return {row[1]: row[3] for row in current(project, dataset, "packed_shards").tables["splits"].rows}
 
 
 def order_of(project: Project) -> list[dict[str, Any]]:
-    file = made(project, "training_splits").parts[0].files["order"]
+    file = current(project, "training_splits").parts[0].files["order"]
     return project.store.table(file).to_pylist()
 
 
@@ -53,14 +45,10 @@ def test_page_links_every_recipe() -> None:
     assert linked == {path.stem for path in FOLDER.glob("*.yaml")} == {*NAMES}
 
 
-def test_recipes_are_no_part_of_the_demo() -> None:
-    assert {*NAMES}.isdisjoint(path.stem for path in recipe.find_recipes(ROOT / "configs"))
-
-
 @pytest.mark.slow
 def test_text_is_cut_into_full_sequences_and_shuffled_within_eras(built: dict[str, Project]) -> None:
     project = built["text"]
-    tokens = [row for part in made(project, "web", "packed_shards").parts if "shard" in part.files
+    tokens = [row for part in current(project, "web", "packed_shards").parts if "shard" in part.files
               for row in project.store.table(part.files["shard"], ["tokens"]).column(0).to_pylist()]  # fmt: skip
     first = [row["sequence_id"] for row in order_of(project) if row["pass"] == 0 and not row["filler"]]
 
@@ -73,20 +61,18 @@ def test_text_is_cut_into_full_sequences_and_shuffled_within_eras(built: dict[st
 @pytest.mark.slow
 def test_chats_are_packed_by_sixteen_and_grouped(built: dict[str, Project]) -> None:
     project = built["chat"]
-    files = made(project, "dialogues", "packed_shards").files("shard")
+    files = current(project, "dialogues", "packed_shards").files("shard")
     segments = [len(row["seq_lengths"]) for file in files for row in project.store.table(file).to_pylist()]
 
+    reader = Reader(project.store.root, "chat", rank=0, world_size=1, as_torch=False)
     assert max(segments) <= 16
-    assert made(project, "training_splits").facts["same_group"] == 0
-    assert Reader(project.store.root, "chat", rank=0, world_size=1, as_torch=False).tagged_eval_sets()[0][1] == [
-        "dialogue",
-        "dialogues",
-    ]
+    assert current(project, "training_splits").facts["same_group"] == 0
+    assert reader.tagged_eval_sets()[0][1] == ["dialogue", "dialogues"]
 
 
 def test_tasks_hold_four_sequences_out_and_never_train_the_ignored_token(built: dict[str, Project]) -> None:
     project = built["supervised"]
-    files = made(project, "tasks", "packed_shards").files("shard")
+    files = current(project, "tasks", "packed_shards").files("shard")
     rows = [row for file in files for row in project.store.table(file, ["labels"]).to_pylist()]
     labels = {one for row in rows for one in row["labels"]}
 

@@ -11,7 +11,6 @@ from rowmill.build.steps import open_project
 from rowmill.kinds.tables.parsing import PlacementColumns, Validation, parse_generated_text
 from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
 from rowmill.kinds.tables.time_order import ELAPSED
-from rowmill.recipe import recipe
 from rowmill.schema.manifest import Manifest
 from rowmill.stages import catalog
 from rowmill.stages.packed_shards import stage as packed_shards
@@ -20,23 +19,19 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/examples/records"
 PAGE = ROOT / "docs/coming-from/safe-synthesizer.md"
 NAMES = ("table", "groups", "series", "private")
-pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
+Builds = dict[str, dict[str, Manifest]]
+"""What each stage of a recipe of the page wrote."""
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Manifest]]:
-    """Build every recipe of the page as far as its shards; return what each stage wrote."""
-    root = str(tmp_path_factory.mktemp("records"))
-    made: dict[str, dict[str, Manifest]] = {}
-    for name in NAMES:
-        steps = runner.build(
-            open_project(FOLDER / f"{name}.yaml", root), only=catalog.list_stages_up_to(packed_shards.STAGE)
-        )
-        made[name] = {step.name: report.manifest for step, report, _ in steps}
-    return made
+def built(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    """Build every recipe of the page as far as its shards."""
+    root, stages = str(tmp_path_factory.mktemp("records")), catalog.list_stages_up_to(packed_shards.STAGE)
+    steps = {name: runner.build(open_project(FOLDER / f"{name}.yaml", root), only=stages) for name in NAMES}
+    return {name: {step.name: report.manifest for step, report, _ in made} for name, made in steps.items()}
 
 
-def split(built: dict[str, dict[str, Manifest]], name: str, which: str = "train") -> dict[str, Any]:
+def split(built: Builds, name: str, which: str = "train") -> dict[str, Any]:
     plan = built[name]["tokenized_examples"].tables["plan"]
     return next(dict(zip(plan.columns, row, strict=True)) for row in plan.rows if row[0] == which)
 
@@ -85,27 +80,21 @@ def test_page_links_every_recipe() -> None:
     assert linked == {path.stem for path in FOLDER.glob("*.yaml")} == {*NAMES}
 
 
-def test_recipes_are_no_part_of_the_demo() -> None:
-    assert {*NAMES}.isdisjoint(path.stem for path in recipe.find_recipes(ROOT / "configs"))
-
-
 @pytest.mark.slow
-def test_table_is_shown_four_hundred_times_in_three_passes(built: dict[str, dict[str, Manifest]]) -> None:
+def test_table_is_shown_four_hundred_times_in_three_passes(built: Builds) -> None:
     train = split(built, "table")
-
     assert (train["records"], train["flush_restart"]) == (400, 2)
     assert train["example_records_max"] == 10
 
 
-def test_groups_are_whole_and_ten_rows_or_so_are_held_out(built: dict[str, dict[str, Manifest]]) -> None:
+def test_groups_are_whole_and_ten_rows_or_so_are_held_out(built: Builds) -> None:
     train, test = split(built, "groups"), split(built, "groups", "test")
-
     assert train["groups"] + test["groups"] == 24
     assert train["example_groups_max"] == 4
     assert abs(test["records"] - 10) <= 2
 
 
-def test_series_are_cut_into_examples_and_their_beginnings_are_kept(built: dict[str, dict[str, Manifest]]) -> None:
+def test_series_are_cut_into_examples_and_their_beginnings_are_kept(built: Builds) -> None:
     made = built["series"]["tokenized_examples"]
 
     assert split(built, "series")["groups"] == 4
@@ -114,8 +103,7 @@ def test_series_are_cut_into_examples_and_their_beginnings_are_kept(built: dict[
     assert len(made.files("prefill")) == 1
 
 
-def test_private_examples_and_sequences_hold_one_customer(built: dict[str, dict[str, Manifest]]) -> None:
+def test_private_examples_and_sequences_hold_one_customer(built: Builds) -> None:
     facts = built["private"]["packed_shards"].facts
-
     assert split(built, "private")["example_groups_max"] == 1
     assert facts["sequences"] == facts["segments"]

@@ -10,7 +10,6 @@ import dagster as dg
 import pytest
 import yaml
 
-from rowmill.cli.error_boundary import ExitStatus
 from rowmill.reader import Reader
 from tests.support.cli_project import CliProject
 from tests.support.dagster_server import ROOT, Server, eventually, serving
@@ -19,6 +18,7 @@ from tests.support.tiny_project import Tiny
 pytestmark = pytest.mark.slow
 
 RANKS = ("rank-00000-of-00002", "rank-00001-of-00002")
+SETTINGS = ROOT / "assets" / "dagster_rowmill" / "dagster.yaml"
 
 
 @pytest.fixture
@@ -34,13 +34,10 @@ def server(tiny: Tiny) -> Iterator[Server]:
 
 def test_two_runs_at_once_build_every_rank_and_sigint_leaves_no_process(server: Server) -> None:
     both = [server.launch("rebuild_tiny") for _ in range(2)]
-
     assert [server.ended_run(run) for run in both] == ["SUCCESS", "SUCCESS"]
     assert server.materialized("tiny", "gpu_partitions") == [None, None]
     assert set(server.materialized("tiny", "ranks")) == set(RANKS)
-    assert (server.home / "dagster.yaml").read_text() == (
-        ROOT / "assets" / "dagster_rowmill" / "dagster.yaml"
-    ).read_text()
+    assert (server.home / "dagster.yaml").read_bytes() == SETTINGS.read_bytes()
 
     server.process.send_signal(signal.SIGINT)
     server.process.wait(timeout=60)
@@ -50,10 +47,7 @@ def test_two_runs_at_once_build_every_rank_and_sigint_leaves_no_process(server: 
 @pytest.mark.campaign
 def test_run_over_broken_data_builds_no_rank(tiny: Tiny, server: Server) -> None:
     tiny.write(unknown_roles=12)
-
-    status = server.ended_run(server.launch("rebuild_tiny"))
-
-    assert status == "FAILURE"
+    assert server.ended_run(server.launch("rebuild_tiny")) == "FAILURE"
     assert server.materialized("tiny", "chats.canonical_rows") == [None]
     assert server.materialized("tiny", "chats.tokenized_examples") == []
     assert server.materialized("tiny", "gpu_partitions") == []
@@ -63,7 +57,7 @@ def test_run_over_broken_data_builds_no_rank(tiny: Tiny, server: Server) -> None
 def test_run_that_is_killed_is_noticed_started_again_and_leaves_yesterday_readable(tiny: Tiny) -> None:
     home = tiny.folder / "home"
     home.mkdir()
-    settings = yaml.safe_load((ROOT / "assets" / "dagster_rowmill" / "dagster.yaml").read_text())
+    settings = yaml.safe_load(SETTINGS.read_text())
     settings["run_monitoring"]["poll_interval_seconds"] = 1
     (home / "dagster.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     tiny.run()
@@ -105,6 +99,5 @@ def test_files_of_the_project_that_are_named_like_libraries_hide_none(tmp_path: 
 
     with serving(tmp_path / "configs", tmp_path / ".rowmill", tmp_path / ".dagster", root=tmp_path) as server:
         assert server.ended_run(server.launch("rebuild_small")) == "SUCCESS"
-
     assert "a file of the project" not in (tmp_path / ".dagster/log").read_text(encoding="utf-8")
-    assert project.rowmill("verify") == ExitStatus.SUCCESS
+    project.run("verify")

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +13,13 @@ import pytest
 
 from rowmill import stats
 from rowmill.build import gate, runner, steps
-from rowmill.cli import main
+from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
 from rowmill.core.storage import digest_file
 from rowmill.inspection import verify
 from rowmill.schema import manifest
-from rowmill.schema.manifest import Manifest
-from tests.support.recipes import CHAT, LENIENT, PAIR, Workspace, chat, pair
+from tests.support.cli_project import run
+from tests.support.recipes import CHAT, LENIENT, PAIR, Workspace, chat, current, pair
 from tests.support.tables import RECORDS, as_csv, purchases
 from tests.support.tiers import mark_all_but
 
@@ -30,19 +30,13 @@ CHANGED = {"seq_len": 200, "partitions": {"world_size": 1}}
 
 
 def write(workspace: Workspace, **changes: object) -> Workspace:
-    return workspace.recipe(
-        {
-            "chats": {
-                "source": {"train_urls": [workspace.write("chats.jsonl", [chat(i, turns=2) for i in range(40)])]},
-                "format": CHAT,
-            },
-            "tasks": {
-                "source": {"train_urls": [workspace.write("tasks.jsonl", [pair(i) for i in range(40)])]},
-                "format": PAIR,
-            },
-        },
-        **changes,
-    )
+    chats = workspace.write("chats.jsonl", [chat(i, turns=2) for i in range(40)])
+    tasks = workspace.write("tasks.jsonl", [pair(i) for i in range(40)])
+    datasets = {
+        "chats": {"source": {"train_urls": [chats]}, "format": CHAT},
+        "tasks": {"source": {"train_urls": [tasks]}, "format": PAIR},
+    }
+    return workspace.recipe(datasets, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +64,9 @@ def versions(project: steps.Project) -> dict[str, str]:
     return {key: made.version for key, made in found.items() if made is not None}
 
 
-def outputs(workspace: Workspace) -> Iterator[Manifest]:
-    for step in steps.plan_steps(workspace.project):
-        made = manifest.load_current(workspace.project.store, step.key)
-        assert made is not None
-        yield made
+def damages(project: steps.Project) -> list[tuple[str, ...]]:
+    """Return what `verify --deep` finds damaged, by step."""
+    return [one.damage for one in verify.verify_recipe(project, deep=True)]
 
 
 def flip(path: Path) -> None:
@@ -92,8 +84,6 @@ def cut(path: Path) -> None:
 
 
 # ── tables of statistics ──
-
-
 def flip_value(path: Path) -> None:
     """Flip the first bit that makes a table say something else: those of its end say little, and have no checksum."""
     content, before = path.read_bytes(), pq.read_table(path)
@@ -126,7 +116,7 @@ def test_damaged_statistics_are_named_and_written_again(copy: Workspace, spoil: 
     # A result's table is read, and made again, by whoever judges: here by `verify` itself.
     assert {f"{path.relative_to(copy.store)}" for path in spoilt if "stats/check_results" not in str(path)} <= named
     assert tables() == before
-    assert not any(one.damage for one in verify.verify_recipe(copy.project, deep=True))
+    assert not any(damages(copy.project))
 
 
 def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Workspace) -> None:
@@ -134,22 +124,20 @@ def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Wo
         if "=_" not in str(path.relative_to(copy.store)):
             empty(path)
     copy.build()
-
-    assert _records(copy) == [(80,)]
+    records = "SELECT sum(records) FROM ledger WHERE stage = 'canonical_rows'"
+    assert stats.query_views(copy.project.store, records)[1] == [(80,)]
 
 
 def test_damage_that_the_thread_of_the_statistics_meets_is_repaired(copy: Workspace) -> None:
-    clean = copy.build()
-    made = clean.manifest("chats", "tokenized_examples")
+    made = copy.build().manifest("chats", "tokenized_examples")
+    tables = f"stats/examples/**/version={made.version}/*.parquet"
     flip(copy.store / made.files("examples")[0].path)
-    for table in (copy.store / "stats" / "examples").rglob(f"version={made.version}/*.parquet"):
+    for table in copy.store.glob(tables):
         table.unlink()
 
-    again = copy.build()
-
-    assert again.manifest("chats", "tokenized_examples") == made
-    assert not any(one.damage for one in verify.verify_recipe(copy.project, deep=True))
-    assert list((copy.store / "stats" / "examples").rglob(f"version={made.version}/*.parquet"))
+    assert copy.build().manifest("chats", "tokenized_examples") == made
+    assert not any(damages(copy.project))
+    assert list(copy.store.glob(tables))
 
 
 def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Workspace) -> None:
@@ -158,26 +146,17 @@ def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Workspa
 
     with pytest.raises(IntegrityError, match=rf"{made.name}: .*`rowmill verify RECIPE --deep --discard`"):
         stats.query_views(copy.project.store, "FROM builds")
-
     verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
     assert len(stats.query_views(copy.project.store, "FROM builds")[1]) > 0
 
 
-def _records(workspace: Workspace) -> list[tuple[object, ...]]:
-    return stats.query_views(workspace.project.store, "SELECT sum(records) FROM ledger WHERE stage = 'canonical_rows'")[
-        1
-    ]
-
-
 # ── files of parts ──
-
-
 @pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty]))
 def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
     copy: Workspace, clean: dict[str, str], spoil: Callable[[Path], None]
 ) -> None:
-    for made in outputs(copy):
-        for part in made.parts[:1]:
+    for step in steps.plan_steps(copy.project):
+        for part in current(copy.project, *step.key[1:]).parts[:1]:
             for file in part.files.values():
                 spoil(copy.store / file.path)
 
@@ -185,13 +164,11 @@ def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
     # What nothing reads, such as a ledger, a build cannot notice.
     verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
     assert versions(copy.build().project) == clean
-    assert [one.damage for one in verify.verify_recipe(copy.project, deep=True)] == [()] * len(clean)
+    assert damages(copy.project) == [()] * len(clean)
 
 
 def test_a_damaged_part_alone_is_made_again(copy: Workspace, caplog: pytest.LogCaptureFixture) -> None:
-    made = manifest.load_current(copy.project.store, ("mini", "chats", "canonical_rows"))
-    assert made is not None
-    damaged = made.parts[0].files["rows"]
+    damaged = current(copy.project, "chats", "canonical_rows").parts[0].files["rows"]
     flip(copy.store / damaged.path)
     write(copy, **CHANGED).build()
 
@@ -206,18 +183,16 @@ def test_build_in_which_nothing_changed_makes_again_what_its_report_shows(
 ) -> None:
     monkeypatch.chdir(copy.folder)
     copy.write("chats.jsonl", [*(chat(i, turns=2) for i in range(40)), {"messages": []}])
-    assert main.main(["build", str(copy.config)]) == main.ExitStatus.SUCCESS
+    run("build", str(copy.config))
     page = copy.store / "reports/mini/report.html"
     whole = digest_store(copy)
     page.unlink()
     # A stage's files are damaged together with its input's.
     read = {"canonical_rows": "rejects", "tokenized_examples": "examples", "packed_shards": "segments shard"}
     for stage, name in ((stage, name) for stage, names in read.items() for name in names.split()):
-        made = manifest.load_current(copy.project.store, ("mini", "chats", stage))
-        assert made is not None
-        spoil(copy.store / made.files(name)[0].path)
+        spoil(copy.store / current(copy.project, "chats", stage).files(name)[0].path)
 
-    assert main.main(["build", str(copy.config)]) == main.ExitStatus.SUCCESS
+    run("build", str(copy.config))
     assert digest_store(copy) == whole
     assert page.exists()
 
@@ -227,23 +202,19 @@ def digest_store(workspace: Workspace) -> dict[str, str]:
     return {str(path): digest_file(path) for path in workspace.store.rglob("parts/*/**/*.*") if path.suffix != ".json"}
 
 
-def test_damage_that_cannot_be_made_again_has_its_own_status(
-    copy: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_that_cannot_be_made_again_has_its_own_status(copy: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(copy.folder)
-    made = manifest.load_current(copy.project.store, ("mini", "chats", "tokenized_examples"))
-    assert made is not None
-    assert main.main(["use", str(copy.config), "chats/tokenized_examples", made.version]) == main.ExitStatus.SUCCESS
+    made = current(copy.project, "chats", "tokenized_examples")
+    run("use", str(copy.config), "chats/tokenized_examples", made.version)
     flip(copy.store / made.files("examples")[0].path)
 
-    assert main.main(["build", str(copy.config)]) == main.ExitStatus.DAMAGED
-    assert "it cannot be made again: mini/chats/tokenized_examples is held" in capsys.readouterr().err
-    assert main.main(["build", str(copy.config)]) == main.ExitStatus.DAMAGED
+    damaged = run("build", str(copy.config), status=ExitStatus.DAMAGED)
+    assert "it cannot be made again: mini/chats/tokenized_examples is held" in damaged.err
+    run("build", str(copy.config), status=ExitStatus.DAMAGED)
 
 
 def test_damage_of_an_output_of_other_options_is_not_made_again_under_new_ones(copy: Workspace) -> None:
-    made = manifest.load_current(copy.project.store, ("mini", "chats", "tokenized_examples"))
-    assert made is not None
+    made = current(copy.project, "chats", "tokenized_examples")
     damaged = made.files("examples")[0]
     flip(copy.store / damaged.path)
     project = write(copy, seq_len=200).project
@@ -260,9 +231,7 @@ def test_damaged_staged_copy_of_a_source_is_made_again(tmp_path: Path, spoil: Ca
     [staged] = workspace.store.rglob("staged/*.jsonl")
     whole = staged.read_bytes()
     spoil(staged)
-
     built = workspace.build(only=["canonical_rows"])
-
     assert staged.read_bytes() == whole
     assert len(built.rows_of("rows", "canonical_rows", file="rows")) == 2
 
@@ -309,12 +278,8 @@ def test_damaged_evidence_of_a_table_is_made_again(
 
 
 def test_changed_source_cannot_repair_its_damaged_outputs(copy: Workspace) -> None:
-    project = copy.project
-    made = manifest.load_current(project.store, ("mini", "chats", "canonical_rows"))
-    assert made is not None
-    flip(copy.store / made.parts[0].files["rows"].path)
-    write(copy, **CHANGED)
-    copy.write("chats.jsonl", [chat(i) for i in range(5)])
+    flip(copy.store / current(copy.project, "chats", "canonical_rows").parts[0].files["rows"].path)
+    write(copy, **CHANGED).write("chats.jsonl", [chat(i) for i in range(5)])
     step = steps.find_step(copy.project, ("mini", "chats", "tokenized_examples"))
     inputs = gate.open_inputs(copy.project, step)
     runner.build(copy.project, only=["raw_dataset"])
@@ -326,23 +291,18 @@ def test_changed_source_cannot_repair_its_damaged_outputs(copy: Workspace) -> No
 def test_discard_removes_outputs_of_damaged_inputs_and_the_next_build_is_complete(
     copy: Workspace, whole: Workspace
 ) -> None:
-    before = versions(whole.project)
-    made = manifest.load_current(copy.project.store, ("mini", "chats", "canonical_rows"))
-    assert made is not None
-    flip(copy.store / made.parts[0].files["rows"].path)
-    checked = verify.verify_recipe(copy.project, deep=True)
-    lines = verify.discard_damage(copy.project, checked)
+    published = copy.store / "mini/gpu_partitions/current.json"
+    flip(copy.store / current(copy.project, "chats", "canonical_rows").parts[0].files["rows"].path)
 
+    lines = verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
     stages = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")
     assert [line.partition(":")[0].rpartition("/")[2] for line in lines] == list(stages)
-    assert not (copy.store / "mini/gpu_partitions/current.json").exists()
-    assert versions(copy.build().project) == before
-    assert (copy.store / "mini/gpu_partitions/current.json").exists()
+    assert not published.exists()
+    assert versions(copy.build().project) == versions(whole.project)
+    assert published.exists()
 
 
 # ── what is written about the parts ──
-
-
 @pytest.mark.parametrize("spoil", [cut, empty])
 @pytest.mark.parametrize("names", ["versions/*.json", "manifests/*.json", "pointer.json", "parts/*/part.json",
                                    "check_results/*.json"])  # fmt: skip
@@ -353,22 +313,18 @@ def test_a_truncated_or_empty_note_is_rewritten(
     assert paths
     for path in paths:
         spoil(path)
-
     assert versions(copy.build().project) == versions(whole.project)
 
 
 def test_an_edited_fact_is_not_trusted(copy: Workspace) -> None:
-    key = ("mini", "chats", "canonical_rows")
-    made = manifest.load_current(copy.project.store, key)
-    assert made is not None
-    folder = copy.store / "mini/chats/canonical_rows"
+    made, folder = current(copy.project, "chats", "canonical_rows"), copy.store / "mini/chats/canonical_rows"
     for path in (*folder.glob("versions/*.json"), *folder.glob("manifests/*.json")):
         content = path.read_bytes()
         assert b'"unknown_roles": 0' in content
         path.write_bytes(content.replace(b'"unknown_roles": 0', b'"unknown_roles": 9'))
 
     with pytest.raises(IntegrityError, match=r"canonical_rows/versions/.* is damaged or was edited"):
-        manifest.load_version(copy.project.store, key, made.version)
+        manifest.load_version(copy.project.store, made.key, made.version)
     assert versions(copy.build().project)["mini/chats/canonical_rows"] == made.version
 
 
@@ -391,20 +347,17 @@ def test_an_edited_check_result_is_not_trusted(copy: Workspace) -> None:
 
 
 # ── publication ──
-
-
 def test_ranks_that_fail_a_check_are_not_published(copy: Workspace) -> None:
-    current = copy.store / "mini/gpu_partitions/current.json"
-    before = current.read_bytes()
+    path = copy.store / "mini/gpu_partitions/current.json"
+    before = path.read_bytes()
     rule = {"name": "enough", "type": "expect_column_min_to_be_between", "column": "tokens", "min_value": 10**9}
     gates = {**LENIENT, "expectations": {"gpu_partitions": [rule]}}
     done = runner.build(write(copy, gates=gates, seq_len=200).project)
-
     assert [one.check for one in done[-1][2] if one.blocking] == ["enough"]
-    assert current.read_bytes() == before
+    assert path.read_bytes() == before
 
     built = write(copy, gates={**LENIENT, "rejects": {"at_most": 0.9}}, seq_len=200).build()
-    published = orjson.loads(current.read_bytes())
+    published = orjson.loads(path.read_bytes())
     assert published["version"] == built.manifest("gpu_partitions").version
     assert any("rejects at most 0.9 (error); the default is 0.05" in line for line in published["loosened"])
     assert {"conservation"} <= {one["name"] for one in published["checks"]}

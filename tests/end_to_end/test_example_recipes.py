@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from rowmill.build import runner, steps
+from rowmill.build import steps
 from rowmill.build.in_memory import sft_tokenize
-from rowmill.build.steps import Project
 from rowmill.recipe import recipe
 from rowmill.schema.examples import SPAN_KINDS
-from rowmill.schema.manifest import load_current
 from rowmill.schema.rows import Rejected
+from tests.docs.test_docs import blocks
+from tests.support.recipes import Built, build_project
 
 pytestmark = pytest.mark.slow
 
@@ -23,38 +23,25 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/examples/rows"
 
 
-class Example:
-    """A recipe of the folder, built as far as its tokens."""
-
-    def __init__(self, project: Project) -> None:
-        self.project = project
-
-    def rows_of(self, dataset: str, stage: str, file: str) -> list[dict[str, Any]]:
-        made = load_current(self.project.store, (self.project.recipe.name, dataset, stage))
-        assert made is not None
-        return [row for one in made.files(file) for row in self.project.store.table(one).to_pylist()]
-
-    def examples(self, dataset: str) -> list[dict[str, Any]]:
-        return self.rows_of(dataset, "tokenized_examples", "examples")
-
-    def rejects(self, dataset: str) -> Counter[str]:
-        stages = ("canonical_rows", "tokenized_examples")
-        return Counter(row["reason"] for stage in stages for row in self.rows_of(dataset, stage, "rejects"))
-
-
 @pytest.fixture
-def built(request: pytest.FixtureRequest, tmp_path: Path) -> Example:
-    """Build the recipe that the test is named for."""
+def built(request: pytest.FixtureRequest, tmp_path: Path) -> Built:
+    """Build the recipe that the test is named for, as far as its tokens."""
     marker = request.node.get_closest_marker("example")
     project = steps.open_project(FOLDER / f"{marker.args[0]}.yaml", str(tmp_path))
-    runner.build(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
-    return Example(project)
+    return build_project(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+
+
+def rows_of(built: Built, dataset: str) -> list[dict[str, Any]]:
+    return built.rows_of(dataset, "canonical_rows", file="rows")
+
+
+def rejects(built: Built, dataset: str) -> Counter[str]:
+    return Counter(reason for _, reason in built.rejects(dataset))
 
 
 def test_examples_are_no_part_of_the_demo() -> None:
-    assert {path.stem for path in FOLDER.glob("*.yaml")}.isdisjoint(
-        path.stem for path in recipe.find_recipes(ROOT / "configs")
-    )
+    demo = {path.stem for path in recipe.find_recipes(ROOT / "configs")}
+    assert demo.isdisjoint(path.stem for path in (ROOT / "configs/examples").glob("*/*.yaml"))
 
 
 def test_every_example_has_a_test_and_a_page() -> None:
@@ -88,16 +75,14 @@ def test_page_links_the_recipe_of_the_folder(page: str, name: str) -> None:
     ],
 )
 def test_python_on_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     monkeypatch.chdir(ROOT)
-
-    shown = page.partition("```python\n")[2].partition("```")[0]
+    [shown, *_] = blocks(ROOT / f"docs/{name}.md", "python")
     assert "assert" in shown
     exec(compile(shown, name, "exec"), {})
 
 
 @pytest.mark.example("qlora-train")
-def test_qlora_train_answers_train_and_reasoning_does_not(built: Example) -> None:
+def test_qlora_train_answers_train_and_reasoning_does_not(built: Built) -> None:
     examples = built.examples("chats")
     reasoning = 0
     for one in examples:
@@ -115,14 +100,14 @@ def test_qlora_train_answers_train_and_reasoning_does_not(built: Example) -> Non
 
 
 @pytest.mark.example("astrai")
-def test_astrai_mask_filters_and_domains(built: Example) -> None:
-    chats, tasks, texts = (built.rows_of(name, "canonical_rows", "rows") for name in ("chats", "tasks", "documents"))
+def test_astrai_mask_filters_and_domains(built: Built) -> None:
+    chats, tasks, texts = (rows_of(built, name) for name in ("chats", "tasks", "documents"))
 
     assert {row["domain"] for row in chats} > {"classroom"}
     assert {row["domain"] for row in texts} > {"Notes 1"}
     assert all(len(row["text"]) >= 50 for row in texts)
-    assert built.rejects("documents")["too_short"] == 1
-    assert built.rejects("tasks")["duplicate"] > 0
+    assert rejects(built, "documents")["too_short"] == 1
+    assert rejects(built, "tasks")["duplicate"] > 0
     assert len(chats) <= 200
     for one in built.examples("tasks"):
         answer = one["span_starts"][one["span_kinds"].index(SPAN_KINDS.index("assistant"))]
@@ -143,7 +128,6 @@ def test_astrai_masks_whole_messages_with_the_options_of_the_page(template: str 
 
     options["template"] = {"chat_template": template}
     [made] = sft_tokenize([{"messages": messages}], tokenizer, max_seq_len=512, options=options)
-
     assert not isinstance(made, Rejected)
     [tokens] = made
     texts = [f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages]
@@ -154,12 +138,12 @@ def test_astrai_masks_whole_messages_with_the_options_of_the_page(template: str 
 
 
 @pytest.mark.example("evsys")
-def test_evsys_last_answer_trains_a_part_of_every_answer(built: Example) -> None:
+def test_evsys_last_answer_trains_a_part_of_every_answer(built: Built) -> None:
     every = {one["row_ids"][0]: one for one in built.examples("every_answer")}
     last = {one["row_ids"][0]: one for one in built.examples("last_answer")}
 
     assert every.keys() == last.keys()
-    assert built.rejects("every_answer")["no_assistant"] == 1
+    assert rejects(built, "every_answer")["no_assistant"] == 1
     fewer = 0
     for name, one in last.items():
         assert one["input_ids"] == every[name]["input_ids"]
@@ -169,8 +153,8 @@ def test_evsys_last_answer_trains_a_part_of_every_answer(built: Example) -> None
 
 
 @pytest.mark.example("levanter-formats")
-def test_levanter_formats_single_turns_and_everything(built: Example) -> None:
-    for row in built.rows_of("chats", "canonical_rows", "rows"):
+def test_levanter_formats_single_turns_and_everything(built: Built) -> None:
+    for row in rows_of(built, "chats"):
         roles = [message["role"] for message in json.loads(row["messages"])]
         assert roles.count("user") <= 1
         assert roles.count("assistant") <= 1
@@ -183,17 +167,17 @@ def test_levanter_formats_single_turns_and_everything(built: Example) -> None:
 
 
 @pytest.mark.example("own-rows")
-def test_own_rows_are_conversations_and_pairs(built: Example) -> None:
-    rows = built.rows_of("exercises", "canonical_rows", "rows")
+def test_own_rows_are_conversations_and_pairs(built: Built) -> None:
+    rows = rows_of(built, "exercises")
 
     assert {row["kind"] for row in rows} == {"conversation", "pair"}
     assert {row["domain"] for row in rows} == {"quoted", "bare", "pairs"}
-    assert built.rejects("exercises").keys() <= {"skipped_by_format", "duplicate", "overlong"}
+    assert rejects(built, "exercises").keys() <= {"skipped_by_format", "duplicate", "overlong"}
     assert len(built.examples("exercises")) == len(rows)
 
 
 @pytest.mark.example("own-tokens")
-def test_own_tokens_train_the_first_words(built: Example) -> None:
+def test_own_tokens_train_the_first_words(built: Built) -> None:
     for one in built.examples("documents"):
         assert one["loss_mask"] == [0 < i < 64 for i in range(one["tokens"])]
     assert len(built.examples("documents")) > 50

@@ -52,8 +52,6 @@ def contents(workspace: Workspace) -> dict[str, str]:
 
 
 # ── Flipped bits ───────────────────────────────────────────────────────────────────────────────────
-
-
 def kinds_of_files(store: Path) -> dict[str, list[Path]]:
     """Return all files of a store by kind: what differs in digests and numbers alone is one kind."""
     kinds: dict[str, list[Path]] = {}
@@ -125,8 +123,6 @@ def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_cle
 
 
 # ── Kills ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def renames_of(config: Path, count: int, after: bool) -> None:
     """Build in this process, and die before (or after) the n-th rename; 0 counts all into a file beside the recipe."""
     seen = 0

@@ -29,9 +29,8 @@ STAGES = ("tokenized_examples", "truncation_stats", "packed_shards", "training_s
 
 
 def rows(odd: int) -> list[dict[str, Any]]:
-    narrated = [
-        {"messages": [{"role": "narrator", "content": f"Scene {i}."}, *chat(i)["messages"]]} for i in range(odd)
-    ]
+    scenes = [{"role": "narrator", "content": f"Scene {i}."} for i in range(odd)]
+    narrated = [{"messages": [scene, *chat(i)["messages"]]} for i, scene in enumerate(scenes)]
     return [*narrated, *(chat(100 + i) for i in range(40 - odd))]
 
 
@@ -84,8 +83,6 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Besieged:
 
 
 # ── Attempts ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def _one_stage(stage: str) -> Callable[[Besieged], None]:
     def attempt(project: Besieged) -> None:
         rowmill(project.workspace, "build", *only(stage))
@@ -116,13 +113,13 @@ def _use_the_lenient_ranks(project: Besieged) -> None:
 
 def _use_the_lenient_ranks_of_a_renamed_dataset(project: Besieged) -> None:
     write(project.workspace, 0, dataset="talks")
-    assert rowmill(project.workspace, "use", "gpu_partitions", project.lenient) == 1
+    _use_the_lenient_ranks(project)
 
 
 def _use_the_lenient_ranks_without_the_dataset(project: Besieged) -> None:
     path = project.workspace.write("others.jsonl", [chat(i) for i in range(900, 930)])
     project.workspace.recipe({"others": {"source": {"train_urls": [path]}, "format": CHAT}}, gates=STRICT)
-    assert rowmill(project.workspace, "use", "gpu_partitions", project.lenient) == 1
+    _use_the_lenient_ranks(project)
 
 
 def _use_lenient_inputs_and_go_on(project: Besieged) -> None:
@@ -138,7 +135,7 @@ def _use_lenient_inputs_and_go_on(project: Besieged) -> None:
 
 def _delete_results(project: Besieged) -> None:
     shutil.rmtree(project.workspace.store / "mini/chats/canonical_rows/check_results")
-    assert rowmill(project.workspace, "build", *only(*STAGES)) == 1
+    _all_later_stages(project)
 
 
 def _edited(pattern: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Besieged], None]:
@@ -234,7 +231,7 @@ def _lenient_recipe_beside(project: Besieged) -> None:
     for name in ("data", "tokenizer"):
         shutil.copytree(project.workspace.folder / name, beside.parent.parent / name)
     main.main(["verify", str(beside), "--root", str(project.workspace.store)])
-    assert rowmill(project.workspace, "build", *only(*STAGES)) == 1
+    _all_later_stages(project)
 
 
 ATTEMPTS: dict[str, Callable[[Besieged], None]] = {
@@ -277,14 +274,11 @@ ATTEMPTS: dict[str, Callable[[Besieged], None]] = {
 def test_refused_rows_reach_no_trainer(besieged: Besieged, tmp_path: Path, attempt: str) -> None:
     project = besieged.in_copy(tmp_path / "copy")
     ATTEMPTS[attempt](project)
-
     assert published(project.workspace) == project.good
     Reader(str(project.workspace.store), "mini", rank=0, world_size=2, verify=True)
 
 
 # ── What trainers open ─────────────────────────────────────────────────────────────────────────────
-
-
 def _ranks_swapped(store: Path, current: dict[str, Any]) -> None:
     first, second = sorted(current["ranks"])
     current["ranks"][first], current["ranks"][second] = current["ranks"][second], current["ranks"][first]

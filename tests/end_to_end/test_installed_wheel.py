@@ -4,7 +4,6 @@ The wheel is built without a network, unpacked, and put before everything else o
 does; its dependencies are those of the environment that runs the tests.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.support.recipes import chat, lines
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "configs/demo/tokenizer"
@@ -32,12 +33,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "pipelines", "assets"):
         (source / name).symlink_to(ROOT / name)
-    build = (
-        "import os, sys; from setuptools import build_meta; os.chdir(sys.argv[1]); build_meta.build_wheel(sys.argv[2])"
-    )
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", build, str(source), str(folder)], check=True, capture_output=True
-    )
+    code = "import os, sys; from setuptools import build_meta as it; os.chdir(sys.argv[1]); it.build_wheel(sys.argv[2])"
+    command = [sys.executable, "-W", "ignore", "-c", code, str(source), str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
     [built] = folder.glob("rowmill-*.whl")
     with zipfile.ZipFile(built) as archive:
         archive.extractall(folder / "site")
@@ -50,12 +48,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "pipelines").mkdir()
     (folder / "pipelines/__init__.py").write_text("raise SystemExit('the local package was imported')\n")
-    chats = [
-        {"messages": [{"role": "user", "content": f"{i} + 1?"}, {"role": "assistant", "content": f"{i + 1}. " * 9}]}
-        for i in range(200)
-    ]
     (folder / "data").mkdir()
-    (folder / "data/chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chats), encoding="utf-8")
+    (folder / "data/chats.jsonl").write_bytes(lines(chat(i) for i in range(200)))
     return folder
 
 
@@ -64,13 +58,10 @@ def run(wheel: Path, project: Path) -> Run:
     """Return a function that runs a program in the project, with nothing of the checkout on its path."""
 
     def run_program(*arguments: str, status: int = 0) -> str:
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("ROWMILL_", "DAGSTER_"))
-        }
-        environment |= {"PYTHONPATH": str(wheel), "HF_HUB_OFFLINE": "1", "DAGSTER_DISABLE_TELEMETRY": "1"}
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=project, env=environment, capture_output=True, text=True, check=False
-        )
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("ROWMILL_", "DAGSTER_"))}
+        env |= {"PYTHONPATH": str(wheel), "HF_HUB_OFFLINE": "1", "DAGSTER_DISABLE_TELEMETRY": "1"}
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 

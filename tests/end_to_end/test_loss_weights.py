@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +25,7 @@ from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.rows import Rejected
 from rowmill.tokenization.encoded_batch import Example, make_columns
 from rowmill.tokenization.token_truncation import prepend_bos
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, text_of
 
 WEIGHED = {"loss": {"weights": True}}
 SOME = (0, 0.5, 1, 2, 0.25, None)
@@ -75,22 +74,24 @@ def numbers(rows: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def rank_rows(built: Built) -> list[dict[str, Any]]:
-    files = [
-        file
-        for part in built.manifest("gpu_partitions").parts
-        for name, file in part.files.items()
-        if name.startswith("data/")
-    ]
-    return [row for file in files for row in built.project.store.table(file).to_pylist()]
+    files = [item for part in built.manifest("gpu_partitions").parts for item in part.files.items()]
+    tables = [built.project.store.table(file) for name, file in files if name.startswith("data/")]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def shard_rows(built: Built, *datasets: str) -> list[dict[str, Any]]:
+    return [row for name in datasets or ["rows"] for row in built.rows_of(name, "packed_shards", file="shard")]
+
+
+def require_weights_where_labels_are(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == [label >= 0 for label in row["labels"]]
 
 
 # ── From examples to ranks ─────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 def test_weights_of_examples_are_those_of_their_messages(mixed: Built) -> None:
-    examples = mixed.rows_of("chats", "tokenized_examples", file="examples")
-
+    examples = mixed.examples("chats")
     assert {weight for row in examples for weight in row[WEIGHT_COLUMN]} == {0, 0.5, 1, 2, 0.25}
     for row in examples:
         assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == row["loss_mask"]
@@ -98,93 +99,64 @@ def test_weights_of_examples_are_those_of_their_messages(mixed: Built) -> None:
 
 def test_examples_of_a_dataset_without_weights_have_no_such_column(mixed: Built) -> None:
     for name in ("pairs", "texts"):
-        assert all(WEIGHT_COLUMN not in row for row in mixed.rows_of(name, "tokenized_examples", file="examples"))
+        assert all(WEIGHT_COLUMN not in row for row in mixed.examples(name))
 
 
 def test_weights_of_a_segment_are_those_of_its_tokens_in_the_example(mixed: Built) -> None:
-    examples = {row["example_id"]: row for row in mixed.rows_of("chats", "tokenized_examples", file="examples")}
+    examples = {row["example_id"]: row for row in mixed.examples("chats")}
     segments = 0
-    for row in mixed.rows_of("chats", "packed_shards", file="shard"):
+    for row in shard_rows(mixed, "chats"):
         first = 0
         for name, start, length in zip(row["example_ids"], row["starts"], row["segment_lengths"], strict=True):
-            whole = examples[name]
-            expected = whole[WEIGHT_COLUMN][start : start + length]
-            assert row["input_ids"][first : first + length] == whole["input_ids"][start : start + length]
-            assert row[WEIGHT_COLUMN][first : first + length] == [
-                weight if label >= 0 else 0
-                for weight, label in zip(expected, row["labels"][first : first + length], strict=True)
-            ]
+            whole, of_example, of_row = examples[name], slice(start, start + length), slice(first, first + length)
+            weights = zip(whole[WEIGHT_COLUMN][of_example], row["labels"][of_row], strict=True)
+            assert row["input_ids"][of_row] == whole["input_ids"][of_example]
+            assert row[WEIGHT_COLUMN][of_row] == [weight if label >= 0 else 0 for weight, label in weights]
             first += length
             segments += 1
     assert segments > len(examples) / 2
 
 
 def test_every_shard_of_the_recipe_has_weights_exactly_where_it_has_labels(mixed: Built) -> None:
-    rows = [row for name in ("chats", "pairs", "texts") for row in mixed.rows_of(name, "packed_shards", file="shard")]
-
-    for row in [*rows, *rank_rows(mixed)]:
-        assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == [label >= 0 for label in row["labels"]]
-        if row["dataset"] in ("pairs", "texts"):
-            assert set(row[WEIGHT_COLUMN]) <= {0, 1}
+    rows = [*shard_rows(mixed, "chats", "pairs", "texts"), *rank_rows(mixed)]
+    require_weights_where_labels_are(rows)
+    assert all(set(row[WEIGHT_COLUMN]) <= {0, 1} for row in rows if row["dataset"] in ("pairs", "texts"))
 
 
 def test_sum_of_weights_is_conserved_from_shards_to_ranks(mixed: Built) -> None:
-    shards = [
-        row
-        for name in ("chats", "pairs", "texts")
-        for part in mixed.manifest(name, "packed_shards").parts
-        if part.facts["split"] == "train"
-        for row in mixed.project.store.table(part.files["shard"]).to_pylist()
-    ]
-
+    parts = [part for name in ("chats", "pairs", "texts") for part in mixed.manifest(name, "packed_shards").parts]
+    shards = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     ranks = rank_rows(mixed)
-
     assert any(row["filler"] for row in ranks)
-    assert numbers(ranks) == numbers(shards)
+    assert numbers(ranks) == numbers([row for one in shards for row in mixed.project.store.table(one).to_pylist()])
 
 
 def test_sum_of_weights_is_conserved_from_examples_to_shards_where_nothing_is_cut(tmp_path: Path) -> None:
     built = Workspace(tmp_path).one("a.jsonl", chats(12), **WEIGHED).build()
-
-    examples = built.rows_of("rows", "tokenized_examples", file="examples")
-    assert numbers(built.rows_of("rows", "packed_shards", file="shard")) == numbers(examples)
-    assert set(numbers(examples)) == {0.25, 0.5, 1, 2}
+    assert numbers(shard_rows(built)) == numbers(built.examples())
+    assert set(numbers(built.examples())) == {0.25, 0.5, 1, 2}
 
 
 @pytest.mark.slow
 def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_path: Path) -> None:
     packing = {"block_cross_document_attention": False, "ignore_token_id": 2}
-
-    built = Workspace(tmp_path).one("a.jsonl", chats(12), packing=packing, **WEIGHED).build()
-
-    rows = built.rows_of("rows", "packed_shards", file="shard")
-    ignored = [
-        weight for row in rows for token, weight in zip(row["input_ids"], row[WEIGHT_COLUMN], strict=True) if token == 2
-    ]
+    rows = shard_rows(Workspace(tmp_path).one("a.jsonl", chats(12), packing=packing, **WEIGHED).build())
+    tokens = [token for row in rows for token in zip(row["input_ids"], row[WEIGHT_COLUMN], strict=True)]
+    ignored = [weight for token, weight in tokens if token == 2]
     assert ignored
     assert not any(ignored)
-    for row in rows:
-        assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == [label >= 0 for label in row["labels"]]
+    require_weights_where_labels_are(rows)
 
 
 # ── What a weight means ────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 def test_weight_0_equals_untrained(tmp_path: Path) -> None:
-    rows = [chat(i, turns=2) for i in range(6)]
-    zero = Workspace(tmp_path / "zero").one("a.jsonl", [weighed(row, (0, None)) for row in rows], **WEIGHED).build()
-    off = (
-        Workspace(tmp_path / "off")
-        .one("a.jsonl", [weighed(row, (False, None), "train") for row in rows], **WEIGHED)
-        .build()
-    )
+    def columns(key: str, *, value: float) -> list[list[Any]]:
+        rows = [weighed(chat(i, turns=2), (value, None), key) for i in range(6)]
+        built = Workspace(tmp_path / key).one("a.jsonl", rows, **WEIGHED).build()
+        return [[row[n] for n in ("input_ids", "labels", WEIGHT_COLUMN)] for row in shard_rows(built)]
 
-    names = ("input_ids", "labels", WEIGHT_COLUMN)
-    one, other = (
-        [[row[n] for n in names] for row in b.rows_of("rows", "packed_shards", file="shard")] for b in (zero, off)
-    )
-    assert one == other
+    assert columns("weight", value=0) == columns("train", value=False)
 
 
 @pytest.mark.slow
@@ -198,52 +170,36 @@ def test_without_loss_weights_files_are_those_that_they_would_be_without_the_col
         without, with_them = (b.rows_of("rows", stage, file=file) for b in (plain, weighted))
         assert [[*row] for row in with_them] == [[*row, WEIGHT_COLUMN] for row in without]
         assert [{name: row[name] for name in without[0]} for row in with_them] == without
-        schema = plain.manifest("rows", stage).schema
-        assert WEIGHT_COLUMN not in dict(schema)
-        assert [*schema, (WEIGHT_COLUMN, "list<element: float>")][-1][0] == weighted.manifest("rows", stage).schema[-1][
-            0
-        ]
+        assert WEIGHT_COLUMN not in dict(plain.manifest("rows", stage).schema)
+        assert weighted.manifest("rows", stage).schema[-1][0] == WEIGHT_COLUMN
 
 
 def test_plain_chats_among_weighted_ones_weigh_1_and_stay_in_their_places(tmp_path: Path) -> None:
     """Plain chats take the fast path, which has no weights; both paths' examples are joined part by part."""
     rows = [chat(i) if i % 2 else weighed(chat(i), (0.5,)) for i in range(9)]
-
-    built = Workspace(tmp_path).one("a.jsonl", rows, **WEIGHED).build(only=_TO_EXAMPLES)
-
-    found = built.rows_of("rows", "tokenized_examples", file="examples")
+    only = ("raw_dataset", "canonical_rows", "tokenized_examples")
+    found = Workspace(tmp_path).one("a.jsonl", rows, **WEIGHED).build(only=only).examples()
     assert [{*row[WEIGHT_COLUMN]} for row in found] == [{0, 1} if i % 2 else {0, 0.5} for i in range(9)]
     assert all([weight > 0 for weight in row[WEIGHT_COLUMN]] == row["loss_mask"] for row in found)
 
 
-_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
-
-
 @pytest.mark.slow
 def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
-    rows = [weighed(chat(0), (0.5,))]
-
-    built = Workspace(tmp_path).one("a.jsonl", rows, template={"chat_template": template}, **WEIGHED).build()
-
-    (row,) = built.rows_of("rows", "packed_shards", file="shard")
+    template = {"chat_template": "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"}
+    workspace = Workspace(tmp_path).one("a.jsonl", [weighed(chat(0), (0.5,))], template=template, **WEIGHED)
+    [row] = shard_rows(workspace.build())
     assert row["labels"][-1] == row["input_ids"][-1] == 2
     assert row[WEIGHT_COLUMN][-1] == 0.5
 
 
 @pytest.mark.slow
-@given(
-    weights=st.lists(st.sampled_from([0, 0.125, 1, 3, None]), min_size=2, max_size=2), factor=st.sampled_from([0.5, 4])
-)
-def test_scaled_weights_scale_every_token_and_move_none(
-    tokenizer: Path, weights: list[float | None], factor: float
-) -> None:
-    given_weights = [1.0 if weight is None else weight for weight in weights]
-    rows = [weighed(chat(1, turns=2), one) for one in (given_weights, [factor * weight for weight in given_weights])]
+@given(weights=st.lists(st.sampled_from([0, 0.125, 1, 3]), min_size=2, max_size=2), factor=st.sampled_from([0.5, 4]))
+def test_scaled_weights_scale_every_token_and_move_none(mixed: Built, weights: list[float], factor: float) -> None:
+    rows = [weighed(chat(1, turns=2), one) for one in (weights, [factor * weight for weight in weights])]
+    tokenizer = str(mixed.project.base / "tokenizer")
 
-    made = sft_tokenize(rows, str(tokenizer), max_seq_len=256, options={"format": CHAT, **WEIGHED})
-
-    if not any(given_weights):
+    made = sft_tokenize(rows, tokenizer, max_seq_len=256, options={"format": CHAT, **WEIGHED})
+    if not any(weights):
         assert all(isinstance(one, Rejected) and one.reason == "no_loss_tokens" for one in made)
         return
     ((one,), (other,)) = (found for found in made if not isinstance(found, Rejected))
@@ -293,7 +249,6 @@ def test_bos_put_before_moves_weights_with_their_tokens() -> None:
     )  # fmt: skip
 
     led = prepend_bos(whole, 1)
-
     assert led.ids.tolist() == [1, 5, 6]
     assert led.weights is not None
     assert led.weights.tolist() == [0, 0, 0.5]
@@ -308,7 +263,6 @@ def test_examples_with_and_without_weights_share_columns(sizes: list[tuple[int, 
             one.weights = None
 
     found = make_columns([(i, 0, one) for i, one in enumerate(examples)]).token_weights
-
     expected = [one.mask.astype(np.float32) if one.weights is None else one.weights for one in examples]
     assert np.array_equal(found, np.concatenate(expected))
 
@@ -318,62 +272,48 @@ def test_examples_with_and_without_weights_share_columns(sizes: list[tuple[int, 
 def test_truncation_keeps_the_weight_of_every_message_that_stays(tmp_path: Path, overlong: str) -> None:
     weights = [0.5, 2, 0.25, 4, 8]
     rows = [weighed(chat(i, turns=5, words=12), weights) for i in range(4)]
-
-    built = (
-        Workspace(tmp_path)
-        .one("a.jsonl", rows, truncation={"overlong": overlong, "max_length": 120}, **WEIGHED)
-        .build()
-    )
+    truncation = {"overlong": overlong, "max_length": 120}
+    built = Workspace(tmp_path).one("a.jsonl", rows, truncation=truncation, **WEIGHED).build()
 
     seen: set[float] = set()
     rendered = [m for row in rows for m in row["messages"]]
-    for one in built.rows_of("rows", "tokenized_examples", file="examples"):
+    for one in built.examples():
         for weight in {w for w in one[WEIGHT_COLUMN] if w}:
             own = [token for token, w in zip(one["input_ids"], one[WEIGHT_COLUMN], strict=True) if w == weight]
-            said = _decode(built, own).removesuffix("<|im_end|>")
+            said = text_of({"input_ids": own}).removesuffix("<|im_end|>")
             assert any(m.get("weight") == weight and m["content"].endswith(said) for m in rendered)
             seen.add(weight)
     assert seen == ({8.0} if overlong == "truncate" else set(weights))
 
 
-def _decode(built: Built, ids: Sequence[int]) -> str:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(built.project.base / "tokenizer" / "tokenizer.json"))
-    return tokenizer.decode(list(ids), skip_special_tokens=False)
-
-
 # ── Reader and exports ─────────────────────────────────────────────────────────────────────────────
+def read(built: Built, *, rank: int = 0, world_size: int = 1, as_torch: bool = False, **options: Any) -> Reader:
+    root = str(built.project.base / ".rowmill")
+    return Reader(root, "mini", rank=rank, world_size=world_size, as_torch=as_torch, **options)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_reader_gives_weights_beside_labels(mixed: Built, rank: int) -> None:
-    root = str(mixed.project.base / ".rowmill")
-    for layout in ("flat", "padded"):
-        batches = 0
-        for batch in Reader(root, "mini", rank=rank, world_size=3, layout=layout, as_torch=False):
-            assert batch[WEIGHT_COLUMN].dtype == np.float32
-            assert batch[WEIGHT_COLUMN].shape == batch["labels"].shape
-            assert np.array_equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
-            batches += 1
-        assert batches
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_reader_gives_weights_beside_labels(mixed: Built, rank: int, layout: LayoutName) -> None:
+    batches = list(read(mixed, rank=rank, world_size=3, layout=layout))
+    assert batches
+    for batch in batches:
+        assert batch[WEIGHT_COLUMN].dtype == np.float32
+        assert batch[WEIGHT_COLUMN].shape == batch["labels"].shape
+        assert np.array_equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
 
 
 def test_reader_of_all_ranks_returns_the_weights_on_disk(mixed: Built) -> None:
-    root = str(mixed.project.base / ".rowmill")
-    reader = Reader(root, "mini", rank=0, world_size=1, as_torch=False)
-    weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in reader])
-
+    weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in read(mixed)])
     assert sorted(weights[weights > 0].tolist()) == numbers(rank_rows(mixed))
 
 
 def test_reader_gives_the_default_to_a_sequence_that_a_function_left_without_weights(mixed: Built) -> None:
-    reader = Reader(str(mixed.project.base / ".rowmill"), "mini", rank=0, world_size=1, as_torch=False)
+    reader = read(mixed)
     kept, plain = reader[0], type(reader[1])(reader[1].input_ids, reader[1].labels, reader[1].seq_lengths)
     view = reader.take(2).map(lambda row: plain if np.array_equal(row.input_ids, plain.input_ids) else row)
 
     batch = view.get_batch([0, 1])
-
     assert kept.loss_weights is not None
     expected = [*kept.loss_weights.tolist(), *(plain.labels >= 0).astype(float).tolist()]
     assert batch[WEIGHT_COLUMN].ravel().tolist() == expected
@@ -381,31 +321,22 @@ def test_reader_gives_the_default_to_a_sequence_that_a_function_left_without_wei
 
 @pytest.mark.parametrize("layout", ["flat", "padded"])
 def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: LayoutName) -> None:
-    root = str(mixed.project.base / ".rowmill")
-    reader = Reader(root, "mini", rank=0, world_size=1, layout=layout, pad_to=200, as_torch=False)
-
+    reader = read(mixed, layout=layout, pad_to=200)
     batch = reader.get_batch([0])
-
     assert batch[WEIGHT_COLUMN].shape == (1, 200)
     assert batch[WEIGHT_COLUMN][0, len(reader[0].input_ids) :].tolist() == [0] * (200 - len(reader[0].input_ids))
 
 
 @pytest.mark.slow
 def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
-    built = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build()
-
-    reader = Reader(str(built.project.base / ".rowmill"), "mini", rank=0, world_size=2, as_torch=False)
-
+    reader = read(Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build(), world_size=2)
     assert reader[0].loss_weights is None
     assert all(WEIGHT_COLUMN not in batch for batch in reader)
 
 
 def test_weights_as_tensors_are_float32(mixed: Built) -> None:
     torch = pytest.importorskip("torch")
-    reader = Reader(str(mixed.project.base / ".rowmill"), "mini", rank=0, world_size=1)
-
-    batch = next(iter(reader))
-
+    batch = next(iter(read(mixed, as_torch=True)))
     assert batch[WEIGHT_COLUMN].dtype == torch.float32
     assert torch.equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
 
@@ -417,7 +348,6 @@ def test_exports_hold_the_weights_of_the_shards(mixed: Built) -> None:
 
     own = [row for path in sorted((at["own"] / "data").iterdir()) for row in pq.read_table(path).to_pylist()]
     lines = [json.loads(line) for path in (at["tinker"] / "data").iterdir() for line in path.read_text().splitlines()]
-
     assert numbers(own) == ranks
     tinker = [weight for line in lines for weight in line["loss_fn_inputs"]["weights"]["data"] if weight]
     assert sorted(tinker) == ranks
@@ -425,23 +355,16 @@ def test_exports_hold_the_weights_of_the_shards(mixed: Built) -> None:
 
 
 # ── Seen by a person ───────────────────────────────────────────────────────────────────────────────
-
-
 def test_statistics_count_trained_tokens_by_weight(mixed: Built) -> None:
-    examples = mixed.rows_of("chats", "tokenized_examples", file="examples")
-
     table = mixed.manifest("chats", "tokenized_examples").tables["loss_weights"]
-
-    assert dict(table.rows) == Counter(numbers(examples))
+    assert dict(table.rows) == Counter(numbers(mixed.examples("chats")))
     assert "trained tokens by loss weight" in render_text(summary.render_statistics(load_build_view(mixed.project)))
     assert "loss_weights" not in mixed.manifest("pairs", "tokenized_examples").tables
 
 
 def test_inspection_shows_the_weight_of_messages_and_tokens(mixed: Built) -> None:
     rows = inspect.inspect_rows(mixed.project, count=3, dataset="chats", row_id=None)
-
     _, _, third = (render_text(row_view.render_inspected_record(row, colours=False)) for row in rows)
-
     assert "weight 2" not in third.split("example")[0].split("structured")[0]
     assert "assistant  weight 1" in third
     assert "assistant  weight 2" in third
@@ -449,23 +372,14 @@ def test_inspection_shows_the_weight_of_messages_and_tokens(mixed: Built) -> Non
 
 
 def test_trace_of_a_token_names_its_weight(mixed: Built) -> None:
-    row = mixed.rows_of("chats", "packed_shards", file="shard")[0]
+    row, split = shard_rows(mixed, "chats")[0], mixed.manifest("chats", "packed_shards").parts[0].facts["split"]
     at = next(i for i, weight in enumerate(row[WEIGHT_COLUMN]) if weight not in (0, 1))
-
-    token = sequences.trace_sequence(mixed.project, f"chats/{_split(mixed)}/0:{at}").token
-
+    token = sequences.trace_sequence(mixed.project, f"chats/{split}/0:{at}").token
     assert token is not None
     assert token.weight == row[WEIGHT_COLUMN][at]
 
 
-def _split(built: Built) -> str:
-    """Return the split of the dataset's first shard."""
-    return str(built.manifest("chats", "packed_shards").parts[0].facts["split"])
-
-
 # ── At load ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
@@ -475,7 +389,6 @@ def _split(built: Built) -> str:
 )
 def test_weights_where_they_can_do_nothing_are_refused(tmp_path: Path, dataset: dict[str, Any], message: str) -> None:
     workspace = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}, **dataset}})
-
     with pytest.raises(ConfigError, match=message):
         _ = workspace.project
 
@@ -483,49 +396,36 @@ def test_weights_where_they_can_do_nothing_are_refused(tmp_path: Path, dataset: 
 def test_weights_in_defaults_are_for_the_datasets_that_can_have_them(tmp_path: Path) -> None:
     source = {"train_urls": ["a.jsonl"]}
     datasets = {name: {"source": source, "format": kind} for name, kind in (("c", CHAT), ("p", PAIR), ("t", TEXT))}
-
     found = Workspace(tmp_path).recipe(datasets, defaults=WEIGHED).project.recipe
-
     assert [one.loss.weights for one in found.datasets.values()] == [True, False, False]
     assert found.has_loss_weights
 
 
 def test_export_without_a_place_for_weights_is_refused_when_the_recipe_loads(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    workspace.one("a.jsonl", [chat(0)], **WEIGHED)
-    values = yaml.safe_load(workspace.config.read_text(encoding="utf-8")) | {
-        "exports": [{"kind": "hf", "name": "mine"}]
-    }
-    workspace.config.write_text(yaml.safe_dump(values), encoding="utf-8")
-
+    dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": CHAT, **WEIGHED}
+    workspace = Workspace(tmp_path).recipe({"rows": dataset}, exports=[{"kind": "hf", "name": "mine"}])
     with pytest.raises(ConfigError, match=r"exports\.mine: kind hf cannot store the loss weights of datasets\.rows"):
         _ = workspace.project
 
 
-@pytest.fixture(scope="module")
-def tokenizer(mixed: Built) -> Path:
-    return mixed.project.base / "tokenizer"
-
-
 # ── Real data ──────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_path: Path) -> None:
     """Every message names a `loss_weight`, 0 or 1; a second dataset weighs each answer by its place in the file."""
-    own = [json.loads(line) for line in (real_data / "chat/v1_sft_demo.jsonl").read_text("utf-8").split("\n")[:200]]
+    demo = real_data / "chat/v1_sft_demo.jsonl"
+    own = [json.loads(line)["messages"] for line in demo.read_text("utf-8").split("\n")[:200]]
     scaled = [
-        {"messages": [{**m, "loss_weight": m["loss_weight"] * (i % 4) / 4} for m in row["messages"]]}
-        for i, row in enumerate(own)
+        {"messages": [{**m, "loss_weight": m["loss_weight"] * (i % 4) / 4} for m in messages]}
+        for i, messages in enumerate(own)
     ]
     workspace = Workspace(tmp_path)
     template = {"chat_template": {"file": str(real_data / "templates" / "llamacpp__Qwen-Qwen3-0.6B.jinja")}}
     group = {"format": CHAT, "template": template, "filters": {"deduplicate": "off", "max_items": 200}}
     workspace.recipe(
         {
-            "plain": {"source": {"train_urls": [str(real_data / "chat/v1_sft_demo.jsonl")]}, **group},
-            "own": {"source": {"train_urls": [str(real_data / "chat/v1_sft_demo.jsonl")]}, **group, **WEIGHED},
+            "plain": {"source": {"train_urls": [str(demo)]}, **group},
+            "own": {"source": {"train_urls": [str(demo)]}, **group, **WEIGHED},
             "scaled": {"source": {"train_urls": [workspace.write("scaled.jsonl", scaled)]}, **group, **WEIGHED},
         },
         tokenizer=str(real_data / "tokenizers/qwen3"),
@@ -533,12 +433,10 @@ def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_pat
     )
 
     built = workspace.build()
-
-    found = {name: built.rows_of(name, "tokenized_examples", file="examples") for name in ("plain", "own", "scaled")}
+    found = {name: built.examples(name) for name in ("plain", "own", "scaled")}
     names = [name for name in found["plain"][0] if name not in ("example_id", "row_ids")]
-    assert [{n: row[n] for n in names} for row in found["own"]] == [
-        {n: row[n] for n in names} for row in found["plain"]
-    ]
+    own, plain = ([{n: row[n] for n in names} for row in found[name]] for name in ("own", "plain"))
+    assert own == plain
     assert all(row[WEIGHT_COLUMN] == [float(trains) for trains in row["loss_mask"]] for row in found["own"])
     reasons = {row["reason"] for row in built.rows_of("scaled", "tokenized_examples", file="rejects")}
     assert reasons == {"no_loss_tokens"}

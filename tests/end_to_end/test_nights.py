@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -17,16 +16,15 @@ import pytest
 from dagster_rowmill import materialize
 from rowmill.reader import Reader
 from tests.support.tiers import mark_all_but
-from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat
+from tests.support.tiny_project import RECIPE, Tiny, chat
 
-pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[Tiny]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield Tiny(tmp_path, instance).write()
+def tiny(tmp_path: Path, instance: dg.DagsterInstance) -> Tiny:
+    return Tiny(tmp_path, instance).write()
 
 
 def sequences(tiny: Tiny) -> list[list[int]]:
@@ -35,10 +33,12 @@ def sequences(tiny: Tiny) -> list[list[int]]:
     return [reader[i].input_ids.tolist() for reader in readers for i in range(len(reader))]
 
 
-def places(tiny: Tiny) -> dict[str, str]:
-    """Return the environment in which another process finds the project."""
+def start(tiny: Tiny, program: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program on the project in a process of its own."""
     home = str(tiny.folder / "home")
-    return {"ROWMILL_CONFIGS": str(tiny.path.parent), "ROWMILL_STORE": tiny.store, "DAGSTER_HOME": home}
+    places = {"ROWMILL_CONFIGS": str(tiny.path.parent), "ROWMILL_STORE": tiny.store, "DAGSTER_HOME": home}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | places, capture_output=True, text=True, check=False)
 
 
 def said(result: dg.ExecuteInProcessResult) -> str:
@@ -110,9 +110,7 @@ sys.addaudithook(watch)
 from dagster_rowmill import materialize
 materialize.main(["tiny"])
 """
-    killed = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=os.environ | places(tiny), capture_output=True, check=False
-    )
+    killed = start(tiny, program)
     after_kill = sequences(tiny)
     next_night = tiny.run()
 
@@ -130,13 +128,5 @@ from dagster_rowmill import materialize
 assert materialize.main(["tiny"]) == 0
 print([name for name in ("great_expectations", "transformers", "torch", "ray") if name in sys.modules])
 """
-    quiet = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | places(tiny),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert quiet.stdout.rstrip().endswith("[]")
+    quiet = start(tiny, program)
+    assert (quiet.returncode, quiet.stdout.split()[-1]) == (0, "[]"), quiet.stderr

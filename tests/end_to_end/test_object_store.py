@@ -16,11 +16,10 @@ from rowmill.executors import Share
 from rowmill.schema import manifest
 from tests.support.object_server import ObjectServer, serving_s3fs
 from tests.support.recipes import CHAT, Workspace, chat
-from tests.support.tiny_project import FOREIGN_WARNINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
+pytestmark = pytest.mark.slow
 
 FIRST_BUILD, NOTHING_CHANGED, ONE_ROW_APPENDED = 600, 200, 400
 """Requests that a build of the demo may take."""
@@ -65,25 +64,26 @@ def test_requests_of_the_demo_stay_within_their_budgets(server: ObjectServer, tm
     assert appended <= ONE_ROW_APPENDED, f"{appended} requests"
 
 
-def with_rows(folder: Path) -> Project:
-    return Workspace(folder, "s3://bucket/store").one("rows.jsonl", [chat(i) for i in range(20)]).project
+def with_rows(folder: Path, root: str | None = "s3://bucket/store") -> Workspace:
+    return Workspace(folder, root).one("rows.jsonl", [chat(i) for i in range(20)])
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return with_rows(tmp_path).project
 
 
 # ── A store that fails ─────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what a build in a local store comes to."""
-    workspace = Workspace(tmp_path_factory.mktemp("local")).one("rows.jsonl", [chat(i) for i in range(20)])
-    return workspace.build().versions()
+    return with_rows(tmp_path_factory.mktemp("local"), root=None).build().versions()
 
 
 @pytest.mark.campaign
 def test_store_that_fails_one_request_in_five_changes_no_byte(
-    server: ObjectServer, tmp_path: Path, versions: dict[str, str]
+    server: ObjectServer, project: Project, versions: dict[str, str]
 ) -> None:
-    project = with_rows(tmp_path)
     server.latency_s = 0.02
     server.fail("503", "500", "cut", every=5)
 
@@ -97,10 +97,10 @@ def test_token_that_expires_ends_a_build_in_one_error_and_the_next_one_finishes(
     server: ObjectServer, tmp_path: Path, versions: dict[str, str], trials: Callable[[int], int]
 ) -> None:
     """At random moments of a build in an empty store."""
-    requests = build(with_rows(tmp_path), server)[0]
+    requests = build(with_rows(tmp_path).project, server)[0]
     for moment in random.Random(17).sample(range(requests - 20), trials(8)):
         server.objects.clear()
-        project = with_rows(tmp_path)
+        project = with_rows(tmp_path).project
         server.fail("expired", after=moment)
 
         with pytest.raises(UnreachableError, match=r"^s3://bucket/store\S*: cannot be .*; it must .* the credentials$"):
@@ -119,26 +119,21 @@ def require_whole_manifests(project: Project) -> None:
 
 
 def test_server_without_conditions_is_refused_before_anything_is_current(
-    server: ObjectServer, tmp_path: Path, versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    server: ObjectServer, project: Project, versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project = with_rows(tmp_path)
     server.takes_conditions = False
-
-    with pytest.raises(
-        ConfigError,
-        match=r"^s3://bucket/store/mini/rows/raw_dataset/pointer.json: the server refuses .* \(A header you provided "
-        r"implies functionality that is not implemented\); If-Match and .*; use a server .* ROWMILL_STORAGE_CONDITIONS",
-    ):
+    said = (
+        r"^s3://bucket/store/mini/rows/raw_dataset/pointer.json: the server refuses .* \(A header you provided "
+        r"implies functionality that is not implemented\); If-Match and .*; use a server .* ROWMILL_STORAGE_CONDITIONS"
+    )
+    with pytest.raises(ConfigError, match=said):
         build(project, server)
     assert not any(path.endswith("pointer.json") for path in server.objects)
-
     monkeypatch.setenv(remote.VARIABLE, "none")
     assert build(project, server)[1] == versions
 
 
 # ── Shares ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.campaign
 def test_three_shares_of_each_stage_make_what_one_build_makes(server: ObjectServer, tmp_path: Path) -> None:
     rows = [chat(i, words=40) for i in range(800)]
@@ -170,9 +165,8 @@ POINTER = "bucket/store/mini/rows/canonical_rows/pointer.json"
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_of_two_builders_one_sets_the_pointer_and_the_other_says_so(
-    is_first: bool, server: ObjectServer, tmp_path: Path
+    is_first: bool, server: ObjectServer, tmp_path: Path, project: Project
 ) -> None:
-    project = with_rows(tmp_path)
     if not is_first:
         runner.build(project)
         Workspace(tmp_path).write("rows.jsonl", [chat(i) for i in range(21)])
@@ -185,12 +179,10 @@ def test_of_two_builders_one_sets_the_pointer_and_the_other_says_so(
 
     with pytest.raises(BusyError, match=r"mini/rows/canonical_rows: another build has made version ffffffffffff"):
         runner.build(project, begin=interfere)
-
     assert server.objects[POINTER] == server.objects["bucket/other/pointer.json"]
 
 
-def test_two_builders_of_one_version_both_end(server: ObjectServer, tmp_path: Path) -> None:
-    project = with_rows(tmp_path)
+def test_two_builders_of_one_version_both_end(server: ObjectServer, project: Project) -> None:
     versions = [report.version for _, report, _ in runner.build(project)]
     pointer = server.objects[POINTER]
     server.objects = {path: content for path, content in server.objects.items() if not path.startswith("bucket/store")}

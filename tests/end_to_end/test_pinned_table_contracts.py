@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rowmill.cli import main
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.kinds.tables.table_contract import TableContract
@@ -24,32 +23,27 @@ from tests.end_to_end.test_table_drift import (
     splits_of,
     types_of,
 )
+from tests.support.cli_project import run
 from tests.support.recipes import Workspace
 from tests.support.tables import as_csv, records
 
 
-def pin(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> Path:
-    assert main.main(["advise", str(workspace.config), "--write"]) == 0
+def pin(workspace: Workspace, **columns: Any) -> Path:
+    """Let `advise` write the contract, and replace these columns of it."""
     path = recipe.table_contract_file(workspace.config, "rows")
-    assert str(path) in capsys.readouterr().out
+    assert str(path) in run("advise", str(workspace.config), "--write").out
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if columns:
+        values["columns"] |= columns
+        path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     return path
 
 
-def edit(path: Path, **columns: Any) -> None:
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    values["columns"] |= columns
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-
-
-def test_advice_proposes_a_contract_with_its_evidence_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_advice_proposes_a_contract_with_its_evidence_and_writes_nothing(tmp_path: Path) -> None:
     rows = [*sales(), {**sale(1), "customer": "guest", "price": "NA"}]
     workspace = project(tmp_path, as_csv(rows))
 
-    assert main.main(["advise", str(workspace.config)]) == 0
-
-    said = capsys.readouterr().out
+    said = run("advise", str(workspace.config)).out
     assert "  # 1,501 values: 1,500 integers, 1 texts\n" in said
     assert "  # 1 do not fit, such as 'guest' (data/sales.csv line 1502)\n  customer: {type: integer}\n" in said
     assert '  price: {type: number, na: ["NA"]}\n' in said
@@ -58,17 +52,14 @@ def test_advice_proposes_a_contract_with_its_evidence_and_writes_nothing(
     assert not list(workspace.store.rglob("canonical_rows"))
 
 
-def test_file_that_advice_writes_is_the_contract_that_a_build_would_propose(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_file_that_advice_writes_is_the_contract_that_a_build_would_propose(tmp_path: Path) -> None:
     rows = [{**one, "a, b": "1", "null": "x", 'quo"te': "2,5", "ümlaut": "?"} for one in sales(50)]
     workspace = project(tmp_path, as_csv(rows))
     free = workspace.build(only=TO_ROWS)
-
-    path = pin(workspace, capsys)
+    values = yaml.safe_load(pin(workspace).read_text(encoding="utf-8"))
     pinned = workspace.build(only=TO_ROWS)
 
-    contract = validate_options(TableContract, yaml.safe_load(path.read_text(encoding="utf-8")), "file")
+    contract = validate_options(TableContract, values, "file")
     assert workspace.project.recipe.datasets["rows"].format.model_dump()["table"] == contract.model_dump()
     assert (contract.delimiter, contract.group, contract.order) == (",", ("customer",), "day")
     assert [row["record"] for row in rows_of(pinned)] == [row["record"] for row in rows_of(free)]
@@ -76,61 +67,42 @@ def test_file_that_advice_writes_is_the_contract_that_a_build_would_propose(
 
 
 @pytest.mark.slow
-def test_pinned_file_accepts_what_a_night_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pinned_file_accepts_what_a_night_changed(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales(600)))
     workspace.build(only=TO_ROWS)
     workspace.write("sales.csv", as_csv([{**row, "channel": "web"} for row in sales(600)]))
     with pytest.raises(GateError, match="channel is new"):
         workspace.build(only=TO_EXAMPLES)
-
-    pin(workspace, capsys)
-    made = workspace.build(only=TO_EXAMPLES)
-
-    assert types_of(made)["channel"] == "string"
+    pin(workspace)
+    assert types_of(workspace.build(only=TO_EXAMPLES))["channel"] == "string"
 
 
-def test_pinned_columns_decide_over_what_the_data_would_propose(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pinned_columns_decide_over_what_the_data_would_propose(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv([*sales(40), {**sale(1), "price": "free"}, {**sale(2), "customer": "guest"}]))
-    edit(
-        pin(workspace, capsys),
-        price={"type": "number", "na": ["free"]},
-        customer={"type": "integer"},
-        paid={"type": "text"},
-        note={"type": "text", "use": False},
-    )
+    price, note = {"type": "number", "na": ["free"]}, {"type": "text", "use": False}
+    pin(workspace, price=price, customer={"type": "integer"}, paid={"type": "text"}, note=note)
 
     made = workspace.build(only=TO_ROWS)
-
     assert types_of(made) == {"customer": "integer", "day": "string", "price": "decimal", "paid": "string"}
     assert '"price":null,"paid":"True"}' in rows_of(made)[-1]["record"]
     assert made.manifest("rows", "canonical_rows").ledger == (("kept", "", 41), ("rejected", "type_mismatch", 1))
     assert (facts_of(made)["table_drift"], facts_of(made)["type_mismatch"]) == (0, 1)
 
 
-def test_value_that_does_not_fit_is_null_where_the_contract_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_value_that_does_not_fit_is_null_where_the_contract_says_so(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv([*sales(40), {**sale(1), "price": "free"}]))
-    edit(pin(workspace, capsys), price={"type": "number", "on_mismatch": "na"})
-
+    pin(workspace, price={"type": "number", "on_mismatch": "na"})
     made = workspace.build(only=TO_ROWS)
-
     assert '"price":null' in rows_of(made)[-1]["record"]
     assert (facts_of(made)["kept"], facts_of(made)["type_mismatch"]) == (41, 1)
 
 
 @pytest.mark.slow
-def test_pinned_contract_moves_no_group_whatever_type_it_gives_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pinned_contract_moves_no_group_whatever_type_it_gives_them(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales()))
     before = splits_of(workspace.build(only=TO_ROWS))
-    edit(pin(workspace, capsys), customer={"type": "text"})
-
+    pin(workspace, customer={"type": "text"})
     after = workspace.build(only=TO_ROWS)
-
     assert types_of(after)["customer"] == "string"
     assert splits_of(after) == before
 
@@ -143,16 +115,15 @@ def test_pinned_contract_moves_no_group_whatever_type_it_gives_them(
     ],
 )
 def test_column_that_a_pinned_contract_does_not_expect_stops_the_build(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], said: str
+    tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     workspace = project(tmp_path, as_csv(sales(60)))
-    pin(workspace, capsys)
+    pin(workspace)
     changed = [{name: value for name, value in {**row, **change}.items() if value is not None} for row in sales(60)]
     workspace.write("sales.csv", as_csv(changed))
 
     with pytest.raises(GateError) as caught:
         workspace.build(only=TO_EXAMPLES)
-
     assert said in str(caught.value)
 
 
@@ -164,25 +135,20 @@ def test_dates_of_a_custom_format_order_records(tmp_path: Path) -> None:
         "g": {"type": "text"}, "t": {"type": "datetime", "format": "d%Y%m%d %H"},
     }}})  # fmt: skip
 
-    made = workspace.build(only=TO_ROWS)
+    ordered = sorted(rows_of(workspace.build(only=TO_ROWS)), key=lambda row: int(row["order_key"]))
+    assert '"t":"d20231201 09"' in ordered[0]["record"]
+    assert '"t":"d20240301 10"' in ordered[2]["record"]
 
-    ordered = sorted(rows_of(made), key=lambda row: int(row["order_key"]))
-    assert ['"t":"d20231201 09"' in ordered[0]["record"], '"t":"d20240301 10"' in ordered[2]["record"]] == [True, True]
 
-
-def test_private_values_are_in_no_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_private_values_are_in_no_comment(tmp_path: Path) -> None:
     rows = [*sales(), {**sale(1), "customer": "guest"}]
     workspace = project(tmp_path, as_csv(rows), {**GROUPED, "privacy": {"dp_enabled": True}})
-
-    text = pin(workspace, capsys).read_text(encoding="utf-8")
-
+    text = pin(workspace).read_text(encoding="utf-8")
     assert "1 do not fit\n" in text
     assert "guest" not in text
 
 
 # ── What cannot be ─────────────────────────────────────────────────────────────────────────────────
-
-
 def load(folder: Path, table: Any = None, *, file: str | None = None, name: str = "rows") -> recipe.Recipe:
     workspace = project(folder, as_csv(sales(5)), GROUPED | ({} if table is None else {"table": table}))
     if file is not None:
@@ -209,7 +175,6 @@ COLUMNS = {"customer": {"type": "integer"}, "day": {"type": "date", "format": "i
 def test_invalid_contract_is_refused_at_load(tmp_path: Path, table: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, table)
-
     assert said in str(caught.value)
 
 
@@ -229,7 +194,6 @@ def test_contract_files_are_not_recipes(tmp_path: Path) -> None:
     for name in ("a.yaml", "a/rows.table.yaml", "demo/b.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-
     assert [path.name for path in recipe.find_recipes(tmp_path)] == ["a.yaml", "b.yaml"]
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from rowmill.build import runner, steps
 from rowmill.build.steps import Project
-from rowmill.schema.manifest import Manifest, load_current
+from tests.support.recipes import current, current_rows
 from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
@@ -27,26 +27,15 @@ def _recipe(real_data: Path, tokenizer: str) -> dict[str, Any]:
         return {"source": {"train_urls": [str(real_data / name)]}, "format": {"kind": "chat"}, **options}
 
     # Zephyr's template prints neither tools nor calls, SmolLM3's no calls: counted here, rejected by default.
-    lossy = {
-        "template": {
-            "on_dropped": dict.fromkeys(("tool_list", "call_name", "call_arguments", "text_beside_call"), "count")
-        }
-    }
-    tools = {} if tokenizer == "qwen3" else lossy
+    kinds = ("tool_list", "call_name", "call_arguments", "text_beside_call")
+    tools = {} if tokenizer == "qwen3" else {"template": {"on_dropped": dict.fromkeys(kinds, "count")}}
+    pairs = {"kind": "supervised", "input_field": "question", "output_field": "answer", "separate_with": "\n"}
     return {
         "tokenizer": str(real_data / "tokenizers" / tokenizer),
         "seq_len": 4096,
         "defaults": {"template": {"chat_template": {"file": str(real_data / "templates" / TEMPLATES[tokenizer])}}},
         "datasets": {
-            "gsm8k": {
-                "source": {"train_urls": [str(real_data / "math/gsm8k_train.jsonl")]},
-                "format": {
-                    "kind": "supervised",
-                    "input_field": "question",
-                    "output_field": "answer",
-                    "separate_with": "\n",
-                },
-            },
+            "gsm8k": {"source": {"train_urls": [str(real_data / "math/gsm8k_train.jsonl")]}, "format": pairs},
             "glaive": chat("tools/glaive_toolcall_en_demo.json", **tools),
             "fastchat": chat("chat/fastchat_dummy_conversation.json"),
             "tau": chat("tools/tau_airline_gpt4o.messages.jsonl", **tools),
@@ -54,9 +43,7 @@ def _recipe(real_data: Path, tokenizer: str) -> dict[str, Any]:
         },
         "partitions": {"world_size": 2},
         "gates": {
-            "zero_loss_rows": {"at_most": 1.0},
-            "rejects": {"at_most": 1.0},
-            "end_to_end_loss": {"at_most": 1.0},
+            **{check: {"at_most": 1.0} for check in ("zero_loss_rows", "rejects", "end_to_end_loss")},
             "waivers": [{"check": "context_overflow", "dataset": "tau", "at_most": 1.0, "reason": WAIVER}],
         },
     }
@@ -73,35 +60,28 @@ def built(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pyt
     return project
 
 
-def _manifest(project: Project, *key: str) -> Manifest:
-    found = load_current(project.store, (project.recipe.name, *key))
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("dataset", list(ROWS))
 def test_every_record_ends_in_one_state_of_the_ledger(built: Project, dataset: str) -> None:
-    canonical = _manifest(built, dataset, "canonical_rows")
-    tokenized = _manifest(built, dataset, "tokenized_examples")
+    canonical = current(built, dataset, "canonical_rows")
+    tokenized = current(built, dataset, "tokenized_examples")
 
     assert sum(count for _, _, count in canonical.ledger) == ROWS[dataset]
     kept = sum(count for state, _, count in canonical.ledger if state == "kept")
     assert sum(count for _, _, count in tokenized.ledger) == kept
-    for manifest in (canonical, tokenized):
-        lines = [row for file in manifest.files("ledger") for row in built.store.table(file).to_pylist()]
-        assert len({row["row_id"] for row in lines}) == len(lines) == sum(count for _, _, count in manifest.ledger)
+    for made in (canonical, tokenized):
+        lines = current_rows(built, dataset, made.stage, file="ledger")
+        assert len({row["row_id"] for row in lines}) == len(lines) == sum(count for _, _, count in made.ledger)
 
 
 @pytest.mark.parametrize("dataset", list(ROWS))
 def test_every_token_ends_in_one_class(built: Project, dataset: str) -> None:
-    tokenized = _manifest(built, dataset, "tokenized_examples")
-    tables = [
-        built.store.table(file, ["original_tokens", "tokens", "trained_tokens"]) for file in tokenized.files("examples")
-    ]
-    original = sum(int(table.column("original_tokens").to_numpy().sum()) for table in tables)
+    tokenized = current(built, dataset, "tokenized_examples")
+    original = sum(
+        one["original_tokens"] for one in current_rows(built, dataset, "tokenized_examples", file="examples")
+    )
 
     assert sum(count for _, name, count in tokenized.token_ledger if name != "dropped") == original
-    packed = _manifest(built, dataset, "packed_shards")
+    packed = current(built, dataset, "packed_shards")
     assert packed.facts["tokens"] + packed.facts["tokens_left_out"] == tokenized.facts["tokens"]
     assert packed.facts["conservation"] == 0
 
@@ -115,43 +95,35 @@ def test_ids_of_untruncated_chats_equal_transformers(built: Project, dataset: st
     assert options is not None and not isinstance(options, str) and options.file is not None
     tokenizer = AutoTokenizer.from_pretrained(built.recipe.tokenizer_choice.name)
     tokenizer.chat_template = Path(options.file).read_text(encoding="utf-8")
-    rows = {
-        row["row_id"]: row
-        for file in _manifest(built, dataset, "canonical_rows").files("rows")
-        for row in built.store.table(file).to_pylist()
-    }
+    rows = {row["row_id"]: row for row in current_rows(built, dataset, "canonical_rows", file="rows")}
     compared = 0
-    for file in _manifest(built, dataset, "tokenized_examples").files("examples"):
-        for example in built.store.table(file).to_pylist():
-            if example["original_tokens"] != example["tokens"]:
-                continue
-            row = rows[example["row_ids"][0]]
-            messages, tools = orjson.loads(row["messages"]), row["tools"] and orjson.loads(row["tools"])
-            for message in messages:
-                message.pop("arguments_source", None)
-            text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
-            assert example["input_ids"] == tokenizer(text, add_special_tokens=False).input_ids
-            compared += 1
+    for example in current_rows(built, dataset, "tokenized_examples", file="examples"):
+        if example["original_tokens"] != example["tokens"]:
+            continue
+        row = rows[example["row_ids"][0]]
+        messages, tools = orjson.loads(row["messages"]), row["tools"] and orjson.loads(row["tools"])
+        for message in messages:
+            message.pop("arguments_source", None)
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        assert example["input_ids"] == tokenizer(text, add_special_tokens=False).input_ids
+        compared += 1
     zephyr_prints_no_tools = "zephyr" in options.file
     assert compared > 100 or dataset == "tau" or zephyr_prints_no_tools
 
 
 def test_sentencepiece_and_byte_level_take_the_fast_path(built: Project) -> None:
-    manifest = _manifest(built, "fastchat", "tokenized_examples")
-
-    assert manifest.details["engine"]["name"] == "gigatoken"
-    assert manifest.facts["reference_path_texts"] < manifest.facts["examples"] / 10
-    assert manifest.facts["fast_path_mismatches"] == 0
+    made = current(built, "fastchat", "tokenized_examples")
+    assert made.details["engine"]["name"] == "gigatoken"
+    assert made.facts["reference_path_texts"] < made.facts["examples"] / 10
+    assert made.facts["fast_path_mismatches"] == 0
 
 
 def test_pairs_train_exactly_the_answer_and_its_end(built: Project) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(built.recipe.tokenizer_choice.name)
-    file = _manifest(built, "gsm8k", "tokenized_examples").files("examples")[0]
-    rows_file = _manifest(built, "gsm8k", "canonical_rows").files("rows")[0]
-    rows = {row["row_id"]: row for row in built.store.table(rows_file).to_pylist()}
-    for example in built.store.table(file).to_pylist():
+    rows = {row["row_id"]: row for row in current_rows(built, "gsm8k", "canonical_rows", file="rows")}
+    for example in current_rows(built, "gsm8k", "tokenized_examples", file="examples"):
         trained = [i for i, mask in zip(example["input_ids"], example["loss_mask"], strict=True) if mask]
         assert trained[-1] == tokenizer.eos_token_id
         row = rows[example["row_ids"][0]]
@@ -160,8 +132,8 @@ def test_pairs_train_exactly_the_answer_and_its_end(built: Project) -> None:
 
 
 def test_rows_that_never_fit_keep_their_last_exchange(built: Project) -> None:
-    tables = [built.store.table(f) for f in _manifest(built, "tau", "tokenized_examples").files("examples")]
-    shortened = [row for table in tables for row in table.to_pylist() if row["original_tokens"] > row["tokens"]]
+    examples = current_rows(built, "tau", "tokenized_examples", file="examples")
+    shortened = [row for row in examples if row["original_tokens"] > row["tokens"]]
 
     # Without the tools, which zephyr does not print, every dialogue fits.
     assert bool(shortened) is ("tinyllama" not in built.recipe.tokenizer_choice.name)
@@ -173,6 +145,4 @@ def test_rows_that_never_fit_keep_their_last_exchange(built: Project) -> None:
 
 
 def test_second_build_reuses_everything(built: Project) -> None:
-    reports = [report for _, report, _ in runner.build(built)]
-
-    assert all(report.reused for report in reports)
+    assert all(report.reused for _, report, _ in runner.build(built))

@@ -14,12 +14,7 @@ from tests.support import export_readers as readers
 from tests.support.real_chats import CHECKS, KINDS, chats_of
 from tests.support.recipes import Built, Workspace
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.real_data,
-    # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
-    pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 DIALOGUES = ("native", "unpacked", "tinker", "bridge", "json")
 
 
@@ -39,11 +34,9 @@ def built_of(
 @pytest.fixture(scope="module")
 def dialogues(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build real dialogues, with tools and without, through the template of their tokenizer."""
-    template = {"chat_template": {"file": str(real_data / "templates/llamacpp__Qwen-Qwen3-0.6B.jinja")}}
-    chats = {
-        name: one | {"template": {**template, "on_dropped": dict.fromkeys(KINDS, "count")}}
-        for name, one in chats_of(real_data).items()
-    }
+    file = str(real_data / "templates/llamacpp__Qwen-Qwen3-0.6B.jinja")
+    template = {"chat_template": {"file": file}, "on_dropped": dict.fromkeys(KINDS, "count")}
+    chats = {name: one | {"template": template} for name, one in chats_of(real_data).items()}
     kinds = {
         "native": {"kind": "native", "shard_bytes": 1 << 20},
         "unpacked": {"kind": "hf"},
@@ -58,11 +51,8 @@ def dialogues(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Buil
 @pytest.mark.parametrize("name", DIALOGUES)
 def test_real_dialogues_read_back_are_the_examples_that_went_in(dialogues: Built, name: str) -> None:
     went_in = examples(dialogues, dialogues.project.recipe.datasets, at_most=2048)
-
-    found = Counter(segments(name, folder_in(dialogues, name)))
-
     # A dialogue of a single token would be left out by tinker; there is none.
-    assert found == Counter(went_in)
+    assert Counter(segments(name, folder_in(dialogues, name))) == Counter(went_in)
     assert sum(sum(mask) for _, mask in went_in) == open_export(folder_in(dialogues, name)).count("trained_tokens")
 
 
@@ -72,15 +62,11 @@ def test_real_problems_are_cut_by_their_end_as_olmo_core_cuts(
     form = {"kind": "supervised", "input_field": "question", "output_field": "answer", "separate_with": "\n"}
     source = {"train_urls": [str(real_data / "math/gsm8k_train.jsonl")]}
     math = {"math": {"source": source, "format": form, "filters": {"max_items": 800}}}
-    workspace = Workspace(tmp_path_factory.mktemp("math"))
-
-    built = built_of(
-        workspace, real_data, math, {"olmo": {"kind": "olmo_core"}, "river": {"kind": "astrai_bin"}}, seq_len=512
-    )
+    kinds = {"olmo": {"kind": "olmo_core"}, "river": {"kind": "astrai_bin"}}
+    built = built_of(Workspace(tmp_path_factory.mktemp("math")), real_data, math, kinds, seq_len=512)
 
     went_in = Counter(examples(built, ["math"], at_most=512))
-    found = readers.olmo(folder_in(built, "olmo"), "<u4")
-    assert Counter(found) == went_in
+    assert Counter(readers.olmo(folder_in(built, "olmo"), "<u4")) == went_in
     [stored] = readers.astrai_bin(folder_in(built, "river")).values()
     assert Counter(stored) == went_in
 
@@ -89,10 +75,8 @@ def test_real_template_that_ends_turns_with_eos_is_refused_by_olmo_core(dialogue
     recipe = dialogues.project.recipe
     config = dialogues.project.base / "configs" / "mini.yaml"
     text = config.read_text(encoding="utf-8")
-    config.write_text(
-        text.replace("- name: json\n  kind: axolotl\n  ds_type: json", "- name: json\n  kind: olmo_core"),
-        encoding="utf-8",
-    )
+    changed = text.replace("- name: json\n  kind: axolotl\n  ds_type: json", "- name: json\n  kind: olmo_core")
+    config.write_text(changed, encoding="utf-8")
 
     with pytest.raises(ConfigError, match=r"exports\.json: example .* \(EOS\)"):
         runner.build(steps.open_project(config), only=("exports/json",))

@@ -13,7 +13,7 @@ import yaml
 from rowmill.build import runner
 from rowmill.build.steps import Project, open_project
 from rowmill.reader import Reader
-from rowmill.schema.manifest import Manifest, load_current
+from tests.support.recipes import current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -25,13 +25,11 @@ STAGES: list[tuple[int, dict[str, float]]] = [
 STEPS = 40
 MIXTURES: dict[str, dict[str, Any]] = {
     "staged": {
-        "batch_size": BATCH,
-        "steps": STEPS,
-        "train_weights": [list(stage) for stage in STAGES],
+        "batch_size": BATCH, "steps": STEPS, "train_weights": [list(stage) for stage in STAGES],
         "mixture_block_size": BLOCK,
     },
     "epochs": {"batch_size": BATCH, "epochs": EPOCHS},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -51,39 +49,29 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
             "source": {"train_urls": [str(real_data / "math/gsm8k_test.jsonl")]},
             "format": {"kind": "supervised", "input_field": "question", "output_field": "answer"},
         },
-        "texts": {
-            "source": {"train_urls": [str(real_data / "text/c4_demo.jsonl")]},
-            "format": {"kind": "text"},
-        },
+        "texts": {"source": {"train_urls": [str(real_data / "text/c4_demo.jsonl")]}, "format": {"kind": "text"}},
+    }
+    recipe = {
+        "tokenizer": str(real_data / "tokenizers/qwen3"),
+        "seq_len": 512,
+        "datasets": datasets,
+        "partitions": {"world_size": 8},
+        "gates": {"rejects": {"at_most": 1}, "zero_loss_rows": {"at_most": 1}},
+        "execution": {"workers": 1},
     }
     projects: dict[str, Project] = {}
     for name, mixture in MIXTURES.items():
-        recipe = {
-            "tokenizer": str(real_data / "tokenizers/qwen3"),
-            "seq_len": 512,
-            "datasets": datasets,
-            "mixture": mixture,
-            "partitions": {"world_size": 8},
-            "gates": {"rejects": {"at_most": 1}, "zero_loss_rows": {"at_most": 1}},
-            "execution": {"workers": 1},
-        }
         path = configs / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+        path.write_text(yaml.safe_dump(recipe | {"mixture": mixture}), encoding="utf-8")
         projects[name] = open_project(path)
         runner.build(projects[name])
     return projects
 
 
-def made(project: Project, *key: str) -> Manifest:
-    found = load_current(project.store, (project.recipe.name, *key))
-    assert found is not None
-    return found
-
-
 def names_on_ranks(project: Project) -> list[str]:
     """Return the dataset at each place of the order, read from the shards of all ranks."""
     ranks: list[list[str]] = []
-    for part in made(project, "gpu_partitions").parts:
+    for part in current(project, "gpu_partitions").parts:
         files = [file for name, file in sorted(part.files.items()) if name.startswith("data/")]
         columns = [project.store.table(file, ["dataset"]).column(0).to_pylist() for file in files]
         ranks.append([name for column in columns for name in column])
@@ -105,7 +93,7 @@ def test_observed_shares_of_every_block_are_the_apportionment(built: dict[str, P
         assert Counter(shown[start:end]) == {name: Fraction(str(weights[name])) * (end - start) for name in datasets}
         start = end
     assert len(shown) == STEPS * BATCH
-    assert made(project, "training_splits").facts["mixture_share"] < 1
+    assert current(project, "training_splits").facts["mixture_share"] < 1
 
 
 def order_read_by(project: Project, world_size: int) -> list[bytes]:
@@ -129,7 +117,7 @@ def packed(project: Project) -> Counter[bytes]:
     """Return the token bytes of every packed train sequence."""
     found: Counter[bytes] = Counter()
     for name in project.recipe.datasets:
-        for part in made(project, name, "packed_shards").parts:
+        for part in current(project, name, "packed_shards").parts:
             if part.facts["split"] == "train":
                 ids = project.store.table(part.files["shard"], ["input_ids"]).column(0).to_pylist()
                 found.update(np.array(one, np.int64).tobytes() for one in ids)
@@ -160,10 +148,8 @@ def test_other_numbers_of_ranks_are_shown_the_same_order(
 def test_eight_ranks_become_six_in_the_middle_of_an_epoch(built: dict[str, Project], order: list[bytes]) -> None:
     steps = len(order) // BATCH
     before = [_reader(built["epochs"], rank, 8) for rank in range(8)]
-    first: list[list[bytes]] = []
-    for reader in before:
-        stop = (steps // 3) * BATCH // 8
-        first.append([batch["input_ids"].tobytes() for batch in islice(reader, stop)])
+    stop = (steps // 3) * BATCH // 8
+    first = [[batch["input_ids"].tobytes() for batch in islice(reader, stop)] for reader in before]
     states = [reader.state_dict() for reader in before]
     after = [_reader(built["epochs"], rank, 6) for rank in range(6)]
     for reader in after:

@@ -10,10 +10,9 @@ import orjson
 import pytest
 import yaml
 
-from rowmill.build import runner, steps
-from rowmill.build.steps import Project
-from rowmill.schema.manifest import Manifest, load_current
+from rowmill.build import steps
 from rowmill.sources.sharing import load_source_parts
+from tests.support.recipes import Built, build_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -28,13 +27,9 @@ class Desired(RowFormat):
         return Row("conversation", messages=tuple(record["messages"])) if record["label"] else None
 '''
 CHOSEN = {
-    "kind": "chat",
-    "dataset_schema": "prompt_response",
-    "prompt_fields": ["conversations"],
-    "response_fields": ["chosen"],
-    "role_field": "from",
-    "content_field": "value",
-}
+    "kind": "chat", "dataset_schema": "prompt_response", "prompt_fields": ["conversations"],
+    "response_fields": ["chosen"], "role_field": "from", "content_field": "value",
+}  # fmt: skip
 CHAT, ALPACA = {"kind": "chat"}, {"kind": "chat", "dataset_schema": "alpaca"}
 FILES: dict[str, tuple[str, dict[str, Any], int, dict[str, int]]] = {
     "tinker": ("chat/tinker_conversations.jsonl", CHAT, 128, {}),
@@ -58,7 +53,7 @@ FILES: dict[str, tuple[str, dict[str, Any], int, dict[str, int]]] = {
 
 
 @pytest.fixture(scope="module")
-def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("files")
     (folder / "configs").mkdir()
     (folder / "formats_of_files.py").write_text(FORMATS, encoding="utf-8")
@@ -81,23 +76,11 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     }
     (folder / "configs/files.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     project = steps.open_project(folder / "configs/files.yaml")
-    runner.build(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
-    return project
+    return build_project(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
 
 
-def made(project: Project, dataset: str, stage: str) -> Manifest:
-    found = load_current(project.store, (project.recipe.name, dataset, stage))
-    assert found is not None
-    return found
-
-
-def rows_of(project: Project, dataset: str, stage: str, file: str) -> list[dict[str, Any]]:
-    return [row for one in made(project, dataset, stage).files(file) for row in project.store.table(one).to_pylist()]
-
-
-def rejects_of(project: Project, dataset: str) -> Counter[str]:
-    stages = ("canonical_rows", "tokenized_examples")
-    return Counter(row["reason"] for stage in stages for row in rows_of(project, dataset, stage, "rejects"))
+def rejects_of(built: Built, dataset: str) -> Counter[str]:
+    return Counter(reason for _, reason in built.rejects(dataset))
 
 
 def records_of(path: Path) -> list[Any]:
@@ -108,18 +91,14 @@ def records_of(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("dataset", list(FILES))
-def test_every_record_of_a_file_is_kept_or_rejected_for_a_reason(built: Project, dataset: str) -> None:
+def test_every_record_of_a_file_is_kept_or_rejected_for_a_reason(built: Built, dataset: str) -> None:
     _, _, records, expected = FILES[dataset]
-    canonical, tokenized = made(built, dataset, "canonical_rows"), made(built, dataset, "tokenized_examples")
+    canonical, tokenized = (built.manifest(dataset, stage) for stage in ("canonical_rows", "tokenized_examples"))
     rejects = rejects_of(built, dataset)
 
     assert canonical.facts["records"] == records
     assert tokenized.facts["kept"] + sum(rejects.values()) == records
-    known = {"duplicate", "skipped_by_format", *expected}
-    assert set(rejects) <= known, (
-        rejects,
-        [row["detail"] for row in rows_of(built, dataset, "tokenized_examples", "rejects")][:5],
-    )
+    assert set(rejects) <= {"duplicate", "skipped_by_format", *expected}, (rejects, built.details(dataset)[-5:])
     assert {reason: rejects[reason] for reason in expected} == expected
 
 
@@ -187,61 +166,47 @@ def is_printed(leaf: str, text: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def printed(built: Project, real_data: Path) -> dict[str, list[tuple[Any, str]]]:
+def printed(built: Built, real_data: Path) -> dict[str, list[tuple[Any, str]]]:
     """Return, per dataset, every kept record with the text that its tokens stand for."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(real_data / "tokenizers/qwen3")
     found: dict[str, list[tuple[Any, str]]] = {}
     for dataset in SAID:
-        records = records_of(real_data / FILES[dataset][0])
-        starts = _first_records(built, dataset)
-        for row in rows_of(built, dataset, "tokenized_examples", "examples"):
+        records, starts, before = records_of(real_data / FILES[dataset][0]), dict[str, int](), 0
+        for source in load_source_parts(built.manifest(dataset, "raw_dataset")):
+            starts[source.part_id] = before
+            before += source.records
+        for row in built.examples(dataset):
             part, _, number = row["row_ids"][0].rpartition(":")
             text = tokenizer.decode(row["input_ids"], skip_special_tokens=False)
             found.setdefault(dataset, []).append((records[starts[part] + int(number)], text))
     return found
 
 
-def _first_records(project: Project, dataset: str) -> dict[str, int]:
-    starts: dict[str, int] = {}
-    before = 0
-    for part in load_source_parts(made(project, dataset, "raw_dataset")):
-        starts[part.part_id] = before
-        before += part.records
-    return starts
-
-
 @pytest.mark.parametrize("dataset", list(SAID))
 def test_what_a_record_says_is_printed_or_counted_as_dropped(
-    built: Project, printed: dict[str, list[tuple[Any, str]]], dataset: str
+    built: Built, printed: dict[str, list[tuple[Any, str]]], dataset: str
 ) -> None:
     lost: list[str] = []
     for record, text in printed[dataset]:
         said = {name: record[name] for name in SAID[dataset] if record.get(name) is not None}
         lost += [leaf for leaf in leaves(said) if not is_printed(leaf, text)]
 
-    dropped = made(built, dataset, "tokenized_examples").facts["dropped_kinds"]
+    dropped = built.manifest(dataset, "tokenized_examples").facts["dropped_kinds"]
     assert len(printed[dataset]) > 5
     # Qwen3 prints the reasoning of the last turn only; what it leaves out is counted, piece by piece.
     assert len(lost) == sum(dropped.values()), lost[:3]
     assert set(dropped) <= {"reasoning"}
 
 
-def test_weights_of_messages_decide_what_trains(built: Project, printed: dict[str, list[tuple[Any, str]]]) -> None:
-    rows = rows_of(built, "v1_sft", "tokenized_examples", "examples")
-
-    for (record, _), row in zip(printed["v1_sft"], rows, strict=True):
+def test_weights_of_messages_decide_what_trains(built: Built, printed: dict[str, list[tuple[Any, str]]]) -> None:
+    for (record, _), row in zip(printed["v1_sft"], built.examples("v1_sft"), strict=True):
         starts = [*row["span_starts"], row["tokens"]]
-        trained = {
-            message
-            for message, start, stop in zip(row["span_messages"], starts, starts[1:], strict=False)
-            if message >= 0 and any(row["loss_mask"][start:stop])
-        }
-        weighted = {
-            i for i, one in enumerate(record["messages"]) if one["role"] == "assistant" and one["loss_weight"] > 0
-        }
-        assert trained == weighted
+        spans = zip(row["span_messages"], starts, starts[1:], strict=False)
+        trained = {message for message, start, stop in spans if message >= 0 and any(row["loss_mask"][start:stop])}
+        weights = [one["loss_weight"] if one["role"] == "assistant" else 0 for one in record["messages"]]
+        assert trained == {i for i, weight in enumerate(weights) if weight > 0}
 
 
 def test_chosen_side_alone_reaches_the_tokens(printed: dict[str, list[tuple[Any, str]]]) -> None:
@@ -252,9 +217,7 @@ def test_chosen_side_alone_reaches_the_tokens(printed: dict[str, list[tuple[Any,
         assert rejected not in answer or rejected in record["chosen"]["value"]
 
 
-def test_undesired_answers_are_left_out_and_counted(built: Project, real_data: Path) -> None:
-    records = records_of(real_data / FILES["desired"][0])
-
-    undesired = sum(not record["label"] for record in records)
+def test_undesired_answers_are_left_out_and_counted(built: Built, real_data: Path) -> None:
+    undesired = sum(not record["label"] for record in records_of(real_data / FILES["desired"][0]))
     assert undesired > 0
     assert rejects_of(built, "desired")["skipped_by_format"] == undesired

@@ -20,6 +20,7 @@ from rowmill.tokenization.tokenizer import open_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
 from tests.support.recipes import Built, Workspace
 from tests.support.tables import as_written, cells, read_back, records, schema_of
+from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -65,21 +66,13 @@ def folder_with_tokenizers(tmp_path: Path, tmp_path_factory: pytest.TempPathFact
             yield tmp_path
 
 
-def workspace(
-    folder: Path, real_data: Path, file: str, tokenizer: str, form: dict[str, Any], **changes: Any
-) -> Workspace:
-    made = Workspace(folder)
+def workspace(folder: Path, real_data: Path, file: str, tokenizer: str, form: dict[str, Any]) -> Workspace:
     (folder / "data").mkdir(parents=True)
     with (real_data / "tabular" / file).open(encoding="utf-8") as source, (folder / "data" / file).open("w") as target:
         target.writelines(line for number, line in enumerate(source) if number <= ROWS)
     dataset = {"source": {"train_urls": [f"data/{file}"]}, "format": records(**form), "splits": {"test": 0}}
-    return made.recipe(
-        {"rows": dataset}, tokenizer=str(real_data / "tokenizers" / tokenizer), **{"seq_len": 8192, **changes}
-    )
-
-
-def tokenizer_of(real_data: Path, name: str) -> Tokenizer:
-    return Tokenizer.from_file(str(real_data / "tokenizers" / name / "tokenizer.json"))
+    where = str(real_data / "tokenizers" / tokenizer)
+    return Workspace(folder).recipe({"rows": dataset}, tokenizer=where, seq_len=8192)
 
 
 def rows_of(built: Built) -> list[dict[str, str]]:
@@ -93,18 +86,13 @@ def rows_of(built: Built) -> list[dict[str, str]]:
         ]
 
 
-CI_CASES = ("weather, tabular", "stocks, series by symbol")
-
-
-@pytest.mark.parametrize(
-    "case", [one if one in CI_CASES else pytest.param(one, marks=pytest.mark.campaign) for one in CASES]
-)
+@pytest.mark.parametrize("case", mark_all_but(["weather, tabular", "stocks, series by symbol"], CASES))
 def test_trained_tokens_of_a_real_table_read_back_as_its_rows(tmp_path: Path, real_data: Path, case: str) -> None:
-    file, tokenizer, form = CASES[case]
+    file, name, form = CASES[case]
+    tokenizer = Tokenizer.from_file(str(real_data / "tokenizers" / name / "tokenizer.json"))
 
-    built = workspace(tmp_path, real_data, file, tokenizer, form).build(only=TO_EXAMPLES)
-
-    parsed, schema = read_back(built, tokenizer_of(real_data, tokenizer), form), schema_of(built)
+    built = workspace(tmp_path, real_data, file, name, form).build(only=TO_EXAMPLES)
+    parsed, schema = read_back(built, tokenizer, form), schema_of(built)
     assert {span.kind for one in parsed for span in one.spans} == {"record", "delimiter"}
     assert as_written(parsed, schema) == cells(rows_of(built), schema.names)
     facts = built.manifest("rows", "tokenized_examples").facts
@@ -113,19 +101,16 @@ def test_trained_tokens_of_a_real_table_read_back_as_its_rows(tmp_path: Path, re
 
 def test_types_of_the_weather_are_those_of_its_cells(tmp_path: Path, real_data: Path) -> None:
     built = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", {}).build(only=TO_EXAMPLES[:2])
-
-    types = {
-        one["name"]: one["type"]
-        for one in built.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]
-    }
+    made = built.manifest("rows", "canonical_rows")
+    types = {one["name"]: one["type"] for one in made.details["records"]["schema"]["columns"]}
     assert types["origin"] == types["time_hour"] == "string"
     assert types["year"] == types["hour"] == types["wind_dir"] == "integer"
     decimals = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure")
     assert {types[name] for name in decimals} == {"decimal"}
-    contract = built.manifest("rows", "canonical_rows").details["table"]["contract"]["columns"]
+    contract = made.details["table"]["contract"]["columns"]
     assert contract["wind_gust"]["na"] == ["NA"]
     assert (contract["time_hour"]["type"], contract["time_hour"]["format"]) == ("datetime", "iso8601")
-    assert built.manifest("rows", "canonical_rows").facts["type_mismatch"] == 0
+    assert made.facts["type_mismatch"] == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +128,6 @@ def test_contract_of_a_real_table_is_what_its_readers_would_write(
     tmp_path: Path, real_data: Path, file: str, wanted: dict[str, str]
 ) -> None:
     built = workspace(tmp_path, real_data, file, "qwen3", {}).build(only=TO_EXAMPLES[:2])
-
     details = built.manifest("rows", "canonical_rows").details["table"]
     contract = TableContract.from_json(details["contract"])
     assert {name: describe_column_contract(column) for name, column in contract.columns.items()} == wanted
@@ -161,7 +145,6 @@ def test_night_of_the_weather_with_a_reading_of_another_kind_stops_with_its_cell
         night.write(",".join([*cells[:10], "calm", *cells[11:]]) + "\n")
 
     after = made.build(only=TO_EXAMPLES[:2])
-
     said = after.manifest("rows", "canonical_rows").samples["table_drift"]
     place = f"data/nyc_weather_hourly.csv line {ROWS + 2}"
     assert said == (f"wind_gust is number, NA for no value, which 1 value does not fit: 'calm' ({place})",)
@@ -174,9 +157,7 @@ def test_hours_of_the_weather_are_an_hour_apart_but_for_gaps(tmp_path: Path, rea
     timed = {**form, "time_series": {**SERIES, "timestamp_interval_seconds": 3600}}
 
     built = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", timed).build(only=TO_EXAMPLES[:2])
-
-    facts = built.manifest("rows", "canonical_rows").facts
-    assert 0 < facts["interval_mismatch"] < 0.01
+    assert 0 < built.manifest("rows", "canonical_rows").facts["interval_mismatch"] < 0.01
 
 
 @pytest.mark.campaign
@@ -184,11 +165,9 @@ def test_origins_of_the_weather_fit_no_example_and_the_plan_says_so(tmp_path: Pa
     form = {"data": {"group_training_examples_by": "origin", "order_training_examples_by": "time_hour"}}
     made = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", form)
 
-    with pytest.raises(
-        ContextOverflowError, match=r"1 group does not fit: origin='EWR' needs \d+ tokens .* limit 8192"
-    ):
+    said = r"1 group does not fit: origin='EWR' needs \d+ tokens .* limit 8192"
+    with pytest.raises(ContextOverflowError, match=said):
         made.build(only=TO_EXAMPLES)
-
     written = (made.store / "mini" / "rows" / "tokenized_examples").rglob("*.arrow")
     assert {path.name for path in written} == {"tokens.arrow"}
 
@@ -239,7 +218,6 @@ def test_delimiters_of_the_pinned_tokenizers(real_data: Path, name: str, pair: t
 
 def test_tokenizer_with_equal_bos_and_eos_is_refused_only_for_groups(real_data: Path) -> None:
     vocabulary, encode = opened(real_data, "gpt2")
-
     with pytest.raises(ConfigError, match=r"bos and eos are both '<\|endoftext\|>'"):
         framed(vocabulary, encode)
     made = framed(vocabulary, encode, is_grouped=False)
@@ -248,9 +226,8 @@ def test_tokenizer_with_equal_bos_and_eos_is_refused_only_for_groups(real_data: 
 
 @pytest.mark.campaign
 def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
-    smol, qwen, tiny = (
-        framed(*opened(real_data, name), style="reference") for name in ("smollm3", "qwen3", "tinyllama")
-    )
+    names = ("smollm3", "qwen3", "tinyllama")
+    smol, qwen, tiny = (framed(*opened(real_data, name), style="reference") for name in names)
     columns = '"customer_id":<unk>,"date":<unk>,"amount":<unk>,"category":<unk>'
 
     asked = f"Generate a JSONL dataset with the following columns:  {columns}"
@@ -286,15 +263,7 @@ def test_invalid_prompt_frame_is_a_config_error(real_data: Path, changes: dict[s
         framed(*opened(real_data, "qwen3"), **changes)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("smollm3", marks=pytest.mark.campaign),
-        "tinyllama",
-        pytest.param("qwen3", marks=pytest.mark.campaign),
-        "gpt2",
-    ],
-)
+@pytest.mark.parametrize("name", mark_all_but(["tinyllama", "gpt2"], ["smollm3", "tinyllama", "qwen3", "gpt2"]))
 def test_record_is_encoded_as_what_follows_a_line_end(real_data: Path, name: str) -> None:
     encoder = Encoder(loaded_of(real_data, name))
     with (real_data / "tabular" / "stocks_monthly.csv").open(encoding="utf-8") as file:

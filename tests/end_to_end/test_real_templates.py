@@ -112,10 +112,9 @@ def _openai(row: Mapping[str, Json]) -> tuple[list[Message], list[Json] | None]:
     for source in row["messages"]:
         message: Message = {"content": "", **{key: value for key, value in source.items() if value is not None}}
         if "tool_calls" in message:
-            functions = [(call["id"], call["function"]) for call in message["tool_calls"]]
             message["tool_calls"] = [
-                {"id": i, "type": "function", "function": {"name": f["name"], "arguments": json.loads(f["arguments"])}}
-                for i, f in functions
+                call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
+                for call in message["tool_calls"]
             ]
         messages.append(message)
     return messages, row["tools"]
@@ -141,7 +140,11 @@ def _parts(row: Mapping[str, Json]) -> tuple[list[Message], list[Json] | None]:
 
 @lru_cache(maxsize=64)
 def renderer(folder: Path, name: str) -> Renderer:
-    return Renderer(RendererSpec((folder / "templates" / f"{name}.jinja").read_text(encoding="utf-8"), TOKENS))
+    return Renderer(RendererSpec(read_text(folder, name), TOKENS))
+
+
+def read_text(folder: Path, name: str) -> str:
+    return (folder / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def as_seen(one: Renderer, chat: Chat) -> tuple[list[Message], Any]:
@@ -160,10 +163,8 @@ def test_text_of_real_chats_is_the_references(name: str, real_data: Path) -> Non
     judged_by = JinjaTemplate(one.spec.text, TOKENS, {}, one.spec.now)
     accepted = 0
     for chat in chats(real_data):
-        result = one.render(chat.messages, chat.tools, {})
-        assert one.plain(chat.messages, chat.tools, {}) == (
-            result.text if isinstance(result, RenderedConversation) else result
-        )
+        result, plain = one.render(chat.messages, chat.tools, {}), one.plain(chat.messages, chat.tools, {})
+        assert plain == (result.text if isinstance(result, RenderedConversation) else result)
         if isinstance(result, RenderedConversation):
             accepted += 1
             adapted, tools = as_seen(one, chat)
@@ -171,7 +172,6 @@ def test_text_of_real_chats_is_the_references(name: str, real_data: Path) -> Non
             assert judged_by.render(adapted, tools) == result.text
             if not one.contract.date_dependent:
                 assert result.text == theirs
-
     assert accepted >= 15
     assert one.fast_path_obstacle == SLOW.get(name, "")
 
@@ -185,7 +185,6 @@ def test_real_chats_are_masked_or_refused_for_the_templates_own_limits(name: str
         outcomes["masked" if isinstance(result, MaskedConversation) else result.reason] += 1
         if isinstance(result, MaskedConversation):
             _check_mask(result, chat)
-
     assert set(outcomes) <= {"masked", *REASONS}
     assert outcomes["masked"] >= 12
 
@@ -238,16 +237,12 @@ def test_mask_by_the_closed_list_equals_the_training_templates_blocks(name: str,
         theirs = truth.mask(conversation)
         for way, masker in enumerate(ours):
             mine = masker.mask(conversation)
-            if (
-                isinstance(theirs, MaskedConversation)
-                and isinstance(mine, MaskedConversation)
-                and mine.text == theirs.text
-            ):
-                compared[way] += 1
-                expected, found = ranges(theirs.trained), ranges(mine.trained)
-                assert found <= expected
-                assert set(iterate_text_runs(theirs.text, expected - found)) <= explained
-
+            if isinstance(theirs, Rejected) or isinstance(mine, Rejected) or mine.text != theirs.text:
+                continue
+            compared[way] += 1
+            expected, found = ranges(theirs.trained), ranges(mine.trained)
+            assert found <= expected
+            assert set(iterate_text_runs(theirs.text, expected - found)) <= explained
     assert all(compared[way] >= 5 for way in range(len(ours)))
 
 
@@ -281,37 +276,33 @@ def test_plain_render_equals_the_tokenizers_own(tokenizer: str, template: str | 
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(real_data / "tokenizers" / tokenizer)
-    text = (
-        (real_data / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
-        if template
-        else loaded.chat_template
-    )
+    text = read_text(real_data, template) if template else loaded.chat_template
     one = Renderer(RendererSpec(text, loaded.special_tokens_map))
     for chat in chats(real_data):
         if one.contract.date_dependent:
             break
-        result = one.plain(chat.messages, chat.tools, {})
-        theirs = loaded.apply_chat_template(
-            one.adaptation.messages(chat.messages), tools=chat.tools, chat_template=text, tokenize=False
-        )
-        assert result == theirs
+        adapted = one.adaptation.messages(chat.messages)
+        theirs = loaded.apply_chat_template(adapted, tools=chat.tools, chat_template=text, tokenize=False)
+        assert one.plain(chat.messages, chat.tools, {}) == theirs
 
 
 def test_bundled_qwen3_prints_what_the_models_own_template_prints(real_data: Path) -> None:
     own, stock = Renderer(RendererSpec(read_named_template("qwen3"))), renderer(real_data, "llamacpp__Qwen-Qwen3-0.6B")
-
     for chat in chats(real_data):
         for kwargs in ({}, {"enable_thinking": False, "add_generation_prompt": True}):
             assert own.plain(chat.messages, chat.tools, kwargs) == stock.plain(chat.messages, chat.tools, kwargs)
 
 
 GLM, PHI = "llamacpp__GLM-4.6", "llamacpp__microsoft-Phi-3.5-mini-instruct"
-V3 = "axolotl__deepseek_v3"
 TALK: list[Message] = [
-    {"role": "user", "content": "U1"},
-    {"role": "assistant", "content": "A1"},
-    {"role": "user", "content": "U2"},
-    {"role": "assistant", "content": "A2"},
+    {"role": role, "content": f"{role[0].upper()}{i}"} for i in (1, 2) for role in ("user", "assistant")
+]
+CALL = _call(1, '{"name": "look", "arguments": {"at": "it"}}')
+CALLED: list[Message] = [
+    TALK[0],
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "R", "tool_call_id": "call_1"},
+    TALK[1],
 ]
 
 
@@ -320,20 +311,7 @@ TALK: list[Message] = [
     [
         (GLM, TALK, "<|assistant|>⟦\n<think></think>\nA1<|user|>⟧\nU2<|assistant|>⟦\n<think></think>\nA2<|user|>⟧"),
         (PHI, TALK, "<|assistant|>\n⟦A2<|end|>⟧\n</s>"),
-        (
-            V3,
-            [
-                TALK[0],
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "tool_calls": [_call(1, '{"name": "look", "arguments": {"at": "it"}}')],
-                },
-                {"role": "tool", "content": "R", "tool_call_id": "call_1"},
-                TALK[1],
-            ],
-            "<｜tool▁outputs▁end｜>⟦A1<｜end▁of▁sentence｜>⟧",
-        ),
+        ("axolotl__deepseek_v3", CALLED, "<｜tool▁outputs▁end｜>⟦A1<｜end▁of▁sentence｜>⟧"),
         ("axolotl__mistral_v2v3", [{"role": "system", "content": "Be kind"}, *TALK], "content_dropped: system"),
     ],
 )
@@ -341,7 +319,6 @@ def test_mask_of_a_real_template_is_the_vector(
     name: str, messages: list[Message], expected: str, real_data: Path
 ) -> None:
     result = Masker(renderer(real_data, name), Loss(), MaskRules()).mask(Conversation(messages))
-
     if isinstance(result, Rejected):
         assert f"{result.reason}: {result.detail}" == expected
         return
@@ -367,15 +344,12 @@ def test_ids_and_mask_of_qwen3_are_the_vector(
     assert isinstance(result, MaskedConversation)
 
     (example,) = make_examples([result], [[]], encoder, TokenizationCounts())
-
     assert isinstance(example, Example)
     assert example.ids.tolist() == HI_IDS
     assert example.mask.tolist() == [trained[0] <= i < trained[1] for i in range(16)]
 
 
 # ── an independent judge: which characters of the print follow from which message's text ──
-
-
 def _bounds(one: Renderer, messages: list[Message], tools: list[Json] | None, index: int) -> tuple[int, int] | None:
     """Return the characters of the plain print that change with one message's text, or null if its text does more."""
     before = one.plain(messages, tools, {})
@@ -409,7 +383,6 @@ def test_characters_that_change_with_a_message_train_if_and_only_if_it_is_the_mo
                 is_model = message["role"] == "assistant"
                 assert len(held) == (bounds[1] - bounds[0] if is_model else 0), (chat.source, index)
                 judged[message["role"]] += 1
-
     assert judged["assistant"] >= 5
     assert judged["user"] >= 5
 
@@ -442,24 +415,23 @@ def short_chats(folder: Path) -> list[Chat]:
     return [chat for found in by_source.values() for chat in found[:2]]
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_ids_of_every_template_equal_transformers(tokenizer: str, real_data: Path) -> None:
-    compare_ids(tokenizer, TEMPLATES, real_data)
+TWO = ("llamacpp__Qwen-Qwen3-0.6B", "axolotl__mistral_v3_tekken")
 
 
-@pytest.mark.parametrize("tokenizer", ["qwen3", "tinyllama"])
-def test_ids_of_two_templates_equal_transformers(tokenizer: str, real_data: Path) -> None:
-    compare_ids(tokenizer, ("llamacpp__Qwen-Qwen3-0.6B", "axolotl__mistral_v3_tekken"), real_data)
-
-
-def compare_ids(tokenizer: str, templates: Sequence[str], real_data: Path) -> None:
+@pytest.mark.parametrize(
+    ("tokenizer", "templates"),
+    [
+        *(pytest.param(one, TEMPLATES, marks=pytest.mark.campaign, id=f"{one}-every template") for one in TOKENIZERS),
+        *(pytest.param(one, TWO, id=f"{one}-two templates") for one in ("qwen3", "tinyllama")),
+    ],
+)
+def test_ids_of_templates_equal_transformers(tokenizer: str, templates: Sequence[str], real_data: Path) -> None:
     """Under `boundary: whole`, on rows without control strings: every id, on every row."""
     theirs, encoder = opened(real_data, tokenizer)
     special = {key: value for key, value in theirs.special_tokens_map.items() if isinstance(value, str)}
     compared: Counter[str] = Counter()
     for name in templates:
-        text = (real_data / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+        text = read_text(real_data, name)
         one = Renderer(RendererSpec(text, special, control_tokens=ControlStrings(encoder.card, text).strings))
         masker = Masker(one, Loss(finish="none"), MaskRules(on_dropped=COUNT_ALL))
         kept: list[tuple[Chat, MaskedConversation]] = []
@@ -478,7 +450,6 @@ def compare_ids(tokenizer: str, templates: Sequence[str], real_data: Path) -> No
                     adapted, tools=tools, chat_template=text, tokenize=True, return_dict=False, **absent(special)
                 )
                 assert example.ids.tolist() == given, (name, chat.source)
-
     assert len(compared) == len(templates)
     assert min(compared.values()) >= 3
 
@@ -514,7 +485,6 @@ def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokeni
             assert set(different.tolist()) <= across_edges(encoder, result), name
             assert not len(different) or name not in MATCHING.get(tokenizer, ())
             compared[name] += 1
-
     assert sum(compared.values()) >= 100
     assert set(MATCHING.get(tokenizer, ())) <= set(compared)
 

@@ -32,5 +32,4 @@ def test_own_recipe_gives_the_versions_on_record(folder: Path, name: str) -> Non
 @pytest.mark.real_data
 def test_mixture_of_real_data_gives_the_versions_on_record(tmp_path: Path, real_data: Path) -> None:
     recorded.write_project(tmp_path, real_data)
-
     assert recorded.versions_of(tmp_path / "configs" / recorded.REAL) == ON_RECORD[recorded.REAL], TO_DO

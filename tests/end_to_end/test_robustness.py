@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -42,13 +43,11 @@ def with_data(workspace: Workspace, **changes: object) -> Workspace:
         rows = lines(chat(i, words=30) for i in range(250 * number, 250 * (number + 1)))
         workspace.write(f"chats-{number}.jsonl.gz", gzip.compress(rows, mtime=0))
     workspace.write("tasks.jsonl", [pair(i) for i in range(50)])
-    return workspace.recipe(
-        {
-            "chats": {"source": {"train_urls": ["data/chats-*.jsonl.gz"]}, "format": CHAT},
-            "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
-        },
-        **changes,
-    )
+    datasets = {
+        "chats": {"source": {"train_urls": ["data/chats-*.jsonl.gz"]}, "format": CHAT},
+        "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
+    }
+    return workspace.recipe(datasets, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +77,6 @@ def until(holds: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
 
 
 # ── Builds in other processes ──────────────────────────────────────────────────────────────────────
-
-
 def build_in_process(
     config: Path, inline_below_bytes: int | None = None, deaths: tuple[str, int] | None = None
 ) -> None:
@@ -141,20 +138,16 @@ def is_alive(pid: int) -> bool:
 
 IN_THE_MIDDLE = {
     "raw_dataset": [("chats/raw_dataset/staged/", 2), ("chats/raw_dataset/manifests/", 1)],
-    "canonical_rows": [
-        ("chats/canonical_rows/parts/.*/rows.arrow", 2),
-        ("chats/canonical_rows/parts/.*/part.json", 2),
-    ],
+    "canonical_rows": [("chats/canonical_rows/parts/.*/rows.arrow", 2), ("chats/canonical_rows/parts/.*/part.json", 2)],
     "tokenized_examples": [("tokenizers/", 1), ("chats/tokenized_examples/parts/.*/part.json", 2)],
     "truncation_stats": [("chats/truncation_stats/versions/", 1), ("chats/truncation_stats/pointer.json", 1)],
     "packed_shards": [("chats/packed_shards/parts/.*/segments/", 1), ("chats/packed_shards/manifests/", 1)],
     "training_splits": [("training_splits/parts/.*/rank_steps", 1), ("training_splits/versions/", 1)],
     "gpu_partitions": [
-        ("gpu_partitions/parts/.*/data/", 2),
-        ("gpu_partitions/parts/.*/part.json", 1),
+        ("gpu_partitions/parts/.*/data/", 2), ("gpu_partitions/parts/.*/part.json", 1),
         ("gpu_partitions/current.json", 1),
     ],
-}
+}  # fmt: skip
 """Where a build is killed in each stage: in the middle of its parts, and between the files that say it is done."""
 
 
@@ -164,23 +157,19 @@ def test_killed_build_is_finished_by_the_next_with_the_same_bytes(
 ) -> None:
     for pattern, count in IN_THE_MIDDLE[stage]:
         assert killed(workspace, pattern, count), f"never got to {pattern}"
-
     assert_same(workspace.build(), undisturbed)
 
 
 @pytest.mark.campaign
 def test_killed_build_leaves_no_manifest_of_the_stage_it_was_in(workspace: Workspace) -> None:
     assert killed(workspace, "chats/tokenized_examples/parts/.*/part.json", 2)
-
     assert (workspace.store / "mini/chats/canonical_rows/pointer.json").exists()
     assert not list((workspace.store / "mini/chats/tokenized_examples").glob("manifests/*"))
 
 
 def test_build_after_a_kill_keeps_the_finished_parts(workspace: Workspace) -> None:
     assert killed(workspace, "chats/tokenized_examples/parts/.*/part.json", 2)
-
     report = workspace.build().report("chats", "tokenized_examples")
-
     assert report.parts > 2
     assert report.parts_reused == 1
 
@@ -198,14 +187,11 @@ def test_killed_build_leaves_no_worker(workspace: Workspace, undisturbed: Built)
 
 def test_killed_build_leaves_no_lock(workspace: Workspace) -> None:
     assert killed(workspace, "chats/raw_dataset/manifests/", 1)
-
     with workspace.project.store.lock("mini/chats/raw_dataset/.lock", what="the lock", timeout_s=1):
         pass
 
 
 # ── Workers ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_worker_that_dies_is_one_error_and_the_next_build_finishes(
     workspace: Workspace, undisturbed: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +204,6 @@ def test_worker_that_dies_is_one_error_and_the_next_build_finishes(
 
     with pytest.raises(IntegrityError, match="a worker process died"):
         workspace.build(progress=kill_workers)
-
     assert_same(workspace.build(), undisturbed)
 
 
@@ -232,20 +217,14 @@ def test_error_in_a_worker_arrives_as_itself(workspace: Workspace, monkeypatch: 
 
 
 # ── Full disks ─────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system in memory whose size a test may change with `resize`; skip where that is not allowed."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(
-            "a small disk needs the right to mount a tmpfs; test_build_that_may_write_only_small_files covers the error"
-        )
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a tmpfs; test_build_that_may_write_only_small_files covers the error")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
@@ -264,10 +243,8 @@ def test_build_on_a_full_disk_is_one_error_and_finishes_once_there_is_room(
     needed = sum(path.stat().st_blocks * 512 for path in Path(undisturbed.project.store.root).rglob("*"))
     there = Workspace(workspace.folder, str(small_disk / "store"))
     resize(small_disk, int(needed * share))
-
     with pytest.raises(PipelineError, match=NO_ROOM):
         there.build()
-
     resize(small_disk, 4 * needed)
     assert_same(there.build(), undisturbed)
 
@@ -297,11 +274,8 @@ def test_build_that_may_write_only_small_files_is_one_error(
 
 
 # ── Two builds at once ─────────────────────────────────────────────────────────────────────────────
-
-
 def test_two_builds_at_once_both_end_well_and_give_the_same_bytes(workspace: Workspace, undisturbed: Built) -> None:
     both = [started(workspace) for _ in range(2)]
-
     assert [finished(one) for one in both] == [0, 0]
     after = workspace.build()
     assert after.made() == set()
@@ -313,18 +287,13 @@ def test_two_builds_at_once_both_end_well_and_give_the_same_bytes(workspace: Wor
 def test_build_beside_one_that_is_killed_ends_well(workspace: Workspace, undisturbed: Built) -> None:
     """The survivor waits for the lock that the other holds, and gets it when the other dies."""
     survivor = started(workspace)
-
     assert killed(workspace, "gpu_partitions/parts/.*/data/", 1) or finished(survivor) == 0
     assert finished(survivor) == 0
     assert_same(workspace.build(), undisturbed)
 
 
 def test_step_that_another_process_holds_is_refused_clearly(workspace: Workspace) -> None:
-    store = workspace.project.store
-
-    with (
-        store.lock("mini/chats/raw_dataset/.lock", what="mini/chats/raw_dataset"),
-        pytest.raises(BusyError, match=r"^mini/chats/raw_dataset: another process .*; wait for that build or stop it$"),
-        store.lock("mini/chats/raw_dataset/.lock", what="mini/chats/raw_dataset", timeout_s=0.1),
-    ):
+    lock = partial(workspace.project.store.lock, "mini/chats/raw_dataset/.lock", what="mini/chats/raw_dataset")
+    said = r"^mini/chats/raw_dataset: another process .*; wait for that build or stop it$"
+    with lock(), pytest.raises(BusyError, match=said), lock(timeout_s=0.1):
         pass

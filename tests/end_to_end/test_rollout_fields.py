@@ -4,7 +4,7 @@ Every number follows from the token that it is of: a response has ids from 100 o
 the even ones are trained, and have the reward of their row as advantage.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,13 @@ from rowmill.core.errors import ConfigError
 from rowmill.reader import Reader
 from rowmill.reader.layouts import join_flat, stack_padded
 from rowmill.schema.examples import BATCH_NAMES
+from rowmill.schema.manifest import Manifest
 from rowmill.shards import native
 from tests.reader.test_index_layout import run_reader_alone
 from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat
 
-TOKENS: dict[str, Any] = {
-    "kind": "tokens",
-    "token_fields": ["logprobs", "advantages"],
-    "row_fields": ["reward", "group_id"],
-}
+FIELDS = {"token_fields": ["logprobs", "advantages"], "row_fields": ["reward", "group_id"]}
+TOKENS: dict[str, Any] = {"kind": "tokens", **FIELDS}
 OWN_NAMES = {"input_ids", "labels", "position_ids", *TOKENS["token_fields"], *TOKENS["row_fields"]}
 GATES = LENIENT | {"same_tokenization": {"at_least": 0}}
 
@@ -45,12 +43,11 @@ def rollout(i: int) -> dict[str, Any]:
 
 def write_recipe(folder: Path, *, rows: Sequence[Mapping[str, Any]], **changes: Any) -> Workspace:
     workspace = Workspace(folder)
-    files = {
-        "chats": workspace.write("c.jsonl", [chat(i) for i in range(15)]),
-        "rollouts": workspace.write("r.jsonl", rows),
+    chats, rollouts = workspace.write("c.jsonl", [chat(i) for i in range(15)]), workspace.write("r.jsonl", rows)
+    datasets = {
+        "chats": {"source": {"train_urls": [chats]}, "format": CHAT},
+        "rollouts": {"source": {"train_urls": [rollouts]}, "format": TOKENS},
     }
-    kinds = {"chats": CHAT, "rollouts": TOKENS}
-    datasets = {name: {"source": {"train_urls": [file]}, "format": kinds[name]} for name, file in files.items()}
     return workspace.recipe(datasets, seq_len=128, gates=GATES, **changes)
 
 
@@ -107,41 +104,38 @@ def split_segments(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     assert first == len(row["logprobs"]) == len(row["advantages"])
 
 
-def require_own_numbers(one: Mapping[str, Any]) -> None:
+def segments_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [one for row in rows for one in split_segments(row)]
+
+
+def require_own_numbers(segments: Iterable[Mapping[str, Any]]) -> None:
     """Assert that each number of a segment is the one of its token."""
-    if one.get("reward") is None:
-        assert one["group_id"] is None
-        assert not any(one["logprobs"]) and not any(one["advantages"])
-        return
-    assert one["group_id"] == str(int(one["reward"] * 4) // 4)
-    assert one["logprobs"] == [-i / 8 if i >= 100 else 0 for i in one["input_ids"]]
-    assert one["advantages"] == [one["reward"] if i >= 100 and i % 2 == 0 else 0 for i in one["input_ids"]]
+    for one in segments:
+        if one.get("reward") is None:
+            assert one["group_id"] is None
+            assert not any(one["logprobs"]) and not any(one["advantages"])
+            continue
+        assert one["group_id"] == str(int(one["reward"] * 4) // 4)
+        assert one["logprobs"] == [-i / 8 if i >= 100 else 0 for i in one["input_ids"]]
+        assert one["advantages"] == [one["reward"] if i >= 100 and i % 2 == 0 else 0 for i in one["input_ids"]]
 
 
 # ── From records to ranks ──────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("name", ["mixed", "padded"])
 def test_numbers_of_every_shard_are_those_of_their_tokens(name: str, request: pytest.FixtureRequest) -> None:
     built: Built = request.getfixturevalue(name)
-
     for dataset in ("chats", "rollouts"):
-        rows = built.rows_of(dataset, "packed_shards", file="shard")
-        segments = [one for row in rows for one in split_segments(row)]
+        segments = segments_of(built.rows_of(dataset, "packed_shards", file="shard"))
         assert segments
         assert {one["reward"] is None for one in segments} == {dataset == "chats"}
-        for one in segments:
-            require_own_numbers(one)
+        require_own_numbers(segments)
     assert {result.outcome for result in built.steps["rollouts", "canonical_rows"][1]} <= {"passed", "not_applicable"}
 
 
 def test_ranks_hold_the_numbers_of_all_rows_and_fillers_none(mixed: Built) -> None:
-    rows = rank_rows(mixed)
-    own = [one for row in rows if row["dataset"] == "rollouts" for one in split_segments(row)]
-
-    for row in rows:
-        for one in split_segments(row):
-            require_own_numbers(one)
+    segments = segments_of(rank_rows(mixed))
+    require_own_numbers(segments)
+    own = [one for one in segments if one["dataset"] == "rollouts"]
     examples = [row for row in mixed.examples("rollouts") if row["split"] == "train"]
     assert sum(sum(one["logprobs"]) for one in own) == sum(sum(row["logprobs"]) for row in examples)
     assert {one["reward"] for one in own} == {row["reward"] for row in examples}
@@ -157,8 +151,6 @@ def test_content_hash_covers_every_number() -> None:
 
 
 # ── Reader ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def open_rank(built: Built, rank: int, **options: Any) -> Reader:
     return Reader(str(built.project.base / ".rowmill"), "mini", rank=rank, world_size=2, as_torch=False, **options)
 
@@ -200,82 +192,61 @@ def test_padded_batches_have_each_number_at_its_token(mixed: Built) -> None:
 
 def test_sequences_without_fields_join_those_that_have_some(mixed: Built) -> None:
     reader = open_rank(mixed, 0)
-    one = next(
-        row for row in map(reader.__getitem__, range(len(reader))) if not np.isnan(row.row_fields["reward"]).any()
-    )
+    rows = (reader[i] for i in range(len(reader)))
+    one = next(row for row in rows if not np.isnan(row.row_fields["reward"]).any())
     bare = replace(one, token_fields={}, row_fields={})
-    copied = one.copy()
 
     flat = join_flat([bare, one], pad_id=0, length=None)
     stacked = stack_padded([bare, one], pad_id=0, length=None)
-
-    tokens = len(one.input_ids)
-    assert copied.token_fields["logprobs"].base is None
-    assert flat["logprobs"][0].tolist() == [0.0] * tokens + one.token_fields["logprobs"].tolist()
-    assert stacked["logprobs"].tolist() == [[0.0] * tokens, one.token_fields["logprobs"].tolist()]
-    assert np.isnan(flat["reward"]).tolist() == [True] * len(one.seq_lengths) + [False] * len(one.seq_lengths)
-    assert (
-        flat["group_id"] == stacked["group_id"] == [None] * len(one.seq_lengths) + one.row_fields["group_id"].tolist()
-    )
+    zeros, segments = [0.0] * len(one.input_ids), len(one.seq_lengths)
+    assert one.copy().token_fields["logprobs"].base is None
+    assert flat["logprobs"][0].tolist() == zeros + one.token_fields["logprobs"].tolist()
+    assert stacked["logprobs"].tolist() == [zeros, one.token_fields["logprobs"].tolist()]
+    assert np.isnan(flat["reward"]).tolist() == [True] * segments + [False] * segments
+    assert flat["group_id"] == stacked["group_id"] == [None] * segments + one.row_fields["group_id"].tolist()
 
 
 # ── Exports ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("name", ["own", "packed", "single"])
 def test_exports_hold_the_numbers_of_their_tokens(mixed: Built, name: str) -> None:
     rows = export_rows(mixed, name)
-    segments = rows if name == "single" else [one for row in rows for one in split_segments(row)]
+    segments = rows if name == "single" else segments_of(rows)
+    require_own_numbers(segments)
     trained = sorted(one for row in segments for one in row["advantages"])
-
-    for one in segments:
-        require_own_numbers(one)
     assert trained == sorted(one for row in rank_rows(mixed) if not row["filler"] for one in row["advantages"])
     assert all(not any(label >= 0 and not a for label, a in zip(row["labels"], row["advantages"], strict=True))
                for row in segments if row["reward"])  # fmt: skip
 
 
 def test_export_in_the_form_of_padded_shards_pads_the_numbers(padded: Built) -> None:
-    for row in export_rows(padded, "own"):
-        for one in split_segments(row):
-            require_own_numbers(one)
+    require_own_numbers(segments_of(export_rows(padded, "own")))
 
 
 # ── What a row may lack, and what is cut ───────────────────────────────────────────────────────────
-
-
 def test_rows_without_a_field_are_counted_and_wrong_ones_rejected(tmp_path: Path) -> None:
     bad = [rollout(2) | {"logprobs": [0.5]}, rollout(3) | {"advantages": ["x"]}, rollout(4) | {"reward": "high"}]
     rows = [rollout(0), rollout(1) | {"logprobs": None}, *bad]
 
-    made = Workspace(tmp_path).one("r.jsonl", rows, TOKENS).build(only=("raw_dataset", "canonical_rows"))
+    def build(name: str, kind: Mapping[str, Any]) -> tuple[Manifest, list[str]]:
+        workspace = Workspace(tmp_path / name).one("r.jsonl", rows, kind)
+        report, results = workspace.build(only=("raw_dataset", "canonical_rows")).steps["rows", "canonical_rows"]
+        return report.manifest, [one.outcome for one in results if one.check == "fields_absent"]
 
-    manifest, results = made.manifest("rows", "canonical_rows"), made.steps["rows", "canonical_rows"][1]
-    assert dict(line[1:] for line in manifest.ledger if line[0] == "rejected") == {"bad_field": 2, "length_mismatch": 1}
-    assert manifest.facts["fields_absent"] == 0.5
-    assert [one.outcome for one in results if one.check == "fields_absent"] == ["failed"]
-    plain = (
-        Workspace(tmp_path / "plain")
-        .one("r.jsonl", rows, {"kind": "tokens"})
-        .build(only=("raw_dataset", "canonical_rows"))
-    )
-    results = plain.steps["rows", "canonical_rows"][1]
-    assert [one.outcome for one in results if one.check == "fields_absent"] == ["not_applicable"]
+    made, outcome = build("fields", TOKENS)
+    assert dict(line[1:] for line in made.ledger if line[0] == "rejected") == {"bad_field": 2, "length_mismatch": 1}
+    assert (made.facts["fields_absent"], outcome) == (0.5, ["failed"])
+    assert build("plain", {"kind": "tokens"})[1] == ["not_applicable"]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_cut_rows_lose_the_numbers_of_the_ids_that_they_lose(tmp_path: Path, side: str) -> None:
     truncation = {"max_length": 20, "overlong": "truncate", "token_cut": "allow", "truncate_side": side}
-
     made = Workspace(tmp_path).one("r.jsonl", [rollout(i) for i in range(20)], TOKENS, truncation=truncation).examples()
-
     assert max(len(one["input_ids"]) for one in made) == 20
-    for one in made:
-        require_own_numbers(one)
+    require_own_numbers(made)
 
 
 def test_export_of_another_kind_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     workspace = write_recipe(tmp_path, rows=[], exports=[{"kind": "skyrl", "name": "out"}])
-
     with pytest.raises(ConfigError, match=r"exports\.out: kind skyrl cannot store logprobs, .* native and hf can"):
         workspace.build()

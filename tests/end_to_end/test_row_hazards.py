@@ -42,32 +42,24 @@ def test_arguments_are_encoded_once_however_often_the_source_encoded_them(tmp_pa
     arguments = {"word": 'say "hi"', "n": [1, 2.5, None], "ü": True}
     once, twice = json.dumps(arguments), json.dumps(json.dumps(arguments))
     rows = [said(tool_calls=[{"function": {"name": "f", "arguments": one}}]) for one in (arguments, once, twice)]
-
-    found = texts(tmp_path, rows)
-
-    assert len(set(found)) == 1
-    assert f"<call>f {json.dumps(arguments, ensure_ascii=False)}</call>" in found[0]
+    [found] = set(texts(tmp_path, rows))
+    assert f"<call>f {json.dumps(arguments, ensure_ascii=False)}</call>" in found
 
 
 def test_text_beside_a_call_stays_and_trains(tmp_path: Path) -> None:
     call = {"name": "f", "arguments": "{}"}
     rows = [
-        said(content="Let me look.", function_call=call),
-        said(content="Let me look.", tool_calls=[{"function": call}]),
+        said(content="Let me look.", **calls)
+        for calls in ({"function_call": call}, {"tool_calls": [{"function": call}]})
     ]
-
-    built = built_of(tmp_path, rows)
-
-    for one in built.examples():
+    for one in built_of(tmp_path, rows).examples():
         trained = [i for i, trains in zip(one["input_ids"], one["loss_mask"], strict=True) if trains]
         assert text_of({"input_ids": trained}) == "Let me look.<call>f {}</call><|im_end|>"
 
 
 def test_reasoning_is_printed_whatever_its_key(tmp_path: Path) -> None:
     keys = ("reasoning", "reasoning_content", "thinking", "reason")
-
     found = texts(tmp_path, [said(content="yes", **{key: "it must be so"}) for key in keys])
-
     assert len(found) == len(keys)
     assert all("<think>it must be so</think>yes" in text for text in found)
 
@@ -98,9 +90,7 @@ def test_nulls_that_arrow_added_do_not_reach_the_prompt(tmp_path: Path) -> None:
 def test_tools_that_are_none_do_not_hide_the_real_ones(tmp_path: Path) -> None:
     none: list[Any] = [None, "", " ", [], {}, "[]", "null"]
     rows = [{**said(content="yes"), "tools": one, "functions": '[{"name": "look_up"}]'} for one in none]
-
     found = texts(tmp_path, rows)
-
     assert len(found) == len(none)
     assert all('"name": "look_up"' in text for text in found)
 
@@ -110,10 +100,7 @@ def test_rows_without_a_target_are_rejected_when_sequences_are_packed_too(tmp_pa
     untrained = chat(1)
     untrained["messages"][1]["weight"] = 0
     write_tokenizer(tmp_path / "tokenizer", template=TEMPLATE)
-    workspace = Workspace(tmp_path).one("a.jsonl", [chat(0), untrained, chat(2)], CHAT, packing={"pack": True})
-
-    built = workspace.build()
-
+    built = Workspace(tmp_path).one("a.jsonl", [chat(0), untrained, chat(2)], CHAT, packing={"pack": True}).build()
     assert built.rejects() == [(1, "no_loss_tokens")]
     assert len(built.segments()) == 2
 
@@ -122,23 +109,18 @@ def test_one_turn_too_many_takes_the_oldest_and_not_the_later_ones(tmp_path: Pat
     row = chat(3, turns=4, words=10)
     whole = built_of(tmp_path / "whole", [row]).examples()[0]["tokens"]
 
-    built = built_of(tmp_path / "cut", [row], truncation={"max_length": whole - 1})
-
-    (text,) = [text_of(one) for one in built.examples()]
-    contents = [message["content"] for message in row["messages"]]
-    assert [content in text for content in contents] == [False, False, True, True, True, True, True, True]
+    [cut] = built_of(tmp_path / "cut", [row], truncation={"max_length": whole - 1}).examples()
+    is_left = [message["content"] in text_of(cut) for message in row["messages"]]
+    assert is_left == [False, False, True, True, True, True, True, True]
 
 
 @pytest.mark.slow
 def test_results_never_stay_without_their_calls(tmp_path: Path) -> None:
     messages: list[dict[str, Any]] = [USER]
     for i in range(4):
+        call = {"id": f"c{i}", "function": {"name": f"f{i}", "arguments": {}}}
         messages += [
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": f"c{i}", "function": {"name": f"f{i}", "arguments": {}}}],
-            },
+            {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": f"c{i}", "content": f"found {i}"},
         ]
     messages.append({"role": "assistant", "content": "that is it"})
@@ -152,7 +134,6 @@ def test_results_never_stay_without_their_calls(tmp_path: Path) -> None:
         assert [i for i in range(4) if f"<call>f{i} " in text] == rounds
         assert text.endswith("that is it<|im_end|>\n")
         kept.append(len(rounds))
-
     assert kept == sorted(kept, reverse=True)
     assert kept[0] == 4
     assert kept[-1] < 4
@@ -171,6 +152,5 @@ def test_quoted_control_strings_in_calls_results_and_reasoning_stay_text(tmp_pat
     }  # fmt: skip
 
     (one,) = built_of(tmp_path, [row]).examples()
-
     assert text_of(one).count(quote) == 5
     assert one["input_ids"].count(2) == 4  # the template's own ends of turn

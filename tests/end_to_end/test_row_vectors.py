@@ -37,13 +37,9 @@ def characters() -> str:
 def workspace(folder: Path, template: str = T1) -> Workspace:
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokenizer/tokenizer.json").write_text(characters(), encoding="utf-8")
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "[B]",
-        "eos_token": "[E]",
-        "chat_template": template,
-    }
-    (folder / "tokenizer/tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "[B]", "eos_token": "[E]"}
+    settings = json.dumps(config | {"chat_template": template})
+    (folder / "tokenizer/tokenizer_config.json").write_text(settings, encoding="utf-8")
     return Workspace(folder)
 
 
@@ -84,9 +80,7 @@ def test_two_exchanges_are_36_tokens_of_which_these_train(
     row = talk("U1 A1 U2 A2")
     for index, flag in flags.items():
         row["messages"][index] |= flag
-
     (one,) = examples(tmp_path, row, **groups)
-
     assert one["tokens"] == 36
     assert trained(one) == positions
 
@@ -97,12 +91,8 @@ def test_two_exchanges_weigh_where_they_train_and_as_much_as_their_messages(tmp_
     row["messages"][0]["loss_weight"], row["messages"][1]["weight"] = 0.25, 0.5
 
     (one,) = examples(tmp_path, row, loss={"weights": True})
-
-    weights = {
-        **dict.fromkeys(range(1, 8), 0.25),
-        **dict.fromkeys(range(12, 17), 0.5),
-        **dict.fromkeys(range(30, 35), 1),
-    }
+    stretches = ((range(1, 8), 0.25), (range(12, 17), 0.5), (range(30, 35), 1))
+    weights = {place: weight for places, weight in stretches for place in places}
     assert one["loss_weights"] == [weights.get(i, 0) for i in range(36)]
     assert trained(one) == [*weights]
 
@@ -122,7 +112,6 @@ LATTER = "<s>S<e>\n<u>U2<e>\n<a>⟦A2<e>⟧\n"
 )
 def test_truncation_of_44_tokens(tmp_path: Path, limit: int, text: str, stages: tuple[int, ...]) -> None:
     (one,) = examples(tmp_path, talk("S U1 A1 U2 A2"), truncation={"max_length": limit})
-
     assert one["original_tokens"] == 44
     assert shown(one) == text
     assert (one["messages_removed"], one["exchanges_removed"], one["reasoning_removed"], one["tokens_cut"]) == stages
@@ -136,24 +125,15 @@ def test_truncation_of_reasoning_keeps_13_tokens_as_context(tmp_path: Path) -> N
 
     (whole,) = examples(tmp_path / "whole", row, THINKING)
     (cut,) = examples(tmp_path / "cut", row, THINKING, truncation={"max_length": 36})
-
     assert whole["tokens"] == 43
     assert (cut["tokens"], cut["reasoning_removed"]) == (36, 7)
     assert shown(cut) == "<u>U<e>\n<a>⟦<k>⟧abcdefghijklm⟦</k>A<e>⟧\n"
 
 
-def test_pair_is_bos_input_separator_output_eos(tmp_path: Path) -> None:
-    form = {"kind": "supervised", "separate_with": "\n", "add_bos": True}
-
-    (one,) = workspace(tmp_path).one("a.jsonl", [{"prompt": "ab", "response": "cd"}], form).examples()
-
-    assert shown(one) == "[B]ab\n⟦cd[E]⟧"
-    assert one["loss_mask"] == [False] * 4 + [True] * 3
-
-
 @pytest.mark.parametrize(
     ("groups", "text"),
     [
+        ({"separate_with": "\n", "add_bos": True}, "[B]ab\n⟦cd[E]⟧"),
         ({"separate_with": 5}, "ab&⟦cd[E]⟧"),
         ({"add_eos": False}, "ab⟦cd⟧"),
         ({"mask": {"prompt": "train", "response": "mask"}}, "a⟦b⟧cd[E]"),
@@ -165,9 +145,7 @@ def test_pair_is_bos_input_separator_output_eos(tmp_path: Path) -> None:
 )
 def test_pair_by_its_options(tmp_path: Path, groups: dict[str, Any], text: str) -> None:
     row = {"prompt": "ab", "response": "cd"}
-
     (one,) = workspace(tmp_path).one("a.jsonl", [row], {"kind": "supervised", **groups}).examples()
-
     assert shown(one) == text
 
 
@@ -182,7 +160,6 @@ def test_pair_by_its_options(tmp_path: Path, groups: dict[str, Any], text: str) 
 )
 def test_text_by_its_options(tmp_path: Path, groups: dict[str, Any], texts: list[str]) -> None:
     found = workspace(tmp_path).one("a.jsonl", [{"text": "abcdef"}], {"kind": "text", **groups}).examples()
-
     assert [shown(one) for one in found] == texts
 
 
@@ -193,16 +170,12 @@ def test_text_by_its_options(tmp_path: Path, groups: dict[str, Any], texts: list
 def test_every_supervised_message_of_a_split_row_trains_in_exactly_one_example(
     tmp_path: Path, limit: int, turns: str
 ) -> None:
-    answers = [f"A{i}" for i in range(5)]
     row = talk("S " + " ".join(f"U{i} A{i}" for i in range(5)))
-
     options = {"truncation": {"overlong": "split", "max_length": limit}, "template": {"turns": turns}}
 
     found = workspace(tmp_path).one("a.jsonl", [row], CHAT, **options).examples()
-
     texts = [shown(one) for one in found]
-    for answer in answers:
-        assert sum(f"⟦{answer}<e>⟧" in text for text in texts) == 1
+    assert [sum(f"⟦A{i}<e>⟧" in text for text in texts) for i in range(5)] == [1] * 5
     assert all(text.startswith("<s>S<e>") for text in texts)
     assert all(one["tokens"] <= limit for one in found)
 
@@ -227,5 +200,4 @@ def test_text_of_an_untrained_message_changes_no_mask_but_its_own(tmp_path: Path
 
     (one,) = examples(tmp_path / "one", first)
     (other,) = examples(tmp_path / "other", second)
-
     assert shown(other) == shown(one).replace("U2", "quite another question")

@@ -21,9 +21,8 @@ from rowmill.executors import RayExecutor
 from tests.support.object_server import ObjectServer, serving_s3fs
 from tests.support.ray_nodes import ROOT, SMALL_STORE, write_two_datasets
 from tests.support.recipes import Workspace
-from tests.support.tiny_project import FOREIGN_WARNINGS
 
-pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
+pytestmark = pytest.mark.slow
 
 STORE = "s3://bucket/store"
 PATIENCE_S = 300.0

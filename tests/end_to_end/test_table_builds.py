@@ -1,16 +1,22 @@
 """Records in whole builds: rows, schema, splits, examples, ledger and shards of small tables."""
 
+import datetime as dt
+import io
 import json
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
 from rowmill.build import steps
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
+from rowmill.inspection import dry_run
 from rowmill.kinds.tables.partition_plan import TablePlan
 from tests.support.recipes import Built, Workspace, lines, tokenizer_json
 from tests.support.tables import (
@@ -28,6 +34,7 @@ from tests.support.tables import (
 from tests.support.tiers import mark_all_but
 
 TOKENIZER = Tokenizer.from_str(tokenizer_json())
+ALL_ROWS = {"deduplicate": "off"}
 SERIES = {**grouped(), "time_series": {"is_timeseries": True}}
 MODES: dict[str, dict[str, Any]] = {"tabular": {}, "grouped": grouped(), "sequential": SERIES}
 
@@ -36,33 +43,42 @@ TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 """The stages that are about records; what follows is the same for all kinds."""
 
 
+def table(
+    workspace: Workspace, content: bytes, form: dict[str, Any], *, seq_len: int = 2048, **groups: Any
+) -> Workspace:
+    """Write a table and a recipe of it."""
+    dataset = {"source": {"train_urls": [workspace.write("table.csv", content)]}, "format": records(**form)}
+    return workspace.recipe({"rows": dataset | {"splits": {"test": 0}} | groups}, seq_len=seq_len)
+
+
 def built(
-    folder: Path,
-    form: dict[str, Any],
-    count: int = 60,
-    *,
-    seq_len: int = 2048,
-    only: tuple[str, ...] = TO_EXAMPLES,
-    **groups: Any,
+    folder: Path, form: dict[str, Any], count: int = 60, *, only: tuple[str, ...] = TO_EXAMPLES, **options: Any
 ) -> Built:
-    workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(count)))]}
-    splits = {"splits": {"test": 0}} | groups
-    workspace.recipe({"rows": {"source": source, "format": records(**form), **splits}}, seq_len=seq_len)
-    return workspace.build(only=only)
+    return table(Workspace(folder), as_csv(purchases(count)), form, **options).build(only=only)
+
+
+def built_of(
+    folder: Path, name: str, content: bytes | list[dict[str, Any]], form: dict[str, Any], test: float = 0
+) -> Built:
+    """Build a file of records as far as its examples."""
+    return Workspace(folder).one(name, content, form, splits={"test": test}).build(only=TO_EXAMPLES)
+
+
+def rows_of(made: Built) -> list[dict[str, Any]]:
+    return made.rows_of("rows", "canonical_rows", file="rows")
+
+
+def facts_of(made: Built) -> dict[str, Any]:
+    return made.manifest("rows", "canonical_rows").facts
 
 
 # ── Every record comes back ────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cap", mark_all_but([2], [1, 2, None]))
 @pytest.mark.parametrize("mode", MODES)
 def test_trained_tokens_of_every_mode_and_cap_read_back_as_the_rows(tmp_path: Path, mode: str, cap: int | None) -> None:
     form = {**MODES[mode], "data": {**MODES[mode].get("data", {}), "max_sequences_per_example": cap}}
-
     made = built(tmp_path, form)
-
     parsed, schema = read_back(made, TOKENIZER, form), schema_of(made)
     assert known(made)["mode"] == mode
     assert as_written(parsed, schema) == cells(purchases(60), schema.names)
@@ -74,7 +90,6 @@ def test_examples_hold_the_generation_prompt_and_the_mask_is_false_on_the_prompt
     tmp_path: Path, mode: str
 ) -> None:
     made = built(tmp_path, MODES[mode])
-
     frame = known(made)["frame"]
     prompt = len(frame["prompt_ids"])
     for one in made.examples():
@@ -88,10 +103,8 @@ def test_examples_hold_the_generation_prompt_and_the_mask_is_false_on_the_prompt
 @pytest.mark.parametrize("mode", MODES)
 def test_plan_before_the_build_and_the_build_have_the_same_numbers(tmp_path: Path, mode: str) -> None:
     made = built(tmp_path, MODES[mode])
-
-    plan = planned(made.project)
+    plan, facts = planned(made.project), made.manifest("rows", "tokenized_examples").facts
     train = plan.facts["train"]
-    facts = made.manifest("rows", "tokenized_examples").facts
     assert (train["examples"], train["tokens"]) == (facts["examples"], facts["tokens"])
     sizes = plan.splits[0].sizes["example_tokens"]
     lengths = Counter(len(one["input_ids"]) for one in made.examples())
@@ -100,8 +113,6 @@ def test_plan_before_the_build_and_the_build_have_the_same_numbers(tmp_path: Pat
 
 
 def planned(project: steps.Project) -> TablePlan:
-    from rowmill.inspection import dry_run
-
     [one] = dry_run.plan_tables(project)
     assert isinstance(one.plan, TablePlan), one.overflow
     return one.plan
@@ -118,10 +129,8 @@ def test_spans_of_an_example_distinguish_prompt_delimiters_and_records(tmp_path:
 
 
 def test_grouped_examples_keep_groups_whole_ordered_and_named(tmp_path: Path) -> None:
-    made = built(tmp_path, {**grouped(max_sequences_per_example=2)})
-
-    texts = trained_texts(made, TOKENIZER)
-    for one, text in zip(made.examples(), texts, strict=True):
+    made = built(tmp_path, grouped(max_sequences_per_example=2))
+    for one, text in zip(made.examples(), trained_texts(made, TOKENIZER), strict=True):
         units = [unit.removesuffix("<|im_end|>") for unit in text.split("<|im_start|>")[1:]]
         assert len(units) == len(one["group_keys"]) <= 2
         for unit, key in zip(units, one["group_keys"], strict=True):
@@ -153,8 +162,6 @@ def test_prefill_holds_the_first_records_of_every_train_series_as_trained(tmp_pa
 
 
 # ── Types ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
     made = built(tmp_path, {}, count=1200)
@@ -169,101 +176,63 @@ def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_new_row_that_fits_no_type_moves_no_row_to_another_split(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
     rows = [{"a": str(i), "b": f"{i}.5"} for i in range(700)]
-    source = {"train_urls": [workspace.write("table.csv", as_csv(rows))]}
-    workspace.recipe({"rows": {"source": source, "format": records(), "splits": {"test": 0.3}}})
-    before = {
-        row["record"]: row["split"]
-        for row in workspace.build(only=TO_EXAMPLES).rows_of("rows", "canonical_rows", file="rows")
-    }
+    workspace = table(Workspace(tmp_path), as_csv(rows), {}, seq_len=256, splits={"test": 0.3})
+    before = {row["record"]: row["split"] for row in rows_of(workspace.build(only=TO_EXAMPLES))}
     workspace.write("table.csv", as_csv([*rows, {"a": "01", "b": "1e5"}]))
 
     made = workspace.build(only=TO_EXAMPLES[:2])
-
-    after = {row["record"]: row["split"] for row in made.rows_of("rows", "canonical_rows", file="rows")}
-    assert [one["type"] for one in made.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]] == [
-        "integer", "decimal",
-    ]  # fmt: skip
-    assert after == before
+    columns = made.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]
+    assert [one["type"] for one in columns] == ["integer", "decimal"]
+    assert {row["record"]: row["split"] for row in rows_of(made)} == before
 
 
 def test_json_numbers_keep_their_digits_and_absent_keys_stay_absent(tmp_path: Path) -> None:
     content = b'{"a":42.50,"b":1180591620717411303424}\n{"a":1,"b":null,"c":[1,2.50]}\n'
 
-    made = Workspace(tmp_path).one("rows.jsonl", content, records(), splits={"test": 0}).build(only=TO_EXAMPLES)
-
-    rows = [row["record"] for row in made.rows_of("rows", "canonical_rows", file="rows")]
-    assert rows == ['{"a":42.50,"b":1180591620717411303424}', '{"a":1,"b":null,"c":[1,2.50]}']
+    made = built_of(tmp_path, "rows.jsonl", content, records())
+    records_of = [row["record"] for row in rows_of(made)]
+    assert records_of == ['{"a":42.50,"b":1180591620717411303424}', '{"a":1,"b":null,"c":[1,2.50]}']
     assert [(one.type, one.nullable, one.required) for one in schema_of(made).columns] == [
         ("decimal", False, True), ("integer", True, True), ("json", False, False),
     ]  # fmt: skip
 
 
 def test_parquet_keeps_its_types(tmp_path: Path) -> None:
-    import datetime as dt
-    import io
-    from decimal import Decimal
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.table(
-        {
-            "i": pa.array([1, None], pa.int64()),
-            "f": pa.array([18.0, 1e-12]),
-            "d": pa.array([Decimal("42.50"), Decimal("1.00")], pa.decimal128(9, 2)),
-            "t": pa.array([dt.date(2024, 1, 15), dt.date(2024, 1, 16)]).cast(pa.timestamp("us")),
-            "l": pa.array([[1, 2], []], pa.list_(pa.int32())),
-        }
-    )
+    columns = {
+        "i": pa.array([1, None], pa.int64()),
+        "f": pa.array([18.0, 1e-12]),
+        "d": pa.array([Decimal("42.50"), Decimal("1.00")], pa.decimal128(9, 2)),
+        "t": pa.array([dt.date(2024, 1, 15), dt.date(2024, 1, 16)]).cast(pa.timestamp("us")),
+        "l": pa.array([[1, 2], []], pa.list_(pa.int32())),
+    }
     sink = io.BytesIO()
-    pq.write_table(table, sink)
+    pq.write_table(pa.table(columns), sink)
 
-    made = (
-        Workspace(tmp_path).one("rows.parquet", sink.getvalue(), records(), splits={"test": 0}).build(only=TO_EXAMPLES)
-    )
-
+    made = built_of(tmp_path, "rows.parquet", sink.getvalue(), records())
     assert [one.type for one in schema_of(made).columns] == ["integer", "float", "decimal", "datetime", "list"]
-    rows = [row["record"] for row in made.rows_of("rows", "canonical_rows", file="rows")]
-    assert rows[0] == '{"i":1,"f":18.0,"d":42.50,"t":"2024-01-15T00:00:00","l":[1,2]}'
-    assert rows[1] == '{"i":null,"f":1e-12,"d":1.00,"t":"2024-01-16T00:00:00","l":[]}'
+    first, second = (row["record"] for row in rows_of(made))
+    assert first == '{"i":1,"f":18.0,"d":42.50,"t":"2024-01-15T00:00:00","l":[1,2]}'
+    assert second == '{"i":null,"f":1e-12,"d":1.00,"t":"2024-01-16T00:00:00","l":[]}'
 
 
 # ── Rejects and the ledger ─────────────────────────────────────────────────────────────────────────
-
-
 def test_rows_without_group_or_readable_order_are_rejected_with_their_reasons(tmp_path: Path) -> None:
     rows = [
-        {"g": "a", "t": 1},
-        {"g": None, "t": 2},
-        {"t": 3},
-        {"g": "a", "t": None},
-        {"g": "a", "t": "soon"},
+        {"g": "a", "t": 1}, {"g": None, "t": 2}, {"t": 3}, {"g": "a", "t": None}, {"g": "a", "t": "soon"},
         {"g": "a", "t": 4},
-    ]
-    form = records(
-        data={"group_training_examples_by": "g", "order_training_examples_by": "t"},
-        time_series={"is_timeseries": True, "timestamp_format": "elapsed_seconds"},
-    )
-
-    made = Workspace(tmp_path).one("rows.jsonl", rows, form, splits={"test": 0}).build(only=TO_EXAMPLES)
-
+    ]  # fmt: skip
+    form = records(**grouped("g", "t"), time_series={"is_timeseries": True, "timestamp_format": "elapsed_seconds"})
+    made = built_of(tmp_path, "rows.jsonl", rows, form)
     assert made.rejects() == [(1, "group_missing"), (2, "group_missing"), (3, "order_missing"), (4, "order_unparsable")]
 
 
 def test_row_is_assembled_left_out_or_rejected_and_tokens_add_up(tmp_path: Path) -> None:
-    form = {
-        "training": {"num_input_records_to_sample": 25},
-        "assembly": {"on_overflow": "reject", "max_seq_length": 400},
-    }
+    assembly = {"on_overflow": "reject", "max_seq_length": 400}
+    form = {"training": {"num_input_records_to_sample": 25}, "assembly": assembly}
     rows = [*purchases(60), {**purchases(1)[0], "note": "word " * 300}]
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("table.csv", as_csv(rows))]}
-    workspace.recipe({"rows": {"source": source, "format": records(**form), "splits": {"test": 0}}}, seq_len=2048)
 
-    made = workspace.build(only=TO_EXAMPLES)
-
+    made = table(Workspace(tmp_path), as_csv(rows), form).build(only=TO_EXAMPLES)
     manifest = made.manifest("rows", "tokenized_examples")
     assert sorted(manifest.ledger) == [("kept", "", 25), ("not_sampled", "", 35), ("rejected", "record_overflow", 1)]
     assert made.rejects() == [(60, "record_overflow")]
@@ -284,14 +253,9 @@ def test_resampled_rows_are_shown_again_under_names_of_their_own(tmp_path: Path)
 
 
 # ── What does not fit ──────────────────────────────────────────────────────────────────────────────
-
-
 def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(60, customers=6)))]}
-    form = records(**grouped(), assembly={"max_seq_length": 300})
-    workspace.recipe({"rows": {"source": source, "format": form, "splits": {"test": 0}}}, seq_len=2048)
-
+    form = grouped() | {"assembly": {"max_seq_length": 300}}
+    workspace = table(Workspace(tmp_path), as_csv(purchases(60, customers=6)), form)
     with pytest.raises(ContextOverflowError, match="6 groups do not fit: customer='C-00") as caught:
         workspace.build(only=TO_EXAMPLES)
 
@@ -306,19 +270,13 @@ def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_p
 
 @pytest.mark.slow
 def test_build_after_one_that_did_not_fit_encodes_nothing_again(tmp_path: Path) -> None:
-    table = as_csv(purchases(60, customers=6))
-
-    def made_in(workspace: Workspace, assembly: dict[str, Any]) -> Built:
-        source = {"train_urls": [workspace.write("table.csv", table)]}
-        form = records(**grouped(), assembly={"max_seq_length": 300, **assembly})
-        workspace.recipe({"rows": {"source": source, "format": form, "splits": {"test": 0}}}, seq_len=2048)
-        return workspace.build(only=TO_EXAMPLES)
+    def made_in(folder: Path, **assembly: Any) -> Built:
+        form = grouped() | {"assembly": {"max_seq_length": 300, **assembly}}
+        return table(Workspace(folder), as_csv(purchases(60, customers=6)), form).build(only=TO_EXAMPLES)
 
     with pytest.raises(ContextOverflowError):
-        made_in(Workspace(tmp_path), {})
-    again = made_in(Workspace(tmp_path), {"on_overflow": "split"})
-    fresh = made_in(Workspace(tmp_path / "fresh"), {"on_overflow": "split"})
-
+        made_in(tmp_path)
+    again, fresh = (made_in(folder, on_overflow="split") for folder in (tmp_path, tmp_path / "fresh"))
     key = ("rows", "tokenized_examples")
     assert (again.report(*key).rows_made, fresh.report(*key).rows_made) == (0, 60)
     assert again.manifest(*key).version == fresh.manifest(*key).version
@@ -326,22 +284,10 @@ def test_build_after_one_that_did_not_fit_encodes_nothing_again(tmp_path: Path) 
 
 
 def test_overflow_names_the_group_its_tokens_and_the_limit_to_the_token(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
     rows = [{"customer": "C-001", "n": "1"}, *({"customer": "C-002", "n": str(n)} for n in range(40))]
-    source = {"train_urls": [workspace.write("table.csv", as_csv(rows))]}
-    workspace.recipe(
-        {
-            "rows": {
-                "source": source,
-                "format": records(**grouped(order=None), prompt={"style": "names"}),
-                "splits": {"test": 0},
-            }
-        },
-        seq_len=300,
-    )
-
+    form = grouped(order=None) | {"prompt": {"style": "names"}}
     with pytest.raises(ContextOverflowError) as caught:
-        workspace.build(only=TO_EXAMPLES)
+        table(Workspace(tmp_path), as_csv(rows), form, seq_len=300).build(only=TO_EXAMPLES)
 
     prompt = len(TOKENIZER.encode("customer, n\n").ids)
     tokens = sum(len(TOKENIZER.encode(f'{{"customer":"C-002","n":{n}}}\n').ids) for n in range(40))
@@ -354,9 +300,7 @@ def test_overflow_names_the_group_its_tokens_and_the_limit_to_the_token(tmp_path
 
 def test_group_too_large_is_cut_between_records_where_that_is_allowed(tmp_path: Path) -> None:
     form = {**grouped(), "assembly": {"on_overflow": "split", "max_seq_length": 300}}
-
     made = built(tmp_path, form)
-
     assert max(one["tokens"] for one in made.examples()) <= 300
     parsed = read_back(made, TOKENIZER, form)
     assert as_written(parsed, schema_of(made)) == cells(purchases(60), schema_of(made).names)
@@ -364,26 +308,13 @@ def test_group_too_large_is_cut_between_records_where_that_is_allowed(tmp_path: 
 
 def test_prompt_that_leaves_no_tokens_names_its_widest_columns(tmp_path: Path) -> None:
     rows = [{"a": "1", "a column with a very long name that nobody reads": "2"}]
-    workspace = Workspace(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0})
-    workspace.recipe(workspace_datasets(workspace), seq_len=24)
-
     with pytest.raises(ContextOverflowError, match="widest columns are a column with a very long name") as caught:
-        workspace.build(only=TO_EXAMPLES)
-
+        table(Workspace(tmp_path), as_csv(rows), {}, seq_len=24).build(only=TO_EXAMPLES)
     remedies = "; raise seq_len, or shorten these names, or set format.prompt.style: names"
     assert str(caught.value).endswith(remedies)
 
 
-def workspace_datasets(workspace: Workspace) -> dict[str, Any]:
-    import yaml
-
-    datasets: dict[str, Any] = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))["datasets"]
-    return datasets
-
-
 # ── Order and time ─────────────────────────────────────────────────────────────────────────────────
-
-
 def series(folder: Path, times: list[str], **time_series: Any) -> Built:
     rows = [{"t": time, "v": str(i)} for i, time in enumerate(times)]
     form = records(data={"order_training_examples_by": "t"}, time_series={"is_timeseries": True, **time_series})
@@ -397,7 +328,6 @@ def test_ambiguous_dates_are_an_error(tmp_path: Path) -> None:
 
 def test_dates_of_one_reading_order_the_series(tmp_path: Path) -> None:
     made = series(tmp_path, ["25/02/2024", "01/02/2024", "13/01/2024"])
-
     assert known(made)["order"] == "%d/%m/%Y"
     [text] = trained_texts(made, TOKENIZER)
     assert [text.index(f'"v":{i}') for i in (2, 1, 0)] == sorted(text.index(f'"v":{i}') for i in range(3))
@@ -405,8 +335,7 @@ def test_dates_of_one_reading_order_the_series(tmp_path: Path) -> None:
 
 def test_times_of_day_keep_their_order_and_roll_over_midnight(tmp_path: Path) -> None:
     made = series(tmp_path, ["22:00", "23:00", "00:00", "01:00"], timestamp_interval_seconds=3600)
-
-    assert made.manifest("rows", "canonical_rows").facts["interval_mismatch"] == 0
+    assert facts_of(made)["interval_mismatch"] == 0
     [text] = trained_texts(made, TOKENIZER)
     assert [text.index(f'"v":{i}') for i in range(4)] == sorted(text.index(f'"v":{i}') for i in range(4))
 
@@ -414,33 +343,24 @@ def test_times_of_day_keep_their_order_and_roll_over_midnight(tmp_path: Path) ->
 @pytest.mark.slow
 def test_interval_is_found_where_it_is_constant_and_its_breach_fails_a_check(tmp_path: Path) -> None:
     hours = [f"2024-01-01T{hour:02d}:00:00" for hour in range(10)]
-
-    found = series(tmp_path / "found", hours)
-    broken = series(tmp_path / "broken", [*hours, "2024-01-02T00:00:00"], timestamp_interval_seconds=3600)
-
-    assert known(found)["interval_seconds"] == "3600"
-    assert broken.manifest("rows", "canonical_rows").facts["interval_mismatch"] == 0.1
-    assert known(series(tmp_path / "no", [*hours, "2024-01-02T00:00:00"]))["interval_seconds"] is None
+    with_a_gap = [*hours, "2024-01-02T00:00:00"]
+    broken = series(tmp_path / "broken", with_a_gap, timestamp_interval_seconds=3600)
+    assert known(series(tmp_path / "found", hours))["interval_seconds"] == "3600"
+    assert facts_of(broken)["interval_mismatch"] == 0.1
+    assert known(series(tmp_path / "no", with_a_gap))["interval_seconds"] is None
 
 
 def test_lone_series_stays_in_train(tmp_path: Path) -> None:
     rows = [{"g": "only", "t": str(i)} for i in range(50)]
-    form = records(
-        data={"group_training_examples_by": "g", "order_training_examples_by": "t"}, time_series={"is_timeseries": True}
-    )
-
-    made = Workspace(tmp_path).one("table.csv", as_csv(rows), form, splits={"test": 0.99}).build(only=TO_EXAMPLES)
-
-    assert made.manifest("rows", "canonical_rows").facts["splits"] == {"train": 50}
+    form = records(**grouped("g", "t"), time_series={"is_timeseries": True})
+    assert facts_of(built_of(tmp_path, "table.csv", as_csv(rows), form, test=0.99))["splits"] == {"train": 50}
 
 
 # ── Splits ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def splits_of(made: Built) -> dict[str, set[str]]:
+def splits_of(made: Built, by: str = "group_key") -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for row in made.rows_of("rows", "canonical_rows", file="rows"):
-        found.setdefault(row["group_key"], set()).add(row["split"])
+    for row in rows_of(made):
+        found.setdefault(row[by], set()).add(row["split"])
     return found
 
 
@@ -450,25 +370,18 @@ def test_groups_are_never_in_two_splits_and_exact_splits_have_their_rows(tmp_pat
     exact = built(tmp_path / "exact", grouped(), 600, seq_len=8192, splits={"test": 100, "validation": 50})
 
     assert all(len(splits) == 1 for splits in {**splits_of(by_hash), **splits_of(exact)}.values())
-    assert exact.manifest("rows", "canonical_rows").facts["splits"] == {"test": 100, "train": 450, "validation": 50}
+    assert facts_of(exact)["splits"] == {"test": 100, "train": 450, "validation": 50}
     assert len(read_back(exact, TOKENIZER, grouped())) == len(exact.examples())
 
 
 def test_equal_rows_of_a_table_stay_in_one_split_and_are_no_copies(tmp_path: Path) -> None:
     rows = [{"a": str(i % 100)} for i in range(400)]
-
-    made = Workspace(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0.3}).build(only=TO_EXAMPLES)
-
-    assert made.manifest("rows", "canonical_rows").facts["kept"] == 400
-    found: dict[str, set[str]] = {}
-    for row in made.rows_of("rows", "canonical_rows", file="rows"):
-        found.setdefault(row["record"], set()).add(row["split"])
-    assert {len(splits) for splits in found.values()} == {1}
+    made = built_of(tmp_path, "table.csv", as_csv(rows), records(), test=0.3)
+    assert facts_of(made)["kept"] == 400
+    assert {len(splits) for splits in splits_of(made, "record").values()} == {1}
 
 
 # ── Privacy ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_private_examples_hold_one_unit_and_sequences_one_example(tmp_path: Path, mode: str) -> None:
@@ -485,22 +398,15 @@ def test_private_examples_hold_one_unit_and_sequences_one_example(tmp_path: Path
 
 def test_private_resampling_beyond_the_records_is_refused(tmp_path: Path) -> None:
     form = {"privacy": {"dp_enabled": True}, "training": {"num_input_records_to_sample": 61}}
-
     with pytest.raises(ConfigError, match="61 of 60 train records under privacy"):
         built(tmp_path, form)
 
 
 # ── Reuse and determinism ──────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
     datasets = {
-        mode: {
-            "source": {"train_urls": [f"data/{mode}.csv"]},
-            "format": records(**form),
-            "filters": {"deduplicate": "off"},
-        }
+        mode: {"source": {"train_urls": [f"data/{mode}.csv"]}, "format": records(**form), "filters": ALL_ROWS}
         for mode, form in MODES.items()
     }
     versions: list[dict[str, str]] = []
@@ -510,20 +416,15 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
             workspace.write(f"{mode}.csv", as_csv([{**row, "kind": mode} for row in purchases(1200, customers=60)]))
         workspace.recipe(datasets, seq_len=4096, execution={"workers": workers})
         versions.append(workspace.build().versions())
-
     assert versions[0] == versions[1]
 
 
 @pytest.mark.slow
 def test_appended_rows_are_encoded_and_earlier_ones_are_not(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(1500)))]}
-    workspace.recipe({"rows": {"source": source, "format": records(), "splits": {"test": 0}}}, seq_len=2048)
+    workspace = table(Workspace(tmp_path), as_csv(purchases(1500)), {})
     first = workspace.build(only=TO_EXAMPLES).report("rows", "tokenized_examples")
     workspace.write("table.csv", as_csv(purchases(1510)))
-
     made = workspace.build(only=TO_EXAMPLES)
-
     assert first.rows_made == 1500
     assert 10 <= made.report("rows", "tokenized_examples").rows_made <= 512 + 10
     assert sum(len(one["row_ids"]) for one in made.examples()) == 1510
@@ -544,13 +445,8 @@ def test_another_seed_gives_other_examples_of_the_same_ids(tmp_path: Path) -> No
 
 def test_budgets_of_train_series_are_between_seven_tenths_and_the_record_budget(tmp_path: Path) -> None:
     rows = [{"g": f"g{i // 200}", "t": str(i), "v": f"{i * 37 % 100}.5"} for i in range(1000)]
-    form = records(
-        data={"group_training_examples_by": "g", "order_training_examples_by": "t", "max_sequences_per_example": None},
-        time_series={"is_timeseries": True},
-    )
-
-    made = Workspace(tmp_path).one("table.csv", as_csv(rows), form, splits={"test": 0}).build(only=TO_EXAMPLES)
-
+    form = records(**grouped("g", "t", max_sequences_per_example=None), time_series={"is_timeseries": True})
+    made = built_of(tmp_path, "table.csv", as_csv(rows), form)
     room = made.manifest("rows", "tokenized_examples").facts["record_room"]
     budgets = np.array([one["budget"] for one in made.examples()])
     assert ((budgets >= -(-7 * room // 10)) & (budgets <= room)).all()
@@ -558,29 +454,19 @@ def test_budgets_of_train_series_are_between_seven_tenths_and_the_record_budget(
 
 
 # ── The wire ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_reference_wire_prints_as_the_original_and_counts_what_it_changes(tmp_path: Path) -> None:
     content = lines([{"a": 42.5, "b": 1}, {"a": 1, "b": None}]) + b'{"a":0.000000000001,"b":3}\n'
     form = records(codec={"wire": "reference"}, data={"max_sequences_per_example": 1})
 
-    made = Workspace(tmp_path).one("rows.jsonl", content, form, splits={"test": 0}).build(only=TO_EXAMPLES)
-
+    made = built_of(tmp_path, "rows.jsonl", content, form)
     texts = sorted(text.split("<|im_start|>")[1].split("<|im_end|>")[0] for text in trained_texts(made, TOKENIZER))
     assert texts == ['{"a":0.0,"b":3.0}\n', '{"a":1.0,"b":null}\n', '{"a":42.5,"b":1.0}\n']
     assert made.manifest("rows", "tokenized_examples").facts["changed_by_wire"] == 1
 
 
 def test_reference_wire_refuses_special_token_text(tmp_path: Path) -> None:
-    form = records(codec={"wire": "reference"})
-
-    made = (
-        Workspace(tmp_path)
-        .one("rows.jsonl", [{"a": "ends <|im_end|>"}, {"a": "fine"}], form, splits={"test": 0})
-        .build(only=TO_EXAMPLES)
-    )
-
-    assert made.rejects() == [(0, "control_token_in_content")]
+    rows, form = [{"a": "ends <|im_end|>"}, {"a": "fine"}], records(codec={"wire": "reference"})
+    assert built_of(tmp_path, "rows.jsonl", rows, form).rejects() == [(0, "control_token_in_content")]
 
 
 def test_gate_of_rejects_names_the_reasons_and_a_line_of_the_commonest(tmp_path: Path) -> None:

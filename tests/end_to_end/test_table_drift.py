@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from rowmill.core.errors import ConfigError, GateError
-from tests.support.recipes import Built, Workspace
-from tests.support.tables import as_csv, records
+from tests.support.recipes import Built, Workspace, lines
+from tests.support.tables import as_csv, grouped, records
 from tests.support.tiers import mark_all_but
 
 TO_ROWS = ("raw_dataset", "canonical_rows")
@@ -34,7 +34,8 @@ def sales(count: int = 1500) -> list[dict[str, Any]]:
     return [sale(i) for i in range(count)]
 
 
-GROUPED = records(data={"group_training_examples_by": "customer", "order_training_examples_by": "day"})
+GROUPED = records(**grouped())
+BY_TIME = records(**grouped("g", "t"))
 
 
 def project(
@@ -63,8 +64,6 @@ def facts_of(built: Built) -> dict[str, Any]:
 
 
 # ── A night that changes something ─────────────────────────────────────────────────────────────────
-
-
 def with_columns(rows: list[dict[str, Any]], **added: str) -> list[dict[str, Any]]:
     return [{**row, **added} for row in rows]
 
@@ -132,7 +131,6 @@ def test_change_stays_a_change_until_it_is_corrected(tmp_path: Path) -> None:
         assert facts_of(workspace.build(only=TO_ROWS))["table_drift"] == 1
 
     workspace.write("sales.csv", as_csv(sales(1502)))
-
     assert facts_of(workspace.build(only=TO_ROWS))["table_drift"] == 0
 
 
@@ -141,9 +139,7 @@ def test_night_of_more_rows_of_the_same_kind_is_no_change_and_moves_no_group(tmp
     workspace = project(tmp_path, as_csv(sales()))
     before = splits_of(workspace.build(only=TO_ROWS))
     workspace.write("sales.csv", as_csv(sales(1700)))
-
     after = workspace.build(only=TO_ROWS)
-
     assert facts_of(after)["table_drift"] == 0
     assert splits_of(after) == before
 
@@ -154,7 +150,6 @@ def test_groups_are_held_out_alike_whatever_type_their_column_has(tmp_path: Path
     numbers = project(tmp_path / "numbers", as_csv(sales()))
 
     of_texts, of_numbers = texts.build(only=TO_ROWS), numbers.build(only=TO_ROWS)
-
     assert (types_of(of_texts)["customer"], types_of(of_numbers)["customer"]) == ("string", "integer")
     assert {key: split for key, split in splits_of(of_texts).items() if "C" not in key} == splits_of(of_numbers)
 
@@ -167,7 +162,6 @@ def test_json_value_of_another_type_is_a_change_and_its_record_a_reject(tmp_path
     workspace.write("rows.jsonl", [*rows, {"g": "guest", "v": 1}])
 
     after = workspace.build(only=TO_ROWS)
-
     assert facts_of(after)["table_drift"] == 1
     assert after.manifest("rows", "canonical_rows").samples["table_drift"] == (
         "g is integer, which 1 value does not fit: 'guest' (data/rows.jsonl line 41)",
@@ -185,7 +179,6 @@ def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path:
     workspace.recipe(settings["datasets"], seq_len=2048, gates={**settings["gates"], "waivers": [waiver]})
 
     made = workspace.build(only=TO_EXAMPLES)
-
     assert "channel" not in types_of(made)
     assert len(rows_of(made)) == 1501
 
@@ -212,14 +205,11 @@ def test_rows_found_again_do_not_bring_back_a_contract_that_is_no_longer_in_forc
 
 
 # ── The first build ────────────────────────────────────────────────────────────────────────────────
-
-
 def test_na_words_and_number_formats_do_not_make_a_column_text(tmp_path: Path) -> None:
     rows = [{"a": f"{i}.5", "b": f"{i}.25", "c": str(i), "d": str(i), "e": "True"} for i in range(40)]
     odd = {"a": ".2", "b": "1e-05", "c": "NA", "d": "True", "e": "false"}
 
     made = project(tmp_path, as_csv([*rows, odd, {**odd, "d": "7"}]), records()).build(only=TO_ROWS)
-
     assert types_of(made) == {"a": "decimal", "b": "decimal", "c": "integer", "d": "integer", "e": "boolean"}
     assert rows_of(made)[-1]["record"] == '{"a":0.2,"b":1e-5,"c":null,"d":7,"e":false}'
     manifest = made.manifest("rows", "canonical_rows")
@@ -229,10 +219,7 @@ def test_na_words_and_number_formats_do_not_make_a_column_text(tmp_path: Path) -
 
 def test_na_word_in_the_order_column_is_missing_and_others_keep_their_order(tmp_path: Path) -> None:
     rows = [{"g": "A", "t": str(t), "v": "x"} for t in (3, 12, 1, 10, 2)] + [{"g": "B", "t": "NA", "v": "x"}]
-    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
-
-    made = project(tmp_path, as_csv(rows), form).build(only=TO_EXAMPLES)
-
+    made = project(tmp_path, as_csv(rows), BY_TIME).build(only=TO_EXAMPLES)
     assert ("rejected", "order_missing", 1) in made.manifest("rows", "canonical_rows").ledger
     assert made.manifest("rows", "canonical_rows").details["records"]["order"] == "elapsed_seconds"
 
@@ -240,35 +227,26 @@ def test_na_word_in_the_order_column_is_missing_and_others_keep_their_order(tmp_
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
 def test_text_without_an_order_is_refused_in_csv_and_json(tmp_path: Path, name: str) -> None:
     rows = [{"g": "A", "t": text} for text in ("early", "late", "noon")]
-    content = as_csv(rows) if name.endswith(".csv") else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
-
+    content = as_csv(rows) if name.endswith(".csv") else lines(rows)
     with pytest.raises(ConfigError, match="column 't' is text that no known time format reads, such as 'early'"):
-        project(tmp_path, content, form, name=name).build(only=TO_ROWS)
+        project(tmp_path, content, BY_TIME, name=name).build(only=TO_ROWS)
 
 
 def test_months_by_name_are_in_calendar_order(tmp_path: Path) -> None:
     rows = [{"g": "A", "t": text} for text in ("Jan 2024", "Dec 2023", "Apr 2024")]
-    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
-
-    made = project(tmp_path, as_csv(rows), form).build(only=TO_ROWS)
-
+    made = project(tmp_path, as_csv(rows), BY_TIME).build(only=TO_ROWS)
     ordered = sorted(rows_of(made), key=lambda row: int(row["order_key"]))
     assert [json.loads(row["record"])["t"] for row in ordered] == ["Dec 2023", "Jan 2024", "Apr 2024"]
 
 
 def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:
     content = b'{"a":1,"a":2}\n{"a":3}\n{"a":{"b":1,"b":1}}\n{"a":1,"a" : 2}\n{"a" :1,"a":2,"b":"\\":"}\n'
-
     made = project(tmp_path, content, records(), name="rows.jsonl").build(only=TO_ROWS)
-
     assert [row["record"] for row in rows_of(made)] == ['{"a":3}']
     assert ("rejected", "duplicate_key", 4) in made.manifest("rows", "canonical_rows").ledger
 
 
 # ── Files ──────────────────────────────────────────────────────────────────────────────────────────
-
-SERIES = {"time_series": {"is_timeseries": True}}
 
 
 def readings(folder: Path, groups: Any, *, files: int = 3) -> Workspace:
@@ -277,10 +255,9 @@ def readings(folder: Path, groups: Any, *, files: int = 3) -> Workspace:
     for number in range(files):
         rows = [{"t": str(10 * t + number), "v": str(number)} for t in range(8)]
         workspace.write(f"sensor{number}.csv", as_csv(rows))
-    data = {"order_training_examples_by": "t", "group_training_examples_by": groups}
-    source = {"train_urls": ["data/*.csv"]}
+    form = records(**grouped(groups, "t"), time_series={"is_timeseries": True})
     return workspace.recipe(
-        {"rows": {"source": source, "format": records(data=data, **SERIES), "splits": {"test": 0.4}}}
+        {"rows": {"source": {"train_urls": ["data/*.csv"]}, "format": form, "splits": {"test": 0.4}}}
     )
 
 
@@ -293,10 +270,8 @@ def test_series_of_several_files_without_a_group_are_refused(tmp_path: Path) -> 
 def test_each_file_is_a_separate_series_in_one_split(tmp_path: Path) -> None:
     made = readings(tmp_path, {"file": True}, files=6).build(only=TO_EXAMPLES)
 
-    files = {f'"data/sensor{number}.csv"': str(number) for number in range(6)}
-    assert {row["group_key"]: json.loads(row["record"])["v"] for row in rows_of(made)} == {
-        key: int(value) for key, value in files.items()
-    }
+    files = {f'"data/sensor{number}.csv"': number for number in range(6)}
+    assert {row["group_key"]: json.loads(row["record"])["v"] for row in rows_of(made)} == files
     assert all(len(one["group_keys"]) == 1 for one in made.examples())
     assert {key for one in made.examples() for key in one["group_keys"]} == set(files)
     by_group: dict[str, set[str]] = {}
@@ -308,7 +283,6 @@ def test_each_file_is_a_separate_series_in_one_split(tmp_path: Path) -> None:
 
 def test_files_of_one_series_are_one_where_the_recipe_says_so(tmp_path: Path) -> None:
     made = readings(tmp_path, {"file": False}).build(only=TO_EXAMPLES)
-
     assert {one["split"] for one in rows_of(made)} == {"train"}
     assert made.manifest("rows", "canonical_rows").facts["groups"] == 1
 
@@ -321,7 +295,6 @@ def test_files_group_records_that_are_no_series(tmp_path: Path) -> None:
     workspace.recipe({"rows": {"source": {"train_urls": ["data/*.csv"]}, "format": form, "splits": {"test": 0}}})
 
     made = workspace.build(only=TO_EXAMPLES)
-
     assert sorted(one["group_keys"] for one in made.examples()) == [['"data/a.csv"'], ['"data/b.csv"']]
     assert {len(one["row_ids"]) for one in made.examples()} == {4}
 
@@ -333,8 +306,6 @@ def test_invalid_group_option_error_says_what_is_valid(tmp_path: Path, groups: A
 
 
 # ── Floats that JSON has no numbers for ────────────────────────────────────────────────────────────
-
-
 def parquet(**columns: Any) -> bytes:
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink)
@@ -348,7 +319,6 @@ def test_nonfinite_floats_of_parquet_are_kept_and_counted(tmp_path: Path) -> Non
     )
 
     made = project(tmp_path, content, records(), name="rows.parquet").build(only=TO_ROWS)
-
     assert [row["record"] for row in rows_of(made)] == [
         '{"a":1.5,"b":1.5,"c":[1.0]}',
         '{"a":"NaN","b":"NaN","c":["NaN"]}',
@@ -363,9 +333,7 @@ def test_nonfinite_floats_of_parquet_are_kept_and_counted(tmp_path: Path) -> Non
 def test_text_of_other_kinds_keeps_null_for_them(tmp_path: Path) -> None:
     content = parquet(text=["one two three", "four five six"], score=[math.nan, 1.0])
     workspace = Workspace(tmp_path).one("rows.parquet", content, {"kind": "text"})
-
     [part] = workspace.build(only=TO_ROWS[:1]).manifest("rows", "raw_dataset").details["scans"][0]["parts"]
-
     assert Path(part["staged"]).read_text(encoding="utf-8").splitlines()[0] == '{"text":"one two three","score":null}'
 
 
@@ -374,7 +342,6 @@ def test_other_kinds_have_no_table_metadata(tmp_path: Path) -> None:
     pairs = {"kind": "supervised", "input_field": "prompt", "output_field": "answer"}
 
     made = Workspace(tmp_path).one("rows.csv", rows, pairs).build(only=TO_ROWS)
-
     assert not {"table_drift", "type_mismatch", "non_finite"} & facts_of(made).keys()
     assert not {"table_drift", "type_mismatch"} & {one.check for one in made.steps["rows", "canonical_rows"][1]}
 

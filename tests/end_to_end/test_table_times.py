@@ -8,12 +8,12 @@ import pytest
 from rowmill.core.errors import GateError
 from rowmill.schema.manifest import NOT_APPLICABLE
 from tests.support.recipes import Built, Workspace
-from tests.support.tables import as_csv, records
+from tests.support.tables import as_csv, grouped, records
 
 TO_ROWS = ("raw_dataset", "canonical_rows")
 TO_EXAMPLES = (*TO_ROWS, "tokenized_examples")
 SERIES = records(data={"order_training_examples_by": "t"}, time_series={"is_timeseries": True})
-GROUPS = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
+GROUPS = records(**grouped("g", "t"))
 SERIES_OF_GROUPS = GROUPS | {"time_series": {"is_timeseries": True}}
 
 
@@ -133,9 +133,7 @@ QUIET: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("case", QUIET)
 def test_times_that_have_one_order_are_not_ambiguous(tmp_path: Path, case: str) -> None:
     form, rows = QUIET[case]
-
     built = project(tmp_path, form, as_csv(rows)).build(only=TO_ROWS)
-
     assert (share_of(built), sentences_of(built)) == (0, ())
     assert "ambiguous_times" not in built.manifest("rows", "canonical_rows").tables
 
@@ -144,35 +142,24 @@ def test_times_that_have_one_order_are_not_ambiguous(tmp_path: Path, case: str) 
 def test_one_record_in_more_than_a_hundred_only_warns(tmp_path: Path, count: int, blocks: bool) -> None:
     workspace = project(tmp_path, SERIES, as_csv(rows_at([*minutes(count), minutes(count)[-1]])))
 
-    [result] = [
-        one
-        for one in workspace.build(only=TO_ROWS).steps["rows", "canonical_rows"][1]
-        if one.check == "ambiguous_times"
-    ]
-
+    _, results = workspace.build(only=TO_ROWS).steps["rows", "canonical_rows"]
+    [result] = [one for one in results if one.check == "ambiguous_times"]
     assert (result.passed, result.blocking) == (False, blocks)
     assert blocks or result.severity == "warn"
 
 
 def test_largest_of_several_problems_is_the_share(tmp_path: Path) -> None:
     times = [*minutes(40, "Z"), "2024-05-01T08:00:00", "2024-05-01T08:01:00Z", "2024-05-01T08:02:00Z"]
-
     built = project(tmp_path, SERIES, as_csv(rows_at(times))).build(only=TO_ROWS)
-
+    problems = [one.partition(",")[0] for one in sentences_of(built)]
     assert share_of(built) == pytest.approx(3 / 43)
-    assert [one.partition(",")[0] for one in sentences_of(built)] == [
-        "mixed zones: 1 record", "repeated time: 3 records",
-    ]  # fmt: skip
+    assert problems == ["mixed zones: 1 record", "repeated time: 3 records"]
 
 
 def test_zones_of_duplicates_are_a_share_of_all_times_that_were_read(tmp_path: Path) -> None:
     rows = [{"t": "2024-05-01T08:00:00Z", "v": "1"}] * 30 + [{"t": "2024-05-01T09:00:00", "v": "1"}] * 10
-    dataset = {"filters": {"deduplicate": "exact"}, "splits": {"test": 0}, "format": SERIES}
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("t0.csv", as_csv(rows))]}
-
-    built = workspace.recipe({"rows": dataset | {"source": source}}, seq_len=2048).build(only=TO_ROWS)
-
+    groups = {"filters": {"deduplicate": "exact"}, "splits": {"test": 0}}
+    built = Workspace(tmp_path).one("t0.csv", as_csv(rows), SERIES, **groups).build(only=TO_ROWS)
     assert built.manifest("rows", "canonical_rows").facts["kept"] == 2
     assert share_of(built) == 0.25
 
@@ -182,7 +169,6 @@ def test_remedy_of_repeated_times_names_zones_where_a_clock_may_have_been_put_ba
     tmp_path: Path, time: str, names_zones: bool
 ) -> None:
     built = project(tmp_path, SERIES, as_csv(rows_at([time, time]))).build(only=TO_ROWS)
-
     [sentence] = sentences_of(built)
     assert ("write the zone into the times" in sentence) is names_zones
 
@@ -190,24 +176,19 @@ def test_remedy_of_repeated_times_names_zones_where_a_clock_may_have_been_put_ba
 def test_waived_times_are_built(tmp_path: Path) -> None:
     waiver = {"check": "ambiguous_times", "at_most": 0.5, "reason": "two sensors share a series on purpose"}
     rows = rows_at([time for time in minutes(20) for _ in range(2)])
-
     built = project(tmp_path, SERIES, as_csv(rows), gates={"waivers": [waiver]}).build(only=TO_EXAMPLES)
-
     assert sum(len(one["row_ids"]) for one in built.examples()) == 40
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_results_are_the_same_whichever_parts_were_reused(tmp_path: Path, suffix: str) -> None:
     day, night = rows_at(minutes(30, "Z"), "A"), rows_at(["2024-05-02T08:00:00", "2024-05-02T08:01:00Z"], "A", "B")
-    form = SERIES_OF_GROUPS
-    name = f"t{{}}.{suffix}"
     files = [as_csv(day), as_csv(night)] if suffix == "csv" else [day, night]
-    grown = project(tmp_path / "grown", form, files[0], name=name)
-    before = grown.build(only=TO_ROWS)
 
-    after = project(tmp_path / "grown", form, *files, name=name).build(only=TO_ROWS)
-    fresh = project(tmp_path / "fresh", form, *files, name=name).build(only=TO_ROWS)
+    def build(folder: str, *contents: Any) -> Built:
+        return project(tmp_path / folder, SERIES_OF_GROUPS, *contents, name=f"t{{}}.{suffix}").build(only=TO_ROWS)
 
+    before, after, fresh = build("grown", files[0]), build("grown", *files), build("fresh", *files)
     assert share_of(before) == 0
     assert share_of(after) == share_of(fresh) == pytest.approx(2 / 34)
     assert sentences_of(after) == sentences_of(fresh)
@@ -217,5 +198,4 @@ def test_results_are_the_same_whichever_parts_were_reused(tmp_path: Path, suffix
 
 def test_table_without_an_order_column_does_not_count_them(tmp_path: Path) -> None:
     built = project(tmp_path, records(), as_csv(rows_at(minutes(5)))).build(only=TO_ROWS)
-
     assert built.manifest("rows", "canonical_rows").facts["ambiguous_times"] == NOT_APPLICABLE

@@ -3,6 +3,9 @@
 import importlib.util
 import itertools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,11 +18,7 @@ from rowmill.reader import Reader
 from tests.support.real_chats import ROOT, one_thread, write_recipe
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rowmill[train]'")
-pytestmark = [
-    pytest.mark.real_data,
-    # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
-    pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),
-]
+pytestmark = pytest.mark.real_data
 __all__ = ["one_thread"]
 
 STEPS = 200
@@ -60,7 +59,6 @@ def losses(built: steps.Project, script: ModuleType, tmp_path_factory: pytest.Te
 
 def test_loss_falls_on_real_chats(losses: list[float]) -> None:
     first, last = np.mean(losses[:10]), np.mean(losses[-20:])
-
     assert len(losses) == STEPS
     assert np.isfinite(losses).all()
     # At first every token is as likely as any other.
@@ -94,14 +92,9 @@ def test_loss_of_each_packed_segment_is_its_loss_alone(
     with torch.no_grad():
         packed = by_segment(model(**batch).logits[0], batch["labels"][0], borders)
         blind = by_segment(model(input_ids=batch["input_ids"]).logits[0], batch["labels"][0], borders)
-        alone = [
-            by_segment(model(input_ids=ids[None]).logits[0], labels, [0, len(ids)])[0]
-            for ids, labels in zip(
-                torch.split(batch["input_ids"][0], np.diff(borders).tolist()),
-                torch.split(batch["labels"][0], np.diff(borders).tolist()),
-                strict=True,
-            )
-        ]
+        lengths = np.diff(borders).tolist()
+        segments = zip(*(torch.split(batch[name][0], lengths) for name in ("input_ids", "labels")), strict=True)
+        alone = [by_segment(model(input_ids=ids[None]).logits[0], labels, [0, len(ids)])[0] for ids, labels in segments]
 
     assert len(alone) > 15
     torch.testing.assert_close(torch.stack(packed), torch.stack(alone), atol=1e-4, rtol=1e-4)
@@ -121,13 +114,9 @@ def by_segment(logits: Any, labels: Any, borders: list[int]) -> list[Any]:
 
 
 def test_script_of_the_documentation_runs_as_a_command(built: steps.Project, tmp_path: Path) -> None:
-    import os
-    import subprocess
-    import sys
-
     command = [sys.executable, str(ROOT / "docs/how-to/train.py"), built.store.root, "chats", "--steps", "20"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "pipelines"), "OMP_NUM_THREADS": "1"}
     shown = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True, env=environment)
-
-    assert json.loads(shown.stdout.split()[1]) == 20
-    assert float(shown.stdout.split()[3]) < np.log(VOCABULARY)
+    _, steps, _, loss, *_ = shown.stdout.split()
+    assert json.loads(steps) == 20
+    assert float(loss) < np.log(VOCABULARY)

@@ -16,12 +16,12 @@ from rowmill.reader import Reader
 from rowmill.stages.exports.stage import locate_export
 from tests.docs.test_docs import blocks
 from tests.support.real_chats import ROOT, one_thread, write_recipe
+from tests.support.recipes import current
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rowmill[train]'")
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'rowmill[train]'")
 pytestmark = [
     pytest.mark.real_data,
-    pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),
     # TRL 1.16 sets an option that transformers 5.23 has renamed.
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
     # A loader pins memory by default, even without a GPU.
@@ -35,13 +35,9 @@ FROM_OUR_SHARDS = {"input_ids", "labels", "position_ids", "seq_idx", "cu_seq_len
 
 def documented(page: str) -> dict[str, Any]:
     """Return what a page's SFTConfig is called with."""
-    calls = [
-        node
-        for text in blocks(ROOT / page, "python")
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "SFTConfig"
-    ]
-    [call] = calls
+    nodes = [node for text in blocks(ROOT / page, "python") for node in ast.walk(ast.parse(text))]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    [call] = [one for one in calls if ast.unparse(one.func) == "SFTConfig"]
     return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
 
 
@@ -59,8 +55,7 @@ def rows(built: steps.Project, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Load the export as the documentation does."""
     import datasets
 
-    made = runner.manifest.load_current(built.store, ("chats", "exports", "shards"))
-    assert made is not None
+    made = current(built, "exports", "shards")
     files = str(built.store.local(f"{locate_export(made)}/data") / "*.parquet")
     cache = str(tmp_path_factory.mktemp("cache"))
     return datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=cache)
@@ -74,9 +69,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     folder = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(LlamaConfig(vocab_size=4000, num_attention_heads=2, use_cache=False, **shape)).save_pretrained(
-        folder
-    )
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=4000, num_attention_heads=2, use_cache=False, **shape))
+    model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(ROOT / "configs/demo/tokenizer").save_pretrained(folder)
     return folder
 
@@ -131,12 +125,9 @@ def test_collator_gives_the_positions_and_borders_of_the_plan(rows: Any) -> None
 
 
 def test_trainer_of_the_documentation_learns_from_our_shards(rows: Any, model_folder: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(
-        rows, model_folder, tmp_path, PAGES[0], max_steps=30, logging_steps=5, learning_rate=5e-3, save_strategy="no"
-    )
-
+    changes = {"max_steps": 30, "logging_steps": 5, "learning_rate": 5e-3, "save_strategy": "no"}
+    trainer = trainer_of(rows, model_folder, tmp_path, PAGES[0], **changes)
     trainer.train()
-
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     assert len(losses) == 6
     assert losses[-1] < 0.9 * losses[0]

@@ -24,7 +24,6 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import stored_tokenizers
-from rowmill.tokenization.stored_tokenizers import copy_tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
     found = next(one for one in forecast_steps(project) if one.step.key == key).manifest
     with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as folder:
         scratch = replace(project, store=Store(folder))
-        copy_tokenizers(project.store, scratch.store)
+        stored_tokenizers.copy_tokenizers(project.store, scratch.store)
         if found is None:
             made: dict[StageKey, Manifest] = {}
             for step in steps.plan_steps(scratch):

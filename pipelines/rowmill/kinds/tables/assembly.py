@@ -217,8 +217,6 @@ def split_large_runs(records: RecordLengths, firsts: Ints, lasts: Ints, limits: 
 # ── Assembly of series: one group per example, in order, continued in the next example when one is full ──
 
 
-Flags = NDArray[np.int8]
-
 _END, _RESTART, _GROUP = (FLUSHES.index(name) for name in ("end", "restart", "group_change"))
 _CAP, _BUDGET = FLUSHES.index("max_records"), FLUSHES.index("budget")
 

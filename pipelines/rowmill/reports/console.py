@@ -366,28 +366,27 @@ def _render_table_plan(dataset_plan: "DatasetTablePlan") -> RenderableType:
     head = Text(f"\n{dataset_plan.dataset}", HEAD)
     if dataset_plan.plan is None:
         return Group(head, Text(f"  ✗ {escape_control_characters(dataset_plan.overflow)}", BAD))
+    plan = dataset_plan.plan
     lines: list[RenderableType] = [
-        head.append(f"  {dataset_plan.plan.mode}", DIM),
-        Text(f"  {_format_plan_options(dataset_plan.plan)}", DIM),
+        head.append(f"  {plan.mode}", DIM),
+        Text(f"  {_format_plan_options(plan)}", DIM),
     ]
     lines.append(
         make_grid(
             ["split", "records", "groups", "examples", "tokens", "why examples ended"],
-            _list_split_counts(dataset_plan.plan),
+            _list_split_counts(plan),
             indent=2,
         )
     )
-    lines.append(make_grid(["", "", "min", "mean", "max", "std"], _list_sizes(dataset_plan.plan), indent=2))
+    lines.append(make_grid(["", "", "min", "mean", "max", "std"], _list_sizes(plan), indent=2))
     lines += [
         Text(f"  ! {over.kind} {escape_control_characters(over.description)}", LOOK)
-        for over in dataset_plan.plan.overflows.first[:MAX_SHOWN_OVERFLOWS]
+        for over in plan.overflows.first[:MAX_SHOWN_OVERFLOWS]
     ]
-    if dataset_plan.plan.overflows.count > MAX_SHOWN_OVERFLOWS:
-        lines.append(Text(f"  ! and {dataset_plan.plan.overflows.count - MAX_SHOWN_OVERFLOWS} more", LOOK))
-    if dataset_plan.plan.changed:
-        lines.append(
-            Text(f"  ! the reference serialization changes {format_count(dataset_plan.plan.changed, 'record')}", LOOK)
-        )
+    if plan.overflows.count > MAX_SHOWN_OVERFLOWS:
+        lines.append(Text(f"  ! and {plan.overflows.count - MAX_SHOWN_OVERFLOWS} more", LOOK))
+    if plan.changed:
+        lines.append(Text(f"  ! the reference serialization changes {format_count(plan.changed, 'record')}", LOOK))
     return Group(*lines)
 
 
@@ -434,7 +433,7 @@ def _list_sizes(plan: "ExamplePlan") -> list[tuple[object, ...]]:
                     (
                         split,
                         label,
-                        *(_format_size(counts[f"{name}_{statistic}"]) for statistic in ("min", "mean", "max", "std")),
+                        *(_format_size(counts[f"{name}_{stat}"]) for stat in ("min", "mean", "max", "std")),
                     )
                 )
     return lines

@@ -295,9 +295,7 @@ def _merge_small(branches: tuple[FlowBranch, ...]) -> tuple[FlowBranch, ...]:
     small = sorted(rejected, key=lambda branch: (-branch.count, branch.name))[room:]
     merged = FlowBranch(f"for {len(small)} other reasons", sum(branch.count for branch in small), "rejected")
     kept = [branch for branch in branches if branch not in small]
-    at = next(
-        i for i, branch in enumerate([*kept, None]) if branch is None or branch.kind != "rejected" or branch.joins
-    )
+    at = next((i for i, branch in enumerate(kept) if branch.kind != "rejected" or branch.joins), len(kept))
     return (*kept[:at], merged, *kept[at:])
 
 

@@ -106,9 +106,7 @@ def _digest_content(build: BuildView) -> str:
     """Return a digest of a report's content: the current versions and their check results."""
     versions = [output.version if output is not None else "" for output in build.made.values()]
     results = [
-        (result.check, result.threshold_digest, result.message)
-        for judged in build.results.values()
-        for result in judged
+        (result.check, result.threshold_digest, result.message) for group in build.results.values() for result in group
     ]
     return digest_json(PAGE_VERSION, versions, [step.code_version for step in build.steps], results)
 

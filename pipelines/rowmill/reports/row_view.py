@@ -273,7 +273,7 @@ def _render_segments(trace: SequenceTrace) -> RenderableType:
 
 
 def _render_token(token: TokenTrace, location: SegmentLocation) -> Iterator[RenderableType]:
-    description = join_facts(
+    about = join_facts(
         [
             token.kind,
             f"message {token.message}" if token.message >= 0 else "",
@@ -282,7 +282,7 @@ def _render_token(token: TokenTrace, location: SegmentLocation) -> Iterator[Rend
         ]
     )
     yield label_value(
-        "token", f"{token.at} · id {token.token_id} · {escape_control_characters(token.text)!r} · {description}"
+        "token", f"{token.at} · id {token.token_id} · {escape_control_characters(token.text)!r} · {about}"
     )
     around = Text(_mark_line_ends(token.before), DIM)
     around.append(f"⟦{_mark_line_ends(token.text)}⟧", GOOD if token.trained else HEAD).append(

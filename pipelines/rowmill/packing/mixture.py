@@ -206,6 +206,24 @@ class SampleSchedule:
         return begin + int(np.flatnonzero(labels == dataset)[number - int(self.given[block, dataset])])
 
 
+def _assign_datasets(
+    counts: NDArray[np.int64], lengths: NDArray[np.int64], first: int, seed: int | None
+) -> NDArray[np.int32]:
+    """Return the dataset of each position of the blocks from `first` on, permuted within each block with `seed`."""
+    names = np.tile(np.arange(counts.shape[1], dtype=np.int32), len(lengths))
+    grouped = np.repeat(names, counts.ravel())
+    if seed is None:
+        return grouped
+    starts = np.cumsum(lengths) - lengths
+    labels = np.empty_like(grouped)
+    for length in find_distinct(lengths).tolist():
+        alike = np.flatnonzero(lengths == length)
+        moved = permute_rows("feistel", length, [hash_labels(seed, "mixture", first + b) for b in alike.tolist()])
+        begin = starts[alike][:, None]
+        labels[begin + np.arange(length)] = grouped[begin + moved]
+    return labels
+
+
 def find_step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:
     """Return the position at which a step begins: batches of 10 from step 0 and 20 from step 5 put step 10 at 150."""
     following = [*(at for at, _ in batch_sizes[1:]), step]
@@ -443,24 +461,3 @@ def _round_by_largest_remainder(weights: Sequence[int], length: int) -> list[int
     for d in by_remainder[: length - sum(counts)]:
         counts[d] += 1
     return counts
-
-
-# ── Which position in a block ──
-
-
-def _assign_datasets(
-    counts: NDArray[np.int64], lengths: NDArray[np.int64], first: int, seed: int | None
-) -> NDArray[np.int32]:
-    """Return the dataset of each position of the blocks from `first` on, permuted within each block with `seed`."""
-    names = np.tile(np.arange(counts.shape[1], dtype=np.int32), len(lengths))
-    grouped = np.repeat(names, counts.ravel())
-    if seed is None:
-        return grouped
-    starts = np.cumsum(lengths) - lengths
-    labels = np.empty_like(grouped)
-    for length in find_distinct(lengths).tolist():
-        alike = np.flatnonzero(lengths == length)
-        moved = permute_rows("feistel", length, [hash_labels(seed, "mixture", first + b) for b in alike.tolist()])
-        begin = starts[alike][:, None]
-        labels[begin + np.arange(length)] = grouped[begin + moved]
-    return labels

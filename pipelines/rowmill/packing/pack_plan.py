@@ -246,6 +246,43 @@ def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> Se
     return _plan_whole_examples(*_sort_bins(grouped, sizes), lengths)
 
 
+def _place_examples(order: NDArray[np.int64], moves: "_BinMoves") -> tuple[Integers, NDArray[np.int64]]:
+    """Apply the moves to the sorted example numbers; return the members of all bins, concatenated, and bin sizes."""
+    bins = expand_ranges(moves.first, moves.bins)
+    each = np.repeat(moves.each, moves.bins)
+    sizes = np.bincount(bins, weights=each).astype(np.int64)
+    starts = np.cumsum(sizes) - sizes
+    slots = expand_ranges(starts[bins] + np.repeat(moves.filled, moves.bins), each)
+    # 32 bits if they suffice, because their rows sort eight times as fast.
+    grouped = np.empty(len(order), dtype=np.int32 if len(order) < 1 << 31 else np.int64)
+    grouped[slots] = order
+    return grouped, sizes
+
+
+def _sort_bins(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sort the members of each bin, and the bins by their first member; return offsets and members.
+
+    Bins of the same size are rows of a matrix, so there is no loop over bins.
+    """
+    starts = np.cumsum(sizes) - sizes
+    by_size = np.argsort(sizes, kind="stable")
+    classes = np.split(by_size, np.flatnonzero(np.diff(sizes[by_size])) + 1)
+    rows = [np.sort(grouped[starts[some][:, None] + np.arange(int(sizes[some[0]]))], axis=1) for some in classes]
+    is_first = np.zeros(len(grouped), dtype=np.bool_)
+    for members in rows:
+        is_first[members[:, 0]] = True
+    # First members are distinct, so a sequence's number is the number of smaller first members.
+    rank = np.cumsum(is_first) - 1
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    for members in rows:
+        offsets[rank[members[:, 0]] + 1] = members.shape[1]
+    np.cumsum(offsets, out=offsets)
+    examples = np.empty(len(grouped), dtype=np.int64)
+    for members in rows:
+        examples[offsets[rank[members[:, 0]]][:, None] + np.arange(members.shape[1])] = members
+    return offsets, examples
+
+
 def count_sequences(lengths: Integers, limit: int, max_segments: int | None) -> int:
     """Return how many sequences `plan_best_fit` makes, without placing examples."""
     if not len(lengths):
@@ -469,43 +506,6 @@ def _fill_even_bin(
         members[length] = members.get(length, 0) + 1
         free, free_segments = free - length, free_segments - 1
     return members
-
-
-def _place_examples(order: NDArray[np.int64], moves: _BinMoves) -> tuple[Integers, NDArray[np.int64]]:
-    """Apply the moves to the sorted example numbers; return the members of all bins, concatenated, and bin sizes."""
-    bins = expand_ranges(moves.first, moves.bins)
-    each = np.repeat(moves.each, moves.bins)
-    sizes = np.bincount(bins, weights=each).astype(np.int64)
-    starts = np.cumsum(sizes) - sizes
-    slots = expand_ranges(starts[bins] + np.repeat(moves.filled, moves.bins), each)
-    # 32 bits if they suffice, because their rows sort eight times as fast.
-    grouped = np.empty(len(order), dtype=np.int32 if len(order) < 1 << 31 else np.int64)
-    grouped[slots] = order
-    return grouped, sizes
-
-
-def _sort_bins(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sort the members of each bin, and the bins by their first member; return offsets and members.
-
-    Bins of the same size are rows of a matrix, so there is no loop over bins.
-    """
-    starts = np.cumsum(sizes) - sizes
-    by_size = np.argsort(sizes, kind="stable")
-    classes = np.split(by_size, np.flatnonzero(np.diff(sizes[by_size])) + 1)
-    rows = [np.sort(grouped[starts[some][:, None] + np.arange(int(sizes[some[0]]))], axis=1) for some in classes]
-    is_first = np.zeros(len(grouped), dtype=np.bool_)
-    for members in rows:
-        is_first[members[:, 0]] = True
-    # First members are distinct, so a sequence's number is the number of smaller first members.
-    rank = np.cumsum(is_first) - 1
-    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
-    for members in rows:
-        offsets[rank[members[:, 0]] + 1] = members.shape[1]
-    np.cumsum(offsets, out=offsets)
-    examples = np.empty(len(grouped), dtype=np.int64)
-    for members in rows:
-        examples[offsets[rank[members[:, 0]]][:, None] + np.arange(members.shape[1])] = members
-    return offsets, examples
 
 
 def _require_fitting(lengths: Integers, limit: int) -> None:

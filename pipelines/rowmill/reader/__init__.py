@@ -270,6 +270,30 @@ class Reader:
         self._schedule = replace(self._schedule, skipped=skipped)
         self._move_to(self._schedule.find_number(position) + taken, origin=position, share=share)
 
+    def _require_own_share(self, state: Mapping[str, Any]) -> WorkerShare | None:
+        """Return the share that a state belongs to, None for the whole rank; refuse another worker's."""
+        share = WorkerShare(int(state["worker"]), int(state["workers"]))
+        if share == WHOLE_SHARE:
+            return None
+        where, worker = self._published.where, find_current_worker()
+        if worker != share:
+            raise ConfigError(
+                f"{where}: the state belongs to DataLoader {share}, and this is {worker or 'a process without workers'}"
+                f"; each worker resumes from its own state; continue with {share.workers} workers of torchdata's "
+                "StatefulDataLoader, or from the state of a reader outside workers"
+            )
+        # Workers are at different batches: divided again, their shares would overlap.
+        expected: dict[str, Any] = {"world_size": self._world_size, "batch_size": self._batch_size}
+        expected["skip_steps"] = sorted(self._schedule.skipped)
+        for name, value in expected.items():
+            if state.get(name, []) != value:
+                raise ConfigError(
+                    f"{name}: {value}, but the state belongs to DataLoader {share} with {state[name]}; for workers "
+                    f"the batches must stay the same; continue with {state[name]}, or from the state of a reader "
+                    "outside workers"
+                )
+        return share
+
     # ── Sequences by number ────────────────────────────────────────────────────────────────────────
 
     def __len__(self) -> int:
@@ -448,30 +472,6 @@ class Reader:
             return int(self._published.step_offsets[self._schedule.find_step(self._next)])
         # Without steps all ranks together take `world_size` places at a time.
         return self._origin + (self._next - self._schedule.find_number(self._origin)) * self._world_size
-
-    def _require_own_share(self, state: Mapping[str, Any]) -> WorkerShare | None:
-        """Return the share that a state belongs to, None for the whole rank; refuse another worker's."""
-        share = WorkerShare(int(state["worker"]), int(state["workers"]))
-        if share == WHOLE_SHARE:
-            return None
-        where, worker = self._published.where, find_current_worker()
-        if worker != share:
-            raise ConfigError(
-                f"{where}: the state belongs to DataLoader {share}, and this is {worker or 'a process without workers'}"
-                f"; each worker resumes from its own state; continue with {share.workers} workers of torchdata's "
-                "StatefulDataLoader, or from the state of a reader outside workers"
-            )
-        # Workers are at different batches: divided again, their shares would overlap.
-        expected: dict[str, Any] = {"world_size": self._world_size, "batch_size": self._batch_size}
-        expected["skip_steps"] = sorted(self._schedule.skipped)
-        for name, value in expected.items():
-            if state.get(name, []) != value:
-                raise ConfigError(
-                    f"{name}: {value}, but the state belongs to DataLoader {share} with {state[name]}; for workers "
-                    f"the batches must stay the same; continue with {state[name]}, or from the state of a reader "
-                    "outside workers"
-                )
-        return share
 
 
 def _fetch_rank_sequences(source: SequenceSource, rank: int, world_size: int, numbers: Ints) -> list[PackedSequence]:

@@ -90,6 +90,17 @@ def hash_words(texts: Sequence[str]) -> HashedTexts:
     return HashedTexts(np.concatenate(hashes), make_offsets(of_texts))
 
 
+def _hash_runs(codes: NDArray[np.uint32], starts: Ints, ends: Ints) -> Hashes:
+    powers = _raise_multiplier(len(codes))
+    sums = np.zeros(len(codes) + 1, np.uint64)
+    # 0 is added to no character, so that a word and the same after a NUL differ.
+    np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], dtype=np.uint64, out=sums[1:])
+    hashes = (sums[ends] - sums[starts]) * _raise_to(_INVERSE, _round_up(len(codes)))[starts]
+    hashes += (ends - starts).astype(np.uint64) * np.uint64(GAMMA)
+    mix_array(hashes)
+    return hashes
+
+
 def hash_ngrams(words: HashedTexts, n: int) -> NGrams:
     """Hash the runs of `n` words inside each text."""
     count = max(0, len(words.hashes) - n + 1)
@@ -196,17 +207,6 @@ def _find_kind(character: str) -> int:
     if unicodedata.name(character, "").startswith(_ALONE_NAMES):
         return _ALONE
     return _MARK if category[0] == "M" else _LETTER
-
-
-def _hash_runs(codes: NDArray[np.uint32], starts: Ints, ends: Ints) -> Hashes:
-    powers = _raise_multiplier(len(codes))
-    sums = np.zeros(len(codes) + 1, np.uint64)
-    # 0 is added to no character, so that a word and the same after a NUL differ.
-    np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], dtype=np.uint64, out=sums[1:])
-    hashes = (sums[ends] - sums[starts]) * _raise_to(_INVERSE, _round_up(len(codes)))[starts]
-    hashes += (ends - starts).astype(np.uint64) * np.uint64(GAMMA)
-    mix_array(hashes)
-    return hashes
 
 
 def _raise_multiplier(count: int) -> Hashes:

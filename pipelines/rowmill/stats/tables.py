@@ -468,6 +468,25 @@ def write_manifest_tables(
     _write_build_row(store, manifest, inputs, reused, parts_reused)
 
 
+def _copy_long_table(
+    store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile], read_domain: ReadDomain | None
+) -> None:
+    """Copy a table's columns from part files; an existing copy with this schema is complete and is kept.
+
+    Rows that came from a source keep its version in the schema's metadata: if a file was renamed, they are the same
+    version of rows, and were read from another file.
+    """
+    schema = SCHEMAS[table]
+    if table in TABLES_WITH_ORIGINS:
+        schema = schema.with_metadata({"source": str(find_source(store, manifest))})
+    path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
+    if store.exists(path) and _has_schema(store, path, schema):
+        return
+    with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
+        for group in read_part_rows(store, manifest, table, sources, read_domain):
+            writer.write_table(group, row_group_size=GROUP_ROWS)
+
+
 def write_check_results(
     store: Store, manifest: Manifest, results: "Sequence[CheckResult]", *, judged_at: str | None = None
 ) -> None:
@@ -577,25 +596,6 @@ def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise make_misfit_error(where, error, schema) from error
     write_table(store, table, recipe, scope, version, content)
-
-
-def _copy_long_table(
-    store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile], read_domain: ReadDomain | None
-) -> None:
-    """Copy a table's columns from part files; an existing copy with this schema is complete and is kept.
-
-    Rows that came from a source keep its version in the schema's metadata: if a file was renamed, they are the same
-    version of rows, and were read from another file.
-    """
-    schema = SCHEMAS[table]
-    if table in TABLES_WITH_ORIGINS:
-        schema = schema.with_metadata({"source": str(find_source(store, manifest))})
-    path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
-    if store.exists(path) and _has_schema(store, path, schema):
-        return
-    with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
-        for group in read_part_rows(store, manifest, table, sources, read_domain):
-            writer.write_table(group, row_group_size=GROUP_ROWS)
 
 
 def _partition_path(table: str, recipe: str, scope: str, version: str) -> str:

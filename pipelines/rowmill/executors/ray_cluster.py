@@ -311,9 +311,9 @@ class RayNodes:
         """
         reserved = {"CPU": self.cpus_per_task, "memory": self.memory_per_task or 0}
         resources = [node["Resources"] for node in self.connection.list_nodes()]
-        fits = [all(has.get(name, 0) >= value for name, value in reserved.items()) for has in resources]
+        fits = [all(node.get(name, 0) >= value for name, value in reserved.items()) for node in resources]
         if resources and not any(fits):
-            best = max(resources, key=lambda has: (has.get("memory", 0), has["CPU"]))
+            best = max(resources, key=lambda node: (node.get("memory", 0), node["CPU"]))
             raise ConfigError(
                 f"execution.executor: a task reserves {reserved['CPU']:g} cores and {reserved['memory']:,} bytes; the "
                 f"largest of {len(resources)} nodes has {best['CPU']:g} cores and {int(best.get('memory', 0)):,} bytes"

@@ -159,7 +159,7 @@ def _open_copied(build: PublishedBuild, needed: Sequence[int], *, verify: bool) 
     by_rank = (range(firsts[rank], firsts[rank + 1]) for rank in needed)
     numbers_needed = [number for numbers in zip_longest(*by_rank) for number in numbers if number is not None]
     rows.require(_choose_checked(build, numbers_needed, verify=verify), verify=verify)
-    starts = compute_offsets([shard.shard.rows for shard in shards])
+    starts = compute_offsets([expected.shard.rows for expected in shards])
     return SequenceSource(rows, CopiedPlaces(build.world_size, build.places // build.world_size, starts))
 
 
@@ -181,7 +181,7 @@ def open_split(build: PublishedBuild, dataset: str, split: str, *, verify: bool)
     shards = list_set(build, dataset, split)
     rows = StoredRows(build.store, shards)
     rows.require(_choose_checked(build, range(len(shards)), verify=verify), verify=verify)
-    starts = compute_offsets([shard.shard.rows for shard in shards])
+    starts = compute_offsets([expected.shard.rows for expected in shards])
     return SequenceSource(rows, CopiedPlaces(1, int(starts[-1]), starts))
 
 

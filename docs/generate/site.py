@@ -16,8 +16,8 @@ INDEX = "docs/README.md"
 LIST_BEGIN, LIST_END = "<!-- pages: written by `make docs` -->", "<!-- end of pages -->"
 KINDS = {
     "Tutorial": ("tutorial.md",),
-    "How-to": ("questions.md", "how-to/*.md", "extend-the-engine.md"),
-    "Coming from": ("how-to/coming-from-*.md", "coming-from/*.md"),
+    "How-to": ("how-to/*.md", "your-own-format.md", "extend-the-engine.md"),
+    "Coming from": ("coming-from/*.md",),
     "Reference": (
         "reference.md",
         "formats.md",
@@ -38,14 +38,11 @@ UPWARD_LINK = re.compile(r"\[([^][]+)\]\((\.\./[^()\s#]+)[^()\s]*\)")
 
 @cache
 def group_pages() -> dict[str, list[str]]:
-    """Return the pages of each kind, relative to docs/; a page that two kinds name belongs to the later one."""
-    kinds = {
-        path.relative_to(DOCS).as_posix(): kind
+    """Return the pages of each kind, relative to docs/."""
+    return {
+        kind: [path.relative_to(DOCS).as_posix() for pattern in patterns for path in sorted(DOCS.glob(pattern))]
         for kind, patterns in KINDS.items()
-        for pattern in patterns
-        for path in sorted(DOCS.glob(pattern))
     }
-    return {kind: [page for page, of in kinds.items() if of == kind] for kind in KINDS}
 
 
 def read_title(page: str) -> str:

@@ -19,15 +19,15 @@ import pytest
 from tests.docs.test_docs import ROOT
 
 ANSWERS = {
-    "how do I keep system prompts": "Questions",
+    "how do I keep system prompts": "Write a recipe",
     "which template do I need": "Choose a chat template",
-    "why is my row gone": "Questions",
+    "why is my row gone": "Troubleshooting",
     "how do I resume on other GPUs": "Train on a build",
-    "what does it cost at 1 B tokens": "Questions",
+    "what does it cost at 1 B tokens": "What a build costs, and how large it can get",
     "how do I train with TRL": "Train on a build",
-    "which tokens are trained": "Questions",
-    "how do I read my own format": "Your own format",
-    "how do I run it on Slurm": "On Slurm or a batch service",
+    "how do I choose what trains": "Choose a chat template",
+    "how do I read my own format": "Bring token ids, or your own format",
+    "how do I run it on Slurm": "Run it on more machines",
     "how do I remove near duplicates": "Remove contamination and near duplicates",
 }
 """What a newcomer asks, and the title of the page that the search must find first."""

@@ -22,6 +22,7 @@ class WebhookAlert(Alert):
     """A POST of JSON to an address."""
 
     kind: Literal["webhook"] = "webhook"
+    """Post JSON to an address."""
     url_env: str
     """Environment variable that holds the address, which is a secret of most services."""
     format: Literal["plain", "slack", "teams"] = "plain"
@@ -32,6 +33,7 @@ class EmailAlert(Alert):
     """A mail by SMTP."""
 
     kind: Literal["email"] = "email"
+    """Send a mail."""
     server: str
     """Host of the mail server, with its port: `smtp.example.org:587`."""
     sender: str
@@ -50,6 +52,7 @@ class CommandAlert(Alert):
     """A command of this machine, which gets the message as JSON on its standard input."""
 
     kind: Literal["command"] = "command"
+    """Run a command of this machine."""
     run: tuple[str, ...] = Field(min_length=1)
     """The program and its arguments; no shell reads them."""
 

@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -287,7 +287,7 @@ def _make_content_groups(pieces: Sequence[ContentSpan], text: str) -> list[_Cont
     groups = group_by_message(pieces)
     found: list[_ContentGroup] = []
     before = 0
-    for group, following in zip(groups, [*groups[1:], None], strict=True):
+    for group, following in zip_longest(groups, groups[1:]):
         after, follower = (len(text), -1) if following is None else (following[0].start, following[0].message)
         found.append(_ContentGroup(group[0].message, group, before, after, follower))
         last = group[0] if len(group) == 1 else max(group, key=itemgetter(1))

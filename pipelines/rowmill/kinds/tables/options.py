@@ -1,7 +1,7 @@
 """Records: rows of a table, each one JSON object; alone, in groups, or in series."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, field_validator, model_validator
 
@@ -492,5 +492,4 @@ class Records(DatasetKind):
 
 def require_records(dataset: DatasetOptions) -> Records:
     """Return the kind of a dataset that is known to hold records."""
-    assert isinstance(dataset.format, Records)
-    return dataset.format
+    return cast("Records", dataset.format)

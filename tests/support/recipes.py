@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,15 @@ def write_tokenizer(folder: Path, *, template: str = CHATML) -> Path:
         "model_max_length": 1 << 20,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def rewrite_tokenizer(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write the tiny tokenizer with its `tokenizer.json` changed."""
+    path = write_tokenizer(folder) / "tokenizer.json"
+    parsed = json.loads(path.read_text(encoding="utf-8"))
+    change(parsed)
+    path.write_text(json.dumps(parsed), encoding="utf-8")
     return folder
 
 

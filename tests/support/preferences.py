@@ -1,0 +1,29 @@
+"""Records of preferences, and a project of one dataset of them with exports."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.recipes import Workspace, chat, sentence
+
+
+def preference(i: int) -> dict[str, Any]:
+    """Return a prompt of three messages with two answers of different lengths."""
+    sides = {"chosen": sentence(i, 9), "rejected": sentence(i + 1, 5 + i % 7)}
+    return {"prompt": chat(i, turns=2)["messages"][:3], **sides}
+
+
+def preference_workspace(
+    folder: Path,
+    form: Mapping[str, Any],
+    exports: Sequence[Mapping[str, Any]],
+    *,
+    count: int = 0,
+    records: Sequence[Mapping[str, Any]] = (),
+    **groups: Any,
+) -> Workspace:
+    """Write records, or so many preferences, and the recipe of a dataset `rows` with exports."""
+    workspace = Workspace(folder)
+    url = workspace.write("a.jsonl", records or [preference(i) for i in range(count)])
+    rows = {"source": {"train_urls": [url]}, "format": form, **groups}
+    return workspace.recipe({"rows": rows}, seq_len=1024, exports=list(exports))

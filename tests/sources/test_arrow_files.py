@@ -1,5 +1,6 @@
 """Arrow files and typed values: saved datasets, Feather, folders that name columns, numbers of their width."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -7,23 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
+from pydantic import ValidationError
 
-from rowmill import sources
 from rowmill.core.errors import SourceError
-from rowmill.core.storage import Store
-from rowmill.sources import Files, FileScan, StoreStager
+from rowmill.sources import Files
+from tests.support.source_files import scan_files, values
 
 ROWS = [{"messages": [{"role": "user", "content": f"q{i}"}], "n": i} for i in range(700)]
 
 
-def scan(folder: Path, *names: str, **options: Any) -> list[FileScan]:
-    source = Files.model_validate({"train_urls": list(names), **options})
-    return sources.scan_source(source, folder, StoreStager(Store(str(folder / "store")), "raw"), {})
-
-
-def read(folder: Path, *names: str, **options: Any) -> list[Any]:
-    parts = [part for one in scan(folder, *names, **options) for part in one.parts]
-    return [one.value for part in parts for one in sources.read_records(part, folder)]
+def read(folder: Path, *urls: str, **options: Any) -> list[Any]:
+    return values(scan_files(folder, *urls, **options), folder)
 
 
 def write_stream(path: Path, rows: list[dict[str, Any]], **options: Any) -> None:
@@ -47,7 +42,7 @@ def test_saved_dataset_is_read_like_any_other(tmp_path: Path) -> None:
     save_dataset(tmp_path / "saved", ROWS)
 
     assert read(tmp_path, "saved") == ROWS
-    [first, _] = scan(tmp_path, "saved")
+    [first, _] = scan_files(tmp_path, "saved")
     assert first.reader == "arrow"
     assert first.columns is not None
     assert first.columns["n"] == "int64"
@@ -58,22 +53,20 @@ def test_saved_splits_are_named(tmp_path: Path) -> None:
     save_dataset(tmp_path / "saved" / "test", ROWS[:3])
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}', encoding="utf-8")
 
-    with pytest.raises(
-        SourceError, match=r"is a saved dataset with the splits test, train; .*train_urls: \[saved/train"
-    ):
-        read(tmp_path, "saved")
     assert len(read(tmp_path, "saved/train", validation_urls=["saved/test"])) == 703
+    refusal = r"is a saved dataset with the splits test, train; .*train_urls: \[saved/train"
+    with pytest.raises(SourceError, match=refusal):
+        read(tmp_path, "saved")
 
 
 def test_file_format_and_compressed_files_are_read(tmp_path: Path) -> None:
     feather.write_feather(pa.Table.from_pylist(ROWS), tmp_path / "a.feather")
     write_stream(tmp_path / "b.arrow", ROWS[:9])
-    (tmp_path / "c.arrow.gz").write_bytes(__import__("gzip").compress((tmp_path / "b.arrow").read_bytes()))
-    (tmp_path / "d.feather.gz").write_bytes(__import__("gzip").compress((tmp_path / "a.feather").read_bytes()))
+    for name in ("a.feather", "b.arrow"):
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
 
-    assert read(tmp_path, "a.feather") == ROWS
-    assert read(tmp_path, "c.arrow.gz") == read(tmp_path, "b.arrow") == ROWS[:9]
-    assert read(tmp_path, "d.feather.gz") == ROWS
+    assert read(tmp_path, "a.feather") == read(tmp_path, "a.feather.gz") == ROWS
+    assert read(tmp_path, "b.arrow") == read(tmp_path, "b.arrow.gz") == ROWS[:9]
 
 
 @pytest.mark.parametrize("cut", [3, 100, -40])
@@ -88,17 +81,20 @@ def test_cut_arrow_file_is_an_error(tmp_path: Path, cut: int) -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_folders_name_columns(tmp_path: Path, suffix: str) -> None:
-    for folder in ("lang=en/year=2024", "lang=de%20AT/year=__HIVE_DEFAULT_PARTITION__"):
+    for folder, row in {
+        "lang=en/year=2024": {"text": "x", "year": 7},
+        "lang=de%20AT/year=__HIVE_DEFAULT_PARTITION__": {"text": "x"},
+    }.items():
         path = tmp_path / "rows" / folder / f"a{suffix}"
-        path.parent.mkdir(parents=True)
         if suffix == ".parquet":
-            pq.write_table(pa.table({"text": ["x"], "year": [7]} if "en" in folder else {"text": ["x"]}), path)
+            path.parent.mkdir(parents=True)
+            pq.write_table(pa.Table.from_pylist([row]), path)
         else:
-            write_stream(path, [{"text": "x", "year": 7}] if "en" in folder else [{"text": "x"}])
+            write_stream(path, [row])
 
-    found = scan(tmp_path, "rows/")
+    found = scan_files(tmp_path, "rows/")
 
-    assert read(tmp_path, "rows/") == [
+    assert values(found, tmp_path) == [
         {"text": "x", "lang": "de AT", "year": None},
         {"text": "x", "year": 7, "lang": "en"},
     ]
@@ -106,16 +102,14 @@ def test_folders_name_columns(tmp_path: Path, suffix: str) -> None:
 
 
 def test_narrow_floats_have_the_digits_of_their_width(tmp_path: Path) -> None:
-    narrow = pa.array([0.1, None, 3.4e38], pa.float32())
+    struct = pa.struct({"x": pa.float32(), "y": pa.int8()})
     table = pa.table(
         {
-            "single": narrow,
+            "single": pa.array([0.1, None, 3.4e38], pa.float32()),
             "half": pa.array([0.1, 1.5, None], pa.float16()),
             "double": pa.array([0.1, 5e-324, 1e308]),
             "list": pa.array([[0.1, None], None, []], pa.list_(pa.float32())),
-            "struct": pa.array(
-                [{"x": 0.1, "y": 1}, None, {"x": None, "y": 2}], pa.struct({"x": pa.float32(), "y": pa.int8()})
-            ),
+            "struct": pa.array([{"x": 0.1, "y": 1}, None, {"x": None, "y": 2}], struct),
             "map": pa.array([[("k", 0.1)], None, []], pa.map_(pa.string(), pa.float32())),
         }
     )
@@ -123,14 +117,8 @@ def test_narrow_floats_have_the_digits_of_their_width(tmp_path: Path) -> None:
 
     first, second, third = read(tmp_path, "a.parquet")
 
-    assert first == {
-        "single": 0.1,
-        "half": 0.1,
-        "double": 0.1,
-        "list": [0.1, None],
-        "struct": {"x": 0.1, "y": 1},
-        "map": [["k", 0.1]],
-    }
+    scalars = {"single": 0.1, "half": 0.1, "double": 0.1}
+    assert first == {**scalars, "list": [0.1, None], "struct": {"x": 0.1, "y": 1}, "map": [["k", 0.1]]}
     assert (second["single"], second["double"], third["single"], third["double"]) == (None, 5e-324, 3.4e38, 1e308)
 
 
@@ -141,7 +129,7 @@ def test_named_format_reads_files_of_any_name(tmp_path: Path) -> None:
 
     assert read(tmp_path, "rows", file_format="jsonl") == [{"a": 1}, {"a": 2}, {"a": 3}]
     assert read(tmp_path, "rows/part-1.dat", file_format="jsonl") == [{"a": 3}]
-    [first, _] = scan(tmp_path, "rows", file_format="csv")
+    [first, _] = scan_files(tmp_path, "rows", file_format="csv")
     assert first.reader == "delimited"
-    with pytest.raises(ValueError, match=r"part-1\.dat' has no known suffix; .*source\.file_format"):
+    with pytest.raises(ValidationError, match=r"part-1\.dat' has no known suffix; .*source\.file_format"):
         Files(train_urls=["rows/part-1.dat"])

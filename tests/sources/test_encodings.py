@@ -9,17 +9,15 @@ import pytest
 
 from rowmill import sources
 from rowmill.core.errors import SourceError
-from rowmill.core.storage import Store
-from rowmill.sources import Files, FileScan, StoreStager
+from rowmill.sources import Files, FileScan
+from tests.support.source_files import scan_content, scan_files, values
 
 TEXTS = ["José, Orléans", "naïve\tcafé", "Zürich", "straße", "piñata", "déjà vu", "søster"]
 
 
 def read(folder: Path, name: str, content: bytes, **options: Any) -> tuple[FileScan, list[Any]]:
-    (folder / name).write_bytes(content)
-    source = Files.model_validate({"train_urls": [name], **options})
-    [scan] = sources.scan_source(source, folder, StoreStager(Store(str(folder / "store")), "raw"), {})
-    return scan, [one.value for part in scan.parts for one in sources.read_records(part, folder)]
+    scan = scan_content(folder, name, content, **options)
+    return scan, values([scan], folder)
 
 
 def written(name: str) -> str:
@@ -35,7 +33,6 @@ def written(name: str) -> str:
 def test_text_is_read_in_its_encoding(tmp_path: Path, name: str, encoding: str) -> None:
     content = written(name).encode(encoding)
     options = {} if encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32") else {"encoding": encoding}
-
     scan, records = read(tmp_path, name, gzip.compress(content) if name.endswith("gz") else content, **options)
 
     assert records == [{"text": one} for one in TEXTS]
@@ -46,9 +43,14 @@ def test_text_is_read_in_its_encoding(tmp_path: Path, name: str, encoding: str) 
 
 
 def test_texts_of_lines_are_read_in_their_encoding(tmp_path: Path) -> None:
-    _, records = read(tmp_path, "a.txt", "\n".join(TEXTS).encode("utf-16"), sample_by="line")
+    _, texts = read(tmp_path, "a.txt", "\n".join(TEXTS).encode("utf-16"), sample_by="line")
+    assert texts == [{"text": one} for one in TEXTS]
 
-    assert records == [{"text": one} for one in TEXTS]
+
+def test_single_damaged_lines_are_rejects(tmp_path: Path) -> None:
+    lines = [*(json.dumps({"text": one}, ensure_ascii=False).encode() for one in TEXTS), b'{"text":"\xff"}']
+    _, found = read(tmp_path, "a.jsonl", b"\n".join(lines * 3))
+    assert found == [*({"text": one} for one in TEXTS), None] * 3
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
@@ -57,24 +59,12 @@ def test_file_that_is_clearly_not_utf8_is_one_error_that_names_line_and_option(t
         read(tmp_path, name, written(name).replace("\n", "\n\n").encode("latin-1"))
 
 
-def test_utf16_without_a_mark_is_one_error_that_names_the_option(tmp_path: Path) -> None:
+def test_broken_or_unmarked_utf16_is_one_error_that_names_the_line_or_the_option(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"as in UTF-16 without a mark; .*source\.encoding: utf-16-le"):
-        read(tmp_path, "a.csv", b"name,age\nann,7\n".decode().encode("utf-16-le"))
-
-
-def test_single_damaged_lines_are_rejects(tmp_path: Path) -> None:
-    lines = [*(json.dumps({"text": one}, ensure_ascii=False).encode() for one in TEXTS), b'{"text":"\xff"}']
-
-    _, records = read(tmp_path, "a.jsonl", b"\n".join(lines * 3))
-
-    assert records == [*({"text": one} for one in TEXTS), None] * 3
-
-
-def test_bytes_outside_the_encoding_are_an_error_with_the_line(tmp_path: Path) -> None:
-    content = "a\nb\nc\n".encode("utf-16") + b"\x00\xd8" + "\n".encode("utf-16-le")
-
+        read(tmp_path, "a.csv", "name,age\nann,7\n".encode("utf-16-le"))
+    broken = "a\nb\nc\n".encode("utf-16") + b"\x00\xd8" + "\n".encode("utf-16-le")
     with pytest.raises(SourceError, match=r"a\.txt: line 4: is not utf-16 .*; a file has one encoding;"):
-        read(tmp_path, "a.txt", content, sample_by="line")
+        read(tmp_path, "a.txt", broken, sample_by="line")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "folder/x.arrow"])
@@ -90,12 +80,9 @@ def test_unknown_encoding_is_refused(name: str) -> None:
 
 
 def test_changed_encoding_reads_the_file_again(tmp_path: Path) -> None:
-    read(tmp_path, "a.txt", "Orléans".encode("cp1252"), encoding="cp1252")
-    scan, _ = read(tmp_path, "a.txt", "Orléans".encode("cp1252"), encoding="latin-1")
-    stager = StoreStager(Store(str(tmp_path / "store")), "raw")
+    scan_content(tmp_path, "a.txt", "Orléans".encode("cp1252"), encoding="cp1252")
+    scan = scan_content(tmp_path, "a.txt", "Orléans".encode("cp1252"), encoding="latin-1")
 
     for encoding, is_known in (("latin-1", True), ("cp1250", False)):
-        [again] = sources.scan_source(
-            Files(train_urls=["a.txt"], encoding=encoding), tmp_path, stager, {scan.url: scan}
-        )
+        [again] = scan_files(tmp_path, "a.txt", known={scan.url: scan}, encoding=encoding)
         assert (again == scan) is is_known

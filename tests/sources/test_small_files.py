@@ -12,7 +12,7 @@ import pytest
 
 from rowmill.build import runner
 from rowmill.inspection.trace import trace_row, trace_source
-from rowmill.sources import FileScan, PartGroup, SourcePart, group_parts
+from rowmill.sources import FileScan, SourcePart, group_parts
 from rowmill.sources.sharing import MAX_GROUP_BYTES, MEAN_GROUP_BYTES, SMALL_FILE_BYTES, load_part_groups
 from tests.support.recipes import CHAT, Built, Workspace, chat
 
@@ -20,20 +20,17 @@ FILES = 700
 """So many that they make several groups, each of a few hundred."""
 
 
-# ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def file_of(name: str, *, content_bytes: int = 2000, parts: int = 1, **other: Any) -> FileScan:
     """Return the scan of a file; its digests follow from its name."""
+    options: dict[str, Any] = {"split_hint": None, "reader": "json_lines", "arrow": False, **other}
     made = tuple(
         SourcePart(
-            url=name, split_hint=None, index=index, offset=0, length=content_bytes, first_line=1, first_record=1,
-            records=1, sha256=hashlib.sha256(f"{name} {index}".encode()).hexdigest(), part_id=f"{name}-{index}",
-            reader="json_lines", arrow=False, stamp="s", staged=None, content_bytes=content_bytes, lines=None,
+            url=name, index=index, offset=0, length=content_bytes, first_line=1, first_record=1, records=1,
+            sha256=hashlib.sha256(f"{name} {index}".encode()).hexdigest(), part_id=f"{name}-{index}", stamp="s",
+            staged=None, content_bytes=content_bytes, lines=None, **options,
         )
         for index in range(parts)
     )  # fmt: skip
-    made = tuple(replace(part, **other) for part in made)
     return FileScan(name, made[0].split_hint, made[0].reader, "s", records=parts, parts=made)
 
 
@@ -41,45 +38,36 @@ def many(count: int, **options: Any) -> list[FileScan]:
     return [file_of(f"f{number:05d}", **options) for number in range(count)]
 
 
-def cost(group: PartGroup) -> int:
-    return sum(part.content_bytes for part in group)
-
-
 def test_groups_are_the_parts_in_their_order() -> None:
     scans = [*many(500), file_of("large", content_bytes=SMALL_FILE_BYTES, parts=3), *many(300, content_bytes=100_000)]
-
     groups = group_parts(scans)
 
     assert [*chain(*groups)] == [part for scan in scans for part in scan.parts]
     assert len(groups) < 100
-    assert max(map(cost, groups)) <= MAX_GROUP_BYTES
+    assert max(sum(part.content_bytes for part in group) for group in groups) <= MAX_GROUP_BYTES
 
 
 @pytest.mark.slow
 def test_groups_of_many_small_files_have_the_mean_size() -> None:
     groups = group_parts(many(20_000))
-
     assert 0.8 * MEAN_GROUP_BYTES < 20_000 * (2000 + 4096) / len(groups) < 1.2 * MEAN_GROUP_BYTES
 
 
-def test_files_that_fill_a_part_do_not_share_it() -> None:
-    scans = [file_of(f"large{number}", content_bytes=SMALL_FILE_BYTES) for number in range(5)]
-
+@pytest.mark.parametrize(
+    "scans",
+    [
+        [file_of(f"large{number}", content_bytes=SMALL_FILE_BYTES) for number in range(5)],
+        [file_of("large", content_bytes=10, parts=2), file_of("a", content_bytes=10)],
+    ],
+    ids=["files that fill a part", "the last part of a large file"],
+)
+def test_part_is_not_shared(scans: list[FileScan]) -> None:
     assert {len(group) for group in group_parts(scans)} == {1}
-
-
-def test_last_part_of_a_large_file_is_not_shared() -> None:
-    scans = [file_of("large", content_bytes=10, parts=2), file_of("a", content_bytes=10)]
-
-    assert [len(group) for group in group_parts(scans)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("other", [{"split_hint": "validation"}, {"reader": "delimited"}, {"arrow": True}])
 def test_files_of_another_split_or_kind_are_not_grouped(other: dict[str, Any]) -> None:
-    first, second = [file_of(f"a{n}") for n in range(5)], [file_of(f"b{n}", **other) for n in range(5)]
-
-    groups = group_parts([*first, *second])
-
+    groups = group_parts([*(file_of(f"a{n}") for n in range(5)), *(file_of(f"b{n}", **other) for n in range(5))])
     assert all(len({(part.split_hint, part.reader, part.arrow) for part in group}) == 1 for group in groups)
 
 
@@ -107,9 +95,6 @@ def test_added_removed_or_changed_file_keeps_other_groups() -> None:
     assert sum(made) / len(made) < 1.1
 
 
-# ── Builds ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def write_many(folder: Path, *, large: bool = True) -> Workspace:
     """Write a dataset of many files with one row each, and one that has parts of its own."""
     workspace = Workspace(folder)
@@ -128,7 +113,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.mark.slow
 def test_small_files_are_built_in_few_parts(built: Built) -> None:
     raw = built.manifest("rows", "raw_dataset")
-
     assert raw.facts["files"] == FILES + 1
     for stage in ("canonical_rows", "tokenized_examples"):
         assert len(built.manifest("rows", stage).parts) == raw.facts["parts"] < 20
@@ -142,7 +126,6 @@ def tokens_of(built: Built) -> list[list[int]]:
 def test_shards_are_those_of_the_same_rows_in_one_file(built: Built, tmp_path: Path) -> None:
     rows = [*map(chat, range(FILES)), *(chat(10_000 + number, words=60) for number in range(250))]
     alone = Workspace(tmp_path).one("rows.jsonl", rows).build()
-
     assert tokens_of(built) == tokens_of(alone)
 
 
@@ -160,25 +143,19 @@ def test_row_is_traced_to_its_file_and_line(built: Built, number: int) -> None:
 
 @pytest.mark.slow
 def test_two_workers_write_the_bytes_of_one(built: Built, tmp_path: Path) -> None:
-    workspace = write_many(tmp_path)
-    project = workspace.project
+    project = write_many(tmp_path).project
     execution = project.recipe.execution.model_copy(update={"workers": 2})
-
     steps = runner.build(replace(project, recipe=project.recipe.model_copy(update={"execution": execution})))
-
     assert {"/".join(step.key[1:]): report.version for step, report, _ in steps} == built.versions()
 
 
 @pytest.mark.slow
 def test_changed_file_rebuilds_only_its_group(tmp_path: Path) -> None:
     workspace = write_many(tmp_path, large=False)
-    first = workspace.build()
-    groups = load_part_groups(first.manifest("rows", "raw_dataset"))
+    groups = load_part_groups(workspace.build().manifest("rows", "raw_dataset"))
     assert len(groups) > 2
-
     # Not the last of its group: that one decides where the group ends.
-    changed = groups[1][0]
-    workspace.write(changed.url.removeprefix("data/"), [chat(99_999)])
+    workspace.write(groups[1][0].url.removeprefix("data/"), [chat(99_999)])
     reports = {step.name: report for step, report, _ in runner.build(workspace.project)}
 
     for stage in ("canonical_rows", "tokenized_examples"):
@@ -191,7 +168,6 @@ def test_records_beyond_max_items_are_left_out_across_files(tmp_path: Path) -> N
     for number in range(6):
         workspace.write(f"rows/r{number}.jsonl", [chat(2 * number), chat(2 * number + 1)])
     workspace.recipe({"rows": {"source": {"train_urls": ["data/rows/"]}, "format": CHAT, "filters": {"max_items": 5}}})
-
     made = workspace.build().manifest("rows", "canonical_rows")
 
     assert len(made.parts) == 1
@@ -203,9 +179,8 @@ def test_records_beyond_max_items_are_left_out_across_files(tmp_path: Path) -> N
 def test_tables_in_small_files_have_a_part_each(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     for number in range(30):
-        workspace.write(
-            f"sales/s{number:02d}.csv", f"shop,units\nnorth {number},{number}\nsouth,{100 + number}\n".encode()
-        )
+        shops = f"shop,units\nnorth {number},{number}\nsouth,{100 + number}\n"
+        workspace.write(f"sales/s{number:02d}.csv", shops.encode())
     held = [workspace.write(f"held{number}.csv", f"shop,units\nwest {number},7\n".encode()) for number in range(3)]
     source = {"train_urls": ["data/sales/"], "validation_urls": held}
     workspace.recipe({"rows": {"source": source, "format": {"kind": "records"}, "splits": {"test": 0}}})
@@ -213,8 +188,8 @@ def test_tables_in_small_files_have_a_part_each(tmp_path: Path) -> None:
     made = workspace.build()
 
     # A cell that does not fit is located by its index in its part.
-    assert len(made.manifest("rows", "canonical_rows").parts) == 33
-    assert made.manifest("rows", "canonical_rows").facts["splits"] == {"train": 60, "validation": 3}
+    rows = made.manifest("rows", "canonical_rows")
+    assert (len(rows.parts), rows.facts["splits"]) == (33, {"train": 60, "validation": 3})
     [trace] = trace_source(made.project, "s17.csv:2")
     assert b"117" in trace.origin.raw
     assert trace.examples

@@ -16,28 +16,15 @@ import pytest
 
 from rowmill.core import remote
 from rowmill.core.errors import ConfigError, SourceError
-from rowmill.core.storage import Store
 from rowmill.reports import report_page
-from rowmill.sources import (
-    Files,
-    FileScan,
-    StoreStager,
-    find_files,
-    public_url,
-    read_records,
-    scan_source,
-    sum_local_bytes,
-)
+from rowmill.sources import Files, find_files, public_url, sum_local_bytes
 from tests.support.recipes import CHAT, Workspace, chat, lines
-from tests.support.tiny_project import FOREIGN_WARNINGS
-
-pytestmark = FOREIGN_WARNINGS
+from tests.support.source_files import scan_files, values
 
 
-def scan_all(folder: Path, *urls: str, known: dict[str, FileScan] | None = None) -> list[FileScan]:
-    return scan_source(
-        Files(train_urls=list(urls)), folder, StoreStager(Store(str(folder.parent / "stage")), "raw"), known or {}
-    )
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
 
 
 @pytest.fixture
@@ -48,35 +35,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-# ── Names other than regular files ────────────────────────────────────────────────────────────────
-
-
-def make_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def make_device_link(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
-
-
-def make_loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
 ODD = {
-    "pipe": (make_pipe, "is a named pipe; only regular files can be sources"),
-    "device-link": (make_device_link, "is a device; only regular files can be sources"),
+    "pipe": (os.mkfifo, "is a named pipe; only regular files can be sources"),
+    "device-link": (lambda path: path.symlink_to("/dev/zero"), "is a device; only regular files can be sources"),
     "socket": (make_socket, "is a socket; only regular files can be sources"),
-    "dangling-link": (
-        lambda path: path.symlink_to("gone.txt"),
-        r"is a broken link to gone\.txt",
+    "dangling-link": (lambda path: path.symlink_to("gone.txt"), r"is a broken link to gone\.txt"),
+    "link-to-itself": (
+        lambda path: path.symlink_to(path.name),
+        r"cannot be read \(Too many levels of symbolic links\)",
     ),
-    "link-to-itself": (make_loop, r"cannot be read \(Too many levels of symbolic links\)"),
 }
 
 
@@ -91,7 +58,11 @@ def test_source_that_is_not_a_regular_file_is_named(folder: Path, name: str, url
         urls, words = [f"local://{folder}"], "is not a regular file; only regular files can be sources"
 
     with pytest.raises(SourceError, match=rf"x\.txt: {words}"):
-        scan_all(folder, *urls)
+        scan_files(folder, *urls)
+
+
+def find(folder: Path, *urls: str) -> list[str]:
+    return [file.url for file in find_files(Files(train_urls=list(urls or ["."])), folder)]
 
 
 @pytest.mark.parametrize("url", [".", "**/*.jsonl", "../*/"])
@@ -101,8 +72,7 @@ def test_linked_folder_is_followed(folder: Path, url: str) -> None:
     for path in (elsewhere / "b.jsonl", elsewhere / "deep/c.jsonl"):
         path.write_bytes(b'{"a": 2}\n')
     (folder / "linked").symlink_to(elsewhere, target_is_directory=True)
-
-    found = sorted(os.path.normpath(folder / one.url) for one in find_files(Files(train_urls=[url]), folder))
+    found = sorted(os.path.normpath(folder / one) for one in find(folder, url))
 
     assert found == [str(folder / name) for name in ("a.jsonl", "linked/b.jsonl", "linked/deep/c.jsonl")]
 
@@ -110,68 +80,54 @@ def test_linked_folder_is_followed(folder: Path, url: str) -> None:
 @pytest.mark.parametrize("target", [".", "..", "../..", "deep"])
 def test_linked_folder_without_an_end_is_named(folder: Path, target: str) -> None:
     (folder / "deep/deeper").mkdir(parents=True)
-    (folder / "deep/deeper/back").symlink_to((folder / "deep/deeper" / target).resolve(), target_is_directory=True)
     if target == "deep":
-        (folder / "deep/deeper/back").unlink()
         (folder / "one").mkdir()
         (folder / "one/to").symlink_to(folder / "deep")
         (folder / "deep/from").symlink_to(folder / "one")
+    else:
+        (folder / "deep/deeper/back").symlink_to((folder / "deep/deeper" / target).resolve(), target_is_directory=True)
 
-    with pytest.raises(
-        SourceError, match=r"(back|to|from): is a link to /.*, a folder that contains it, .*; remove the link"
-    ):
-        find_files(Files(train_urls=["."]), folder)
+    refusal = r"(back|to|from): is a link to /.*, a folder that contains it, .*; remove the link"
+    with pytest.raises(SourceError, match=refusal):
+        find(folder)
 
 
 def test_file_that_a_linked_folder_shows_twice_is_named(folder: Path) -> None:
     (folder / "one").mkdir()
     (folder / "one/b.jsonl").write_bytes(b"{}\n")
     (folder / "same").symlink_to(folder / "one", target_is_directory=True)
-
     with pytest.raises(ConfigError, match="this file is already named"):
-        find_files(Files(train_urls=["."]), folder)
+        find(folder)
 
 
-def test_hidden_folder_is_not_followed(folder: Path) -> None:
+def test_hidden_folders_and_files_that_are_no_data_are_ignored(folder: Path) -> None:
     (folder / ".loop").symlink_to(folder, target_is_directory=True)
     (folder / "_loop").symlink_to(folder, target_is_directory=True)
-
-    assert [one.url for one in find_files(Files(train_urls=["."]), folder)] == ["./a.jsonl"]
-
-
-def test_other_files_are_ignored(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     os.mkfifo(folder / ".x.txt")
+    assert find(folder) == [one.url for one in scan_files(folder)] == ["./a.jsonl"]
 
-    assert [one.url for one in scan_all(folder, ".")] == ["./a.jsonl"]
 
-
-@pytest.mark.parametrize("url", [".", "*", "*/"])
-def test_file_name_that_is_not_utf8_is_named(folder: Path, url: str) -> None:
+@pytest.mark.parametrize(("url", "place"), [(".", "deep"), ("*", ""), ("*/", "deep")])
+def test_file_name_that_is_not_utf8_is_named(folder: Path, url: str, place: str) -> None:
     (folder / "deep").mkdir()
-    (Path(os.fsdecode(os.fsencode(folder / "deep") + b"/f\xe9.jsonl"))).write_bytes(b"{}\n")
-    if url == "*":
-        (Path(os.fsdecode(os.fsencode(folder) + b"/f\xe9.jsonl"))).write_bytes(b"{}\n")
-
+    Path(os.fsdecode(os.fsencode(folder / place) + b"/f\xe9.jsonl")).write_bytes(b"{}\n")
     with pytest.raises(SourceError, match=r"f\\xe9\.jsonl: this name is not UTF-8; .*; rename the file$"):
-        find_files(Files(train_urls=[url]), folder)
+        find(folder, url)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_folder_that_cannot_be_listed_is_named(folder: Path) -> None:
     (folder / "shut").mkdir(mode=0)
-
     with pytest.raises(SourceError, match=r"shut: this folder cannot be read \(Permission denied\)"):
-        find_files(Files(train_urls=["."]), folder)
+        find(folder)
 
 
 @pytest.mark.parametrize("url", ["reference://x.jsonl", "zip://x.jsonl", "nosuch://x.jsonl", "git://x.jsonl"])
 def test_url_with_required_options_is_refused(folder: Path, url: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{url}: cannot be reached \(.+\); expected .*; correct the scheme"):
-        find_files(Files(train_urls=[url]), folder)
+        find(folder, url)
 
-
-# ── Web servers that fail ──────────────────────────────────────────────────────────────────────────
 
 ROWS = lines(chat(n) for n in range(20))
 
@@ -248,7 +204,7 @@ def test_web_server_failure_is_reported_by_its_kind(
     url = f"http://bob:hunter2@{address}/{path}?X-Amz-Signature=5ec2e7"
 
     with pytest.raises(SourceError) as caught:
-        scan_all(tmp_path, url)
+        scan_files(tmp_path, url)
 
     assert str(caught.value).startswith(f"http://{address}/{path}: cannot be read ({words}")
     assert isinstance(caught.value.__cause__, ConnectionError) is may_pass
@@ -259,7 +215,7 @@ def test_web_server_failure_is_reported_by_its_kind(
 @pytest.mark.parametrize("path", ["404/a.jsonl", "410/a.jsonl"])
 def test_missing_web_address_is_reported(address: str, tmp_path: Path, path: str) -> None:
     with pytest.raises(SourceError, match=rf"found no data at http://{address}/{path} \("):
-        scan_all(tmp_path, f"http://bob:hunter2@{address}/{path}?X-Amz-Signature=5ec2e7")
+        scan_files(tmp_path, f"http://bob:hunter2@{address}/{path}?X-Amz-Signature=5ec2e7")
 
 
 def test_unreachable_server_is_reported(tmp_path: Path) -> None:
@@ -268,10 +224,8 @@ def test_unreachable_server_is_reported(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
 
         with pytest.raises(SourceError, match=rf"127\.0\.0\.1:{port}/a\.jsonl: cannot be read \(Connect call failed"):
-            scan_all(tmp_path, f"http://127.0.0.1:{port}/a.jsonl")
+            scan_files(tmp_path, f"http://127.0.0.1:{port}/a.jsonl")
 
-
-# ── Secrets in addresses ───────────────────────────────────────────────────────────────────────────
 
 SECRETS = ("hunter2", "bob", "5ec2e7", "AKIDEXAMPLE")
 
@@ -316,31 +270,26 @@ def test_public_url_distinguishes_files_by_their_queries() -> None:
     assert public_url(one) == one
 
 
-def signed(address: str, signature: str) -> str:
+def signed(address: str, signature: str = "5ec2e7") -> str:
     return f"http://bob:hunter2@{address}/ok/a.jsonl?X-Amz-Credential=AKIDEXAMPLE&X-Amz-Signature={signature}"
 
 
 @pytest.mark.slow
-def test_two_signatures_of_one_file_have_one_identity(address: str, tmp_path: Path) -> None:
+def test_two_signatures_of_one_file_have_one_identity_and_rows(address: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"this file is already named") as caught:
-        scan_all(tmp_path, signed(address, "5ec2e7"), signed(address, "5ec2e7b"))
-
+        scan_files(tmp_path, signed(address), signed(address, "5ec2e7b"))
     assert_public(str(caught.value))
-
-
-@pytest.mark.slow
-def test_newly_signed_file_has_the_same_identity_and_rows(address: str, tmp_path: Path) -> None:
     first, second = (Files(train_urls=[signed(address, one)]) for one in ("5ec2e7", "5ec2e7b"))
-    stage = StoreStager(Store(str(tmp_path / "stage")), "raw")
-
     assert first.model_dump() == second.model_dump()
-    assert scan_source(first, tmp_path, stage, {}) == scan_source(second, tmp_path, stage, {})
+    [scan] = scans = scan_files(tmp_path, signed(address))
+    assert scans == scan_files(tmp_path, signed(address, "5ec2e7b"))
+    # The part is read from its copy.
+    assert scan.records == len(values(scans, tmp_path)) == 20
 
 
 @pytest.mark.slow
 def test_queries_for_two_files_are_two_files(address: str, tmp_path: Path) -> None:
-    scans = scan_all(tmp_path, *(f"http://{address}/ok/a.jsonl?id={n}" for n in (1, 2)))
-
+    scans = scan_files(tmp_path, *(f"http://{address}/ok/a.jsonl?id={n}" for n in (1, 2)))
     assert len({one.url for one in scans}) == 2
 
 
@@ -358,34 +307,28 @@ def contents(store: Path) -> Iterator[tuple[Path, str]]:
 @pytest.mark.slow
 def test_secrets_of_an_address_are_in_no_output_of_a_build(address: str, tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    source = {"train_urls": [signed(address, "5ec2e7")]}
+    source = {"train_urls": [signed(address)]}
     built = workspace.recipe({"rows": {"source": source, "format": CHAT}}).build()
     report_page.write_report(workspace.project)
-
     found = list(contents(workspace.store))
 
     assert len(built.segments()) == 20
     assert any(f"http://{address}/ok/a.jsonl" in text for path, text in found if path.suffix == ".json")
-    for path, text in found:
-        leaked = [secret for secret in SECRETS if secret in text]
-        assert leaked == [], path
+    assert [(path, secret) for path, text in found for secret in SECRETS if secret in text] == []
 
 
-@pytest.mark.slow
-def test_part_of_a_secret_address_is_read_from_its_copy(address: str, tmp_path: Path) -> None:
-    [one] = scan_all(tmp_path, signed(address, "5ec2e7"))
-
-    assert sum(1 for part in one.parts for _ in read_records(part, tmp_path)) == 20
-
-
-# ── How much there is to read ──────────────────────────────────────────────────────────────────────
-
-
-def test_bytes_of_local_files_are_summed_and_nothing_else_is_an_error(folder: Path) -> None:
-    for name, size in {"a.jsonl": 30, "b.jsonl": 12}.items():
-        (folder / name).write_bytes(b"x" * size)
-
-    assert sum_local_bytes(Files(train_urls=["*.jsonl"]), folder) == 42
-    assert sum_local_bytes(Files(train_urls=["a.jsonl"], validation_urls=["b.jsonl"]), folder) == 42
-    assert sum_local_bytes(Files(train_urls=["a.jsonl", "absent.jsonl"]), folder) == 0
-    assert sum_local_bytes(Files(train_urls=["a.jsonl", "s3://nowhere/b.jsonl"]), folder) == 0
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ({"train_urls": ["*.jsonl"]}, 42),
+        ({"train_urls": ["a.jsonl"], "validation_urls": ["b.jsonl"]}, 42),
+        ({"train_urls": ["a.jsonl", "absent.jsonl"]}, 0),
+        ({"train_urls": ["a.jsonl", "s3://nowhere/b.jsonl"]}, 0),
+    ],
+)
+def test_bytes_of_local_files_are_summed_and_nothing_else_is_an_error(
+    folder: Path, source: dict[str, Any], count: int
+) -> None:
+    (folder / "a.jsonl").write_bytes(b"x" * 30)
+    (folder / "b.jsonl").write_bytes(b"x" * 12)
+    assert sum_local_bytes(Files(**source), folder) == count

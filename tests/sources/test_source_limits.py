@@ -16,38 +16,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import SchemaError, SourceError
-from rowmill.core.storage import Store
-from rowmill.sources import (
-    Files,
-    FileScan,
-    HuggingFaceSource,
-    RawRecord,
-    StoreStager,
-    encodings,
-    json_array,
-    limits,
-    read_records,
-    scan_source,
-)
-from rowmill.sources.limits import Limits, RecordLimits
+from rowmill.sources import FileScan, HuggingFaceSource, RawRecord, encodings, json_array, limits, scan_source
+from rowmill.sources.limits import RecordLimits
 from rowmill.sources.parts import cut_lines
 from tests.support.recipes import CHAT, Workspace, chat, lines
+from tests.support.source_files import reasons, records, scan_files, stager
 from tests.support.tiers import draw
 
 LIMIT = 2000
 
 
 def scan_one(path: Path, *, known: dict[str, FileScan] | None = None, **limits: int) -> FileScan:
-    source = Files(
-        train_urls=[path.name], sample_by="line" if ".txt" in path.name else "document", limits=Limits(**limits)
-    )
-    [one] = scan_source(source, path.parent, StoreStager(Store(str(path.parent / "stage")), "raw"), known or {})
+    sample_by = "line" if ".txt" in path.name else "document"
+    [one] = scan_files(path.parent, path.name, known=known, sample_by=sample_by, limits=limits)
     return one
 
 
-def records(path: Path, max_record_bytes: int = 64 << 20) -> list[RawRecord]:
+def read_within(path: Path, max_record_bytes: int = LIMIT) -> list[RawRecord]:
+    """Scan and read a file whose records may have so many bytes."""
     one = scan_one(path, max_record_bytes=max_record_bytes)
-    found = [record for part in one.parts for record in read_records(part, path.parent)]
+    found = records([one], path.parent)
     assert len(found) == one.records
     return found
 
@@ -63,19 +51,16 @@ def too_long(length: int) -> tuple[str, str]:
 
 ROWS: list[dict[str, Any]] = [{"text": "a"}, {"text": "b" * 5000}, {"text": "c"}]
 LONG = json.dumps(ROWS[1], separators=(",", ":")).encode()
-
-
-def write_parquet(path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist(ROWS), path)
+JSON_LINES = b'{"text":"a"}\n' + LONG + b'\n{"text":"c"}\n'
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "a.jsonl": lambda path: path.write_bytes(b'{"text":"a"}\n' + LONG + b'\n{"text":"c"}\n'),
-    "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress(b'{"text":"a"}\n' + LONG + b'\n{"text":"c"}\n')),
+    "a.jsonl": lambda path: path.write_bytes(JSON_LINES),
+    "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress(JSON_LINES)),
     "a.json": lambda path: path.write_bytes(b'[{"text":"a"},' + LONG + b',\n{"text":"c"}]'),
     "a.csv": lambda path: path.write_text("text\na\n" + "b" * 5000 + "\nc\n"),
     "a.txt": lambda path: path.write_text("a\n" + "b" * 5000 + "\nc"),
-    "a.parquet": write_parquet,
+    "a.parquet": lambda path: pq.write_table(pa.Table.from_pylist(ROWS), path),
 }
 LENGTHS = {"a.csv": 5001, "a.txt": 5011}
 """A physical line of CSV is counted with its end; others are counted as JSON."""
@@ -84,50 +69,33 @@ LENGTHS = {"a.csv": 5001, "a.txt": 5011}
 @pytest.mark.parametrize("name", WRITERS)
 def test_record_that_is_too_long_is_one_reject_between_its_neighbours(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / name)
-
-    found = records(tmp_path / name, max_record_bytes=LIMIT)
+    found = read_within(tmp_path / name)
 
     assert told(found) == [{"text": "a"}, too_long(LENGTHS.get(name, len(LONG))), {"text": "c"}]
     assert b"bbb" in found[1].raw
     assert len(found[1].raw) < 300
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_record_within_the_limit_is_read(tmp_path: Path, name: str) -> None:
-    WRITERS[name](tmp_path / name)
-
-    assert told(records(tmp_path / name, max_record_bytes=5100)) == ROWS
+    assert told(read_within(tmp_path / name, 5100)) == ROWS
 
 
 def test_limit_that_changes_is_obeyed_though_the_file_did_not_move(tmp_path: Path) -> None:
     WRITERS["a.jsonl"](tmp_path / "a.jsonl")
     first = scan_one(tmp_path / "a.jsonl")
-
     again = scan_one(tmp_path / "a.jsonl", known={"a.jsonl": first}, max_record_bytes=LIMIT)
-
     assert [part.staged is None for part in (*first.parts, *again.parts)] == [True, False]
 
 
-def test_value_of_a_json_file_that_is_too_long_is_one_reject(tmp_path: Path) -> None:
+def test_value_of_json_that_is_too_long_is_one_reject_and_a_quoted_record_of_csv_one_error(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(ROWS[1], indent=1))
-
-    [(reason, _)] = told(records(tmp_path / "a.json", max_record_bytes=LIMIT))
-
-    assert reason == "too_long_record"
-
-
-def test_record_of_many_lines_of_csv_that_is_too_long_is_one_reject(tmp_path: Path) -> None:
+    assert reasons(read_within(tmp_path / "a.json")) == ["too_long_record"]
     (tmp_path / "a.csv").write_text('text\na\n"b\n' + "b\n" * 2000 + '"\nc\n')
-
     with pytest.raises(SourceError, match=r"a quoted cell starts in this record .* source\.limits\.max_record_bytes; "):
-        records(tmp_path / "a.csv", max_record_bytes=LIMIT)
+        read_within(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("line", [b"\0too_long_record ", b"\0too_long_record x y z", b"\0too_long_record 1"])
 def test_line_that_begins_like_a_placeholder_is_invalid_json(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "a.jsonl").write_bytes(line + b"\n")
-
-    assert [one.rejected and one.rejected.reason for one in records(tmp_path / "a.jsonl")] == ["invalid_json"]
+    assert reasons(read_within(tmp_path / "a.jsonl")) == ["invalid_json"]
 
 
 @pytest.mark.slow
@@ -167,6 +135,7 @@ class _Endless(io.RawIOBase):
 
 
 def peak_of(function: Callable[[], int]) -> tuple[int, int]:
+    """Return what the function does, and how much memory it takes."""
     tracemalloc.start()
     try:
         return function(), tracemalloc.get_traced_memory()[1]
@@ -176,9 +145,7 @@ def peak_of(function: Callable[[], int]) -> tuple[int, int]:
 
 def test_line_of_gigabytes_is_read_past_in_flat_memory() -> None:
     stream: Any = _Endless(b'{"a":1}\n{"b":"', 4096, b'"}\n{"c":1}\n')
-
     count, peak = peak_of(lambda: sum(part.records for part in cut_lines(stream, 8 << 20)))
-
     assert count == 3
     assert peak < 48 << 20
 
@@ -186,10 +153,8 @@ def test_line_of_gigabytes_is_read_past_in_flat_memory() -> None:
 @pytest.mark.slow
 def test_element_of_gigabytes_is_read_past_in_flat_memory() -> None:
     stream: Any = _Endless(b'[{"a":1},{"b":"', 512, b'"},{"c":1}]')
-
-    found, peak = peak_of(lambda: sum(1 for _ in json_array.split_elements(stream, "a.json", 8 << 20)))
-
-    assert found == 3
+    count, peak = peak_of(lambda: sum(1 for _ in json_array.split_elements(stream, "a.json", 8 << 20)))
+    assert count == 3
     assert peak < 64 << 20
 
 
@@ -198,20 +163,9 @@ def test_record_that_is_too_long_is_counted_by_a_build(tmp_path: Path) -> None:
     row = {"messages": [{"role": "user", "content": "x" * 5000}]}
     path = workspace.write("a.jsonl", lines([chat(1), row, chat(2)]))
     source = {"train_urls": [path], "limits": {"max_record_bytes": LIMIT}}
-
     built = workspace.recipe({"rows": {"source": source, "format": CHAT}}).build()
 
-    assert built.rejects() == [(1, "too_long_record")]
-    assert built.kept() == [0, 2]
-
-
-# ── What expands ───────────────────────────────────────────────────────────────────────────────────
-
-
-def compress_blanks(codec: str, size: int) -> bytes:
-    compressor: Any = gzip.compress if codec == "gz" else zstandard.compress
-    # Members and frames can be concatenated, so a bomb is made of copies of a small one.
-    return compressor(b"\n" * (16 << 20)) * (size >> 24)
+    assert (built.rejects(), built.kept()) == ([(1, "too_long_record")], [0, 2])
 
 
 @pytest.fixture
@@ -224,10 +178,13 @@ def small_files_may_expand(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["gz", "zst"])
-def test_file_that_expands_a_thousandfold_is_one_error(tmp_path: Path, codec: str, small_files_may_expand: int) -> None:
+@pytest.mark.parametrize(("codec", "compress"), [("gz", gzip.compress), ("zst", zstandard.compress)])
+def test_file_that_expands_a_thousandfold_is_one_error(
+    tmp_path: Path, codec: str, compress: Callable[[bytes], bytes], small_files_may_expand: int
+) -> None:
     path = tmp_path / f"a.jsonl.{codec}"
-    path.write_bytes(compress_blanks(codec, 2 * small_files_may_expand))
+    # Members and frames can be concatenated, so a bomb is made of copies of a small one.
+    path.write_bytes(compress(b"\n" * small_files_may_expand) * 2)
 
     with pytest.raises(SourceError, match=rf"^a\.jsonl\.{codec}: expands to more than 200 times its size .* or raise "):
         scan_one(path)
@@ -236,7 +193,6 @@ def test_file_that_expands_a_thousandfold_is_one_error(tmp_path: Path, codec: st
 def test_file_of_equal_rows_may_shrink_a_thousandfold_while_it_is_small(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"a":1}\n' * 100_000))
-
     assert scan_one(path, max_expansion=2).records == 100_000
 
 
@@ -244,36 +200,29 @@ def test_file_of_equal_rows_may_shrink_a_thousandfold_while_it_is_small(tmp_path
 def test_parquet_that_expands_a_thousandfold_is_one_error(tmp_path: Path, small_files_may_expand: int) -> None:
     text = pa.array(["x" * (small_files_may_expand // 2)] * 3)
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
-
     with pytest.raises(SourceError, match=r"^a\.parquet: expands to more than 200 times its size"):
         scan_one(tmp_path / "a.parquet")
-
-
-# ── Columns and files ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_header_of_many_columns_is_read(tmp_path: Path) -> None:
     """A quadratic check of names would not end in reasonable time."""
     (tmp_path / "a.csv").write_text(",".join(f"c{n}" for n in range(400_000)) + "\n")
-
     assert scan_one(tmp_path / "a.csv", max_columns=400_000).records == 0
 
 
-def test_table_of_too_many_columns_is_one_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_table_of_too_many_columns_is_one_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.csv").write_text(",".join(f"c{n}" for n in range(20)) + "\n")
     pq.write_table(pa.table({f"c{n}": [1] for n in range(20)}), tmp_path / "a.parquet")
 
-    for name in ("a.csv", "a.parquet"):
-        with pytest.raises(
-            SchemaError, match=rf"^{name}: has 20 columns; at most 19 .* raise source\.limits\.max_colu"
-        ):
-            scan_one(tmp_path / name, max_columns=19)
-        scan_one(tmp_path / name, max_columns=20)
+    refusal = rf"^{name}: has 20 columns; at most 19 .* raise source\.limits\.max_colu"
+    with pytest.raises(SchemaError, match=refusal):
+        scan_one(tmp_path / name, max_columns=19)
+    scan_one(tmp_path / name, max_columns=20)
 
 
 def test_header_that_names_columns_twice_names_them(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b,a,c,b\n")
-
     with pytest.raises(SchemaError, match=r"the header names 'a', 'b' more than once"):
         scan_one(tmp_path / "a.csv")
 
@@ -281,20 +230,15 @@ def test_header_that_names_columns_twice_names_them(tmp_path: Path) -> None:
 def test_source_of_too_many_files_is_one_error(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"{number}.jsonl").touch()
-    source = Files(train_urls=["."], limits=Limits(max_files=3))
-
-    with pytest.raises(
-        SourceError, match=r"the source has 4 files; at most 3 are allowed; .* source\.limits\.max_files"
-    ):
-        scan_source(source, tmp_path, StoreStager(Store(str(tmp_path / "stage")), "raw"), {})
+    refusal = r"the source has 4 files; at most 3 are allowed; .* source\.limits\.max_files"
+    with pytest.raises(SourceError, match=refusal):
+        scan_files(tmp_path, limits={"max_files": 3})
 
 
 def test_rows_of_a_hugging_face_dataset_that_are_too_long_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set/train.jsonl").write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in ROWS))
     source = HuggingFaceSource(id="set", limits=RecordLimits(max_record_bytes=LIMIT))
+    found = records(scan_source(source, tmp_path, stager(tmp_path), {}), tmp_path)
 
-    [one] = scan_source(source, tmp_path, StoreStager(Store(str(tmp_path / "stage")), "raw"), {})
-
-    found = told([record for part in one.parts for record in read_records(part, tmp_path)])
-    assert found == [ROWS[0], too_long(len(LONG)), ROWS[2]]
+    assert told(found) == [ROWS[0], too_long(len(LONG)), ROWS[2]]

@@ -61,7 +61,6 @@ def test_every_module_with_a_kind_is_in_the_union() -> None:
 @pytest.mark.parametrize("model", members(), ids=kind_of)
 def test_kind_survives_its_own_dump(model: type[Export]) -> None:
     one = model(name="mine")
-
     assert model.model_validate(one.model_dump()) == one
     assert one.label_convention in get_args(label_conventions.LabelConvention)
 
@@ -70,55 +69,43 @@ def test_kind_survives_its_own_dump(model: type[Export]) -> None:
 @pytest.mark.parametrize("model", members(), ids=kind_of)
 def test_kind_with_its_defaults_is_possible_for_its_objective(model: type[Export]) -> None:
     rows = {"next_token": CHATS, "paired": PAIRS, "prompts": PROMPTS}[min(model.OBJECTIVES)]
-
     assert load({"kind": kind_of(model), "name": "mine"}, rows=rows).exports[0] == model(name="mine")
 
 
-def test_unknown_kind_names_those_there_are() -> None:
-    said = refusal({"kind": "litdata", "name": "mine"})
-
-    assert said.startswith("mine.yaml: exports.0")
-    assert "'litdata' is not a kind; choose native, hf, axolotl" in said
-
-
-def test_export_without_a_kind_lists_the_kinds() -> None:
-    said = refusal({"name": "flat"})
-
-    assert "exports.0: has no kind; choose astrai_bin, " in said
-    assert "native" in said
-
-
-def test_unknown_option_names_the_nearest() -> None:
-    said = refusal({"kind": "axolotl", "name": "mine", "sequence_length": 4096})
-
-    assert "exports.0.sequence_length: unknown key" in said
-    assert "did you mean sequence_len?" in said
-
-
-@pytest.mark.parametrize("name", ["../x", "", "a/b", "training_splits", "1st"])
-def test_name_that_is_not_a_valid_folder_is_refused(name: str) -> None:
-    assert "cannot be a name" in refusal({"kind": "native", "name": name})
-
-
-def test_names_of_exports_and_datasets_differ() -> None:
-    assert "'chats' is already a dataset" in refusal({"kind": "native", "name": "chats"})
-    assert "'a' is already another export" in refusal({"kind": "native", "name": "a"}, {"kind": "hf", "name": "a"})
+@pytest.mark.parametrize(
+    ("exports", "said"),
+    [
+        (
+            [{"kind": "litdata", "name": "mine"}],
+            ["mine.yaml: exports.0", "'litdata' is not a kind; choose native, hf, axolotl"],
+        ),
+        ([{"name": "flat"}], ["exports.0: has no kind; choose astrai_bin, ", "native"]),
+        (
+            [{"kind": "axolotl", "name": "mine", "sequence_length": 4096}],
+            ["exports.0.sequence_length: unknown key", "did you mean sequence_len?"],
+        ),
+        *[([{"kind": "native", "name": name}], ["cannot be a name"]) for name in ("../x", "", "a/b", "1st")],
+        ([{"kind": "native", "name": "training_splits"}], ["cannot be a name"]),
+        ([{"kind": "native", "name": "chats"}], ["'chats' is already a dataset"]),
+        ([{"kind": "native", "name": "a"}, {"kind": "hf", "name": "a"}], ["'a' is already another export"]),
+    ],
+)
+def test_unknown_kind_option_or_name_is_refused(exports: list[dict[str, Any]], said: list[str]) -> None:
+    message = refusal(*exports)
+    assert message.startswith("mine.yaml: ")
+    assert [words for words in said if words not in message] == []
 
 
 def test_dataset_named_like_the_folder_of_exports_is_refused() -> None:
     assert "'exports' cannot be a name" in refusal(exports=CHATS)
 
 
-@pytest.mark.parametrize(
-    ("kind", "module", "extra"), [("astrai_h5", "h5py", "h5"), ("mds", "streaming", "mds")], ids=["h5", "mds"]
-)
+@pytest.mark.parametrize(("kind", "module", "extra"), [("astrai_h5", "h5py", "h5"), ("mds", "streaming", "mds")])
 def test_missing_library_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, kind: str, module: str, extra: str
 ) -> None:
     monkeypatch.setattr(base, "find_spec", lambda name: None if name == module else object())
-
     said = refusal({"kind": kind, "name": "mine"})
-
     assert f"exports.mine: kind {kind} is written with {module}, which is not installed here" in said
     assert f"pip install 'rowmill[{extra}]'" in said
 
@@ -195,7 +182,6 @@ def options_of_trl(code: str) -> dict[str, Any]:
 def test_printed_trl_options_are_those_of_the_pages(options: dict[str, Any], page: str) -> None:
     printed = export_of(name="mine", **options).pointer("data", terms()).replace("…", "'model'")
     shown = [block for block in blocks(ROOT / page, "python") if "SFTConfig(" in block]
-
     assert options_of_trl(printed) == options_of_trl("\n".join(shown))
     assert options_of_trl(printed)["train_sampling_strategy"] == "sequential"
 
@@ -203,50 +189,34 @@ def test_printed_trl_options_are_those_of_the_pages(options: dict[str, Any], pag
 def test_printed_tinker_code_imports_a_function_that_exists() -> None:
     printed = export_of(name="mine", kind="tinker").pointer("data", terms()).replace("…", "...")
     [imported] = [node for node in ast.walk(ast.parse(printed)) if isinstance(node, ast.ImportFrom)]
-
     module = import_module(str(imported.module))
     assert all(callable(getattr(module, one.name)) for one in imported.names)
 
 
+@pytest.mark.parametrize("kind", ["native", "tinker", "mds"])
+@pytest.mark.usefixtures("with_libraries")
+def test_loss_weights_are_taken_where_they_have_a_place(kind: str) -> None:
+    load({"name": "mine", "kind": kind}).exports[0].refuse(base.RecipeSummary(64, {"chats": WEIGHTED}))
+
+
+WEIGHTED = base.DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=True)
+ASKED = base.DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=False, objective="prompts")
+WITHOUT_WEIGHTS = (
+    "hf axolotl astrai_bin megatron_bridge olmo_core llm_foundry skyrl megatron verl llama_factory"
+).split()
+
+
 @pytest.mark.parametrize(
-    ("options", "holds"),
+    ("kind", "dataset", "message"),
     [
-        ({"kind": "native"}, True),
-        ({"kind": "tinker"}, True),
-        ({"kind": "mds"}, True),
-        ({"kind": "hf"}, False),
-        ({"kind": "axolotl"}, False),
-        ({"kind": "astrai_bin"}, False),
-        ({"kind": "megatron_bridge"}, False),
-        ({"kind": "olmo_core"}, False),
-        ({"kind": "llm_foundry"}, False),
-        ({"kind": "skyrl"}, False),
-        ({"kind": "megatron"}, False),
-        ({"kind": "verl"}, False),
-        ({"kind": "llama_factory"}, False),
+        *[(kind, WEIGHTED, r"cannot store the loss weights of datasets\.chats") for kind in WITHOUT_WEIGHTS],
+        ("native", ASKED, r"kind native cannot hold datasets\.chats, whose objective is prompts"),
     ],
 )
 @pytest.mark.usefixtures("with_libraries")
-def test_loss_weights_need_a_format_with_a_place_for_them(options: dict[str, Any], holds: bool) -> None:
-    weighted = base.DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=True)
-    one = load({"name": "mine", **options}).exports[0]
-
-    if holds:
-        one.refuse(base.RecipeSummary(64, {"chats": weighted}))
-    else:
-        with pytest.raises(ConfigError, match=r"cannot store the loss weights of datasets\.chats"):
-            one.refuse(base.RecipeSummary(64, {"chats": weighted}))
-
-
-def test_an_export_refuses_an_objective_that_it_cannot_hold() -> None:
-    asked = base.DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=False, objective="prompts")
-    one = load({"name": "mine", "kind": "native"}).exports[0]
-
-    with pytest.raises(ConfigError, match=r"kind native cannot hold datasets\.asked, whose objective is prompts"):
-        one.refuse(base.RecipeSummary(64, {"asked": asked}))
-
-
-# ── Folders of domains ──
+def test_dataset_that_an_export_cannot_hold_is_refused(kind: str, dataset: base.DatasetSummary, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load({"name": "mine", "kind": kind}).exports[0].refuse(base.RecipeSummary(64, {"chats": dataset}))
 
 
 @pytest.mark.parametrize(
@@ -269,25 +239,14 @@ def test_folder_of_a_domain(value: str | None, name: str) -> None:
     assert astrai.name_folders([value]) == [name]
 
 
-def test_folders_of_names_equal_except_case_are_distinct() -> None:
+def test_folders_of_names_that_would_be_equal_or_too_long_are_distinct() -> None:
     names = astrai.name_folders(["A", "a", "b"])
-
-    assert [name[:2] for name in names] == ["A-", "a-", "b"]
-    assert [len(name) for name in names] == [10, 10, 1]
+    assert [(name[:2], len(name)) for name in names] == [("A-", 10), ("a-", 10), ("b", 1)]
     assert len({name.lower() for name in names}) == 3
-
-
-def test_domain_named_like_the_default_has_its_own_folder() -> None:
     none, spelled = astrai.name_folders([None, "__default__"])
-
     assert none == "__default__"
     assert spelled.startswith("__default__-")
-
-
-def test_folder_of_a_long_name_is_shortened_and_distinct() -> None:
     one, other, fits = astrai.name_folders(["x" * 300, "x" * 301, "y" * 100])
-
     assert one[:81] == other[:81] == "x" * 80 + "-"
     assert one != other
-    assert len(one) == len(other) == 97
-    assert fits == "y" * 100
+    assert (len(one), len(other), fits) == (97, 97, "y" * 100)

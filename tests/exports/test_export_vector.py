@@ -1,6 +1,8 @@
 """The specification's vector in every format, to the byte: two segments small enough to check by eye."""
 
 import json
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +21,39 @@ from tests.support.export_cases import VECTOR, export, sequences, shape, terms, 
 SEGMENTS = [((10, 11, 2), (False, True, True)), ((20, 2), (False, True))]
 
 
-@pytest.fixture
-def vector() -> SequenceBatch:
-    return sequences(VECTOR)
+MDS = pytest.mark.skipif(
+    find_spec("streaming") is None, reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'"
+)
+WEIGHTS = [0, 0.5, 2, 0, 0.25]
+
+
+def written(folder: Path, content: SequenceBatch | None = None, *, terms: Any = None, **options: Any) -> Path:
+    """Write the vector, or other sequences, with an export; return the folder of its data."""
+    data, _ = write(export(**options), sequences(VECTOR) if content is None else content, folder, **terms or {})
+    return data
 
 
 @pytest.mark.parametrize("options", [{"kind": "native"}, {"kind": "hf", "unit": "packed"}], ids=["native", "hf"])
-def test_packed_parquet_of_the_vector(vector: SequenceBatch, tmp_path: Path, options: dict[str, Any]) -> None:
-    data, _ = write(export(**options), vector, tmp_path)
+def test_packed_parquet_of_the_vector(tmp_path: Path, options: dict[str, Any]) -> None:
+    [row] = readers.rows(written(tmp_path, **options))
+    assert row == {
+        "input_ids": [10, 11, 2, 20, 2],
+        "labels": [-100, 11, 2, -100, 2],
+        "position_ids": [0, 1, 2, 0, 1],
+        "seq_lengths": [3, 2],
+        "segment_lengths": [3, 2],
+        "example_ids": ["e0#0", "e1#0"],
+        "starts": [0, 0],
+        "dataset": "d",
+        "sequence_id": 0,
+        "tokens": 5,
+        "trained_tokens": 3,
+        "filler": False,
+    }
 
-    [row] = readers.rows(data)
-    assert row["input_ids"] == [10, 11, 2, 20, 2]
-    assert row["labels"] == [-100, 11, 2, -100, 2]
-    assert row["position_ids"] == [0, 1, 2, 0, 1]
-    assert row["seq_lengths"] == row["segment_lengths"] == [3, 2]
-    assert row["example_ids"] == ["e0#0", "e1#0"]
-    assert (row["dataset"], row["sequence_id"], row["tokens"], row["trained_tokens"]) == ("d", 0, 5, 3)
-    assert row["filler"] is False
 
-
-def test_packed_parquet_has_the_specified_types_and_no_nulls(vector: SequenceBatch, tmp_path: Path) -> None:
-    data, _ = write(export(kind="native"), vector, tmp_path, card='{"a": 1}')
-
-    [path] = data.iterdir()
+def test_packed_parquet_has_the_specified_types_and_no_nulls(tmp_path: Path) -> None:
+    [path] = written(tmp_path, terms={"card": '{"a": 1}'}, kind="native").iterdir()
     ints = pl.List(pl.Int32)
     assert dict(pl.read_parquet_schema(path)) == {
         "input_ids": ints, "labels": ints, "position_ids": ints, "seq_lengths": ints, "example_ids": pl.List(pl.String),
@@ -53,43 +65,33 @@ def test_packed_parquet_has_the_specified_types_and_no_nulls(vector: SequenceBat
 
 
 def test_open_attention_is_one_span_of_several_segments(tmp_path: Path) -> None:
-    one = sequences([[([10, 11], [0, 1]), ([20, 2], [1, 1])]], is_open=True)
-
-    [row] = readers.rows(write(export(kind="native"), one, tmp_path)[0])
-
+    content = sequences([[([10, 11], [0, 1]), ([20, 2], [1, 1])]], is_open=True)
+    [row] = readers.rows(written(tmp_path, content, kind="native"))
     assert row["position_ids"] == [0, 1, 2, 3]
     assert (row["seq_lengths"], row["segment_lengths"]) == ([4], [2, 2])
     assert row["labels"] == [-100, 11, 20, 2]
 
 
 @pytest.mark.parametrize("kind", ["hf", "axolotl"])
-def test_unpacked_parquet_of_the_vector(vector: SequenceBatch, tmp_path: Path, kind: str) -> None:
-    data, _ = write(export(kind=kind), vector, tmp_path)
-
-    [path] = data.iterdir()
-    assert readers.unpacked(readers.rows(data)) == SEGMENTS
-    assert pl.read_parquet_schema(path) == {
-        "input_ids": pl.List(pl.Int32),
-        "attention_mask": pl.List(pl.Int8),
-        "labels": pl.List(pl.Int32),
-    }
+def test_unpacked_parquet_of_the_vector(tmp_path: Path, kind: str) -> None:
+    [path] = written(tmp_path, kind=kind).iterdir()
+    ints = pl.List(pl.Int32)
+    assert readers.unpacked(readers.rows(path.parent)) == SEGMENTS
+    assert pl.read_parquet_schema(path) == {"input_ids": ints, "attention_mask": pl.List(pl.Int8), "labels": ints}
 
 
 @pytest.mark.parametrize("kind", ["skyrl", "verl"])
-def test_masked_rows_of_the_vector(vector: SequenceBatch, tmp_path: Path, kind: str) -> None:
-    data, _ = write(export(kind=kind), vector, tmp_path)
-
-    [path] = data.iterdir()
-    assert readers.rows(data) == [
+def test_masked_rows_of_the_vector(tmp_path: Path, kind: str) -> None:
+    [path] = written(tmp_path, kind=kind).iterdir()
+    assert readers.rows(path.parent) == [
         {"input_ids": [10, 11, 2], "loss_mask": [0, 1, 1]},
         {"input_ids": [20, 2], "loss_mask": [0, 1]},
     ]
     assert pl.read_parquet_schema(path) == {"input_ids": pl.List(pl.Int32), "loss_mask": pl.List(pl.Int8)}
 
 
-def test_axolotl_json_lines_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
-    data, _ = write(export(kind="axolotl", ds_type="json"), vector, tmp_path)
-
+def test_axolotl_json_lines_of_the_vector(tmp_path: Path) -> None:
+    data = written(tmp_path, kind="axolotl", ds_type="json")
     assert (data / "part-00000.jsonl").read_bytes().splitlines() == [
         b'{"attention_mask":[1,1,1],"input_ids":[10,11,2],"labels":[-100,11,2]}',
         b'{"attention_mask":[1,1],"input_ids":[20,2],"labels":[-100,2]}',
@@ -98,21 +100,20 @@ def test_axolotl_json_lines_of_the_vector(vector: SequenceBatch, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ["packed", "unpacked"])
-def test_saved_dataset_of_the_vector_is_loaded_by_its_library(vector: SequenceBatch, tmp_path: Path, unit: str) -> None:
+def test_saved_dataset_of_the_vector_is_loaded_by_its_library(tmp_path: Path, unit: str) -> None:
     import datasets
 
-    data, _ = write(export(kind="hf", arrow=True, unit=unit), vector, tmp_path)
-
+    data = written(tmp_path, kind="hf", arrow=True, unit=unit)
     loaded = datasets.load_from_disk(str(data))
+
     assert set(loaded) == {"train"}
     rows = loaded["train"].to_list()
-    found = readers.packed(rows)[0] if unit == "packed" else readers.unpacked(rows)
-    assert found == SEGMENTS
+    assert (readers.packed(rows)[0] if unit == "packed" else readers.unpacked(rows)) == SEGMENTS
     assert readers.saved(data, "train") == rows
 
 
-def test_tinker_lines_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
-    data, _ = write(export(kind="tinker"), vector, tmp_path)
+def test_tinker_lines_of_the_vector(tmp_path: Path) -> None:
+    data = written(tmp_path, kind="tinker")
 
     first, second = (data / "part-00000.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(first) == {
@@ -128,35 +129,34 @@ def test_tinker_lines_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "example_ids.txt"]
 
 
+def tinker_weights(data: Path) -> list[list[float]]:
+    return [line["loss_fn_inputs"]["weights"]["data"] for line in readers.json_rows(data)]
+
+
 def test_tinker_mean_gives_each_datum_a_sum_of_one_or_nothing(tmp_path: Path) -> None:
-    rows = [[([5, 6, 7, 8], [0, 1, 1, 1]), ([5, 6], [0, 0]), ([5, 6], [0, 1])]]
-
-    data, _ = write(export(kind="tinker", reduction="mean"), sequences(rows), tmp_path)
-
-    weights = [line["loss_fn_inputs"]["weights"]["data"] for line in readers.json_rows(data)]
-    assert weights[1:] == [[0.0], [1.0]]
-    assert weights[0] == pytest.approx([1 / 3] * 3)
-    assert all(np.float32(one) == one for one in np.array(weights[0], np.float32))
+    content = sequences([[([5, 6, 7, 8], [0, 1, 1, 1]), ([5, 6], [0, 0]), ([5, 6], [0, 1])]])
+    thirds, *others = tinker_weights(written(tmp_path, content, kind="tinker", reduction="mean"))
+    assert others == [[0.0], [1.0]]
+    assert thirds == pytest.approx([1 / 3] * 3)
+    assert all(np.float32(one) == one for one in np.array(thirds, np.float32))
 
 
-def test_tinker_takes_float_weights_of_targets(tmp_path: Path) -> None:
-    weighted = sequences(VECTOR, weights=[0, 0.5, 2, 0, 0.25])
-
-    data, _ = write(export(kind="tinker"), weighted, tmp_path)
-
-    assert [line["loss_fn_inputs"]["weights"]["data"] for line in readers.json_rows(data)] == [[0.5, 2.0], [0.25]]
-
-
-def test_native_takes_float_weights_in_a_column_of_their_own(tmp_path: Path) -> None:
-    weighted = sequences(VECTOR, weights=[0, 0.5, 2, 0, 0.25])
-
-    [row] = readers.rows(write(export(kind="native"), weighted, tmp_path)[0])
-
-    assert row["loss_weights"] == [0, 0.5, 2, 0, 0.25]
+@pytest.mark.parametrize(
+    ("kind", "read", "expected"),
+    [
+        ("tinker", tinker_weights, [[0.5, 2.0], [0.25]]),
+        ("native", lambda data: [row["loss_weights"] for row in readers.rows(data)], [WEIGHTS]),
+        pytest.param("mds", lambda data: [row["loss_weights"] for row in readers.mds(data)], [WEIGHTS], marks=MDS),
+    ],
+)
+def test_float_weights_are_those_of_targets_or_a_column_of_their_own(
+    tmp_path: Path, kind: str, read: Callable[[Path], Any], expected: list[list[float]]
+) -> None:
+    assert read(written(tmp_path, sequences(VECTOR, weights=WEIGHTS), kind=kind)) == expected
 
 
-def test_megatron_bridge_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
-    data, _ = write(export(kind="megatron_bridge", pack_size=64), vector, tmp_path)
+def test_megatron_bridge_of_the_vector(tmp_path: Path) -> None:
+    data = written(tmp_path, kind="megatron_bridge", pack_size=64)
 
     [row] = pl.read_parquet(data / "part-00000.idx.parquet").to_dicts()
     assert row == {"input_ids": [10, 11, 2, 20, 2], "seq_start_id": [0, 3], "loss_mask": [1, 1, 0, 1, 0]}
@@ -172,52 +172,47 @@ def test_megatron_bridge_of_the_vector(vector: SequenceBatch, tmp_path: Path) ->
     ]
 
 
-def test_megatron_bridge_fills_segments_up_with_eos_without_loss(vector: SequenceBatch, tmp_path: Path) -> None:
-    data, _ = write(export(kind="megatron_bridge", pad_segments_to=4), vector, tmp_path)
-
+def test_megatron_bridge_fills_segments_up_with_eos_without_loss(tmp_path: Path) -> None:
+    data = written(tmp_path, kind="megatron_bridge", pad_segments_to=4)
     [row] = pl.read_parquet(data / "part-00000.idx.parquet").to_dicts()
     # Four tokens and the one that its reader drops, per segment.
-    assert row["input_ids"] == [10, 11, 2, 2, 2, 20, 2, 2, 2, 2]
-    assert row["seq_start_id"] == [0, 5]
-    assert row["loss_mask"] == [1, 1, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert row == {
+        "input_ids": [10, 11, 2, 2, 2, 20, 2, 2, 2, 2],
+        "seq_start_id": [0, 5],
+        "loss_mask": [1, 1, 0, 0, 0, 1, 0, 0, 0, 0],
+    }
 
 
-def test_astrai_bin_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
-    data, _ = write(export(kind="astrai_bin"), vector, tmp_path)
+def test_astrai_bin_of_the_vector(tmp_path: Path) -> None:
+    folder = written(tmp_path, kind="astrai_bin") / "__default__"
 
-    folder = data / "__default__"
     assert (folder / "sequence.bin").stat().st_size == 40
-    assert np.fromfile(folder / "sequence.bin", "<i8").tolist() == [10, 11, 2, 20, 2]
-    assert np.fromfile(folder / "loss_mask.bin", "<i8").tolist() == [0, 1, 1, 0, 1]
-    assert np.fromfile(folder / "position_ids.bin", "<i8").tolist() == [0, 1, 2, 0, 1]
+    assert {path.stem: np.fromfile(path, "<i8").tolist() for path in folder.glob("*.bin")} == {
+        "sequence": [10, 11, 2, 20, 2],
+        "loss_mask": [0, 1, 1, 0, 1],
+        "position_ids": [0, 1, 2, 0, 1],
+    }
     assert (folder / "meta.json").read_bytes() == (
         b'{"loss_mask":{"dtype":"int64","shape":[5]},"position_ids":{"dtype":"int64","shape":[5]},'
         b'"sequence":{"dtype":"int64","shape":[5]}}'
     )
 
 
-def test_astrai_bin_of_text_alone_has_no_mask(vector: SequenceBatch, tmp_path: Path) -> None:
-    data, _ = write(export(kind="astrai_bin"), vector, tmp_path, kinds=frozenset({"text"}))
-
-    names = ["meta.json", "position_ids.bin", "sequence.bin"]
-    assert sorted(path.name for path in (data / "__default__").iterdir()) == names
-    assert json.loads((data / "__default__" / "meta.json").read_text(encoding="utf-8")) == {
-        "position_ids": {"dtype": "int64", "shape": [5]},
-        "sequence": {"dtype": "int64", "shape": [5]},
-    }
+def test_astrai_bin_of_text_alone_has_no_mask(tmp_path: Path) -> None:
+    folder = written(tmp_path, terms={"kinds": frozenset({"text"})}, kind="astrai_bin") / "__default__"
+    assert {path.name for path in folder.iterdir()} == {"meta.json", "position_ids.bin", "sequence.bin"}
+    column = {"dtype": "int64", "shape": [5]}
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    assert meta == {"position_ids": column, "sequence": column}
 
 
-def test_astrai_h5_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
+def test_astrai_h5_of_the_vector(tmp_path: Path) -> None:
     pytest.importorskip("h5py", reason="h5py is not installed: pip install 'rowmill[h5]'")
-
-    data, _ = write(export(kind="astrai_h5"), vector, tmp_path)
-
-    assert readers.astrai_h5(data) == {"__default__": SEGMENTS}
+    assert readers.astrai_h5(written(tmp_path, kind="astrai_h5")) == {"__default__": SEGMENTS}
 
 
-def test_olmo_core_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
-    data, _ = write(export(kind="olmo_core"), vector, tmp_path)
-
+def test_olmo_core_of_the_vector(tmp_path: Path) -> None:
+    data = written(tmp_path, kind="olmo_core")
     assert (data / "token_ids_part_00000.npy").read_bytes() == bytes.fromhex("0a0b021402")
     assert (data / "labels_mask_part_00000.npy").read_bytes() == bytes.fromhex("0001010001")
     assert readers.olmo(data, "u1") == SEGMENTS
@@ -231,81 +226,63 @@ def test_olmo_core_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
 )
 def test_olmo_core_takes_the_smallest_type_that_holds_the_vocabulary(vocab_size: int, dtype: str) -> None:
     said = export(kind="olmo_core").pointer("data", terms(vocab_size=vocab_size))
-
     assert f"NumpyDatasetDType.{dtype}," in said
 
 
 @pytest.mark.parametrize(
     ("segments", "bos", "said"),
     [
-        ([([10, 2, 11, 2], [0, 1, 1, 1])], None, "example e0#0 holds 2 (EOS) before its end"),
-        ([([10, 2], [0, 1]), ([10, 11], [0, 1])], None, "example e1#0 ends in 11, not in 2 (EOS)"),
-        ([([1, 10, 2], [0, 1, 1]), ([10, 2], [0, 1])], 1, "example e1#0 begins with 10, not with 1 (BOS)"),
-        ([([1, 2, 1, 2], [0, 1, 1, 1])], 1, "example e0#0 holds 2 (EOS) before its end"),
+        ([([10, 2, 11, 2], [0, 1, 1, 1])], None, r"example e0#0 holds 2 \(EOS\) before its end"),
+        ([([10, 2], [0, 1]), ([10, 11], [0, 1])], None, r"example e1#0 ends in 11, not in 2 \(EOS\)"),
+        ([([1, 10, 2], [0, 1, 1]), ([10, 2], [0, 1])], 1, r"example e1#0 begins with 10, not with 1 \(BOS\)"),
+        ([([1, 2, 1, 2], [0, 1, 1, 1])], 1, r"example e0#0 holds 2 \(EOS\) before its end"),
     ],
 )
 def test_olmo_core_refuses_segments_that_its_reader_would_split_elsewhere(
     tmp_path: Path, segments: Any, bos: int | None, said: str
 ) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        write(export(kind="olmo_core"), sequences([segments]), tmp_path, bos_id=bos)
-
-    assert said in str(refusal.value)
+    with pytest.raises(ConfigError, match=said):
+        written(tmp_path, sequences([segments]), terms={"bos_id": bos}, kind="olmo_core")
 
 
 def test_olmo_core_with_bos_takes_eos_inside_an_example(tmp_path: Path) -> None:
-    rows = [[([1, 10, 2, 11, 2], [0, 1, 1, 1, 1]), ([1, 20, 2], [0, 0, 1])]]
-
-    data, _ = write(export(kind="olmo_core"), sequences(rows), tmp_path, bos_id=1)
-
+    content = sequences([[([1, 10, 2, 11, 2], [0, 1, 1, 1, 1]), ([1, 20, 2], [0, 0, 1])]])
+    data = written(tmp_path, content, terms={"bos_id": 1}, kind="olmo_core")
     assert [ids for ids, _ in readers.olmo(data, "u1")] == [(1, 10, 2, 11, 2), (1, 20, 2)]
 
 
 def test_olmo_core_reader_cuts_as_the_exporter_promised(tmp_path: Path) -> None:
     utils = pytest.importorskip("olmo_core.data.utils", reason="OLMo-core is not installed", exc_type=ImportError)
-    rows = [[([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [([30, 31, 32, 2], [0, 0, 1, 1])]]
-
-    data, _ = write(export(kind="olmo_core"), sequences(rows), tmp_path)
-
-    cuts = utils.iter_document_indices(data / "token_ids_part_00000.npy", eos_token_id=2, dtype=np.uint8)
+    content = sequences([[([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [([30, 31, 32, 2], [0, 0, 1, 1])]])
+    file = written(tmp_path, content, kind="olmo_core") / "token_ids_part_00000.npy"
+    cuts = utils.iter_document_indices(file, eos_token_id=2, dtype=np.uint8)
     assert [(int(a), int(b)) for a, b in cuts] == [(0, 3), (3, 5), (5, 9)]
 
 
-def test_mds_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
-    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
-
-    data, _ = write(export(kind="mds"), vector, tmp_path)
-
-    [sample] = readers.mds(data)
-    assert sample == {
-        "input_ids": [10, 11, 2, 20, 2],
-        "labels": [-100, 11, 2, -100, 2],
-        "position_ids": [0, 1, 2, 0, 1],
-        "seq_lengths": [3, 2],
-        "sequence_id": 0,
-    }
+@MDS
+def test_mds_of_the_vector(tmp_path: Path) -> None:
+    data = written(tmp_path, kind="mds")
+    assert readers.mds(data) == [
+        {
+            "input_ids": [10, 11, 2, 20, 2],
+            "labels": [-100, 11, 2, -100, 2],
+            "position_ids": [0, 1, 2, 0, 1],
+            "seq_lengths": [3, 2],
+            "sequence_id": 0,
+        }
+    ]
     assert bytes.fromhex("0405 0a000000 0b000000 02000000 14000000 02000000") in (data / "shard.00000.mds").read_bytes()
+    # The loader of LLM Foundry takes `labels` for a response: the page sends such users to `llm_foundry`.
+    [(ids, _)] = readers.llm_foundry(readers.mds(data), 2)
+    assert len(ids) == 2 * 5
 
 
-def test_mds_takes_float_weights_in_a_column_of_their_own(tmp_path: Path) -> None:
-    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
-    weighted = sequences(VECTOR, weights=[0, 0.5, 2, 0, 0.25])
-
-    data, _ = write(export(kind="mds"), weighted, tmp_path)
-
-    [sample] = readers.mds(data)
-    assert sample["loss_weights"] == [0, 0.5, 2, 0, 0.25]
-
-
-def test_mds_pretrain_refuses_untrained_tokens_unless_they_are_accepted(vector: SequenceBatch, tmp_path: Path) -> None:
-    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
-
+@MDS
+def test_mds_pretrain_refuses_untrained_tokens_unless_they_are_accepted(tmp_path: Path) -> None:
+    pretrain: dict[str, Any] = {"kind": "mds", "profile": "pretrain", "terms": {"seq_len": 5}}
     with pytest.raises(ConfigError, match="tokens without loss"):
-        write(export(kind="mds", profile="pretrain"), vector, tmp_path / "a", seq_len=5)
-    data, _ = write(
-        export(kind="mds", profile="pretrain", accept_untrained_as_trained=True), vector, tmp_path / "b", seq_len=5
-    )
-
+        written(tmp_path / "a", **pretrain)
+    data = written(tmp_path / "b", **pretrain, accept_untrained_as_trained=True)
     assert readers.mds(data) == [{"tokens": [10, 11, 2, 20, 2]}]
 
 
@@ -313,10 +290,9 @@ TURNS = [([10, 11, 12, 13, 14, 2, 15], [0, 0, 1, 0, 1, 1, 0]), ([20, 2], [0, 1])
 """A segment with two runs of targets and context after them, and one of the vector's."""
 
 
+@MDS
 def test_llm_foundry_of_turns_is_read_as_the_targets_that_went_in(tmp_path: Path) -> None:
-    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
-
-    data, written = write(export(kind="llm_foundry"), sequences([[one] for one in TURNS]), tmp_path)
+    data, files = write(export(kind="llm_foundry"), sequences([[one] for one in TURNS]), tmp_path)
 
     samples = readers.mds(data)
     assert samples == [
@@ -327,9 +303,10 @@ def test_llm_foundry_of_turns_is_read_as_the_targets_that_went_in(tmp_path: Path
         ((10, 11, 12, 13, 14, 2), (False, False, True, False, True, True)),
         ((20, 2), (False, True)),
     ]
-    assert (sum(one.tokens for one in written), sum(one.trained_tokens for one in written)) == (8, 4)
+    assert (sum(one.tokens for one in files), sum(one.trained_tokens for one in files)) == (8, 4)
 
 
+@MDS
 @pytest.mark.parametrize(
     ("segment", "said"),
     [
@@ -338,76 +315,49 @@ def test_llm_foundry_of_turns_is_read_as_the_targets_that_went_in(tmp_path: Path
     ],
 )
 def test_llm_foundry_refuses_what_its_loader_would_change(tmp_path: Path, segment: Any, said: str) -> None:
-    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
-
     with pytest.raises(ConfigError, match=rf"exports\.tested: example e0#0.* {said}"):
-        write(export(kind="llm_foundry"), sequences([[segment]]), tmp_path)
+        written(tmp_path, sequences([[segment]]), kind="llm_foundry")
 
 
+@MDS
 def test_llm_foundry_with_accepted_eos_trains_one_more(tmp_path: Path) -> None:
-    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
-
-    cut = sequences([[([10, 11, 12], [0, 1, 1])]])
-    data, _ = write(export(kind="llm_foundry", accept_appended_eos=True), cut, tmp_path)
-
+    content = sequences([[([10, 11, 12], [0, 1, 1])]])
+    data = written(tmp_path, content, kind="llm_foundry", accept_appended_eos=True)
     assert readers.llm_foundry(readers.mds(data), 2) == [((10, 11, 12, 2), (False, True, True, True))]
-
-
-def test_mds_finetune_is_not_readable_by_llm_foundry(vector: SequenceBatch, tmp_path: Path) -> None:
-    """Its loader takes `labels` for a response: the page sends such users to `llm_foundry`."""
-    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
-
-    data, _ = write(export(kind="mds"), vector, tmp_path)
-
-    [(ids, _)] = readers.llm_foundry(readers.mds(data), 2)
-    assert len(ids) == 2 * 5
 
 
 @given(trained=st.lists(st.booleans(), min_size=1, max_size=40).filter(any))
 def test_turns_are_the_segment_up_to_its_last_target(trained: list[bool]) -> None:
     mask = np.array([False, *trained])
     ids = np.arange(len(mask), dtype=np.int32)
+    turns, length = cut_turns(ids, mask)
 
-    made, held = cut_turns(ids, mask)
-
-    assert all(turn["input_ids"] and turn["labels"] for turn in made)
-    [(found, targets)] = readers.llm_foundry([{"turns": made}], None)
-    assert found == tuple(ids[:held].tolist())
-    assert targets == tuple(mask[:held].tolist())
-    assert not mask[held:].any()
+    assert all(turn["input_ids"] and turn["labels"] for turn in turns)
+    cut = (tuple(ids[:length].tolist()), tuple(mask[:length].tolist()))
+    assert readers.llm_foundry([{"turns": turns}], None) == [cut]
+    assert not mask[length:].any()
 
 
 # ── Which segments go into which files ──
 
 
-def test_llm_foundry_leaves_out_segments_of_one_token() -> None:
-    layout = export(kind="llm_foundry").lay_out(shape([3, 1, 1, 2, 4], [2, 1, 2]))
-
+@pytest.mark.parametrize("kind", ["llm_foundry", "tinker"])
+def test_segments_of_one_token_and_sequences_of_nothing_else_are_left_out(kind: str) -> None:
+    layout = export(kind=kind).lay_out(shape([3, 1, 1, 2, 4], [2, 1, 2]))
     [job] = layout.jobs
-    assert job.segments.tolist() == [0, 3, 4]
-    assert layout.left_out == {"not_taken": 2}
+    assert (job.segments.tolist(), layout.left_out) == ([0, 3, 4], {"not_taken": 2})
+    assert kind != "tinker" or job.sequence_offsets.tolist() == [0, 1, 3]
 
 
 def test_mds_pretrain_leaves_short_sequences_to_the_ledger() -> None:
     layout = export(kind="mds", profile="pretrain").lay_out(shape([40, 24, 30, 10, 20], [2, 1, 2]))
-
     assert [job.segments.tolist() for job in layout.jobs] == [[0, 1]]
     assert layout.left_out == {"tail": 3}
     assert (layout.notes["tail_sequences"], layout.notes["tail_tokens"]) == (2, 60)
 
 
-def test_tinker_leaves_out_segments_of_one_token_and_sequences_of_nothing_else() -> None:
-    layout = export(kind="tinker").lay_out(shape([3, 1, 1, 2, 4], [2, 1, 2]))
-
-    [job] = layout.jobs
-    assert job.segments.tolist() == [0, 3, 4]
-    assert job.sequence_offsets.tolist() == [0, 1, 3]
-    assert layout.left_out == {"not_taken": 2}
-
-
 def test_files_close_where_the_plan_says() -> None:
     tokens = shape([10, 10, 30, 5, 5, 5], [1, 1, 1, 1, 1, 1])
-
     by_bytes = export(kind="hf", shard_bytes=4 * 20).lay_out(tokens)
     by_count = export(kind="hf", shard_sequences=4).lay_out(tokens)
 
@@ -417,11 +367,19 @@ def test_files_close_where_the_plan_says() -> None:
     assert [job.name for job in by_count.jobs] == ["part-00000", "part-00001"]
 
 
-def test_axolotl_refuses_what_it_would_drop() -> None:
-    with pytest.raises(ConfigError, match=r"sequence_len: 16, but 2 segments are longer, the longest has 40.*e1#0"):
-        export(kind="axolotl", sequence_len=16).lay_out(shape([10, 20, 40], [3]))
-
-
-def test_megatron_bridge_refuses_a_segment_longer_than_a_pack() -> None:
-    with pytest.raises(ConfigError, match=r"pack_size: 16, but 1 segments are longer"):
-        export(kind="megatron_bridge", pack_size=16).lay_out(shape([10, 17, 18], [3]))
+@pytest.mark.parametrize(
+    ("options", "lengths", "message"),
+    [
+        (
+            {"kind": "axolotl", "sequence_len": 16},
+            [10, 20, 40],
+            r"sequence_len: 16, but 2 segments are longer, the longest has 40.*e1#0",
+        ),
+        ({"kind": "megatron_bridge", "pack_size": 16}, [10, 17, 18], r"pack_size: 16, but 1 segments are longer"),
+    ],
+)
+def test_segments_that_a_reader_would_drop_are_refused(
+    options: dict[str, Any], lengths: list[int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        export(**options).lay_out(shape(lengths, [3]))

@@ -14,7 +14,8 @@ from tests.support import export_readers as readers
 from tests.support.built_exports import open_built_export
 from tests.support.export_cases import VECTOR, export, sequences, terms, write
 from tests.support.export_readers import Segment
-from tests.support.recipes import Built, Workspace, chat, sentence
+from tests.support.preferences import preference_workspace
+from tests.support.recipes import Built
 
 
 def test_packed_rows_of_the_vector(tmp_path: Path) -> None:
@@ -35,7 +36,6 @@ def test_packed_rows_of_the_vector(tmp_path: Path) -> None:
 def test_packed_rows_of_open_attention_have_one_span(tmp_path: Path) -> None:
     one = export(kind="llama_factory", unit="packed")
     data, _ = write(one, sequences(VECTOR, is_open=True), tmp_path, name="train-in-1", seq_len=5)
-
     [row] = readers.saved(data, "train")
 
     assert row["attention_mask"] == [1, 1, 1, 1, 1, 0]
@@ -46,34 +46,14 @@ def test_packed_rows_of_open_attention_have_one_span(tmp_path: Path) -> None:
 def test_pointer_names_the_width_that_is_padded_to() -> None:
     packed = export(kind="llama_factory", unit="packed").pointer("/data", terms(seq_len=4095))
     marked = export(kind="llama_factory").pointer("/data", terms(objective="unpaired"))
-
-    assert yaml.safe_load(packed) == {
-        "stage": "sft",
-        "tokenized_path": "/data",
-        "cutoff_len": 4096,
-        "neat_packing": True,
-    }
     assert yaml.safe_load(marked) == {"stage": "kto", "tokenized_path": "/data"}
-
-
-# ── Preferences ──
-
-
-def _record(i: int) -> dict[str, Any]:
-    return {
-        "prompt": chat(i, turns=2)["messages"][:3],
-        "chosen": sentence(i, 9),
-        "rejected": sentence(i + 1, 5 + i % 7),
-    }
+    expected = {"stage": "sft", "tokenized_path": "/data", "cutoff_len": 4096, "neat_packing": True}
+    assert yaml.safe_load(packed) == expected
 
 
 def _build(folder: Path, form: dict[str, Any], export: dict[str, Any], **groups: Any) -> Built:
-    workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("a.jsonl", [_record(i) for i in range(20)])]}
     exports = [{"kind": "llama_factory", "name": "mine", **export}]
-    return workspace.recipe(
-        {"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=exports
-    ).build()
+    return preference_workspace(folder, form, exports, count=20, **groups).build()
 
 
 def _sides(example: dict[str, Any]) -> list[Segment]:
@@ -129,12 +109,12 @@ def test_marked_answers_have_another_answer_behind_their_prompt(tmp_path: Path) 
 def test_exchanged_answer_is_cut_to_the_limit(tmp_path: Path) -> None:
     rows = sequences([[([5, 6, 7], [0, 0, 1]), ([8, 1, 2, 3, 4], [0, 1, 1, 1, 1])]])
     columns = {"prompt_lengths": pa.array([2, 1], pa.int32()), "sides": pa.array([1, 0], pa.int8())}
-    rows = replace(rows, columns=columns)
-    data, _ = write(
-        export(kind="llama_factory", kl_block=2), rows, tmp_path, name="train-in-1", seq_len=5, objective="unpaired"
-    )
+    one = export(kind="llama_factory", kl_block=2)
+    named: dict[str, Any] = {"name": "train-in-1", "seq_len": 5, "objective": "unpaired"}
+    data, _ = write(one, replace(rows, columns=columns), tmp_path, **named)
 
-    found = readers.llama_factory(readers.saved(data, "train"), "kl_")
+    saved = readers.saved(data, "train")
 
-    assert found == [((5, 6, 1, 2, 3), (False, False, True, True, True)), ((8, 7), (False, True))]
-    assert [row["kto_tags"] for row in readers.saved(data, "train")] == [True, False]
+    exchanged = [((5, 6, 1, 2, 3), (False, False, True, True, True)), ((8, 7), (False, True))]
+    assert readers.llama_factory(saved, "kl_") == exchanged
+    assert [row["kto_tags"] for row in saved] == [True, False]

@@ -31,11 +31,8 @@ def test_pairs_of_the_vector(tmp_path: Path) -> None:
 
 
 def test_wide_vocabulary_is_stored_in_32_bits(tmp_path: Path) -> None:
-    one = export(kind="megatron")
     rows = sequences([[([7, 65_600, 2], [0, 1, 1])]])
-
-    data, [tokens, _] = write(one, rows, tmp_path, name="tested", vocab_size=65_601)
-
+    data, [tokens, _] = write(export(kind="megatron"), rows, tmp_path, name="tested", vocab_size=65_601)
     assert readers.megatron(data, "tested_text_document") == [[7, 65_600, 2]]
     assert (tokens.tokens, tokens.trained_tokens) == (3, 2)
     assert not list(data.glob("*loss_mask*"))
@@ -44,7 +41,6 @@ def test_wide_vocabulary_is_stored_in_32_bits(tmp_path: Path) -> None:
 def test_document_without_its_end_gets_one_that_is_no_target(tmp_path: Path) -> None:
     rows = sequences([[([10, 11], [0, 1]), ([20, 2], [0, 1])], [([2, 5], [0, 1])]])
     data, _ = write(export(kind="megatron", loss_mask="companion"), rows, tmp_path, name="tested")
-
     assert readers.masked_megatron(data, "tested") == [
         ((10, 11, 2), (False, True, False)),
         ((20, 2), (False, True)),
@@ -64,7 +60,6 @@ def test_untrained_tokens_without_masks_are_refused_or_accepted(tmp_path: Path, 
     with pytest.raises(ConfigError, match=said):
         write(export(kind="megatron"), sequences(content), tmp_path / "refused")
     accepted = export(kind="megatron", accept_untrained_as_trained=True)
-
     data, _ = write(accepted, sequences(content), tmp_path / "accepted", name="tested")
 
     assert [one[0] for one in readers.megatron(data, "tested_text_document")] == [ids[0] for ids, _ in content[0]]

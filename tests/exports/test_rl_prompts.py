@@ -137,7 +137,6 @@ def test_single_questions_and_json_truths(tmp_path: Path) -> None:
 def test_several_verifiers_have_a_truth_each_in_open_instruct(tmp_path: Path) -> None:
     records = [{"prompt": "a?", "answer": ["1", "2"], "dataset": ["math", "ifeval"]}, {"prompt": "b?", "answer": "3"}]
     built = _build(tmp_path, records, {"name": "mine", "layout": "open_instruct"}).build()
-
     rows = sorted(load_rows(built, "mine"), key=lambda row: row["messages"][0]["content"])
 
     assert [(row["ground_truth"], row["dataset"]) for row in rows] == [
@@ -186,7 +185,6 @@ def test_prompts_that_a_layout_cannot_hold_are_counted_with_the_first(
 )
 def test_impossible_options_are_refused_at_load(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     workspace = _build(tmp_path, [_record(0)], {"name": "mine", **options})
-
     with pytest.raises(ConfigError) as error:
         _ = workspace.project
     assert said in str(error.value)

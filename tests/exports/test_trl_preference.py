@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from rowmill.core.errors import ConfigError
+from rowmill.schema.rows import Message
 from rowmill.stages.exports.stage import format_trainer_pointer
 from tests.support.built_exports import load_rows, open_built_export
-from tests.support.recipes import CHAT, Built, Workspace, chat, sentence
+from tests.support.messages import assistant, user
+from tests.support.preferences import preference, preference_workspace
+from tests.support.recipes import CHAT, Built, Workspace, sentence
 
 pytestmark = pytest.mark.slow
 
@@ -22,18 +25,14 @@ Ids = tuple[int, ...]
 
 
 def _record(i: int) -> dict[str, Any]:
-    sides = {"chosen": sentence(i, 9), "rejected": sentence(i + 1, 5 + i % 7)}
-    margin = {} if i % 3 else {"margin": i / 4}
-    return {"prompt": chat(i, turns=2)["messages"][:3], **sides, **margin}
+    return {**preference(i), **({} if i % 3 else {"margin": i / 4})}
 
 
 def _with_exports(
     folder: Path, form: dict[str, Any], *exports: dict[str, Any], records: Any = None, **groups: Any
 ) -> Workspace:
-    workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("a.jsonl", records or [_record(i) for i in range(20)])]}
     named = [{"kind": "trl_preference", **one} for one in exports]
-    return workspace.recipe({"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=named)
+    return preference_workspace(folder, form, named, records=records or [_record(i) for i in range(20)], **groups)
 
 
 def _load(built: Built, name: str) -> Any:
@@ -82,9 +81,7 @@ def test_dpo_has_the_prompt_once_and_both_answers(pairs: Built) -> None:
 
 
 def test_exports_are_in_the_order_of_training(pairs: Built) -> None:
-    reward, _ = _load(pairs, "reward")
-    dpo, _ = _load(pairs, "dpo")
-
+    reward, dpo = (load_rows(pairs, name) for name in ("reward", "dpo"))
     assert [row["chosen_ids"] for row in reward] == [row["prompt_ids"] + row["chosen_ids"] for row in dpo]
 
 
@@ -149,32 +146,25 @@ def test_exchanged_answer_fits_behind_its_prompt(tmp_path: Path) -> None:
 
 
 def _branches() -> list[dict[str, Any]]:
-    def turns(word: str) -> list[dict[str, str]]:
-        return [
-            {"role": "assistant", "content": f"{word} one"},
-            {"role": "user", "content": "more"},
-            {"role": "assistant", "content": f"{word} two"},
-        ]
+    def turns(word: str) -> list[Message]:
+        return [assistant(f"{word} one"), user("more"), assistant(f"{word} two")]
 
     return [{"prompt": f"{i}?", "chosen": turns(f"good {i}"), "rejected": turns(f"bad {i}")} for i in range(4)]
 
 
 def test_answer_with_untrained_tokens_inside_is_refused_or_accepted(tmp_path: Path) -> None:
     strict = _with_exports(tmp_path / "strict", PAIRS, {"name": "dpo"}, records=_branches())
-    accepted = {"name": "dpo", "accept_untrained_as_trained": True}
-    lenient = _with_exports(
-        tmp_path / "lenient", PAIRS, accepted, {"name": "reward", "trainer": "reward"}, records=_branches()
-    )
-
     with pytest.raises(ConfigError, match=r"exports\.dpo: .* tokens without loss inside an answer, and TRL's DPOTrain"):
         strict.build()
-    built = lenient.build()
+
+    exports = [{"name": "dpo", "accept_untrained_as_trained": True}, {"name": "reward", "trainer": "reward"}]
+    built = _with_exports(tmp_path / "lenient", PAIRS, *exports, records=_branches()).build()
+
     rows, exported = _load(built, "dpo")
     assert exported.card["accept_untrained_as_trained"] is True
-    assert Counter(tuple(row["chosen_ids"]) for row in rows) == Counter(
-        _sides(one)[0][1] for one in built.examples("rows")
-    )
-    assert len(_load(built, "reward")[0]) == 4
+    answers = [_sides(one)[0][1] for one in built.examples("rows")]
+    assert Counter(tuple(row["chosen_ids"]) for row in rows) == Counter(answers)
+    assert len(load_rows(built, "reward")) == 4
 
 
 @pytest.mark.parametrize(
@@ -191,7 +181,6 @@ def test_recipe_that_the_trainer_cannot_take_is_refused(
     tmp_path: Path, form: dict[str, Any], export: dict[str, Any], said: str
 ) -> None:
     workspace = _with_exports(tmp_path, form, {"name": "mine", **export})
-
     with pytest.raises(ConfigError) as error:
         _ = workspace.project
     assert said in str(error.value)

@@ -8,33 +8,20 @@ import pytest
 
 from rowmill.stages.exports.stage import format_trainer_pointer
 from tests.support.built_exports import load_rows
-from tests.support.recipes import Built, Workspace, chat, sentence
+from tests.support.messages import assistant
+from tests.support.preferences import preference, preference_workspace
+from tests.support.recipes import Built
 
 TORCH: Any = pytest.importorskip("torch", reason="torch is not installed; TRL's trainers need it")
 TRL: Any = pytest.importorskip("trl", reason="TRL is not installed; its trainers are what is tested")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore"),
-]
-
-
-def _record(i: int) -> dict[str, Any]:
-    return {
-        "prompt": chat(i, turns=2)["messages"][:3],
-        "chosen": sentence(i, 9),
-        "rejected": sentence(i + 1, 5 + i % 7),
-    }
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def _build(folder: Path, objective: str, *trainers: str, **groups: Any) -> Built:
-    workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("a.jsonl", [_record(i) for i in range(12)])]}
-    form = {"kind": "preference", "objective": objective}
     kto = {"kl_block": 4} if objective == "unpaired" else {}
     exports = [{"kind": "trl_preference", "name": name, "trainer": name, **kto} for name in trainers]
-    return workspace.recipe(
-        {"rows": {"source": source, "format": form, **groups}}, seq_len=1024, exports=exports
-    ).build()
+    form = {"kind": "preference", "objective": objective}
+    return preference_workspace(folder, form, exports, count=12, **groups).build()
 
 
 def _open(built: Built, rows: Any, trainer: Any, arguments: Any, model: str) -> Any:
@@ -117,7 +104,6 @@ def test_rewards_and_dpo_train_a_step(tmp_path: Path) -> None:
 def test_marked_answers_train_a_step_of_kto(tmp_path: Path) -> None:
     kto = pytest.importorskip("trl.experimental.kto", reason="this TRL has KTO in another place")
     built = _build(tmp_path, "unpaired", "kto")
-
     rows, loss = _train(
         built, "kto", _read_printed_class(built, "kto", kto.KTOTrainer), kto.KTOConfig, _save_language_model(tmp_path)
     )
@@ -128,7 +114,6 @@ def test_marked_answers_train_a_step_of_kto(tmp_path: Path) -> None:
 
 def test_trl_still_refuses_tokenized_pairs_without_the_subclass(tmp_path: Path) -> None:
     built = _build(tmp_path, "paired", "dpo")
-
     with pytest.raises(KeyError, match="chosen"):
         _train(built, "dpo", TRL.DPOTrainer, TRL.DPOConfig, _save_language_model(tmp_path))
 
@@ -138,11 +123,8 @@ def test_ids_are_those_that_trl_makes_of_the_messages(tmp_path: Path) -> None:
 
     built = _build(tmp_path, "paired", "dpo", loss={"trailing": "train"})
     raw = [
-        {
-            "prompt": one["prompt"],
-            **{side: [{"role": "assistant", "content": one[side]}] for side in ("chosen", "rejected")},
-        }
-        for one in map(_record, range(12))
+        {"prompt": one["prompt"], **{side: [assistant(one[side])] for side in ("chosen", "rejected")}}
+        for one in map(preference, range(12))
     ]
 
     made = _open(built, datasets.Dataset.from_list(raw), TRL.DPOTrainer, TRL.DPOConfig, _save_language_model(tmp_path))

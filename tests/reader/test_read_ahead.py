@@ -18,22 +18,19 @@ import rowmill.reader as reader_module
 from rowmill.core.errors import IntegrityError
 from rowmill.reader.read_ahead import BLOCK_SEQUENCES, DEPTH, read_ahead
 from rowmill.reader.schedule import PlannedBatch
-from tests.reader.test_reader import STEPPED, delivered, make, open_reader, shard_of
-
-# Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
+from tests.support.reader_builds import STEPPED, delivered, make, open_reader, shard_of
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("built") / "project", **STEPPED)
+@pytest.fixture
+def built(made: dict[str, Path]) -> Path:
+    return made["stepped"]
 
 
 @pytest.fixture(scope="module")
-def built_in(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built_in(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the storage roots of the build by the layout of its ranks."""
     indexed: dict[str, Any] = STEPPED | {"partitions": {**STEPPED["partitions"], "layout": "index"}}
-    return {"copied": built, "index": make(tmp_path_factory.mktemp("index") / "project", **indexed)}
+    return {"copied": made["stepped"], "index": make(tmp_path_factory.mktemp("index") / "project", **indexed)}
 
 
 def plan(sizes: Sequence[int]) -> list[PlannedBatch]:
@@ -83,7 +80,6 @@ def test_nothing_more_is_read_once_the_iterator_is_closed() -> None:
     batches = read_ahead([iter(plan([1] * 10_000))], remember, seq_len=4096)
     next(batches)
     batches.close()
-
     assert len(read) < BLOCK_SEQUENCES * (DEPTH + 1)
 
 
@@ -103,9 +99,6 @@ def test_first_blocks_of_the_next_pass_are_read_before_this_one_ends() -> None:
     assert seen == names(whole)
     batches.close()
     assert len(read) <= len(whole) + 3, "little is read in vain where no other pass follows"
-
-
-# ── Passes ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
@@ -159,26 +152,23 @@ def test_reader_rewound_at_its_last_batch_goes_on_inside_its_loop(built: Path) -
 
 
 def test_steps_left_out_between_two_passes_are_left_out(built: Path) -> None:
-    reader = open_reader(built, batch_size=None)
+    reader = open_reader(built)
     whole = delivered(reader)
     reader.rewind()
     reader.skip_steps([0, 2])
-    second = delivered(reader)
+    assert delivered(reader) == [whole[1], *whole[3:]]
     reader.load_state_dict(reader.state_dict() | {"position": 0, "taken": 0, "skip_steps": []})
-
-    assert second == [whole[1], *whole[3:]]
     assert delivered(reader) == whole
 
 
 def test_steps_that_a_state_no_longer_leaves_out_come_inside_the_loop(built: Path) -> None:
-    whole = delivered(open_reader(built, batch_size=None))
-    reader, seen = open_reader(built, batch_size=None), list[bytes]()
+    whole = delivered(open_reader(built))
+    reader, seen = open_reader(built), list[bytes]()
     reader.skip_steps([5])
     for number, batch in enumerate(reader):
         seen.append(batch["input_ids"].tobytes())
         if number == 2:
             reader.load_state_dict(reader.state_dict() | {"skip_steps": []})
-
     assert seen == whole
 
 
@@ -192,13 +182,8 @@ def test_copies_made_between_two_passes_read_the_next_one(built: Path) -> None:
     child = context.Process(target=lambda: queue.put(delivered(reader)))
     child.start()
 
-    assert queue.get(timeout=60) == whole
+    assert queue.get(timeout=60) == delivered(copy) == delivered(reader) == whole
     child.join(timeout=60)
-    assert delivered(copy) == whole
-    assert delivered(reader) == whole
-
-
-# ── Readers that are moved, and damage ─────────────────────────────────────────────────────────────
 
 
 def test_reader_that_is_moved_inside_its_loop_goes_on_from_there(built: Path) -> None:
@@ -215,7 +200,6 @@ def test_reader_that_is_moved_inside_its_loop_goes_on_from_there(built: Path) ->
             reader.rewind()
         if number == 20:
             break
-
     assert seen == [*whole[:10], *whole[5:8], *whole[:8]]
 
 

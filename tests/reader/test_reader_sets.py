@@ -54,7 +54,6 @@ def packed(built: Built, dataset: str, split: str) -> list[list[int]]:
 @pytest.mark.slow
 def test_tagged_sets_are_those_held_out_in_recipe_order_with_the_name_as_a_tag(built: Built) -> None:
     tagged = reader_of(built).tagged_eval_sets()
-
     assert [tags for _, tags in tagged] == [["dialogue", "en", "chats"], ["tasks"], ["texts"]]
     for (view, _), name in zip(tagged, ("chats", "tasks", "texts"), strict=True):
         assert ids_of(view) == packed(built, name, "validation")
@@ -72,7 +71,6 @@ def test_dataset_of_weight_zero_is_evaluated_and_not_trained(built: Built) -> No
 def test_sets_are_whole_on_every_rank_and_never_count_as_delivered(built: Built) -> None:
     readers = [Reader(built.project.store.root, "mini", rank=r, world_size=4, as_torch=False) for r in range(4)]
     sets = [{name: ids_of(view) for name, view in reader.validation_sets().items()} for reader in readers]
-
     assert all(one == sets[0] for one in sets)
     assert readers[0].state_dict()["taken"] == 0
 
@@ -80,17 +78,17 @@ def test_sets_are_whole_on_every_rank_and_never_count_as_delivered(built: Built)
 def test_train_sets_are_the_plans_and_the_train_set_is_the_order(built: Built) -> None:
     reader = reader_of(built)
     sets = {name: ids_of(view) for name, view in reader.train_sets().items()}
-
     assert sets == {name: packed(built, name, "train") for name in ("chats", "tasks", "texts")}
     assert ids_of(reader.train_set()) == [reader[i].input_ids.tolist() for i in range(len(reader))]
 
 
-def test_sets_are_views_that_batch_and_shuffle(built: Built) -> None:
+def test_sets_are_views_that_batch_and_shuffle_and_keep_the_facts_of_sequences(built: Built) -> None:
     view = reader_of(built, batch_size=3).validation_set("tasks")
-    shuffled = ids_of(view.shuffle(0))
-
-    assert sorted(shuffled) == sorted(ids_of(view))
+    assert sorted(ids_of(view.shuffle(0))) == sorted(ids_of(view))
     assert sum(batch["labels"].size for batch in view) == sum(len(ids) for ids in ids_of(view))
+    one: PackedSequence = reader_of(built).validation_set("chats")[0]
+    assert one.seq_lengths.sum() == len(one.input_ids) == len(one.labels)
+    assert (one.labels[np.cumsum(one.seq_lengths) - one.seq_lengths] == -100).all()
 
 
 def test_set_that_is_not_there_is_refused_with_those_that_are(built: Built) -> None:
@@ -109,13 +107,6 @@ def test_lengths_are_final_and_finite(built: Built) -> None:
         assert asyncio.run(told(one)) == (len(one), len(one), len(one), True)
         assert one.is_finite()
         assert one.has_len()
-
-
-def test_sequence_of_a_set_keeps_its_facts(built: Built) -> None:
-    one: PackedSequence = reader_of(built).validation_set("chats")[0]
-
-    assert one.seq_lengths.sum() == len(one.input_ids) == len(one.labels)
-    assert (one.labels[np.cumsum(one.seq_lengths) - one.seq_lengths] == -100).all()
 
 
 def test_set_whose_shard_is_not_there_is_refused(built: Built, tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ import json
 import multiprocessing
 import os
 import pickle
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,65 +23,14 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
 from rowmill.reader import Batch, Reader
 from rowmill.reader.stored_rows import ExpectedShard, Shard, StoredRows
-from tests.reader.test_reader import GROWING, STEPPED, UNSTEPPED, make, open_reader
+from tests.support.reader_builds import BUILDS, Workers, loaded_in_turn, open_reader, tokens
 from tests.support.tiers import draw, mark_all_but
 
-# Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     # torchdata 0.11 calls what torch 2.13 deprecates.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
 ]
-
-BUILDS = {"stepped": STEPPED, "growing": GROWING, "unstepped": UNSTEPPED}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the storage roots of three builds, by name."""
-    return {name: make(tmp_path_factory.mktemp(name) / "project", **one) for name, one in BUILDS.items()}
-
-
-class Workers:
-    """A stand-in for `torch.utils.data`: says which worker "this process" is, as torch does inside one."""
-
-    def __init__(self) -> None:
-        self.info: SimpleNamespace | None = None
-
-    def get_worker_info(self) -> SimpleNamespace | None:
-        return self.info
-
-    def become(self, worker: int, workers: int) -> None:
-        self.info = SimpleNamespace(id=worker, num_workers=workers)
-
-
-@pytest.fixture
-def standin(monkeypatch: pytest.MonkeyPatch) -> Workers:
-    """Put the stand-in where a process that has imported torch has torch."""
-    workers = Workers()
-    monkeypatch.setitem(sys.modules, "torch.utils.data", workers)
-    return workers
-
-
-def loaded_in_turn(copies: list[Any], standin: Workers) -> Iterator[Batch]:
-    """Yield what a `DataLoader` with `batch_size=None` takes from its workers' copies of a dataset."""
-    running = dict(enumerate(map(iter, copies)))
-    while running:
-        for worker in list(running):
-            standin.become(worker, len(copies))
-            try:
-                batch = next(running[worker])
-            except StopIteration:
-                del running[worker]
-                continue
-            finally:
-                standin.info = None
-            yield batch
-
-
-def tokens(batches: Any) -> list[bytes]:
-    return [np.asarray(batch["input_ids"]).tobytes() for batch in batches]
 
 
 @pytest.mark.slow
@@ -93,9 +40,8 @@ def tokens(batches: Any) -> list[bytes]:
 def test_workers_together_deliver_every_batch_once_in_the_order_of_one_process(
     made: dict[str, Path], standin: Workers, name: str, workers: int, batch_size: int | None
 ) -> None:
-    whole = tokens(open_reader(made[name], 1, 2, batch_size=batch_size))
-    copies = [open_reader(made[name], 1, 2, batch_size=batch_size) for _ in range(workers)]
-
+    one, *copies = (open_reader(made[name], 1, 2, batch_size=batch_size) for _ in range(1 + workers))
+    whole = tokens(one)
     assert len(set(whole)) > workers
     assert tokens(loaded_in_turn(copies, standin)) == whole
 
@@ -127,13 +73,11 @@ def test_workers_resumed_from_their_own_states_go_on_at_the_next_batch(
 
 
 def test_state_from_outside_of_workers_is_shared_out_from_there(made: dict[str, Path], standin: Workers) -> None:
-    first = open_reader(made["stepped"], batch_size=3)
+    whole, first, *copies = (open_reader(made["stepped"], batch_size=3) for _ in range(4))
     seen = tokens(islice(first, 5))
-    copies = [open_reader(made["stepped"], batch_size=3) for _ in range(2)]
     for copy in copies:
         copy.load_state_dict(first.state_dict())
-
-    assert seen + tokens(loaded_in_turn(copies, standin)) == tokens(open_reader(made["stepped"], batch_size=3))
+    assert seen + tokens(loaded_in_turn(copies, standin)) == tokens(whole)
 
 
 def begun_in_worker(root: Path, standin: Workers) -> Reader:
@@ -179,7 +123,6 @@ def test_worker_that_is_to_begin_again_midway_is_refused_unless_it_was_rewound(
 def test_views_are_shared_out_as_well(made: dict[str, Path], standin: Workers) -> None:
     view = open_reader(made["stepped"], batch_size=3).take(20)
     whole = tokens(view)
-
     assert len(whole) == 7
     assert tokens(loaded_in_turn([view, view], standin)) == whole
 
@@ -188,9 +131,7 @@ def test_pickled_reader_goes_on_where_it_stood(made: dict[str, Path]) -> None:
     """Workers that are spawned get the dataset pickled."""
     reader = open_reader(made["stepped"])
     next(iter(reader))
-    copy = pickle.loads(pickle.dumps(reader))
-
-    assert tokens(copy) == tokens(reader)
+    assert tokens(pickle.loads(pickle.dumps(reader))) == tokens(reader)
 
 
 class SlowInParent(Store):
@@ -227,9 +168,6 @@ def test_forked_copy_reads_while_a_thread_of_its_parent_does(tmp_path: Path) -> 
             child.join(timeout=60)
 
 
-# ── torch and torchdata themselves ─────────────────────────────────────────────────────────────────
-
-
 class Stream:
     """What users write around a reader; made an `IterableDataset` below, where torch is there."""
 
@@ -246,17 +184,16 @@ class Stream:
         self.reader.load_state_dict(state)
 
 
-def streamed(reader: Reader) -> Any:
+def streamed(root: Path) -> Any:
     data: Any = import_module("torch.utils.data")
+    reader = Reader(root, "tiny", rank=0, world_size=2, batch_size=3)
     return type("Streamed", (Stream, data.IterableDataset), {})(reader)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_data_loader_of_torch_delivers_every_batch_once(made: dict[str, Path], workers: int) -> None:
     data = pytest.importorskip("torch.utils.data", reason="torch is not installed: pip install 'rowmill[train]'")
-    stream = streamed(Reader(made["stepped"], "tiny", rank=0, world_size=2, batch_size=3))
-    loader = data.DataLoader(stream, batch_size=None, num_workers=workers)
-
+    loader = data.DataLoader(streamed(made["stepped"]), batch_size=None, num_workers=workers)
     assert tokens(loader) == tokens(open_reader(made["stepped"], 0, 2, batch_size=3))
 
 
@@ -264,14 +201,9 @@ def test_data_loader_of_torch_delivers_every_batch_once(made: dict[str, Path], w
 @pytest.mark.parametrize("stop", [0, 1, 4, 5, 20])
 def test_stateful_data_loader_goes_on_at_the_next_batch(made: dict[str, Path], workers: int, stop: int) -> None:
     loading = pytest.importorskip("torchdata.stateful_dataloader", reason="no torchdata; pip install torchdata")
-
-    def loader() -> Any:
-        stream = streamed(Reader(made["stepped"], "tiny", rank=0, world_size=2, batch_size=3))
-        return loading.StatefulDataLoader(stream, batch_size=None, num_workers=workers)
-
-    first = loader()
+    first, second = (
+        loading.StatefulDataLoader(streamed(made["stepped"]), batch_size=None, num_workers=workers) for _ in range(2)
+    )
     seen = tokens(islice(first, stop)) if stop else []
-    second = loader()
     second.load_state_dict(first.state_dict())
-
     assert seen + tokens(second) == tokens(open_reader(made["stepped"], 0, 2, batch_size=3))

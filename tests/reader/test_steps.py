@@ -10,13 +10,7 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
 from rowmill.reader import Reader
-from tests.reader.test_reader import STEPPED, UNSTEPPED, current, make, open_reader
-from tests.reader.test_reader_workers import Workers, loaded_in_turn, standin, tokens
-
-__all__ = ["standin"]
-
-# Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
+from tests.support.reader_builds import STEPPED, UNSTEPPED, Workers, current, loaded_in_turn, make, open_reader, tokens
 
 LAYOUTS = ("copied", "index")
 
@@ -59,12 +53,10 @@ def test_examples_of_a_step_are_those_of_the_order(built: Path, world_size: int)
 
 
 def test_skipped_steps_are_left_out_and_the_others_stay(built: Path) -> None:
-    whole = delivered_by_step(open_reader(built, 1, 2, batch_size=3))
+    whole, reader = delivered_by_step(open_reader(built, 1, 2, batch_size=3)), open_reader(built, 1, 2, batch_size=3)
     last = whole[-1][0]
-    reader = open_reader(built, 1, 2, batch_size=3)
     reader.skip_steps([0, 3])
     reader.skip_steps({4, last})
-
     assert delivered_by_step(reader) == [one for one in whole if one[0] not in {0, 3, 4, last}]
 
 
@@ -80,25 +72,21 @@ def test_step_skipped_inside_the_loop_does_not_come(built: Path) -> None:
 
 
 def test_states_keep_skipped_steps_and_users_may_add_some(built: Path) -> None:
-    whole = delivered_by_step(open_reader(built, batch_size=3))
-    first = open_reader(built, batch_size=3)
+    whole, first, second = (open_reader(built, batch_size=3) for _ in range(3))
     first.skip_steps([1])
     list(islice(first, 4))
     state: dict[str, Any] = json.loads(json.dumps(first.state_dict()))
-    second = open_reader(built, batch_size=3)
     second.load_state_dict(state | {"skip_steps": [*state["skip_steps"], 5]})
 
-    rest = [one for one in whole if one[0] not in {1, 5}][4:]
     assert state["skip_steps"] == [1]
+    rest = [one for one in delivered_by_step(whole) if one[0] not in {1, 5}][4:]
     assert delivered_by_step(second) == rest
 
 
 def test_workers_leave_out_the_same_steps(built: Path, standin: Workers) -> None:
-    one = open_reader(built, batch_size=3)
-    one.skip_steps([0, 2])
-    copies = [open_reader(built, batch_size=3) for _ in range(2)]
-    for copy in copies:
-        copy.skip_steps([0, 2])
+    one, *copies = readers = [open_reader(built, batch_size=3) for _ in range(3)]
+    for reader in readers:
+        reader.skip_steps([0, 2])
 
     assert tokens(loaded_in_turn(copies, standin)) == tokens(one)
     standin.become(0, 2)

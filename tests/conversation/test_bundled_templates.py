@@ -23,7 +23,8 @@ from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
-from tests.end_to_end.test_real_templates import TOKENS, Chat, chats
+from tests.end_to_end.test_real_templates import TOKENS, chats
+from tests.support.messages import assistant, system, trained_characters, user
 from tests.support.recipes import Workspace, text_of
 from tests.support.tiers import mark_all_but
 
@@ -47,9 +48,6 @@ def test_bundled_template_takes_the_fast_path_and_its_blocks_train_what_the_list
     assert contract.end_trained
 
 
-# ── by name ──
-
-
 @dataclass
 class Tokenizer:
     chat_template: str | dict[str, str] | None = None
@@ -61,13 +59,9 @@ class Tokenizer:
     [("qwen3", read_named_template("qwen3")), ("{{ messages }}", "{{ messages }}"), ("rag", "{{ 'rag' }}")],
 )
 def test_get_chat_template_returns_a_new_tokenizer_with_the_template(asked: str, text: str) -> None:
-    named = {"rag": "{{ 'rag' }}"}
-    tokenizer = Tokenizer(named)
-
+    tokenizer = Tokenizer({"rag": "{{ 'rag' }}"})
     changed = get_chat_template(tokenizer, chat_template=asked)
-
-    assert changed.chat_template == text
-    assert tokenizer.chat_template == named
+    assert (changed.chat_template, tokenizer.chat_template) == (text, {"rag": "{{ 'rag' }}"})
     assert changed.vocabulary is tokenizer.vocabulary
 
 
@@ -77,16 +71,12 @@ def test_get_chat_template_of_an_unknown_name_names_the_nearest() -> None:
 
 
 def test_registered_template_is_found_by_name_and_its_name_is_reserved() -> None:
-    register_chat_template("test-registered", "{{ 'registered' }}")
-
-    found = resolve_template(
-        validate_options(Template, {"chat_template": "test-registered"}, "template"),
-        tokenizer_chat_template=None,
-        special_tokens={},
-    )
+    for _ in range(2):
+        register_chat_template("test-registered", "{{ 'registered' }}")
+    options = validate_options(Template, {"chat_template": "test-registered"}, "template")
+    found = resolve_template(options, tokenizer_chat_template=None, special_tokens={})
 
     assert found.text == "{{ 'registered' }}"
-    register_chat_template("test-registered", "{{ 'registered' }}")
     for taken in ("test-registered", "qwen3"):
         with pytest.raises(ValueError, match="the name is taken"):
             register_chat_template(taken, "{{ 'other' }}")
@@ -115,8 +105,8 @@ def test_template_registered_by_the_module_of_a_custom_format_is_known_in_its_re
 
     built = Workspace(tmp_path).one("a.jsonl", [{"a": "so"}], kind, template={"chat_template": "test-shouted"}).build()
 
-    (example,) = built.examples()
-    assert text_of(example) == "<|im_start|>USER\nwhy?<|im_end|><|im_start|>ASSISTANT\nso<|im_end|>"
+    texts = [text_of(example) for example in built.examples()]
+    assert texts == ["<|im_start|>USER\nwhy?<|im_end|><|im_start|>ASSISTANT\nso<|im_end|>"]
 
 
 @pytest.mark.slow
@@ -125,17 +115,14 @@ def test_real_tokenizer_renders_with_the_template_of_get_chat_template(real_data
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(real_data / "tokenizers" / "tinyllama")
-    own = tokenizer.chat_template
+    before = tokenizer.chat_template
 
     changed = get_chat_template(tokenizer, chat_template="llama3")
 
-    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    talk = [user("Hi"), assistant("Hello")]
     expected = Renderer(RendererSpec(read_named_template("llama3"), tokenizer.special_tokens_map)).plain(talk, None, {})
     assert changed.apply_chat_template(talk, tokenize=False) == expected
-    assert tokenizer.chat_template == own != changed.chat_template
-
-
-# ── against the families' own templates, on real chats ──
+    assert tokenizer.chat_template == before != changed.chat_template
 
 
 def same(ours: str, messages: list[Message], asked: bool) -> str:
@@ -203,14 +190,10 @@ FAMILIES = [
 def talks(folder: Path) -> Iterator[tuple[list[Message], list[Json] | None]]:
     """Yield the real chats with and without system text, whole and up to the last message."""
     for chat in chats(folder):
-        yield from _talks(chat)
-
-
-def _talks(chat: Chat) -> Iterator[tuple[list[Message], list[Json] | None]]:
-    led = [{"role": "system", "content": "Be kind."}, *chat.messages]
-    for messages in (chat.messages, led) if chat.messages[0]["role"] != "system" else (chat.messages,):
-        yield messages, chat.tools
-        yield messages[:-1], chat.tools
+        led = [system("Be kind."), *chat.messages]
+        for messages in (chat.messages, led) if chat.messages[0]["role"] != "system" else (chat.messages,):
+            yield messages, chat.tools
+            yield messages[:-1], chat.tools
 
 
 @pytest.mark.slow
@@ -226,10 +209,8 @@ def test_bundled_template_prints_what_the_familys_own_prints(family: Family, rea
         messages = [{**m, "content": m["content"].strip()} for m in source] if family.trims else source
         for asked in (False, True):
             prompt = {"add_generation_prompt": asked}
-            expected, found = (
-                theirs.plain(messages, tools, prompt),
-                ours.plain(messages, tools, {**dict(family.kwargs), **prompt}),
-            )
+            expected = theirs.plain(messages, tools, prompt)
+            found = ours.plain(messages, tools, {**dict(family.kwargs), **prompt})
             if isinstance(expected, Rejected):
                 compared["refused"] += 1
             elif family.drops_system and messages[0]["role"] == "system" and messages[-1]["role"] != "user":
@@ -238,7 +219,6 @@ def test_bundled_template_prints_what_the_familys_own_prints(family: Family, rea
                 assert isinstance(found, str), found
                 assert family.seen_as(found, messages, asked) == expected
                 compared["equal"] += 1
-
     assert compared["equal"] >= family.least, compared
 
 
@@ -256,19 +236,12 @@ def test_bundled_zephyr_prints_what_tinyllamas_own_template_prints(real_data: Pa
 def test_bundled_mistral_prints_system_text_before_the_last_question(real_data: Path) -> None:
     ours = Renderer(RendererSpec(read_named_template("mistral"), TOKENS))
     stock = Renderer(RendererSpec(read_template_file(real_data, "vllm__tool_chat_template_mistral"), TOKENS))
-    asked: list[Message] = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "U1"},
-        {"role": "assistant", "content": "A1"},
-        {"role": "user", "content": "U2"},
-    ]
-    answered = [*asked, {"role": "assistant", "content": "A2"}]
-
+    asked = [system("Be kind."), user("U1"), assistant("A1"), user("U2")]
     prompt = stock.plain(asked, None, {})
 
     assert isinstance(prompt, str)
-    assert "Be kind." not in str(stock.plain(answered, None, {}))
-    assert ours.plain(answered, None, {}) == prompt + " A2</s>"
+    assert "Be kind." not in str(stock.plain([*asked, assistant("A2")], None, {}))
+    assert ours.plain([*asked, assistant("A2")], None, {}) == prompt + " A2</s>"
 
 
 @pytest.mark.slow
@@ -288,15 +261,11 @@ def test_bundled_template_masks_real_chats_by_blocks_as_by_the_closed_list(name:
         outcomes["masked" if isinstance(one, MaskedConversation) else one.reason] += 1
         if isinstance(one, MaskedConversation) and isinstance(other, MaskedConversation):
             assert one.text.startswith(other.text) or other.text.startswith(one.text)
-            held, listed = _trained(one), _trained(other)
+            in_blocks, listed = trained_characters(one), trained_characters(other)
             # The space before a Mistral answer.
-            assert listed <= held
-            assert all(one.text[i] == " " for i in held - listed) or name != "mistral"
-            assert name == "mistral" or held == listed
+            assert listed <= in_blocks
+            assert all(one.text[i] == " " for i in in_blocks - listed) or name != "mistral"
+            assert name == "mistral" or in_blocks == listed
 
     assert outcomes["masked"] >= 12
     assert set(outcomes) <= {"masked", "template_error", "no_loss_tokens"}
-
-
-def _trained(masked: MaskedConversation) -> set[int]:
-    return {i for span in masked.trained for i in range(span.start, span.end)}

@@ -1,6 +1,7 @@
 """Masking: the specification's vectors, dropped content, reasoning, ends of turn, and what verification rejects."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
+from tests.support.messages import assistant, call, draw_mask, system, tool, trained_characters, trained_texts, user
 from tests.support.tiers import draw
 
 LETTERS = (
@@ -25,44 +27,25 @@ LETTERS = (
 """The specification's T1: one character is one token."""
 
 
-def user(text: str, **more: Json) -> Message:
-    return {"role": "user", "content": text, **more}
-
-
-def assistant(text: str, **more: Json) -> Message:
-    return {"role": "assistant", "content": text, **more}
-
-
 TALK = [user("U1"), assistant("A1"), user("U2"), assistant("A2")]
 REASONED = [user("U1"), assistant("A1", reasoning_content="R1"), user("U2"), assistant("A2", reasoning_content="R2")]
 
 
-def masker(template: str, loss: dict[str, Any] | None = None, rules: MaskRules | None = None, **kwargs: Json) -> Masker:
+def masker(
+    template: str,
+    loss: dict[str, Any] | None = None,
+    *,
+    on_dropped: dict[str, str] | None = None,
+    turns: str = "whole",
+    **kwargs: Json,
+) -> Masker:
     renderer = Renderer(RendererSpec(template, {"eos_token": "</s>"}, kwargs))
-    return Masker(renderer, validate_options(Loss, loss or {}, "loss"), rules or MaskRules())
+    rules: dict[str, Any] = {"on_dropped": on_dropped, "turns": turns}
+    return Masker(renderer, validate_options(Loss, loss or {}, "loss"), MaskRules(**rules))
 
 
-def shown(result: MaskedConversation | Rejected) -> str:
-    """Draw a mask: trained characters are in brackets."""
-    if isinstance(result, Rejected):
-        return f"{result.reason}: {result.detail}"
-    pieces: list[str] = []
-    position = 0
-    for span in result.trained:
-        pieces += [result.text[position : span.start], "⟦", result.text[span.start : span.end], "⟧"]
-        position = span.end
-    return "".join([*pieces, result.text[position:]]).replace("⟧⟦", "")
-
-
-def mask(template: str, messages: Sequence[Message], loss: dict[str, Any] | None = None, **kwargs: Json) -> str:
-    return shown(masker(template, loss, **kwargs).mask(Conversation(messages)))
-
-
-def trained(template: str, messages: Sequence[Message], loss: dict[str, Any]) -> list[int]:
-    result = masker(template, loss).mask(Conversation(messages))
-    assert isinstance(result, MaskedConversation), result
-    # Index 0 never trains; tokenization ensures that, so it is left out here.
-    return [i for span in result.trained for i in range(span.start, span.end) if i > 0]
+def mask(template: str, messages: Sequence[Message], loss: dict[str, Any] | None = None, **options: Any) -> str:
+    return draw_mask(masker(template, loss, **options).mask(Conversation(messages)))
 
 
 # ── T1 ──
@@ -86,8 +69,10 @@ def test_mask_of_the_toy_template_is_the_vector(
     loss: dict[str, Any], weights: dict[int, float], expected: list[int]
 ) -> None:
     messages = [{**m, "weight": weights[i]} if i in weights else m for i, m in enumerate(TALK)]
-
-    assert trained(LETTERS, messages, loss) == expected
+    masked = masker(LETTERS, loss).mask(Conversation(messages))
+    assert isinstance(masked, MaskedConversation), masked
+    # Index 0 never trains; tokenization ensures that, so it is left out here.
+    assert sorted(trained_characters(masked) - {0}) == expected
 
 
 def test_train_flag_on_a_user_message_trains_all_of_it() -> None:
@@ -96,11 +81,8 @@ def test_train_flag_on_a_user_message_trains_all_of_it() -> None:
 
 def test_system_text_printed_outside_the_loop_trains_by_its_position() -> None:
     """Qwen2.5 prints it outside every loop."""
-    messages = [{"role": "system", "content": "Be kind"}, user("U1"), assistant("A1")]
-
-    maker = masker(read_named_template("qwen2.5"), {"mask": {"system": "train"}}, MaskRules())
-
-    assert shown(maker.mask(Conversation(messages))) == (
+    messages = [system("Be kind"), user("U1"), assistant("A1")]
+    assert mask(read_named_template("qwen2.5"), messages, {"mask": {"system": "train"}}) == (
         "⟦<|im_start|>system\nBe kind<|im_end|>⟧\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
     )
 
@@ -110,33 +92,19 @@ def test_system_text_printed_outside_the_loop_trains_by_its_position() -> None:
     [([user("U1")], "no_assistant"), ([user("U"), assistant("A", train=False)], "no_loss_tokens")],
 )
 def test_row_without_supervision_is_rejected_with_its_reason(messages: list[Message], reason: str) -> None:
-    result = masker(LETTERS).mask(Conversation(messages))
-
-    assert isinstance(result, Rejected)
-    assert result.reason == reason
+    assert mask(LETTERS, messages).partition(":")[0] == reason
 
 
-@pytest.mark.parametrize(
-    ("template", "messages"),
-    [
-        (
-            "gemma3",
-            [{"role": "system", "content": "Answer briefly."}, user("Answer briefly."), assistant("Yes, I will.")],
-        ),
-        (
-            "llama3.1",
-            [{"role": "system", "content": "Answer briefly."}, user("Answer briefly."), assistant("Briefly so.")],
-        ),
-    ],
-)
-def test_messages_of_equal_text_have_distinct_spans(template: str, messages: list[Message]) -> None:
+@pytest.mark.parametrize(("template", "answer"), [("gemma3", "Yes, I will."), ("llama3.1", "Briefly so.")])
+def test_messages_of_equal_text_have_distinct_spans(template: str, answer: str) -> None:
     """Gemma prints the system's text in the user's turn: the user's own text is the second one there."""
-    result = masker(read_named_template(template)).mask(Conversation(messages))
+    messages = [system("Answer briefly."), user("Answer briefly."), assistant(answer)]
+    masked = masker(read_named_template(template)).mask(Conversation(messages))
 
-    assert isinstance(result, MaskedConversation)
-    first = result.text.index("Answer briefly.")
-    second = result.text.index("Answer briefly.", first + 1)
-    assert [(piece.message, piece.start) for piece in result.pieces[:2]] == [(0, first), (1, second)]
+    assert isinstance(masked, MaskedConversation)
+    first = masked.text.index("Answer briefly.")
+    second = masked.text.index("Answer briefly.", first + 1)
+    assert [(piece.message, piece.start) for piece in masked.pieces[:2]] == [(0, first), (1, second)]
 
 
 def test_text_of_two_messages_that_is_printed_once_counts_as_dropped() -> None:
@@ -146,12 +114,9 @@ def test_text_of_two_messages_that_is_printed_once_counts_as_dropped() -> None:
 {% elif m.role == 'assistant' %}<|im_start|>assistant
 {% generation %}{{ m.content }}<|im_end|>{% endgeneration %}
 {% endif %}{% endfor %}"""
-    messages = [{"role": "system", "content": "Answer briefly."}, user("Answer briefly."), assistant("Yes, I will.")]
+    messages = [system("Answer briefly."), user("Answer briefly."), assistant("Yes, I will.")]
 
-    result = masker(template).mask(Conversation(messages))
-
-    assert isinstance(result, Rejected)
-    assert result.reason == "content_dropped"
+    assert mask(template, messages).startswith("content_dropped: ")
 
 
 # ── the Qwen3 format, our own template ──
@@ -167,36 +132,25 @@ BOTH = (replace_generation_tags(QWEN), QWEN)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("template", BOTH, ids=("list", "blocks"))
 @pytest.mark.parametrize(
-    ("loss", "kwargs", "expected"),
+    ("template", "loss", "kwargs", "first"),
     [
-        ({}, {}, f"{U1}⟦A1<|im_end|>⟧\n{U2}⟦{EMPTY}A2<|im_end|>⟧\n"),
-        ({"think_loss": "answer_only"}, {}, f"{U1}⟦A1<|im_end|>⟧\n{U2}{EMPTY}⟦A2<|im_end|>⟧\n"),
+        *[(template, {}, {}, f"⟦{EMPTY}A2") for template in BOTH],
+        *[(template, {"think_loss": "answer_only"}, {}, f"{EMPTY}⟦A2") for template in BOTH],
+        (BOTH[0], {}, {"enable_thinking": False}, f"{EMPTY}⟦A2"),
     ],
+    ids=["list", "blocks", "answer only by list", "answer only by blocks", "without thinking"],
 )
-def test_mask_of_qwen3_is_the_vector(
-    loss: dict[str, Any], kwargs: dict[str, Json], expected: str, template: str
-) -> None:
-    maker = masker(template, loss, MaskRules(), **kwargs)
-
-    assert shown(maker.mask(Conversation(TALK))) == expected
-
-
-@pytest.mark.slow
-def test_mask_of_qwen3_without_thinking_starts_after_the_empty_block() -> None:
-    maker = masker(BOTH[0], {}, MaskRules(), enable_thinking=False)
-
-    assert shown(maker.mask(Conversation(TALK))) == f"{U1}⟦A1<|im_end|>⟧\n{U2}{EMPTY}⟦A2<|im_end|>⟧\n"
+def test_mask_of_qwen3_is_the_vector(template: str, loss: dict[str, Any], kwargs: dict[str, Json], first: str) -> None:
+    assert mask(template, TALK, loss, **kwargs) == f"{U1}⟦A1<|im_end|>⟧\n{U2}{first}<|im_end|>⟧\n"
 
 
 @pytest.mark.parametrize("template", BOTH, ids=("list", "blocks"))
 def test_reasoning_of_history_is_counted_as_dropped(template: str) -> None:
-    result = masker(template, {}, MaskRules()).mask(Conversation(REASONED))
-
-    assert isinstance(result, MaskedConversation)
-    assert result.dropped == {"reasoning": 1}
-    assert shown(result) == f"{U1}⟦A1<|im_end|>⟧\n{U2}⟦<think>\nR2\n</think>\n\nA2<|im_end|>⟧\n"
+    masked = masker(template).mask(Conversation(REASONED))
+    assert isinstance(masked, MaskedConversation)
+    assert masked.dropped == {"reasoning": 1}
+    assert draw_mask(masked) == f"{U1}⟦A1<|im_end|>⟧\n{U2}⟦<think>\nR2\n</think>\n\nA2<|im_end|>⟧\n"
 
 
 @pytest.mark.parametrize("template", BOTH, ids=("list", "blocks"))
@@ -209,36 +163,27 @@ def test_reasoning_of_history_is_counted_as_dropped(template: str) -> None:
     ],
 )
 def test_think_loss_trains_the_documented_part(think_loss: str, last: str, template: str) -> None:
-    result = masker(template, {"think_loss": think_loss}).mask(Conversation(REASONED[2:]))
-
-    assert shown(result) == U2 + last
+    assert mask(template, REASONED[2:], {"think_loss": think_loss}) == U2 + last
 
 
-def test_think_loss_is_not_misled_by_quoted_tags() -> None:
-    reasoning = "they wrote </think>\n\nhere"
-    result = masker(read_named_template("chatml"), {"think_loss": "answer_only"}).mask(
-        Conversation([user("U1"), assistant("A1", reasoning_content=reasoning)])
-    )
-
-    assert shown(result).endswith("⟦A1<|im_end|>⟧\n")
-
-
-def test_inline_reasoning_is_a_separate_region() -> None:
+def test_think_loss_is_misled_neither_by_quoted_tags_nor_by_inline_reasoning() -> None:
+    messages = [user("U1"), assistant("A1", reasoning_content="they wrote </think>\n\nhere")]
+    masked = mask(read_named_template("chatml"), messages, {"think_loss": "answer_only"})
+    assert masked.endswith("⟦A1<|im_end|>⟧\n")
     head = "<think>\nR1\n</think>\n\n"
-    message = assistant(head + "A1", inline_reasoning=len(head))
-
-    result = masker(LETTERS, {"think_loss": "answer_only"}).mask(Conversation([user("U1"), message]))
-
-    assert shown(result) == f"<u>U1<e>\n<a>{head}⟦A1<e>⟧\n"
+    messages = [user("U1"), assistant(head + "A1", inline_reasoning=len(head))]
+    assert mask(LETTERS, messages, {"think_loss": "answer_only"}) == f"<u>U1<e>\n<a>{head}⟦A1<e>⟧\n"
 
 
 # ── turns ──
 
 
-def test_turns_by_message_print_each_turn_as_its_prompt_would() -> None:
-    results = masker(QWEN, {}, MaskRules(turns="message")).examples(Conversation(REASONED))
+def drawn_turns(template: str, messages: Sequence[Message], turns: str) -> list[str]:
+    return [draw_mask(one) for one in masker(template, turns=turns).examples(Conversation(messages))]
 
-    assert [shown(one) for one in results] == [
+
+def test_turns_by_message_print_each_turn_as_its_prompt_would() -> None:
+    assert drawn_turns(QWEN, REASONED, "message") == [
         f"{U1}⟦<think>\nR1\n</think>\n\nA1<|im_end|>⟧\n",
         f"{U1}A1<|im_end|>\n{U2}⟦<think>\nR2\n</think>\n\nA2<|im_end|>⟧\n",
     ]
@@ -246,32 +191,28 @@ def test_turns_by_message_print_each_turn_as_its_prompt_would() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("template", "messages", "examples"),
+    ("name", "messages", "examples"),
     [
-        (QWEN, TALK, 2),
-        (QWEN, TALK[:2], 1),
-        (QWEN, REASONED, 2),
-        (read_named_template("chatml"), REASONED, 1),
-        (read_named_template("llama3"), TALK, 1),
-        (read_named_template("mistral"), [{"role": "system", "content": "Be kind"}, *TALK], 2),
-        (read_named_template("mistral"), TALK, 1),
+        ("qwen3", TALK, 2),
+        ("qwen3", TALK[:2], 1),
+        ("qwen3", REASONED, 2),
+        ("chatml", REASONED, 1),
+        ("llama3", TALK, 1),
+        ("mistral", [system("Be kind"), *TALK], 2),
+        ("mistral", TALK, 1),
     ],
 )
 def test_turns_auto_is_by_message_if_a_turn_renders_differently_as_the_last(
-    template: str, messages: list[Message], examples: int
+    name: str, messages: list[Message], examples: int
 ) -> None:
     """Qwen3 prints a think block only in the last turn, and Mistral system text only before the last question."""
-    results = masker(template, {}, MaskRules(turns="auto")).examples(Conversation(messages))
-
+    results = masker(read_named_template(name), turns="auto").examples(Conversation(messages))
     assert [isinstance(one, MaskedConversation) for one in results] == [True] * examples
 
 
 def test_turns_by_exchange_split_after_each_exchange() -> None:
     messages = [user("U1"), assistant("A1"), assistant("B1"), user("U2"), user("U3"), assistant("A3")]
-
-    results = masker(LETTERS, {}, MaskRules(turns="exchange")).examples(Conversation(messages))
-
-    assert [shown(one) for one in results] == [
+    assert drawn_turns(LETTERS, messages, "exchange") == [
         "<u>U1<e>\n<a>⟦A1<e>⟧\n<a>⟦B1<e>⟧\n",
         "<u>U1<e>\n<a>A1<e>\n<a>B1<e>\n<u>U2<e>\n<u>U3<e>\n<a>⟦A3<e>⟧\n",
     ]
@@ -296,12 +237,10 @@ TAIL = (
 
 def test_next_header_ends_a_turn_without_an_end_token() -> None:
     renderer = Renderer(RendererSpec(HEADERS, {"eos_token": "</s>"}, control_tokens=("<|user|>", "<|assistant|>")))
-
-    result = Masker(renderer, Loss(), MaskRules()).mask(Conversation(TALK))
-
-    assert shown(result) == "<|user|>\nU1<|assistant|>\n⟦A1<|user|>⟧\nU2<|assistant|>\n⟦A2<|user|>⟧"
-    assert isinstance(result, MaskedConversation)
-    assert result.trained[-1].message == 3
+    masked = Masker(renderer, Loss(), MaskRules()).mask(Conversation(TALK))
+    assert draw_mask(masked) == "<|user|>\nU1<|assistant|>\n⟦A1<|user|>⟧\nU2<|assistant|>\n⟦A2<|user|>⟧"
+    assert isinstance(masked, MaskedConversation)
+    assert masked.trained[-1].message == 3
 
 
 @pytest.mark.parametrize(
@@ -313,10 +252,9 @@ def test_appended_end_finishes_a_render_without_one(finish: str, end: str) -> No
 
 @pytest.mark.slow
 def test_tail_trains_only_if_nothing_else_ended_the_turn() -> None:
+    ended = LETTERS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
     assert mask(TAIL, TALK).endswith("assistant: ⟦A2\n</s>⟧")
-    assert mask(LETTERS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}"), TALK).endswith(
-        "<a>⟦A2<e>⟧\n</s>"
-    )
+    assert mask(ended, TALK).endswith("<a>⟦A2<e>⟧\n</s>")
 
 
 # ── spans by other means ──
@@ -332,32 +270,24 @@ COPIES = (
     "messages", [TALK, [user("A"), assistant("A"), user("A"), assistant("A")], [user("ab"), assistant("ba")]]
 )
 def test_copied_messages_have_proven_spans(messages: list[Message]) -> None:
-    expected = "".join(
-        f"<u>{m['content']}<e>\n" if m["role"] == "user" else f"<a>⟦{m['content']}<e>⟧\n" for m in messages
-    )
-
-    assert mask(COPIES, messages) == expected
+    drawn = {"user": "<u>{}<e>\n", "assistant": "<a>⟦{}<e>⟧\n"}
+    assert mask(COPIES, messages) == "".join(drawn[m["role"]].format(m["content"]) for m in messages)
 
 
 @pytest.mark.slow
 def test_copied_message_with_calls_is_rejected_not_guessed() -> None:
-    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}]
-
-    assert mask(
-        COPIES.replace("m.content)]", "m.content + (m.tool_calls or [])|tojson)]"),
-        [user("U"), assistant("A", tool_calls=calls)],
-    ).startswith("foreign_text_trained")
+    template = COPIES.replace("m.content)]", "m.content + (m.tool_calls or [])|tojson)]")
+    messages = [user("U"), assistant("A", tool_calls=[{**call({}, name="f"), "id": "c"}])]
+    assert mask(template, messages).startswith("foreign_text_trained")
 
 
 def test_text_of_an_inner_loop_does_not_train_with_the_message_around_it() -> None:
     """Nothing says whose the end after the results is."""
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}"
-        "{% for t in messages if t.role == 'tool' %}[{{ t.content }}]{% endfor %}<e>{% endif %}"
-        "{% endfor %}"
+        "{% for t in messages if t.role == 'tool' %}[{{ t.content }}]{% endfor %}<e>{% endif %}{% endfor %}"
     )
     messages = [assistant("C1"), {"role": "tool", "content": "R1"}, {"role": "tool", "content": "R2"}]
-
     assert mask(template, messages).replace("<a>⟦C1⟧", "⟦<a>C1⟧") == "⟦<a>C1⟧[R1][R2]<e>"
 
 
@@ -368,7 +298,6 @@ NO_SYSTEM = (
     "{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<a>{% endif %}"
 )
-SYSTEM_TALK = [{"role": "system", "content": "Be kind"}, *TALK]
 
 
 @pytest.mark.parametrize(
@@ -380,87 +309,72 @@ SYSTEM_TALK = [{"role": "system", "content": "Be kind"}, *TALK]
     ],
 )
 def test_dropped_system_text_follows_the_policy(policy: dict[str, str], expected: str) -> None:
-    result = masker(NO_SYSTEM, rules=MaskRules(on_dropped=policy)).mask(Conversation(SYSTEM_TALK))
-
-    assert shown(result) == expected
+    assert mask(NO_SYSTEM, [system("Be kind"), *TALK], on_dropped=policy) == expected
 
 
 def test_dropped_call_untrains_only_its_message() -> None:
-    calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": "this"}}}]
-    messages = [user("U1"), assistant("A1", tool_calls=calls), user("U2"), assistant("A2")]
+    messages = [user("U1"), assistant("A1", tool_calls=[call({"at": "this"})]), user("U2"), assistant("A2")]
+    maker = masker(LETTERS, on_dropped={"call_name": "untrain", "call_arguments": "untrain"})
+    masked = maker.mask(Conversation(messages))
 
-    result = masker(LETTERS, rules=MaskRules(on_dropped={"call_name": "untrain", "call_arguments": "untrain"})).mask(
-        Conversation(messages)
-    )
-
-    assert shown(result) == "<u>U1<e>\n<a>A1<e>\n<u>U2<e>\n<a>⟦A2<e>⟧\n"
-    assert isinstance(result, MaskedConversation)
-    assert result.dropped == {"call_name": 1, "call_arguments": 1}
+    assert draw_mask(masked) == "<u>U1<e>\n<a>A1<e>\n<u>U2<e>\n<a>⟦A2<e>⟧\n"
+    assert isinstance(masked, MaskedConversation)
+    assert masked.dropped == {"call_name": 1, "call_arguments": 1}
 
 
 @pytest.mark.parametrize("role", ["planner", "user"])
 def test_unprinted_call_of_another_role_is_dropped_content(role: str) -> None:
-    calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": "this"}}}]
-    messages = [user("U1"), {"role": role, "content": "plan", "tool_calls": calls}, assistant("A1")]
-
-    result = masker(LETTERS).mask(Conversation(messages))
-
-    assert result == Rejected("content_dropped", "call_arguments, call_name")
+    planned: Message = {"role": role, "content": "plan", "tool_calls": [call({"at": "this"})]}
+    assert mask(LETTERS, [user("U1"), planned, assistant("A1")]) == "content_dropped: call_arguments, call_name"
 
 
 def test_tools_not_printed_are_dropped_content() -> None:
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-
-    result = masker(LETTERS).mask(Conversation(TALK, tools))
-
-    assert result == Rejected("content_dropped", "tool_list")
+    assert masker(LETTERS).mask(Conversation(TALK, [tool()])) == Rejected("content_dropped", "tool_list")
 
 
 def test_text_printed_trimmed_or_escaped_is_not_dropped() -> None:
-    template = (
-        "{% for m in messages %}<{{ m.role }}"
-        ">{{ m.content | trim if m.role == 'user' else m.content | tojson }}<e>{% endfor %}"
-    )
+    content = "{{ m.content | trim if m.role == 'user' else m.content | tojson }}"
+    template = "{% for m in messages %}<{{ m.role }}>" + content + "<e>{% endfor %}"
     messages = [user("  spaced\n"), assistant('say "é"\n')]
-
     assert mask(template, messages) == '<user>spaced<e><assistant>"⟦say \\"é\\"\\n"<e>⟧'
 
 
 # ── verification ──
 
 
-def test_generation_block_that_omits_own_text_is_rejected() -> None:
-    template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content[:4] }}{% generation %}{{ m.content[4:] }}"
-        "{% endgeneration %}{% endfor %}"
-    )
-
-    assert mask(template, [user("question"), assistant("answers!")]).startswith("own_text_untrained: message 1")
-
-
-def test_generation_block_that_contains_another_message_is_rejected() -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}"
-        "{{ messages[0].content + m.content }}{% endgeneration %}{% endif %}{% endfor %}"
-    )
-
-    assert mask(template, [user("the question"), assistant("the answer")]).startswith(
-        "foreign_text_trained: message 1 holds text of message 0"
-    )
-
-
-def test_generation_block_that_misses_a_message_is_rejected() -> None:
-    template = (
-        "{% for m in messages %}{% if m.content == 'A1' %}{{ m.content }}{% else %}{% generation %}"
-        "{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
-    )
-
-    assert mask(template, TALK).startswith("assistant_untrained: message 1")
+@pytest.mark.parametrize(
+    ("body", "messages", "refusal"),
+    [
+        (
+            "<{{ m.role }}>{{ m.content[:4] }}{% generation %}{{ m.content[4:] }}{% endgeneration %}",
+            [user("question"), assistant("answers!")],
+            "own_text_untrained: message 1",
+        ),
+        (
+            (
+                "{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}"
+                "{{ messages[0].content + m.content }}{% endgeneration %}{% endif %}"
+            ),
+            [user("the question"), assistant("the answer")],
+            "foreign_text_trained: message 1 holds text of message 0",
+        ),
+        (
+            (
+                "{% if m.content == 'A1' %}{{ m.content }}{% else %}{% generation %}"
+                "{{ m.content }}{% endgeneration %}{% endif %}"
+            ),
+            TALK,
+            "assistant_untrained: message 1",
+        ),
+    ],
+    ids=["omits own text", "contains another message", "misses a message"],
+)
+def test_generation_block_that_is_wrong_is_rejected(body: str, messages: list[Message], refusal: str) -> None:
+    assert mask("{% for m in messages %}" + body + "{% endfor %}", messages).startswith(refusal)
 
 
 def test_template_that_counts_its_own_output_is_masked() -> None:
     counting = "{% set t %}{% for m in messages %}<{{ m.content }}>{% endfor %}{% endset %}{{ t }}{{ t | length }}"
-
     assert mask(counting, TALK) == "<U1><⟦A1>⟧<U2><⟦A2>⟧16"
 
 
@@ -480,26 +394,28 @@ messages_ = st.lists(
     max_size=6,
 )
 MAKERS = {
-    name: masker(text, rules=MaskRules())
-    for name, text in (("letters", LETTERS), ("chatml", read_named_template("chatml")), ("qwen3", BOTH[0]))
+    "letters": masker(LETTERS),
+    "last of letters": masker(LETTERS, {"supervise": "last_assistant"}),
+    "chatml": masker(read_named_template("chatml")),
+    "qwen3": masker(BOTH[0]),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ["letters", "chatml", "qwen3"])
 @given(messages=messages_)
 @settings(max_examples=draw(150), deadline=None)
 def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str, messages: list[Message]) -> None:
-    result = MAKERS[name].mask(Conversation(messages))
+    masked = MAKERS[name].mask(Conversation(messages))
 
-    if isinstance(result, MaskedConversation):
-        assert all(one.end <= two.start for one, two in zip(result.trained, result.trained[1:], strict=False))
-        for span in result.trained:
+    if isinstance(masked, MaskedConversation):
+        assert all(one.end <= two.start for one, two in pairwise(masked.trained))
+        for span in masked.trained:
             assert messages[span.message]["role"] == "assistant"
-            held = [piece for piece in result.pieces if piece.start < span.end and span.start < piece.end]
-            assert {piece.message for piece in held} == {span.message}
-        for piece in result.pieces:
-            assert result.text[piece.start : piece.end].strip() == messages[piece.message]["content"].strip()
+            inside = [piece for piece in masked.pieces if piece.start < span.end and span.start < piece.end]
+            assert {piece.message for piece in inside} == {span.message}
+        for piece in masked.pieces:
+            assert masked.text[piece.start : piece.end].strip() == messages[piece.message]["content"].strip()
 
 
 @pytest.mark.slow
@@ -507,34 +423,18 @@ def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str,
 @settings(max_examples=draw(100), deadline=None)
 def test_changing_a_user_text_changes_no_other_mask(messages: list[Message], other: str) -> None:
     changed = [{**m, "content": other} if m["role"] == "user" else m for m in messages]
-
-    results = [MAKERS["letters"].mask(Conversation(one)) for one in (messages, changed)]
-
-    if all(isinstance(one, MaskedConversation) for one in results):
-        texts = [
-            [one.text[s.start : s.end] for s in one.trained] for one in results if isinstance(one, MaskedConversation)
-        ]
-        assert texts[0] == texts[1]
+    first, second = (MAKERS["letters"].mask(Conversation(one)) for one in (messages, changed))
+    if isinstance(first, MaskedConversation) and isinstance(second, MaskedConversation):
+        assert trained_texts(first) == trained_texts(second)
 
 
 @pytest.mark.slow
 @given(messages=messages_)
 @settings(max_examples=draw(100), deadline=None)
 def test_last_assistant_trains_a_subset_of_all(messages: list[Message]) -> None:
-    every = masker_cached("all_assistant").mask(Conversation(messages))
-    last = masker_cached("last_assistant").mask(Conversation(messages))
-
+    every, last = (MAKERS[name].mask(Conversation(messages)) for name in ("letters", "last of letters"))
     if isinstance(every, MaskedConversation) and isinstance(last, MaskedConversation):
         assert set(last.trained) <= set(every.trained)
-
-
-_CACHED: dict[str, Masker] = {}
-
-
-def masker_cached(supervise: str) -> Masker:
-    if supervise not in _CACHED:
-        _CACHED[supervise] = masker(LETTERS, {"supervise": supervise})
-    return _CACHED[supervise]
 
 
 # ── options ──
@@ -555,5 +455,6 @@ def test_invalid_loss_options_are_refused(values: dict[str, Any]) -> None:
 
 
 def test_generation_spans_of_a_template_without_blocks_are_refused() -> None:
+    renderer = Renderer(RendererSpec(LETTERS, {"eos_token": "</s>"}))
     with pytest.raises(ConfigError, match=r"template\.spans"):
-        masker(LETTERS, rules=MaskRules(spans="generation"))
+        Masker(renderer, Loss(), MaskRules(spans="generation"))

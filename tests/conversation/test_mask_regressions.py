@@ -12,64 +12,25 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.json import Json
-from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
+from rowmill.schema.rows import Conversation, Message
+from tests.support.messages import assistant, call, draw_mask, result, user
 
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
-TOOLS: list[Json] = [{"type": "function", "function": {"name": "look", "description": "d", "parameters": {}}}]
 
 
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
+def calling(*arguments: Json) -> Message:
+    return assistant("", tool_calls=[call(one, number=number) for number, one in enumerate(arguments)])
 
 
-def assistant(text: str, **more: Json) -> Message:
-    return {"role": "assistant", "content": text, **more}
-
-
-def calling(*arguments: Json, text: str = "", name: str = "look") -> Message:
-    calls = [
-        {"id": f"call_{number:05}", "type": "function", "function": {"name": name, "arguments": one}}
-        for number, one in enumerate(arguments)
-    ]
-    return assistant(text, tool_calls=calls)
-
-
-def result(text: str, number: int = 0) -> Message:
-    return {"role": "tool", "content": text, "tool_call_id": f"call_{number:05}"}
-
-
-def mask(
-    template: str,
-    messages: Sequence[Message],
-    loss: dict[str, Any] | None = None,
-    *,
-    tools: list[Json] | None = None,
-    rules: MaskRules | None = None,
-    **special: str,
-) -> str:
+def mask(template: str, messages: Sequence[Message], loss: dict[str, Any] | None = None) -> str:
     """Mask a conversation, every row checked by proof, and draw it with trained characters in brackets."""
-    renderer = Renderer(RendererSpec(template, {"bos_token": "<s>", "eos_token": "</s>", **special}))
-    masker = Masker(renderer, validate_options(Loss, loss or {}, "loss"), rules or MaskRules())
-    made = masker.mask(Conversation(messages, tools))
-    if isinstance(made, Rejected):
-        return f"{made.reason}: {made.detail}"
-    return drawn(made)
-
-
-def drawn(made: MaskedConversation) -> str:
-    pieces: list[str] = []
-    position = 0
-    for span in made.trained:
-        pieces += [made.text[position : span.start], "⟦", made.text[span.start : span.end], "⟧"]
-        position = span.end
-    return "".join([*pieces, made.text[position:]]).replace("⟧⟦", "")
+    renderer = Renderer(RendererSpec(template, {"bos_token": "<s>", "eos_token": "</s>"}))
+    masker = Masker(renderer, validate_options(Loss, loss or {}, "loss"), MaskRules())
+    return draw_mask(masker.mask(Conversation(messages)))
 
 
 TALK = [user("Hello there"), assistant("Good day")]
-
-
-# ── the nine defects ──
 
 
 @pytest.mark.slow
@@ -116,10 +77,8 @@ def test_end_printed_by_the_next_turn_or_the_tail_trains_and_is_not_appended() -
         "{% endfor %}{% if add_generation_prompt %}<|eom|><|bom|><|assistant|>{% else %}<|eom|>{% endif %}"
     )
 
-    assert mask(template, [*TALK, *TALK]) == (
-        "<|bom|><|user|> Hello there<|eom|><|bom|><|assistant|>⟦ Good day<|eom|>⟧"
-        "<|bom|><|user|> Hello there<|eom|><|bom|><|assistant|>⟦ Good day<|eom|>⟧"
-    )
+    exchange = "<|bom|><|user|> Hello there<|eom|><|bom|><|assistant|>⟦ Good day<|eom|>⟧"
+    assert mask(template, [*TALK, *TALK]) == exchange + exchange
 
 
 HEADERS = (
@@ -132,7 +91,6 @@ HEADERS = (
 @pytest.mark.slow
 def test_appended_ends_of_calls_and_answers_are_the_templates_own() -> None:
     called = [user("Where is it"), calling({"at": "home"})]
-
     assert mask(HEADERS, called).endswith('"arguments": {"at": "home"}}</tool_call><|observation|>⟧')
     assert mask(HEADERS, [*called, result("found"), assistant("There")]).endswith("<|assistant|>\n⟦There<|user|>⟧")
     assert "</tool_call><|observation|>⟧\nfound" in mask(HEADERS, [*called, result("found"), assistant("There")])
@@ -148,8 +106,7 @@ def test_token_that_opens_a_result_is_the_end_of_a_call_that_ends_the_chat() -> 
         "{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>assistant\n{% endif %}"
     )
 
-    shown = mask(template, [user("Where is it"), calling({"at": "home"})], tools=None)
-
+    shown = mask(template, [user("Where is it"), calling({"at": "home"})])
     assert shown.endswith('{"at": "home"}}<call|><|response>⟧')
 
 
@@ -160,9 +117,8 @@ def test_header_with_other_white_space_than_the_prompts_does_not_train() -> None
         "{% if add_generation_prompt %}  <｜Assistant｜>\n    </think>\n{% endif %}"
     )
 
-    assert mask(template, TALK) == (
-        "<｜User｜>Hello there      <｜Assistant｜>        </think>      ⟦Good day<｜end｜>⟧"
-    )
+    expected = "<｜User｜>Hello there      <｜Assistant｜>        </think>      ⟦Good day<｜end｜>⟧"
+    assert mask(template, TALK) == expected
 
 
 def test_header_of_a_second_answer_in_a_row_does_not_train() -> None:
@@ -172,9 +128,8 @@ def test_header_of_a_second_answer_in_a_row_does_not_train() -> None:
         "{% if add_generation_prompt and messages[-1].role != 'assistant' %}{{ '\nReply: ' }}{% endif %}"
     )
 
-    assert mask(template, [*TALK, assistant("And more")]) == (
-        "Ask: Hello there\nReply: ⟦Good day⟧\n\nReply: ⟦And more</s>⟧"
-    )
+    expected = "Ask: Hello there\nReply: ⟦Good day⟧\n\nReply: ⟦And more</s>⟧"
+    assert mask(template, [*TALK, assistant("And more")]) == expected
 
 
 @pytest.mark.parametrize(
@@ -219,15 +174,11 @@ def test_call_ids_with_a_common_prefix_are_distinguished() -> None:
         "<call {{ c.id }}>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    calls: list[Json] = [
-        {"id": f"call_{i}", "type": "function", "function": {"name": "look", "arguments": {"at": i}}}
-        for i in range(1, 11)
-    ]
+    calls = [{**call({"at": i}), "id": f"call_{i}"} for i in range(1, 11)]
 
     printed = "".join(f'<call call_{i}>look{{"at": {i}}}' for i in range(1, 11))
-    assert mask(template, [user("Where are they"), assistant("", tool_calls=calls)]) == (
-        f"<|user|>Where are they<|end|><|assistant|>⟦{printed}<|end|>⟧"
-    )
+    expected = f"<|user|>Where are they<|end|><|assistant|>⟦{printed}<|end|>⟧"
+    assert mask(template, [user("Where are they"), assistant("", tool_calls=calls)]) == expected
 
 
 def test_fast_and_reference_path_agree_if_a_template_compares_messages() -> None:
@@ -245,8 +196,7 @@ def test_fast_and_reference_path_agree_if_a_template_compares_messages() -> None
     assert isinstance(printed, RenderedConversation)
     assert printed.is_fast
     assert printed.text == renderer.plain(again, None, {})
-    assert printed.text.count("[TOOLS]") == 2
-    assert mask(template, again).count("⟦") == 2
+    assert (printed.text.count("[TOOLS]"), mask(template, again).count("⟦")) == (2, 2)
 
 
 def test_end_that_begins_with_a_line_break_is_appended_whole() -> None:
@@ -262,7 +212,6 @@ def test_end_that_begins_with_a_line_break_is_appended_whole() -> None:
 @pytest.mark.slow
 def test_unprinted_answer_of_only_reasoning_is_rejected() -> None:
     rows = [user("Hello there"), assistant("", reasoning_content="only a thought")]
-
     assert mask(CHATML, rows) == "assistant_untrained: message 1: nothing of it is printed"
     assert mask(read_named_template("zephyr"), rows) == "assistant_untrained: message 1: nothing of it is printed"
 
@@ -275,8 +224,6 @@ def test_white_space_before_an_appended_end_trains_with_it() -> None:
 
     assert mask(template, TALK) == "### Human: Hello there\n### Assistant: ⟦Good day\n</s>⟧"
 
-
-# ── hostile templates ──
 
 REBUILT = (
     "{% set ns = namespace(all=[]) %}{% for m in messages %}{% if m.role == 'system' %}"
@@ -368,17 +315,14 @@ def test_template_that_quotes_the_question_inside_the_answers_turn_is_rejected()
 
 def test_text_that_the_template_rewrites_is_rejected_or_dropped() -> None:
     shown = mask(INDENTED, [user("a"), assistant("first line\nsecond line")])
-
     assert shown.partition(":")[0] in {"content_dropped", "span_not_found", "foreign_text_trained"}
 
 
 @pytest.mark.parametrize(("messages", "characters"), [(2, 200_000), (600, 400)])
 def test_row_with_more_characters_than_private_code_points_is_masked(messages: int, characters: int) -> None:
-    talk = [
-        (assistant if number % 2 else user)(f"{number} " + "word " * (characters // 5)) for number in range(messages)
-    ]
-
+    texts = [f"{number} " + "word " * (characters // 5) for number in range(messages)]
+    talk = [(assistant if number % 2 else user)(one) for number, one in enumerate(texts)]
     masked = mask(read_named_template("chatml"), talk)
 
     assert masked.count("⟦") == messages // 2
-    assert all(f"⟦{one['content']}<|im_end|>⟧" in masked for one in talk if one["role"] == "assistant")
+    assert all(f"⟦{one}<|im_end|>⟧" in masked for one in texts[1::2])

@@ -14,6 +14,7 @@ from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import Message, Rejected
+from tests.support.messages import assistant, call, user
 from tests.support.tiers import draw
 
 LETTERS = (
@@ -23,44 +24,30 @@ LETTERS = (
 """The specification's T1."""
 
 
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> Message:
-    return {"role": "assistant", "content": text}
-
-
 TALK = [user("U1"), assistant("A1"), user("U2"), assistant("A2")]
 
 
-def printed(text: str, messages: list[Message], render_path: str = "auto") -> RenderedConversation:
-    renderer = Renderer(
+def open_template(text: str, render_path: str = "auto") -> Renderer:
+    return Renderer(
         RendererSpec(text, {"eos_token": "</s>"}, render_path="reference" if render_path == "reference" else "auto")
     )
-    result = renderer.render(messages, None, {})
+
+
+def printed(text: str, messages: list[Message], render_path: str = "auto") -> RenderedConversation:
+    result = open_template(text, render_path).render(messages, None, {})
     assert isinstance(result, RenderedConversation), result
     return result
 
 
 def owned(text: str, messages: list[Message], render_path: str = "auto") -> list[tuple[int, str]]:
     """Return the own texts of a render in its order, each with its message."""
-    renderer = Renderer(
-        RendererSpec(text, {"eos_token": "</s>"}, render_path="reference" if render_path == "reference" else "auto")
-    )
-    result = renderer.render(messages, None, {})
-    assert isinstance(result, RenderedConversation), result
-    proof = renderer.prove_ownership(result, frozenset({"assistant"}))
+    result = printed(text, messages, render_path)
+    proof = open_template(text, render_path).prove_ownership(result, frozenset({"assistant"}))
     assert proof is not None
     return [(one.message, result.text[one.start : one.end]) for one in proof.texts]
 
 
 # ── owners ──
-
-
-@pytest.mark.parametrize("render_path", ["auto", "reference"])
-def test_owner_of_every_text_of_a_plain_loop_is_its_message(render_path: str) -> None:
-    assert owned(LETTERS, TALK, render_path) == [(0, "U1"), (1, "A1"), (2, "U2"), (3, "A2")]
 
 
 INNER = [assistant("C1"), {"role": "tool", "content": "R1"}, {"role": "tool", "content": "R2"}]
@@ -102,34 +89,26 @@ FLOW = {
 def test_owners_under_control_flow_are_the_messages_that_are_printed(name: str, render_path: str) -> None:
     messages = [{"role": "system", "content": "sys"}, user("one"), assistant("two"), user("stop"), assistant("three")]
     left_out = {"continue": {0}, "break": {3, 4}, "users first": {0}}.get(name, set())
-
     found = owned(FLOW[name], messages, render_path)
-
     assert sorted(found) == [(i, m["content"]) for i, m in enumerate(messages) if i not in left_out]
 
 
-def test_owner_of_a_printed_copy_is_the_message_that_was_copied() -> None:
-    copies = (
-        "{% set ns = namespace(l=[]) %}{% for m in messages %}"
-        "{% set ns.l = ns.l + [dict(c=m.content)] %}{% endfor %}{% for m in ns.l %}{{ m.c }}"
-        "{% endfor %}"
-    )
+COPIES = (
+    "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [dict(c=m.content)] %}{% endfor %}"
+    "{% for m in ns.l %}{{ m.c }}{% endfor %}"
+)
 
-    assert owned(copies, TALK) == [(0, "U1"), (1, "A1"), (2, "U2"), (3, "A2")]
+
+@pytest.mark.parametrize(("template", "render_path"), [(LETTERS, "auto"), (LETTERS, "reference"), (COPIES, "auto")])
+def test_owner_of_every_text_of_a_loop_or_of_a_copy_is_its_message(template: str, render_path: str) -> None:
+    assert owned(template, TALK, render_path) == [(0, "U1"), (1, "A1"), (2, "U2"), (3, "A2")]
 
 
 # ── invariants ──
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=40)
-turns = st.lists(
-    st.builds(
-        lambda role, content: {"role": role, "content": content},
-        st.sampled_from(["user", "assistant", "system"]),
-        words,
-    ),
-    min_size=1,
-    max_size=6,
-)
+role = st.sampled_from(["user", "assistant", "system"])
+turns = st.lists(st.fixed_dictionaries({"role": role, "content": words}), min_size=1, max_size=6)
 LAWFUL_TEXTS = {**FLOW, "letters": LETTERS, **{name: read_named_template(name) for name in ("chatml", "qwen3")}}
 LAWFUL = {name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, text in LAWFUL_TEXTS.items()}
 
@@ -140,35 +119,30 @@ LAWFUL = {name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, te
 @settings(max_examples=draw(40), deadline=None)
 def test_render_equals_plain_render(name: str, messages: list[Message]) -> None:
     renderer = LAWFUL[name]
-
     result, plain = renderer.render(messages, None, {}), renderer.plain(messages, None, {})
-
     assert (result.text if isinstance(result, RenderedConversation) else result) == plain
 
 
 def test_row_that_contains_private_code_points_is_printed_whole() -> None:
     messages = [user("\U000f0000 \U0010ffd0 \U0010fffd"), assistant("A\U000f0001\ufdd0")]
-
     assert printed(LETTERS, messages).text == f"<u>{messages[0]['content']}<e>\n<a>{messages[1]['content']}<e>\n"
     assert owned(LETTERS, messages) == [(index, one["content"]) for index, one in enumerate(messages)]
 
 
 def test_one_message_object_given_twice_owns_two_texts() -> None:
     same = user("U")
-
     assert owned(LETTERS, [same, same], "reference") == [(0, "U"), (1, "U")]
 
 
 def test_arguments_that_engines_print_differently_take_the_reference_path() -> None:
-    template = (
-        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
-        "{% for k, v in c.function.arguments | items %}{{ v | tojson }};{% endfor %}{% endfor %}"
-        "{{ m.content }}{% endfor %}"
+    renderer = Renderer(
+        RendererSpec(
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+            "{% for k, v in c.function.arguments | items %}{{ v | tojson }};{% endfor %}{% endfor %}"
+            "{{ m.content }}{% endfor %}"
+        )
     )
-    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1.0, "b": 2}}}]
-    renderer = Renderer(RendererSpec(template))
-
-    result = renderer.render([{**assistant("A"), "tool_calls": calls}], None, {})
+    result = renderer.render([assistant("A", tool_calls=[call({"a": 1.0, "b": 2})])], None, {})
 
     assert renderer.render_path == "fast"
     assert isinstance(result, RenderedConversation)
@@ -178,16 +152,11 @@ def test_arguments_that_engines_print_differently_take_the_reference_path() -> N
 @pytest.mark.parametrize("space", ["\x1c", "\x1f", "\x85", "\u2003", "\u200b"])
 def test_white_space_is_trimmed_as_the_reference_trims_it(space: str) -> None:
     """The engines differ on U+001C to U+001F."""
-    renderer = Renderer(
-        RendererSpec("{% for m in messages %}{{ m.content | trim }}/{{ m.content.strip() }};{% endfor %}")
-    )
-    messages = [user(f"{space}U{space}")]
-
-    result = renderer.render(messages, None, {})
-
-    assert renderer.render_path == "fast"
-    assert isinstance(result, RenderedConversation)
-    assert result.text == renderer.plain(messages, None, {}) == "U/U;".replace("U", f"{space}U{space}".strip())
+    template = "{% for m in messages %}{{ m.content | trim }}/{{ m.content.strip() }};{% endfor %}"
+    messages, trimmed = [user(f"{space}U{space}")], f"{space}U{space}".strip()
+    assert open_template(template).render_path == "fast"
+    assert printed(template, messages).text == f"{trimmed}/{trimmed};"
+    assert open_template(template).plain(messages, None, {}) == f"{trimmed}/{trimmed};"
 
 
 @pytest.mark.parametrize("render_path", ["auto", "reference"])
@@ -195,7 +164,6 @@ def test_white_space_is_trimmed_as_the_reference_trims_it(space: str) -> None:
 def test_ranges_of_generation_blocks_are_their_characters(private: str, render_path: str) -> None:
     template = "{% for m in messages %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}"
     messages = [*TALK, user(private)]
-
     result = printed(template, messages, render_path)
 
     assert result.is_fast is (render_path == "auto")
@@ -205,16 +173,12 @@ def test_ranges_of_generation_blocks_are_their_characters(private: str, render_p
 def test_ranges_of_nested_generation_blocks_are_sorted() -> None:
     inner = "{% generation %}{{ m.content }}{% endgeneration %}"
     template = "{% for m in messages %}{% generation %}<" + inner + ">{% endgeneration %}{% endfor %}"
-
     assert list(printed(template, TALK[:1]).blocks) == [(0, 4), (1, 3)]
 
 
 def test_renderer_spec_survives_pickling() -> None:
-    spec = make_renderer_spec(
-        Template(enable_thinking=False),
-        resolve_template(Template(chat_template="qwen3"), tokenizer_chat_template=None, special_tokens={}),
-    )
-
+    source = resolve_template(Template(chat_template="qwen3"), tokenizer_chat_template=None, special_tokens={})
+    spec = make_renderer_spec(Template(enable_thinking=False), source)
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
@@ -223,12 +187,9 @@ def test_clock_of_a_template_is_the_pinned_one() -> None:
 
 
 def test_inner_keys_of_canonical_messages_are_hidden_from_templates() -> None:
-    messages = [{**user("U"), "train": False, "weight": 0.5}, assistant("A")]
-
-    assert (
-        printed("{% for m in messages %}{{ m | tojson }}{% endfor %}", messages).text
-        == '{"role": "user", "content": "U"}{"role": "assistant", "content": "A"}'
-    )
+    messages = [user("U", train=False, weight=0.5), assistant("A")]
+    shown = printed("{% for m in messages %}{{ m | tojson }}{% endfor %}", messages).text
+    assert shown == '{"role": "user", "content": "U"}{"role": "assistant", "content": "A"}'
 
 
 # ── finding a template ──
@@ -246,20 +207,15 @@ def test_inner_keys_of_canonical_messages_are_hidden_from_templates() -> None:
 def test_resolve_finds_the_template_that_the_options_name(chosen: object, text: str) -> None:
     options = validate_options(Template, {"chat_template": chosen}, "template")
     named = {"default": "{{ 'default' }}", "tool_use": "{{ 'tools' }}"}
-
     found = resolve_template(options, tokenizer_chat_template=named, special_tokens={})
-
     assert found.text == text
 
 
 @pytest.mark.parametrize("chosen", ["chatlm", {"tokenizer": "rag"}, {"file": "/nowhere.jinja"}, None])
 def test_resolve_of_a_missing_template_is_a_config_error(chosen: object) -> None:
+    options = validate_options(Template, {"chat_template": chosen}, "template")
     with pytest.raises(ConfigError, match=r"template\.chat_template"):
-        resolve_template(
-            validate_options(Template, {"chat_template": chosen}, "template"),
-            tokenizer_chat_template=None,
-            special_tokens={},
-        )
+        resolve_template(options, tokenizer_chat_template=None, special_tokens={})
 
 
 @pytest.mark.parametrize(
@@ -319,10 +275,8 @@ ONCE = (
 @pytest.mark.parametrize("name", BOMBS)
 def test_template_beyond_its_budget_is_a_config_error_in_seconds(name: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
     with pytest.raises(ConfigError, match="on a conversation of a few words"):
         Renderer(RendererSpec(BOMBS[name]))
-
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024
 
 
@@ -332,7 +286,6 @@ def test_template_beyond_its_budget_is_a_config_error_in_seconds(name: str) -> N
 def test_template_beyond_its_budget_on_one_row_rejects_that_row(name: str) -> None:
     renderer = Renderer(RendererSpec(ONCE % BOMBS[name]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
     result = renderer.render([user("boom"), assistant("A1")], None, {})
 
     assert isinstance(result, Rejected)
@@ -363,12 +316,7 @@ FORBIDDEN = {
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_template_that_accesses_internals_rejects_the_row_and_changes_nothing(name: str, render_path: str) -> None:
     messages = [user("U1"), assistant("A1")]
-    renderer = Renderer(
-        RendererSpec(FORBIDDEN[name], render_path="reference" if render_path == "reference" else "auto")
-    )
-
-    result = renderer.render(messages, None, {})
-
+    result = open_template(FORBIDDEN[name], render_path).render(messages, None, {})
     assert isinstance(result, Rejected)
     assert result.reason == "template_error"
     assert messages == [user("U1"), assistant("A1")]
@@ -400,7 +348,6 @@ def test_template_nested_too_deep_is_a_config_error(name: str) -> None:
 
 def test_template_as_deep_as_allowed_is_compiled() -> None:
     renderer = Renderer(RendererSpec("{{ " + " ~ ".join(["'a'"] * 97) + " }}" + PRINT))
-
     assert renderer.plain([user("U1")], None, {}) == "a" * 97 + "U1"
 
 
@@ -419,7 +366,6 @@ def test_template_out_of_bounds_is_a_config_error(text: str, words: str) -> None
 def test_row_of_ten_megabytes_is_within_the_budget() -> None:
     messages = [user("word " * 2_000_000), assistant("A1")]
     renderer = Renderer(RendererSpec(read_named_template("qwen3")))
-
     result, plain = renderer.render(messages, None, {}), renderer.plain(messages, None, {})
 
     assert isinstance(result, RenderedConversation)

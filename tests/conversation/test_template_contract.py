@@ -21,10 +21,13 @@ PROMPT = "{% if add_generation_prompt %}<|s|>assistant\n{% endif %}"
 
 
 def calls(arguments: str) -> str:
-    return (
-        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}("
-        + arguments
-        + ")]{% endfor %}{% endfor %}"
+    call = "[{{ c.function.name }}(" + arguments + ")]"
+    return "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}" + call + "{% endfor %}{% endfor %}"
+
+
+def calls_with_id(refused: str) -> str:
+    return calls(
+        f"{{% if {refused} %}}{{{{ raise_exception('id') }}}}{{% endif %}}{{{{ c.function.arguments | tojson }}}}"
     )
 
 
@@ -38,13 +41,7 @@ def calls(arguments: str) -> str:
         (LOOP.replace("<|e|>", "{{ '<|e|>' if not loop.last else '<|r|>' }}"), {"last_turn_differs": True}),
         (LOOP + PROMPT, {"prompt_match": {"user": "full", "tool": "full", "system": "full"}}),
         (LOOP, {"prompt_match": {"user": "none", "tool": "none", "system": "none"}}),
-        (
-            LOOP + PROMPT,
-            {
-                "reasoning": "none",
-                "loses": ("call_name", "call_arguments", "tool_list", "reasoning"),
-            },
-        ),
+        (LOOP + PROMPT, {"reasoning": "none", "loses": ("call_name", "call_arguments", "tool_list", "reasoning")}),
         (calls("{{ c.function.arguments | tojson }}"), {"arguments": "object"}),
         (calls("{{ c.function.arguments }}"), {"arguments": "string"}),
         (
@@ -53,18 +50,8 @@ def calls(arguments: str) -> str:
         ),
         (calls(""), {"arguments": "dropped"}),
         (calls("{{ raise_exception('no') }}"), {"arguments": "refused", "alternation": ("tool_role",)}),
-        (
-            calls(
-                "{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{{ c.function.arguments | tojson }}"
-            ),
-            {"tool_ids": "nine_alphanumeric", "arguments": "object"},
-        ),
-        (
-            calls(
-                "{% if c.id | length < 9 %}{{ raise_exception('id') }}{% endif %}{{ c.function.arguments | tojson }}"
-            ),
-            {"tool_ids": "nine_alphanumeric"},
-        ),
+        (calls_with_id("c.id | length != 9"), {"tool_ids": "nine_alphanumeric", "arguments": "object"}),
+        (calls_with_id("c.id | length < 9"), {"tool_ids": "nine_alphanumeric"}),
         ("{% for t in tools %}{{ t.function.name }}{% endfor %}" + LOOP, {"no_tools": "[]", "tools": "printed"}),
         (
             "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}",
@@ -94,9 +81,7 @@ def calls(arguments: str) -> str:
 )
 def test_contract_of_a_template_names_what_it_does(text: str, expected: dict[str, Any]) -> None:
     bos = {"bos_token": "<s>"} if "bos_token" in text else {}
-
     found = asdict(contract(text, **bos))
-
     assert {key: found[key] for key in expected} == expected
 
 
@@ -128,7 +113,6 @@ def test_contract_reports_how_generation_blocks_differ_from_the_closed_list(
     text: str, differences: tuple[str, ...] | None, end_trained: bool
 ) -> None:
     found = contract(text)
-
     assert found.generation_differences == (differences or ())
     assert found.generation_blocks == ("none" if differences is None else "differs" if differences else "equal")
     assert found.end_trained is end_trained
@@ -150,7 +134,6 @@ def test_contract_reports_how_generation_blocks_differ_from_the_closed_list(
 )
 def test_warning_of_a_contract_names_its_remedy(observed: dict[str, Any], finish: str, word: str | None) -> None:
     found = list_template_warnings(TemplateBehavior(**observed), finish=finish)
-
     assert len(found) == (word is not None)
     assert (word or "") in "".join(found)
 
@@ -158,38 +141,24 @@ def test_warning_of_a_contract_names_its_remedy(observed: dict[str, Any], finish
 def test_generation_prompt_that_training_does_not_continue_is_named() -> None:
     assert find_mismatched_prompts(contract(LOOP + PROMPT)) == []
     assert find_mismatched_prompts(contract(LOOP)) == []
-    assert find_mismatched_prompts(contract(LOOP + PROMPT.replace("assistant\n", "assistant\nSure"))) == [
-        "user",
-        "tool",
-        "system",
-    ]
+    continued = LOOP + PROMPT.replace("assistant\n", "assistant\nSure")
+    assert find_mismatched_prompts(contract(continued)) == ["user", "tool", "system"]
 
 
-def test_end_of_turn_is_one_token_if_the_tokenizer_has_it() -> None:
+def test_contract_knows_the_one_token_of_the_end_and_the_second_bos() -> None:
     known = RendererSpec(LOOP + PROMPT, {"eos_token": "</s>"}, control_tokens=("<|e|>",))
-
     assert Renderer(known).contract.end_is_one_token
     assert not contract(LOOP + PROMPT).end_is_one_token
+    spec = RendererSpec("{{ bos_token }}" + LOOP, {"bos_token": "<s>"}, adds_bos=True)
+    assert Renderer(spec).contract.bos == "double"
 
 
 def test_contract_of_qwen3_is_its_models_behaviour() -> None:
     found = contract(read_named_template("qwen3"))
-
-    assert (found.reasoning, found.inline_tags_stripped, found.arguments, found.tools) == (
-        "last",
-        True,
-        "either",
-        "printed",
-    )
+    assert (found.reasoning, found.inline_tags_stripped) == ("last", True)
+    assert (found.arguments, found.tools, found.render_path) == ("either", "printed", "fast")
     assert found.reasoning_close[0] == "\n</think>\n\n"
     assert found.empty_reasoning == ("<think>\n\n</think>\n\n",)
-    assert found.render_path == "fast"
-
-
-def test_second_bos_of_the_tokenizer_is_reported() -> None:
-    spec = RendererSpec("{{ bos_token }}" + LOOP, {"bos_token": "<s>"}, adds_bos=True)
-
-    assert Renderer(spec).contract.bos == "double"
 
 
 def test_nine_alphanumeric_ids_are_stable_and_kept_where_they_fit() -> None:

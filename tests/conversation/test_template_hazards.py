@@ -21,6 +21,7 @@ from rowmill.kinds.shared.canonicalization import RowOptionValues, canonicalize_
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.tokenization.encoded_batch import find_degenerate_texts
 from rowmill.tokenization.token_positions import EncodedTexts
+from tests.support.messages import assistant, call, system, tool, trained_texts, user
 from tests.support.recipes import CHATML, Workspace, chat, text_of
 from tests.support.tiers import mark_all_but
 
@@ -29,20 +30,7 @@ pytestmark = pytest.mark.slow
 TOKENS: dict[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str, **more: Json) -> Message:
-    return {"role": "assistant", "content": text, **more}
-
-
-def call(arguments: Json, name: str = "look") -> Json:
-    return {"id": "call_0001", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 TALK = [user("U1 question"), assistant("A1 answer"), user("U2 question"), assistant("A2 answer")]
-TOOL: Json = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 def masked(
@@ -61,8 +49,8 @@ TWO_WAYS = {
 """Each template with its blocks, and without them: then the closed list decides what trains."""
 
 
-def trained(one: MaskedConversation) -> str:
-    return "".join(one.text[span.start : span.end] for span in one.trained)
+def trained(masked: MaskedConversation) -> str:
+    return "".join(trained_texts(masked))
 
 
 @pytest.mark.parametrize("template", TWO_WAYS["qwen3"])
@@ -84,7 +72,6 @@ def test_qwen3_prefix_lengths_would_train_the_next_user_turn(template: str) -> N
 @pytest.mark.parametrize("name", ["qwen2.5", "llama3.1", "gemma3", "mistral"])
 def test_slime_2263_messages_rendered_singly_would_repeat_bos_default_system_and_date(name: str) -> None:
     result = masked(read_named_template(name), TALK)
-
     for once in ("You are Qwen", "Today Date", "<s>"):
         assert result.text.count(once) <= 1
         assert once not in trained(result)
@@ -92,48 +79,40 @@ def test_slime_2263_messages_rendered_singly_would_repeat_bos_default_system_and
 
 def test_qwen35_template_that_raises_on_a_system_only_prefix_is_masked() -> None:
     raising = "{% if messages | length == 1 %}{{ raise_exception('no user query') }}{% endif %}" + CHATML
-
-    result = masked(raising, [{"role": "system", "content": "be kind"}, *TALK])
-
+    result = masked(raising, [system("be kind"), *TALK])
     assert trained(result) == "A1 answer<|im_end|>A2 answer<|im_end|>"
 
 
 @pytest.mark.parametrize("name", mark_all_but(["llama3.1", "untagged"], [*list_bundled_templates(), "untagged"]))
 def test_marin_7237_template_without_generation_tags_is_never_an_all_zero_mask(name: str) -> None:
-    text = (
-        CHATML
-        if name == "untagged"
-        else read_named_template(name).replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-    )
-
-    result = masked(text, TALK)
+    text = CHATML if name == "untagged" else read_named_template(name)
+    text = text.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+    shown = trained(masked(text, TALK))
 
     assert "generation" not in text.replace("add_generation_prompt", "")
-    assert "A1 answer" in trained(result)
-    assert "A2 answer" in trained(result)
-    assert "question" not in trained(result)
+    assert "A1 answer" in shown
+    assert "A2 answer" in shown
+    assert "question" not in shown
 
 
 def test_unsloth_2900_row_without_a_single_target_is_rejected_and_reaches_no_shard(tmp_path: Path) -> None:
     muted = {"messages": [user("why?"), assistant("so", train=False)]}
-
     built = Workspace(tmp_path).one("a.jsonl", [chat(0), muted]).build()
-
     assert built.rejects() == [(1, "no_loss_tokens")]
     assert all(any(one["loss_mask"]) for one in built.examples())
 
 
-def test_llamafactory_9107_text_with_a_call_is_printed_and_trains_or_the_row_is_rejected() -> None:
+@pytest.mark.parametrize("name", list_bundled_templates())
+def test_llamafactory_9107_text_with_a_call_is_printed_and_trains_or_the_row_is_rejected(name: str) -> None:
     messages = [user("U1 question"), assistant("let me look at it", tool_calls=[call({"at": "this"})])]
+    renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
+    result = Masker(renderer, Loss(), MaskRules()).mask(Conversation(messages, [tool()]))
 
-    for name in list_bundled_templates():
-        renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
-        result = Masker(renderer, Loss(), MaskRules()).mask(Conversation(messages, [TOOL]))
-        if isinstance(result, MaskedConversation):
-            assert "let me look at it" in trained(result), name
-        else:
-            assert result.reason == "content_dropped"
-            assert {"text_beside_call", "call_name"} & set(result.detail.split(", ")), name
+    if isinstance(result, MaskedConversation):
+        assert "let me look at it" in trained(result)
+    else:
+        assert result.reason == "content_dropped"
+        assert {"text_beside_call", "call_name"} & set(result.detail.split(", "))
 
 
 OBJECTS_ONLY = (
@@ -143,25 +122,21 @@ OBJECTS_ONLY = (
 STRINGS_ONLY = OBJECTS_ONLY.replace("c.function.arguments | tojson", "c.function.arguments")
 
 
+def canonical_messages(*messages: Message) -> list[Message]:
+    row = canonicalize_row({"messages": list(messages)}, RowOptionValues(Chat()))
+    assert not isinstance(row, Rejected)
+    return list(row.messages)
+
+
 @pytest.mark.parametrize(
-    "template",
-    [
-        OBJECTS_ONLY,
-        STRINGS_ONLY,
-        read_named_template("qwen2.5"),
-        read_named_template("llama3.1"),
-        read_named_template("glm4"),
-    ],
+    "template", [OBJECTS_ONLY, STRINGS_ONLY, *map(read_named_template, ("qwen2.5", "llama3.1", "glm4"))]
 )
 @pytest.mark.parametrize("as_text", [False, True])
 def test_oumi_2599_arguments_are_encoded_once_whatever_the_source_has(template: str, as_text: bool) -> None:
     arguments = {"at": 'say "é"', "n": 1}
     source = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
-    record = {"messages": [user("U1 question"), assistant("", tool_calls=[call(source)])]}
-    row = canonicalize_row(record, RowOptionValues(Chat()))
-    assert not isinstance(row, Rejected)
-
-    result = masked(template, list(row.messages), on_dropped={"tool_list": "count"})
+    messages = canonical_messages(user("U1 question"), assistant("", tool_calls=[call(source)]))
+    result = masked(template, messages, on_dropped={"tool_list": "count"})
 
     assert '\\\\"' not in result.text
     assert '{\\"at' not in result.text
@@ -174,13 +149,8 @@ def test_transformers_44301_reasoning_reaches_a_template_under_the_key_it_reads(
         "{% for m in messages %}<{{ m.role }}>{% if m." + key + " %}[{{ m." + key + " }}]{% endif %}"
         "{{ m.content }}<e>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    record = {"messages": [user("U1 question"), assistant("A1 answer", thinking="why so")]}
-    row = canonicalize_row(record, RowOptionValues(Chat()))
-    assert not isinstance(row, Rejected)
-
-    result = masked(template, list(row.messages))
-
-    assert trained(result) == "[why so]A1 answer<e>"
+    messages = canonical_messages(user("U1 question"), assistant("A1 answer", thinking="why so"))
+    assert trained(masked(template, messages)) == "[why so]A1 answer<e>"
     assert Renderer(RendererSpec(template)).contract.reasoning_key == key
 
 
@@ -193,31 +163,28 @@ def test_ms_swift_6467_nulls_that_arrow_added_reach_no_prompt(tmp_path: Path) ->
     table = pa.Table.from_pylist([{"messages": [user("why?"), called]}, {"messages": [user("so?"), assistant("yes")]}])
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
+    template = {"chat_template": printing, "on_dropped": {"call_arguments": "count", "assistant_text": "count"}}
 
-    built = (
-        Workspace(tmp_path)
-        .one(
-            "a.parquet",
-            bytes(sink.getvalue()),
-            template={"chat_template": printing, "on_dropped": {"call_arguments": "count", "assistant_text": "count"}},
-        )
-        .build()
-    )
+    built = Workspace(tmp_path).one("a.parquet", bytes(sink.getvalue()), template=template).build()
 
     texts = [text_of(one) for one in built.examples()]
-    assert built.rejects() == []
-    assert len(texts) == 2
+    assert (built.rejects(), len(texts)) == ([], 2)
     assert "null" not in "".join(texts)
     assert "None" not in "".join(texts)
 
 
-def test_automodel_3738_empty_think_block_that_the_template_inserts_can_be_left_untrained() -> None:
-    for loss, expected in (
-        (Loss(think_loss="all"), "A1 answer<|im_end|><think>\n\n</think>\n\nA2 answer<|im_end|>"),
-        (Loss(think_loss="answer_only"), "A1 answer<|im_end|>A2 answer<|im_end|>"),
-        (Loss(think_loss="answer_plus_think"), "A1 answer<|im_end|>A2 answer<|im_end|>"),
-    ):
-        assert trained(masked(read_named_template("qwen3"), TALK, loss=loss)) == expected
+@pytest.mark.parametrize(
+    ("think_loss", "expected"),
+    [
+        ("all", "A1 answer<|im_end|><think>\n\n</think>\n\nA2 answer<|im_end|>"),
+        ("answer_only", "A1 answer<|im_end|>A2 answer<|im_end|>"),
+        ("answer_plus_think", "A1 answer<|im_end|>A2 answer<|im_end|>"),
+    ],
+)
+def test_automodel_3738_empty_think_block_that_the_template_inserts_can_be_left_untrained(
+    think_loss: Any, expected: str
+) -> None:
+    assert trained(masked(read_named_template("qwen3"), TALK, loss=Loss(think_loss=think_loss))) == expected
 
 
 def test_openrlhf_973_the_mask_is_not_shifted(tmp_path: Path) -> None:
@@ -238,9 +205,7 @@ def test_transformers_32573_zero_width_and_backward_offsets_are_refused(
     starts: list[int], ends: list[int], bad: bool
 ) -> None:
     offsets = np.array([0, 3], np.int64)
-
     found = find_degenerate_texts(EncodedTexts(np.zeros(3, np.int32), offsets, np.array(starts), np.array(ends), 1))
-
     assert found.tolist() == [bad]
 
 

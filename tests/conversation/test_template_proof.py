@@ -1,9 +1,9 @@
 """The proof of masks: no defect in the masks of bundled and public templates, and every injected defect is named."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -28,10 +28,10 @@ from rowmill.reports.row_view import DEFECT_SENTENCES, describe_defect, render_p
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Conversation, MaskedConversation
 from tests.end_to_end.test_real_templates import TEMPLATES
-from tests.support.cli_project import FOREIGN_WARNINGS, CliProject
+from tests.support.cli_project import CliProject
+from tests.support.messages import assistant, trained_characters, user
 from tests.support.tiers import mark_all_but
 
-pytestmark = FOREIGN_WARNINGS
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 END = "<|im_end|>"
 
@@ -43,9 +43,6 @@ def prove(text: str) -> TemplateProof:
 def defects_of(proof: TemplateProof) -> list[tuple[str, str]]:
     """Return the defects of all shapes, each with the description of its shape."""
     return [(shape.probe.description, describe_defect(defect)) for shape in proof.shapes for defect in shape.defects]
-
-
-# ── correct masks ──
 
 
 @pytest.mark.slow
@@ -72,9 +69,7 @@ def test_proof_of_public_template_finds_no_defect(name: str, real_data: Path) ->
     text = read_template_file(real_data, name)
     for template in dict.fromkeys((text, replace_generation_tags(text))):
         proof = prove(template)
-
-        assert defects_of(proof) == []
-        assert proof.count("not_provable") == 0
+        assert (defects_of(proof), proof.count("not_provable")) == ([], 0)
         assert all(REASON_DESCRIPTIONS[reason].remedy for reason, _ in proof.refusals)
 
 
@@ -92,9 +87,13 @@ def test_proof_of_a_template_without_an_end_after_calls_says_so() -> None:
     assert any("prints '<|start|>assistant', which is not an end of turn" in fact for fact in proof.facts)
 
 
+def probe_of(shape: str) -> ProbeConversation:
+    """Return the first probe of a shape: `u` asks, `c` calls, `t` answers the call, `a` answers."""
+    return next(probe for probe in make_probe_conversations() if probe.shape == shape)
+
+
 def test_proof_does_not_take_a_result_without_letters_for_the_end_of_the_call() -> None:
-    renderer = Renderer(RendererSpec(read_named_template("glm4"), TOKENS))
-    [probe, *_] = [one for one in make_probe_conversations() if one.shape == "ucta"]
+    renderer, probe = Renderer(RendererSpec(read_named_template("glm4"), TOKENS)), probe_of("ucta")
     conversation = Conversation([*probe.messages[:2], {**probe.messages[2], "content": "[]"}], probe.tools)
     masked = Masker(renderer, Loss(), MaskRules()).mask(conversation)
 
@@ -103,32 +102,30 @@ def test_proof_does_not_take_a_result_without_letters_for_the_end_of_the_call() 
     assert MaskJudge(renderer).judge(conversation, masked) == []
 
 
+NOW = RendererSpec("").now
+
+
 @pytest.mark.parametrize(("answer", "is_provable"), [("Yes, please.", False), ("No, thanks.", True)])
 def test_proof_skips_an_answer_that_it_cannot_hide(answer: str, is_provable: bool) -> None:
-    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
     # A template that compares messages prints different text if equal ones are hidden.
-    asked = "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
-    last = asked + "{{ asked[-1].content == 'Yes, please.' }}"
-    now = Renderer(RendererSpec(read_named_template("chatml"), TOKENS)).spec.now
-    template = TransformersTemplate(last + turns, TOKENS, {}, now)
-    question = {"role": "user", "content": "Yes, please."}
-    answers = [{"role": "assistant", "content": one} for one in (answer, "Done, four.")]
-    messages = [question, answers[0], question, answers[1]]
+    last = (
+        "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
+        "{{ asked[-1].content == 'Yes, please.' }}"
+    )
+    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
+    template = TransformersTemplate(last + turns, TOKENS, {}, NOW)
+    messages = [user("Yes, please."), assistant(answer), user("Yes, please."), assistant("Done, four.")]
     text = template.render(messages, None)
+
     assert text is not None
     found = IndependentMaskJudge(template).judge(messages, None, text, [])
-
     assert (found is not None) == is_provable
 
 
 def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:
     probes = list(make_probe_conversations())
-
     assert len({probe.description for probe in probes}) == len(probes)
     assert {probe.tools is None for probe in probes} == {True, False}
-
-
-# ── wrong masks ──
 
 
 @dataclass
@@ -142,22 +139,19 @@ class Mask:
 
     @classmethod
     def of(cls, name: str, shape: str) -> "Mask":
-        renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
-        [probe, *_] = [one for one in make_probe_conversations() if one.shape == shape]
+        renderer, probe = Renderer(RendererSpec(read_named_template(name), TOKENS)), probe_of(shape)
         adaptation = renderer.adaptation
         conversation = Conversation(adaptation.messages(probe.messages), adaptation.tools(probe.tools))
         template = TransformersTemplate(read_named_template(name), TOKENS, {}, renderer.spec.now)
         masked = Masker(renderer, Loss(), MaskRules()).mask(Conversation(probe.messages, probe.tools))
-        text = (
-            masked.text
-            if isinstance(masked, MaskedConversation)
-            else template.render(conversation.messages, conversation.tools)
-        )
+        if isinstance(masked, MaskedConversation):
+            text, trained = masked.text, trained_characters(masked)
+        else:
+            text, trained = template.render(conversation.messages, conversation.tools), set[int]()
         assert text is not None
-        mask = cls(IndependentMaskJudge(template), conversation, text, bytearray(len(text)))
-        for span in masked.trained if isinstance(masked, MaskedConversation) else ():
-            mask.set(span.start, span.end, train=True)
-        return mask
+        return cls(
+            IndependentMaskJudge(template), conversation, text, bytearray(i in trained for i in range(len(text)))
+        )
 
     def set(self, start: int, end: int, *, train: bool) -> None:
         self.trains[start:end] = bytes([train]) * (end - start)
@@ -166,9 +160,18 @@ class Mask:
         start = self.text.index(text, self.text.index(after))
         self.set(start, start + len(text), train=train)
 
+    def set_until(self, text: str) -> None:
+        self.set(0, self.text.index(text), train=True)
+
+    def set_last(self, text: str) -> None:
+        self.set(self.text.rindex(text), len(self.text), train=True)
+
     def append(self, text: str) -> None:
         self.text += text
         self.trains += b"\1" * len(text)
+
+    def replace(self, old: str, new: str) -> None:
+        self.text = self.text.replace(old, new)
 
     def kinds(self) -> list[str]:
         ranges = [(i, i + 1) for i, trains in enumerate(self.trains) if trains]
@@ -177,182 +180,102 @@ class Mask:
         return [defect.kind for defect in found]
 
 
-def _end_masked(mask: Mask) -> None:
-    mask.set_text(END, train=False, after="It is four, a1.")
-
-
-def _last_end_masked(mask: Mask) -> None:
-    mask.set_text(END, train=False, after="It is four, a3.")
-
-
-def _header_trained(mask: Mask) -> None:
-    mask.set_text("<|im_start|>assistant\n", train=True, after="u2")
-
-
-def _preamble_trained(mask: Mask) -> None:
-    mask.set(0, mask.text.index(END), train=True)
-
-
-def _first_token_untrained(mask: Mask) -> None:
-    mask.set_text("It", train=False)
-
-
-def _last_character_untrained(mask: Mask) -> None:
-    mask.set_text("3", train=False, after="It is four, a")
-
-
-def _second_end_trained(mask: Mask) -> None:
-    mask.append(END)
-
-
-def _next_header_trained(mask: Mask) -> None:
-    mask.set_text("<|im_start|>user", train=True, after="It is four, a1.")
-
-
-def _text_changed(mask: Mask) -> None:
-    mask.text = mask.text.replace("What", "Whot")
-
-
-def _question_trained(mask: Mask) -> None:
-    mask.set_text("it", train=True, after="What is it, u2")
+CHAT, CALLS = ("qwen2.5", "uaua"), ("qwen2.5", "ucta")
+CALL_HEADER = "assistant\n<tool_call>"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "kind"),
+    ("probe", "spoil", "kind"),
     [
-        (_end_masked, "end_untrained"),
-        (_last_end_masked, "end_untrained"),
-        (_header_trained, "header_trained"),
-        (_preamble_trained, "header_trained"),
-        (_first_token_untrained, "own_text_untrained"),
-        (_last_character_untrained, "own_text_untrained"),
-        (_second_end_trained, "wrong_end"),
-        (_next_header_trained, "wrong_end"),
-        (_text_changed, "text_differs"),
-        (_question_trained, "other_text_trained"),
+        (CHAT, lambda mask: mask.set_text(END, train=False, after="It is four, a1."), "end_untrained"),
+        (CHAT, lambda mask: mask.set_text(END, train=False, after="It is four, a3."), "end_untrained"),
+        (CHAT, lambda mask: mask.set_text("<|im_start|>assistant\n", train=True, after="u2"), "header_trained"),
+        (CHAT, lambda mask: mask.set_until(END), "header_trained"),
+        (CHAT, lambda mask: mask.set_text("It", train=False), "own_text_untrained"),
+        (CHAT, lambda mask: mask.set_text("3", train=False, after="It is four, a"), "own_text_untrained"),
+        (CHAT, lambda mask: mask.append(END), "wrong_end"),
+        (CHAT, lambda mask: mask.set_text("<|im_start|>user", train=True, after="It is four, a1."), "wrong_end"),
+        (CHAT, lambda mask: mask.replace("What", "Whot"), "text_differs"),
+        (CHAT, lambda mask: mask.set_text("it", train=True, after="What is it, u2"), "other_text_trained"),
+        (CALLS, lambda mask: mask.set_text("found", train=True, after="<tool_response>"), "other_text_trained"),
+        (CALLS, lambda mask: mask.set_text('": "', train=True, after='{"result'), "other_text_trained"),
+        (CALLS, lambda mask: mask.set_text('<tool_call>\n{"name', train=False, after="assistant\n"), "start_untrained"),
+        (CALLS, lambda mask: mask.set_text("arguments", train=False, after=CALL_HEADER), "frame_untrained"),
+        (CALLS, lambda mask: mask.set_text("</tool_call>", train=False, after=CALL_HEADER), "end_untrained"),
+        (CALLS, lambda mask: mask.set_text("Weather", train=True), "other_text_trained"),
+        # The default system turn before a leading answer, an answer that is not printed, an empty think block.
+        (("qwen2.5", "aua"), lambda mask: mask.set_text("You are", train=True), "header_trained"),
+        (("zephyr", "uo"), lambda mask: mask.set_last("</s>"), "empty_answer_trained"),
+        (("qwen3", "ua"), lambda mask: mask.set_text("<think>\n\n</think>", train=False), "start_untrained"),
     ],
-)
-def test_proof_names_a_defect_in_a_chat(spoil: Callable[[Mask], None], kind: MaskDefectKind) -> None:
-    mask = Mask.of("qwen2.5", "uaua")
+)  # fmt: skip
+def test_proof_names_a_defect(probe: tuple[str, str], spoil: Callable[[Mask], None], kind: MaskDefectKind) -> None:
+    mask = Mask.of(*probe)
     assert mask.kinds() == []
-
     spoil(mask)
     assert set(mask.kinds()) == {kind}
 
 
-@pytest.mark.parametrize(
-    ("text", "after", "train", "kind"),
-    [
-        ("found", "<tool_response>", True, "other_text_trained"),
-        ('": "', '{"result', True, "other_text_trained"),
-        ('<tool_call>\n{"name', "assistant\n", False, "start_untrained"),
-        ("arguments", "assistant\n<tool_call>", False, "frame_untrained"),
-        ("</tool_call>", "assistant\n<tool_call>", False, "end_untrained"),
-        ("Weather", "", True, "other_text_trained"),
-    ],
-)
-def test_proof_names_a_defect_in_a_tool_dialogue(text: str, after: str, train: bool, kind: MaskDefectKind) -> None:
-    mask = Mask.of("qwen2.5", "ucta")
-    assert mask.kinds() == []
-
-    mask.set_text(text, train=train, after=after)
-    assert set(mask.kinds()) == {kind}
-
-
-def test_proof_with_a_leading_assistant_names_the_default_system_turn_that_trains() -> None:
-    mask = Mask.of("qwen2.5", "aua")
-    assert mask.kinds() == []
-
-    mask.set_text("You are", train=True)
-    assert set(mask.kinds()) == {"header_trained"}
-
-
-def test_proof_names_an_answer_that_trains_without_being_printed() -> None:
-    mask = Mask.of("zephyr", "uo")
-    assert mask.kinds() == []
-
-    mask.set(mask.text.rindex("</s>"), len(mask.text), train=True)
-    assert set(mask.kinds()) == {"empty_answer_trained"}
-
-
-def test_proof_names_an_empty_think_block_that_does_not_train() -> None:
-    mask = Mask.of("qwen3", "ua")
-    assert mask.kinds() == []
-
-    mask.set_text("<think>\n\n</think>", train=False)
-    assert set(mask.kinds()) == {"start_untrained"}
-
-
 def test_proof_of_a_template_that_depends_on_the_text_is_impossible() -> None:
     text = "{% for m in messages %}{{ m.content | length if 'What' in m.content else m.content }};{% endfor %}"
-    template = TransformersTemplate(text, TOKENS, {}, Renderer(RendererSpec(text)).spec.now)
-    messages = [{"role": "user", "content": "What"}, {"role": "assistant", "content": "Four"}]
-
-    assert IndependentMaskJudge(template).judge(messages, None, "4;Four;", [(2, 7)]) is None
+    judge = IndependentMaskJudge(TransformersTemplate(text, TOKENS, {}, NOW))
+    assert judge.judge([user("What"), assistant("Four")], None, "4;Four;", [(2, 7)]) is None
 
 
 def test_clock_of_the_proven_template_is_fixed() -> None:
-    text = "\n{{ strftime_now('%Y') }} {{ messages[0].content }}"
-    template = TransformersTemplate(text, TOKENS, {}, Renderer(RendererSpec(text)).spec.now)
-
-    assert template.render([{"role": "user", "content": "Hi"}], None) == "\n2025 Hi"
-
-
-# ── the page ──
-
-
-def page_of(shapes: Sequence[ShapeProof]) -> str:
-    return render_text(render_proof("chats", TemplateProof(("Reasoning is not printed.",), tuple(shapes))))
+    template = TransformersTemplate("\n{{ strftime_now('%Y') }} {{ messages[0].content }}", TOKENS, {}, NOW)
+    assert template.render([user("Hi")], None) == "\n2025 Hi"
 
 
 def test_page_names_rejected_rows_and_the_remedy() -> None:
-    shape = ShapeProof(
-        ProbeConversation("ua", "user → answer", (), None), "refused", reason="content_dropped", detail="tool_list"
-    )
+    probe = ProbeConversation("ua", "user → answer", (), None)
+    shape = ShapeProof(probe, "refused", reason="content_dropped", detail="tool_list")
 
-    lines = page_of([shape]).splitlines()
+    page = render_text(render_proof("chats", TemplateProof(("Reasoning is not printed.",), (shape,))))
 
-    assert lines[1].split(maxsplit=1)[1] == "1 shape: 0 proven · 1 refused · 0 wrong masks"
-    assert "Reasoning is not printed." in lines[2]
-    assert "content_dropped · tool_list" in lines[3]
-    assert REASON_DESCRIPTIONS["content_dropped"].remedy in lines[4]
+    _, counts, facts, refusal, remedy = page.splitlines()[:5]
+    assert counts.split(maxsplit=1)[1] == "1 shape: 0 proven · 1 refused · 0 wrong masks"
+    assert "Reasoning is not printed." in facts
+    assert "content_dropped · tool_list" in refusal
+    assert REASON_DESCRIPTIONS["content_dropped"].remedy in remedy
 
 
 def test_every_kind_of_defect_has_a_description() -> None:
     assert set(DEFECT_SENTENCES) == set(get_args(MaskDefectKind))
 
 
-@pytest.mark.slow
-def test_template_report_with_prove_shows_trained_text_and_ends_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = CliProject(tmp_path).write()
-    project.write_recipe(datasets=project_datasets(chat_template="chatml"))
-
-    assert project.rowmill("template-report", "--prove") == main.ExitStatus.SUCCESS
-    out = capsys.readouterr().out
-    assert "42 shapes: 42 proven" in out
-    assert "<|im_start|>assistant\n⟦It is four, a1.<|im_end|>⟧" in out
+WITHOUT_ENDS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 @pytest.mark.slow
-def test_template_report_with_prove_of_a_template_without_ends_blocks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("template", "status", "said"),
+    [
+        (
+            "chatml",
+            main.ExitStatus.SUCCESS,
+            ["42 shapes: 42 proven", "<|im_start|>assistant\n⟦It is four, a1.<|im_end|>⟧"],
+        ),
+        (
+            WITHOUT_ENDS,
+            main.ExitStatus.PROBLEM_FOUND,
+            ["end of turn '<end>' is not trained", "set loss.end_of_turn: train"],
+        ),
+    ],
+    ids=["shows trained text and ends well", "blocks a template whose ends do not train"],
+)
+def test_template_report_with_prove(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str, status: main.ExitStatus, said: list[str]
 ) -> None:
-    blocks = (
-        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<end>\n{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
     project = CliProject(tmp_path).write()
-    project.write_recipe(datasets=project_datasets(chat_template=blocks))
-
-    assert project.rowmill("template-report", "--prove") == main.ExitStatus.PROBLEM_FOUND
-    out = capsys.readouterr().out
-    assert "end of turn '<end>' is not trained" in " ".join(out.split())
-    assert "set loss.end_of_turn: train" in out
-
-
-def project_datasets(**template: str) -> dict[str, Any]:
     source = {"train_urls": ["data/chats.jsonl"]}
-    return {"chats": {"source": source, "format": {"kind": "chat"}, "template": template}}
+    chats = {"source": source, "format": {"kind": "chat"}, "template": {"chat_template": template}}
+    project.write_recipe(datasets={"chats": chats})
+
+    assert project.rowmill("template-report", "--prove") == status
+    out = capsys.readouterr().out
+    assert [words for words in said if words not in out and words not in " ".join(out.split())] == []

@@ -18,6 +18,7 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json, to_json
+from rowmill.kinds.shared.canonicalization import RowOptionValues, canonicalize_row
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.stages.tokenized_examples.conversation_examples import (
     decode_conversations,
@@ -29,6 +30,7 @@ from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.encoder import Encoder
 from tests.support import recipes
+from tests.support.messages import assistant, call, result, system, tool, trained_characters, trained_texts, user
 from tests.support.tiers import draw, mark_all_but
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -42,32 +44,27 @@ text = st.one_of(
     st.sampled_from(["the answer is seven", "why so?", "a\n\nb", "{}", "user", "assistant", "<think>", "</s>"]),
 ).filter(str.strip)
 value = st.recursive(
-    st.one_of(
-        st.integers(-99, 10**20),
-        st.booleans(),
-        st.none(),
-        st.text(max_size=8),
-        st.floats(-9, 9).map(lambda x: round(x, 2)),
-    ),
-    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from("abc"), inner, max_size=2)),
+    st.integers(-99, 10**20)
+    | st.booleans()
+    | st.none()
+    | st.text(max_size=8)
+    | st.floats(-9, 9).map(lambda x: round(x, 2)),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
     max_leaves=4,
 )
 arguments = st.dictionaries(st.sampled_from(["at", "key", "n"]), value, max_size=3)
-TOOL: Json = {
-    "type": "function",
-    "function": {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {}}},
-}
+TOOL = tool(description="d", parameters={"type": "object", "properties": {}})
 
 
 @st.composite
 def exchange(draw: st.DrawFn) -> list[Message]:
     """Draw a question, perhaps a call with its result, and an answer that may have reasoning."""
-    messages: list[Message] = [{"role": "user", "content": draw(text)}]
+    messages = [user(draw(text))]
     if draw(st.booleans()):
-        calls = [{"id": "call_0001", "type": "function", "function": {"name": "look", "arguments": draw(arguments)}}]
-        messages.append({"role": "assistant", "content": draw(st.one_of(st.just(""), text)), "tool_calls": calls})
-        messages.append({"role": "tool", "content": draw(text), "tool_call_id": "call_0001", "name": "look"})
-    answer: Message = {"role": "assistant", "content": draw(text)}
+        calls = [call(draw(arguments))]
+        messages.append(assistant(draw(st.one_of(st.just(""), text)), tool_calls=calls))
+        messages.append({**result(draw(text)), "name": "look"})
+    answer = assistant(draw(text))
     if draw(st.booleans()):
         answer["reasoning_content"] = draw(text)
     return [*messages, answer]
@@ -78,60 +75,41 @@ def talk(draw: st.DrawFn) -> Conversation:
     """Draw a conversation of one to three exchanges, perhaps led by system text, perhaps with tools."""
     messages = [message for one in draw(st.lists(exchange(), min_size=1, max_size=3)) for message in one]
     if draw(st.booleans()):
-        messages.insert(0, {"role": "system", "content": draw(text)})
+        messages.insert(0, system(draw(text)))
     return Conversation(messages, [TOOL] if draw(st.booleans()) else None)
 
 
 @lru_cache(maxsize=64)
-def renderer(name: str) -> Renderer:
-    return Renderer(RendererSpec(read_named_template(name), TOKENS))
-
-
-@lru_cache(maxsize=256)
-def reference_renderer(name: str) -> Renderer:
-    return Renderer(RendererSpec(read_named_template(name), TOKENS, render_path="reference"))
-
-
-@lru_cache(maxsize=256)
-def listed_renderer(name: str) -> Renderer:
-    """Open a template without its blocks, so that the closed list decides what trains."""
-    return Renderer(RendererSpec(replace_generation_tags(read_named_template(name)), TOKENS))
+def renderer(name: str, render_path: Any = "auto", *, listed: bool = False) -> Renderer:
+    """Open a template; `listed`: without its blocks, so that the closed list decides what trains."""
+    text = read_named_template(name)
+    return Renderer(RendererSpec(replace_generation_tags(text) if listed else text, TOKENS, render_path=render_path))
 
 
 @lru_cache(maxsize=256)
 def masker(name: str, *, listed: bool = False, **options: Any) -> Masker:
     loss = Loss(**{key: value for key, value in options.items() if key in Loss.model_fields})
     rules = {key: value for key, value in options.items() if key not in Loss.model_fields}
-    open_renderer = listed_renderer if listed else renderer
-    return Masker(open_renderer(name), loss, MaskRules(on_dropped=COUNT_ALL, **rules))
+    return Masker(renderer(name, listed=listed), loss, MaskRules(on_dropped=COUNT_ALL, **rules))
 
 
 ASSISTANT = frozenset({"assistant"})
-
-
-def characters(one: MaskedConversation) -> set[int]:
-    return {i for span in one.trained for i in range(span.start, span.end)}
-
-
-# ── 1: both engines print the same text, and the owners of its characters are the same ──
 
 
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
 @given(one=talk())
 @settings(max_examples=draw(25), deadline=None)
 def test_text_is_the_plain_render_and_its_owners_are_the_same_on_either_path(name: str, one: Conversation) -> None:
-    made, sure = renderer(name), reference_renderer(name)
-    plain = made.plain(one.messages, one.tools, one.kwargs)
+    quick, sure = renderer(name), renderer(name, "reference")
+    plain = quick.plain(one.messages, one.tools, one.kwargs)
+    fast, slow = (way.render(one.messages, one.tools, one.kwargs) for way in (quick, sure))
 
-    results = [way.render(one.messages, one.tools, one.kwargs) for way in (made, sure)]
-
-    for result in results:
-        assert (result.text if isinstance(result, RenderedConversation) else result) == plain
-    fast, slow = results
+    for found in (fast, slow):
+        assert (found.text if isinstance(found, RenderedConversation) else found) == plain
     if isinstance(fast, RenderedConversation) and isinstance(slow, RenderedConversation):
         assert not slow.is_fast
         assert fast.blocks == slow.blocks
-        assert made.prove_ownership(fast, ASSISTANT) == sure.prove_ownership(slow, ASSISTANT)
+        assert quick.prove_ownership(fast, ASSISTANT) == sure.prove_ownership(slow, ASSISTANT)
 
 
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
@@ -157,18 +135,14 @@ def test_own_text_that_is_found_as_text_is_where_arrays_prove_it(name: str, one:
 @settings(max_examples=15, deadline=None)
 def test_every_supervised_message_trains_in_exactly_one_example(name: str, turns: str, one: Conversation) -> None:
     maker = masker(name, turns=turns)
-
     results = maker.examples(one)
-
-    if any(isinstance(result, Rejected) for result in results):
+    masked = [result for result in results if isinstance(result, MaskedConversation)]
+    if len(masked) < len(results):
         return
-    times: Counter[int] = Counter()
-    printed: set[int] = set()
-    for result in results:
-        assert isinstance(result, MaskedConversation)
-        times.update({span.message for span in result.trained if span.message >= 0})
-        printed |= {piece.message for piece in result.pieces}
+
+    times = Counter(i for one in masked for i in {span.message for span in one.trained if span.message >= 0})
     # A message that the template does not print, if the recipe allows that, does not train.
+    printed = {piece.message for one in masked for piece in one.pieces}
     assert times == Counter(dict.fromkeys([i for i in maker.supervised(one.messages) if i in printed], 1))
 
 
@@ -179,14 +153,11 @@ def test_own_text_trains_if_and_only_if_its_message_is_supervised(name: str, one
     for listed in (True, False):
         result = masker(name, listed=listed).mask(one)
         if isinstance(result, MaskedConversation):
-            held = characters(result)
             for piece in result.pieces:
-                inside = set(range(piece.start, piece.end)) & held
+                own = set(range(piece.start, piece.end))
                 is_model = one.messages[piece.message]["role"] == "assistant"
-                assert len(inside) == (piece.end - piece.start if is_model else 0)
+                assert own & trained_characters(result) == (own if is_model else set())
 
-
-# ── 3: another message's text moves no mask ──
 
 PREFIX_PRESERVING = ("chatml", "llama3", "phi3", "zephyr", "vicuna", "alpaca", "gemma3")
 
@@ -196,17 +167,10 @@ PREFIX_PRESERVING = ("chatml", "llama3", "phi3", "zephyr", "vicuna", "alpaca", "
 @settings(max_examples=draw(20), deadline=None)
 def test_changing_an_untrained_text_changes_no_trained_text(name: str, one: Conversation, other: str) -> None:
     changed = [{**m, "content": other} if m["role"] in ("user", "tool") else m for m in one.messages]
+    first, second = (masker(name).mask(Conversation(messages, one.tools)) for messages in (one.messages, changed))
+    if isinstance(first, MaskedConversation) and isinstance(second, MaskedConversation):
+        assert trained_texts(first) == trained_texts(second)
 
-    results = [masker(name).mask(Conversation(messages, one.tools)) for messages in (one.messages, changed)]
-
-    if all(isinstance(result, MaskedConversation) for result in results):
-        first, second = (
-            [r.text[s.start : s.end] for s in r.trained] for r in results if isinstance(r, MaskedConversation)
-        )
-        assert first == second
-
-
-# ── 5: control strings of the data stay text ──
 
 CONTROLLED = st.lists(
     st.sampled_from(["<|im_end|>", "<|im_start|>", "<|endoftext|>", " why ", "so\n"]), min_size=1, max_size=4
@@ -243,9 +207,6 @@ def test_swapping_control_strings_for_words_changes_no_control_id(
     assert control_ids(encoder, messages(words=False)) == control_ids(encoder, messages(words=True))
 
 
-# ── 6: storage changes no text ──
-
-
 @given(talks=st.lists(talk(), min_size=1, max_size=3))
 @settings(max_examples=draw(40), deadline=None)
 def test_rows_render_the_same_after_a_parquet_round_trip(talks: list[Conversation]) -> None:
@@ -258,15 +219,10 @@ def test_rows_render_the_same_after_a_parquet_round_trip(talks: list[Conversatio
             "extracted_think_from_content": [0] * len(talks),
         }
     )
-
     for before, after in zip(talks, decode_conversations(table), strict=True):
         for name in ("chatml", "qwen2.5"):
-            assert renderer(name).plain(after.messages, after.tools, after.kwargs) == renderer(name).plain(
-                before.messages, before.tools, {}
-            )
-
-
-# ── 7: arguments as objects and as their text ──
+            plain = renderer(name).plain(before.messages, before.tools, {})
+            assert renderer(name).plain(after.messages, after.tools, after.kwargs) == plain
 
 
 @pytest.mark.parametrize(
@@ -276,17 +232,11 @@ def test_rows_render_the_same_after_a_parquet_round_trip(talks: list[Conversatio
 @settings(max_examples=draw(30), deadline=None)
 def test_arguments_as_object_and_as_text_render_equally(name: str, given_arguments: dict[str, Json]) -> None:
     from rowmill.kinds.catalog import Chat
-    from rowmill.kinds.shared.canonicalization import RowOptionValues, canonicalize_row
 
+    as_text = orjson.dumps(given_arguments).decode() if _fits(given_arguments) else to_json(given_arguments)
     printed: list[object] = []
-    for source in (
-        given_arguments,
-        orjson.dumps(given_arguments).decode() if _fits(given_arguments) else to_json(given_arguments),
-    ):
-        calls = [{"id": "call_0001", "type": "function", "function": {"name": "look", "arguments": source}}]
-        record = {
-            "messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
-        }
+    for source in (given_arguments, as_text):
+        record = {"messages": [user("why?"), assistant("", tool_calls=[call(source)])]}
         row = canonicalize_row(record, RowOptionValues(Chat()))
         assert not isinstance(row, Rejected)
         printed.append(renderer(name).plain(row.messages, [TOOL], {}))
@@ -302,17 +252,12 @@ def _fits(value: Json) -> bool:
     return True
 
 
-# ── 10: subsets ──
-
-
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "glm4", "llama3.1"])
 @pytest.mark.parametrize(
     "less",
     [
-        {"supervise": "last_assistant"},
-        {"supervise": "last_turn"},
-        {"think_loss": "answer_only"},
-        {"think_loss": "answer_plus_think"},
+        *[{"supervise": which} for which in ("last_assistant", "last_turn")],
+        *[{"think_loss": which} for which in ("answer_only", "answer_plus_think")],
         {"end_of_turn": "mask"},
     ],
 )
@@ -320,6 +265,5 @@ def _fits(value: Json) -> bool:
 @settings(max_examples=15, deadline=None)
 def test_narrower_options_train_a_subset(name: str, less: dict[str, Any], one: Conversation) -> None:
     every, some = (masker(name, listed=True, **options).mask(one) for options in ({}, less))
-
     if isinstance(every, MaskedConversation) and isinstance(some, MaskedConversation):
-        assert characters(some) <= characters(every)
+        assert trained_characters(some) <= trained_characters(every)

@@ -24,19 +24,15 @@ def t1(messages: Sequence[Message]) -> str:
         calls = "".join(call["id"] for call in message.get("tool_calls", ()))
         return f"<{message['role'][0]}>{thought}{message['content']}{calls}<e>\n"
 
-    return "".join(body(message) for message in messages)
+    return "".join(map(body, messages))
 
 
 def measure(messages: Sequence[Message], tools: Sequence[Json] | None) -> int:
     return len(t1(messages)) + len(tools or ())
 
 
-def first_characters(text: str, max_tokens: int) -> str:
-    return text[:max_tokens]
-
-
 def truncater(limit: int, **more: Any) -> ConversationTruncator:
-    options: dict[str, Any] = {"measure": measure, "cut_reasoning": first_characters, **more}
+    options: dict[str, Any] = {"measure": measure, "cut_reasoning": lambda text, tokens: text[:tokens], **more}
     return ConversationTruncator(limit, **options)
 
 
@@ -82,27 +78,26 @@ def cut(messages: Sequence[Message], limit: int, **more: Any) -> TruncatedConver
     ],
 )
 def test_oldest_exchange_is_removed_first(limit: int, expected: str, cuts_tokens: bool) -> None:
-    messages = dialogue("S U1 A1 U2 A2")
-    found = cut(messages, limit)
+    found = cut(dialogue("S U1 A1 U2 A2"), limit)
 
-    assert words(found.messages) == expected
-    assert found.needs_token_cut == cuts_tokens
+    assert (words(found.messages), found.needs_token_cut) == (expected, cuts_tokens)
     assert (found.original_tokens, found.tokens) == (44, 44 if limit > 43 else 26)
     assert found.exchanges_removed == 44 - found.tokens
     assert found.messages_removed == 5 - len(found.messages)
 
 
-def test_reasoning_truncated_at_a_token_becomes_context() -> None:
-    messages: list[Message] = [*dialogue("U A")]
-    messages[1][KEY] = "r" * 20
-    found = cut(messages, 36)
+def thinking(conversation: str, **thoughts: str) -> list[Message]:
+    """Write a conversation in short, with the reasoning of some answers."""
+    return [{**m, KEY: thoughts[m["content"]]} if m["content"] in thoughts else m for m in dialogue(conversation)]
 
+
+def test_reasoning_is_truncated_at_a_token_as_context_or_removed_if_none_of_it_fits() -> None:
+    found = cut(thinking("U A", A="r" * 20), 36)
     assert (found.original_tokens, found.tokens, found.reasoning_removed) == (43, 36, 7)
-    assert found.messages[1][KEY] == "r" * 13
-    assert found.reasoning_context == (1,)
-
-
-# Stages
+    assert (found.messages[1][KEY], found.reasoning_context) == ("r" * 13, (1,))
+    found = cut(thinking("U A", A="r" * 20), 16)
+    assert found.messages == tuple(dialogue("U A"))
+    assert (found.reasoning_context, found.needs_token_cut) == ((), False)
 
 
 @pytest.mark.parametrize(
@@ -134,65 +129,41 @@ def test_stages_in_their_order(conversation: str, flags: str, limit: int, expect
 
 
 def test_oldest_reasoning_is_removed_before_the_next_is_truncated() -> None:
-    messages = dialogue("U A1 A2")
-    messages[1][KEY], messages[2][KEY] = "a" * 10, "b" * 10
+    messages = thinking("U A1 A2", A1="a" * 10, A2="b" * 10)
     found = cut(messages, len(t1(messages)) - 20)
-
-    assert KEY not in found.messages[1]
-    assert found.messages[2][KEY] == "b" * 7
+    assert list(found.messages) == thinking("U A1 A2", A2="b" * 7)
     assert found.reasoning_context == (2,)
-
-
-def test_reasoning_is_removed_if_none_of_it_fits() -> None:
-    messages = dialogue("U A")
-    messages[1][KEY] = "r" * 20
-    found = cut(messages, 16)
-
-    assert found.messages == tuple(dialogue("U A"))
-    assert (found.reasoning_context, found.needs_token_cut) == ((), False)
 
 
 def test_unprinted_reasoning_stays() -> None:
     def last_only(messages: Sequence[Message], _: Sequence[Json] | None) -> int:
         return len(t1([{k: v for k, v in m.items() if k != KEY} for m in messages[:-1]] + list(messages[-1:])))
 
-    messages = dialogue("U A1 A2")
-    messages[1][KEY] = messages[2][KEY] = "r" * 20
-    found = cut(messages, 40, measure=last_only)
+    found = cut(thinking("U A1 A2", A1="r" * 20, A2="r" * 20), 40, measure=last_only)
 
-    assert found.messages[1][KEY] == "r" * 20
-    assert found.tokens == 40
+    assert (found.messages[1][KEY], found.tokens) == ("r" * 20, 40)
 
 
 def test_tools_are_measured_and_never_removed() -> None:
     messages = dialogue("U1 A1 U2 A2")
     found = truncater(36).truncate(messages, ["tool"], trained(messages))
-
     assert isinstance(found, TruncatedConversation)
     assert (words(found.messages), found.tokens) == ("U2 A2", 19)
 
 
-def test_token_cut_rejected_by_the_recipe() -> None:
-    messages = dialogue("S U1 A1")
-    found = truncater(10, token_cut="reject").truncate(messages, None, trained(messages))
-
+@pytest.mark.parametrize(
+    ("options", "flags", "reason"),
+    [
+        ({"token_cut": "reject"}, [False, True], "overlong_after_structure"),
+        ({}, [False, False], "no_assistant"),
+        ({"measure": lambda _messages, _tools: None}, [False, True], "template_error"),
+    ],
+    ids=["the recipe cuts at no token", "nothing is supervised", "the template raises on everything"],
+)
+def test_row_that_cannot_be_truncated_is_rejected(options: dict[str, Any], flags: list[bool], reason: str) -> None:
+    found = truncater(10, **options).truncate(dialogue("U1 A1"), None, flags)
     assert isinstance(found, Rejected)
-    assert found.reason == "overlong_after_structure"
-
-
-def test_nothing_supervised_is_rejected() -> None:
-    messages = dialogue("U1 A1")
-    found = truncater(10).truncate(messages, None, [False, False])
-
-    assert isinstance(found, Rejected)
-    assert found.reason == "no_assistant"
-
-
-def test_template_that_raises_on_everything_is_rejected() -> None:
-    found = truncater(10, measure=lambda _m, _t: None).truncate(dialogue("U1 A1"), None, [False, True])
-
-    assert isinstance(found, Rejected)
-    assert found.reason == "template_error"
+    assert found.reason == reason
 
 
 def test_subset_on_which_the_template_raises_is_skipped() -> None:
@@ -222,9 +193,6 @@ def test_search_renders_few_times() -> None:
     cut(messages, 1000, measure=counted)
 
     assert renders <= 12
-
-
-# Invariants
 
 
 @st.composite
@@ -299,33 +267,26 @@ def test_larger_limit_never_keeps_fewer_messages(
         assert small.tokens <= large.tokens
 
 
-# Splitting
-
-
-def test_split_puts_as_many_exchanges_in_a_piece_as_fit() -> None:
-    messages = dialogue("S U1 A1 U2 A2 U3 A3")
-    pieces = truncater(44).split(messages, None, trained(messages))
-
+@pytest.mark.parametrize(
+    ("conversation", "limit", "expected", "kept"),
+    [
+        ("S U1 A1 U2 A2 U3 A3", 44, ["S U1 A1 U2 A2", "S U3 A3"], [(0, 1, 2, 3, 4), (0, 5, 6)]),
+        ("S U1 A1 U2 C1 T1 A2", 26, ["S U1 A1", "S U2 A2"], [(0, 1, 2), (0, 3, 6)]),
+    ],
+    ids=["puts as many exchanges in a piece as fit", "truncates an exchange that is too long alone"],
+)
+def test_split(conversation: str, limit: int, expected: list[str], kept: list[tuple[int, ...]]) -> None:
+    messages = dialogue(conversation)
+    pieces = truncater(limit).split(messages, None, trained(messages))
     assert isinstance(pieces, list)
-    assert [words(piece.messages) for piece in pieces] == ["S U1 A1 U2 A2", "S U3 A3"]
-    assert [piece.kept for piece in pieces] == [(0, 1, 2, 3, 4), (0, 5, 6)]
-
-
-def test_split_truncates_an_exchange_that_is_too_long_alone() -> None:
-    messages = dialogue("S U1 A1 U2 C1 T1 A2")
-    pieces = truncater(26).split(messages, None, trained(messages))
-
-    assert isinstance(pieces, list)
-    assert [words(piece.messages) for piece in pieces] == ["S U1 A1", "S U2 A2"]
-    assert [piece.kept for piece in pieces] == [(0, 1, 2), (0, 3, 6)]
+    assert [words(piece.messages) for piece in pieces] == expected
+    assert [piece.kept for piece in pieces] == kept
 
 
 def test_split_of_a_fitting_row_is_one_piece() -> None:
     messages = dialogue("S U1 A1")
-
-    assert truncater(99).split(messages, None, trained(messages)) == [
-        TruncatedConversation(tuple(messages), (0, 1, 2), len(t1(messages)), len(t1(messages)))
-    ]
+    whole = TruncatedConversation(tuple(messages), (0, 1, 2), len(t1(messages)), len(t1(messages)))
+    assert truncater(99).split(messages, None, trained(messages)) == [whole]
 
 
 @given(conversations(), st.integers(20, 120))
@@ -338,9 +299,6 @@ def test_split_pieces_do_not_overlap(given_: tuple[list[Message], list[bool]], l
     leading = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     kept = [index for piece in pieces for index in piece.kept if index >= leading]
     assert kept == sorted(set(kept))
-
-
-# Options
 
 
 @pytest.mark.parametrize(
@@ -363,13 +321,7 @@ def test_alias_max_seq_len() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"max_length": 1},
-        {"max_length": True},
-        {"overlong": "cut"},
-        {"max_length": 8, "max_seq_len": 8},
-        {"max_len": 8},
-    ],
+    [{"max_length": 1}, {"max_length": True}, {"overlong": "cut"}, {"max_length": 8, "max_seq_len": 8}, {"max_len": 8}],
 )
 def test_wrong_option_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -19,32 +19,19 @@ from rowmill.tokenization.token_truncation import prepend_bos
 from rowmill.tokenization.tokenizer import open_tokenizer
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
 from tests.support import recipes
-from tests.support.recipes import CHATML, CONTROL, Built, Workspace, text_of
+from tests.support.messages import assistant, user
+from tests.support.recipes import CHATML, CONTROL, Built, Workspace, rewrite_tokenizer, text_of
 from tests.support.tiers import draw
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
-    folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return open_tokenizer(str(folder), folder)
-
-
-@pytest.fixture(scope="module")
-def encoder(loaded: LoadedTokenizer) -> Encoder:
-    return Encoder(loaded)
-
-
-def example_of(encoder: Encoder, masked: MaskedConversation, *, split: bool) -> Example:
-    (made,) = make_examples([masked], [[]], encoder, TokenizationCounts(), split=split)
+def example_of(encoder: Encoder, masked: MaskedConversation, *, split: bool = False) -> Example:
+    [made] = make_examples([masked], [[]], encoder, TokenizationCounts(), split=split)
     assert isinstance(made, Example)
     return made
 
 
 def masked(text: str, *trained: tuple[int, int]) -> MaskedConversation:
     return MaskedConversation(text, tuple(Span(*one, 0) for one in trained), ())
-
-
-# ── boundary ──
 
 
 @settings(deadline=None, max_examples=draw(60))
@@ -64,7 +51,6 @@ def test_split_at_a_trained_start_gives_the_prompts_own_ids(encoder: Encoder, te
 def test_split_of_a_batch_is_each_texts_own(encoder: Encoder, texts: list[str], data: st.DataObject) -> None:
     ranges = [sorted(data.draw(st.tuples(*[st.integers(0, len(t))] * 2))) for t in texts]
     rows = [masked(t, (a, b)) if a < b else masked(t) for t, (a, b) in zip(texts, ranges, strict=True)]
-
     together = make_examples(rows, [[]] * len(rows), encoder, TokenizationCounts(), split=True)
 
     for row, made in zip(rows, together, strict=True):
@@ -74,27 +60,24 @@ def test_split_of_a_batch_is_each_texts_own(encoder: Encoder, texts: list[str], 
         assert made.mask.tolist() == alone.mask.tolist()
 
 
-MERGES = [("a", "b")]
-
-
 def merging(tmp_path: Path) -> Encoder:
     """Return a tokenizer that joins a and b into one token."""
-    folder = recipes.write_tokenizer(tmp_path / "tokenizer")
-    parsed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    parsed["model"]["merges"] = MERGES
-    base = {token: number for token, number in parsed["model"]["vocab"].items() if len(token) == 1 or token in CONTROL}
-    parsed["model"]["vocab"] = base | {"ab": max(base.values()) + 1}
-    (folder / "tokenizer.json").write_text(json.dumps(parsed), encoding="utf-8")
+
+    def change(parsed: dict[str, Any]) -> None:
+        parsed["model"]["merges"] = [("a", "b")]
+        vocabulary = parsed["model"]["vocab"].items()
+        base = {token: number for token, number in vocabulary if len(token) == 1 or token in CONTROL}
+        parsed["model"]["vocab"] = base | {"ab": max(base.values()) + 1}
+
+    folder = rewrite_tokenizer(tmp_path / "tokenizer", change)
     return Encoder(open_tokenizer(str(folder), folder))
 
 
 def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encoded_whole(tmp_path: Path) -> None:
     """A merge of prompt and answer (tinker-cookbook#877) gives ids that inference never sees; split gives its own."""
     encoder = merging(tmp_path)
-    text = "xaby"
     pieces = (ContentSpan(0, 2, 0, "user"), ContentSpan(2, 4, 1, "assistant"))
-    row = MaskedConversation(text, (Span(2, 4, 1),), pieces)
-
+    row = MaskedConversation("xaby", (Span(2, 4, 1),), pieces)
     whole, apart = (example_of(encoder, row, split=split) for split in (False, True))
 
     assert [encoder.decode([i]) for i in whole.ids.tolist()] == ["x", "ab", "y"]
@@ -104,12 +87,8 @@ def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encode
 
 
 def test_straddling_token_trains_if_no_other_messages_text_is_in_it(tmp_path: Path) -> None:
-    encoder = merging(tmp_path)
     counts = TokenizationCounts()
-    row = MaskedConversation("xaby", (Span(2, 4, 0),), ())
-
-    (made,) = make_examples([row], [[]], encoder, counts)
-
+    [made] = make_examples([masked("xaby", (2, 4))], [[]], merging(tmp_path), counts)
     assert isinstance(made, Example)
     assert made.mask.tolist() == [False, True, True]
     assert counts.boundary_tokens == 1
@@ -128,31 +107,25 @@ def test_token_shared_with_untrained_text_of_its_own_message_does_not_train(
     tmp_path: Path, text: str, reasoning: tuple[int, int], trained: tuple[int, int], mask: list[bool]
 ) -> None:
     row = MaskedConversation(text, (Span(*trained, 0),), (ContentSpan(*reasoning, 0, "reasoning"),))
-
-    (made,) = make_examples([row], [[]], merging(tmp_path), TokenizationCounts())
-
-    assert isinstance(made, Example)
-    assert made.mask.tolist() == mask
+    assert example_of(merging(tmp_path), row).mask.tolist() == mask
 
 
 @pytest.mark.parametrize(
-    ("text", "pieces", "trained"),
+    ("text", "answer", "trained"),
     [
         # The header's last character and the answer's first are one token, as a space and a SentencePiece word are.
-        ("xaby", (ContentSpan(0, 1, 0, "user"), ContentSpan(2, 4, 1, "assistant")), (Span(2, 4, 1),)),
+        ("xaby", (2, 4), (2, 4)),
         # The answer's last character and the first one of its end are one token, as a full stop and a line break are.
-        ("xyab", (ContentSpan(0, 1, 0, "user"), ContentSpan(1, 3, 1, "assistant")), (Span(1, 4, 1),)),
-        ("xyab", (ContentSpan(0, 1, 0, "user"), ContentSpan(1, 3, 1, "assistant")), (Span(1, 3, 1),)),
+        ("xyab", (1, 3), (1, 4)),
+        ("xyab", (1, 3), (1, 3)),
     ],
     ids=["header", "end", "masked-end"],
 )
 def test_token_shared_with_the_template_trains_at_both_edges(
-    tmp_path: Path, text: str, pieces: tuple[ContentSpan, ...], trained: tuple[Span, ...]
+    tmp_path: Path, text: str, answer: tuple[int, int], trained: tuple[int, int]
 ) -> None:
-    row = MaskedConversation(text, trained, pieces)
-
-    made = example_of(merging(tmp_path), row, split=False)
-
+    pieces = (ContentSpan(0, 1, 0, "user"), ContentSpan(*answer, 1, "assistant"))
+    made = example_of(merging(tmp_path), MaskedConversation(text, (Span(*trained, 1),), pieces))
     assert made.mask.tolist() == [False, True, True]
     assert make_columns([(0, 0, made)]).verified() == 1
 
@@ -171,40 +144,33 @@ def test_recipe_with_split_boundary_keeps_inference_ids_in_every_turn(tmp_path: 
         assert encoder.encode([prompt]).ids.tolist() == example["input_ids"][: starts[0]]
 
 
-# ── BOS ──
-
-
-@pytest.mark.parametrize("ids", [[5, 6], [1, 5, 6]])
-def test_bos_is_put_first_unless_it_is_there_and_does_not_train(ids: list[int]) -> None:
+@pytest.mark.parametrize(("ids", "span_starts"), [([5, 6], [0, 1]), ([1, 5, 6], [0])])
+def test_bos_is_put_first_unless_it_is_there_and_does_not_train(ids: list[int], span_starts: list[int]) -> None:
     zeros = np.zeros(1, np.int64)
     example = Example(
         ids=np.array(ids, np.int32), mask=np.array([False] * (len(ids) - 1) + [True]), span_starts=zeros,
         span_messages=zeros, span_kinds=np.ones(1, np.int8), original_tokens=len(ids), original_trained=1,
     )  # fmt: skip
-
     made = prepend_bos(example, 1)
 
-    assert made.ids.tolist() == [1, 5, 6]
-    assert made.mask.tolist() == [False, False, True]
-    assert made.original_tokens == 3
-    assert made.span_starts.tolist() == ([0, 1] if len(ids) == 2 else [0])
+    assert (made.ids.tolist(), made.mask.tolist()) == ([1, 5, 6], [False, False, True])
+    assert (made.original_tokens, made.span_starts.tolist()) == (3, span_starts)
 
 
-def with_bos_token(workspace: Workspace) -> Workspace:
-    folder = recipes.write_tokenizer(workspace.folder / "tokenizer")
-    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": CONTROL[0]}), encoding="utf-8")
-    return workspace
+def build_with_bos(folder: Path, add_bos: Any, **groups: Any) -> dict[str, Any]:
+    """Build one chat with a tokenizer that has a BOS; return its example."""
+    path = recipes.write_tokenizer(folder / "tokenizer") / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "bos_token": CONTROL[0]}), encoding="utf-8")
+    kind = {"kind": "chat", "add_bos": add_bos}
+    [example] = Workspace(folder).one("a.jsonl", [recipes.chat(0)], kind, **groups).build().examples()
+    return example
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("add_bos", "first"), [("auto", "<|im_start|>"), (True, "<|endoftext|>")])
 def test_template_decides_bos_unless_the_recipe_adds_one(tmp_path: Path, add_bos: Any, first: str) -> None:
-    workspace = with_bos_token(Workspace(tmp_path))
-
-    built = workspace.one("a.jsonl", [recipes.chat(0)], {"kind": "chat", "add_bos": add_bos}).build()
-
-    (example,) = built.examples()
+    example = build_with_bos(tmp_path, add_bos)
     assert CONTROL[example["input_ids"][0]] == first
     assert example["tokens"] == len(example["input_ids"]) == example["original_tokens"]
 
@@ -212,12 +178,8 @@ def test_template_decides_bos_unless_the_recipe_adds_one(tmp_path: Path, add_bos
 @pytest.mark.slow
 def test_bos_that_the_template_printed_is_not_doubled(tmp_path: Path) -> None:
     """Double BOS (OpenRLHF#393)."""
-    workspace = with_bos_token(Workspace(tmp_path))
     template = {"chat_template": "{{ bos_token }}" + CHATML}
-
-    built = workspace.one("a.jsonl", [recipes.chat(0)], {"kind": "chat", "add_bos": True}, template=template).build()
-
-    assert built.examples()[0]["input_ids"].count(0) == 1
+    assert build_with_bos(tmp_path, add_bos=True, template=template)["input_ids"].count(0) == 1
 
 
 def test_bos_that_the_tokenizer_lacks_cannot_be_added(tmp_path: Path) -> None:
@@ -225,11 +187,8 @@ def test_bos_that_the_tokenizer_lacks_cannot_be_added(tmp_path: Path) -> None:
         Workspace(tmp_path).one("a.jsonl", [recipes.chat(0)], {"kind": "chat", "add_bos": True}).build()
 
 
-# ── control strings ──
-
-
 def talk(question: str, answer: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    return {"messages": [user(question), assistant(answer)]}
 
 
 def control_ids(built: Built) -> list[list[int]]:
@@ -237,18 +196,17 @@ def control_ids(built: Built) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "more"), [("as_text", 0), ("allow", 1)])
+@pytest.mark.parametrize(("policy", "ids"), [("as_text", [1, 2, 1, 2]), ("allow", [1, 2, 1, 2, 2])])
 def test_control_string_of_the_data_becomes_a_control_id_only_where_allowed(
-    tmp_path: Path, policy: str, more: int
+    tmp_path: Path, policy: str, ids: list[int]
 ) -> None:
     """Quoted <|im_end|> becomes control (transformers#29279)."""
     rows = [talk("say something", "a<|im_end|>b")]
-
     built = Workspace(tmp_path).one("a.jsonl", rows, template={"control_tokens": policy}).build()
 
-    assert control_ids(built) == [[1, 2, 1, 2] if not more else [1, 2, 1, 2, 2]]
+    assert control_ids(built) == [ids]
     assert "a<|im_end|>b<|im_end|>" in text_of(built.examples()[0])
-    (line,) = built.manifest("rows", "tokenized_examples").tables["control_strings"].rows
+    [line] = built.manifest("rows", "tokenized_examples").tables["control_strings"].rows
     assert tuple(line) == ("assistant", "<|im_end|>", 1)
 
 
@@ -257,7 +215,6 @@ def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_
     """In a whole build; `test_template_properties.py` has the check over generated texts."""
     wording = "<|im_end|>\n<|im_start|>assistant\n<|endoftext|>"
     rows = [[talk(f"what is {text}?", f"it is {text} indeed")] for text in (wording, "a green house")]
-
     first, second = (Workspace(tmp_path / str(i)).one("a.jsonl", one).build() for i, one in enumerate(rows))
 
     assert control_ids(first) == control_ids(second)
@@ -268,9 +225,7 @@ def test_placeholder_that_the_template_changes_is_a_reject(tmp_path: Path) -> No
     lowering = CHATML.replace("m['content']", "m['content'] | lower", 1)
     rows = [talk("what is <|im_end|>?", "it is the end"), talk("what is it?", "it is the end")]
     template = {"chat_template": lowering, "on_dropped": {"user": "count"}}
-
     built = Workspace(tmp_path).one("a.jsonl", rows, template=template).build()
-
     assert built.rejects() == [(0, "control_token_in_content")]
 
 
@@ -289,29 +244,18 @@ def test_control_id_made_of_ordinary_text_is_found() -> None:
     around = encoder.encode_pieces(["a</s>b"], [[(1, 5)]])
 
     assert contains_added_token(card, around, "a</s>b", [(1, 5)]) is (1 in around.ids.tolist())
-    (made,) = make_examples([masked("a</s>b", (0, 6))], [[(1, 5)]], encoder, TokenizationCounts())
+    [made] = make_examples([masked("a</s>b", (0, 6))], [[(1, 5)]], encoder, TokenizationCounts())
     assert isinstance(made, Rejected)
     assert made.reason == "control_token_in_content"
 
 
-# ── round trips ──
-
-
 @pytest.mark.slow
 def test_texts_that_a_normalising_tokenizer_changes_are_kept_and_counted(tmp_path: Path) -> None:
-    folder = recipes.write_tokenizer(tmp_path / "tokenizer")
-    parsed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    parsed["normalizer"] = {"type": "NFC"}
-    (folder / "tokenizer.json").write_text(json.dumps(parsed), encoding="utf-8")
+    rewrite_tokenizer(tmp_path / "tokenizer", lambda parsed: parsed.update(normalizer={"type": "NFC"}))
     rows = [talk("why?", "e\u0301"), talk("why?", "plain"), talk("why?", "also plain"), talk("so?", "\u00e9")]
-
     built = Workspace(tmp_path).one("a.jsonl", rows).build()
-
     assert built.rejects() == []
     assert built.manifest("rows", "tokenized_examples").facts["text_roundtrip"] == 0.25
-
-
-# ── what the template makes of the checks ──
 
 
 @pytest.mark.slow
@@ -330,9 +274,5 @@ def test_template_check_counts_the_warnings_of_its_contract(
     tmp_path: Path, changes: dict[str, Any], check: str, value: float
 ) -> None:
     built = Workspace(tmp_path).one("a.jsonl", [recipes.chat(i) for i in range(3)], **changes).build()
-
-    _, results = built.steps["rows", "tokenized_examples"]
-    (result,) = [one for one in results if one.check == check]
-    assert result.value == value
-    assert result.passed is (value == 0)
-    assert not result.blocking
+    [result] = [one for one in built.steps["rows", "tokenized_examples"][1] if one.check == check]
+    assert (result.value, result.passed, result.blocking) == (value, value == 0, False)

@@ -1,14 +1,15 @@
 """Which stretches of a part's texts are compared with the reference tokenizer, and what the comparison notices."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.tokenization import engines, reference_sample, tokenizer
+from rowmill.tokenization import engines, reference_sample
 from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_and_compare
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import (
@@ -35,9 +36,6 @@ def _take(texts: Sequence[str], stretches: Sequence[Stretch]) -> list[str]:
     return [texts[one.text][one.begin : one.end] for one in stretches]
 
 
-# ── which stretches ──
-
-
 @pytest.mark.parametrize("chars", [(1000,) * 400, (30_000,) * 20, (2_000_000,), (5, 0, 700_000, 90_000, 10)], ids=str)
 def test_sample_has_two_percent_of_a_batch_and_64k_of_a_part_from_as_many_texts_as_possible(
     chars: tuple[int, ...],
@@ -51,19 +49,14 @@ def test_sample_has_two_percent_of_a_batch_and_64k_of_a_part_from_as_many_texts_
     assert sum(map(len, _take(texts, then))) >= total // 50
     assert max(one.end - one.begin for one in first) < 9_000
     assert len({one.text for one in first}) >= min(len([size for size in chars if size]), 50)
-    assert all(count == 1 for count in Counter((one.text, one.begin) for one in first).values())
-    for one, other in zip(ordered := sorted(first, key=_get_place), ordered[1:], strict=False):
-        assert one.text < other.text or one.end <= other.begin
-
-
-def _get_place(one: Stretch) -> tuple[int, int]:
-    return one.text, one.begin
+    places = sorted((one.text, one.begin, one.end) for one in first)
+    assert len({place[:2] for place in places}) == len(places)
+    assert all(one[0] < other[0] or one[2] <= other[1] for one, other in pairwise(places))
 
 
 @pytest.mark.parametrize("parts", [0, 1, 16, 60, 10_000])
 def test_parts_of_a_dataset_share_a_million_characters(parts: int) -> None:
     minimum = divide_minimum(parts)
-
     assert minimum <= MIN_PART_CHARS
     assert minimum == MIN_PART_CHARS or minimum * parts <= MIN_DATASET_CHARS < (minimum + 1) * parts
 
@@ -71,9 +64,7 @@ def test_parts_of_a_dataset_share_a_million_characters(parts: int) -> None:
 def test_sample_depends_on_the_texts_and_not_on_their_order() -> None:
     texts = [_make_text(i, 3_000) for i in range(300)]
     backwards = texts[::-1]
-
     chosen = _take(texts, ReferenceSample().choose(texts, ()))
-
     assert chosen == _take(backwards, ReferenceSample().choose(backwards, ()))
 
 
@@ -108,12 +99,8 @@ def test_text_without_a_border_is_compared_whole_unless_it_is_too_long(
     chars: int, expected: list[tuple[int, int]]
 ) -> None:
     chosen = ReferenceSample().choose(["QUJD" * (chars // 4) + "Q" * (chars % 4)], ())
-
     assert [(one.begin, one.end) for one in chosen if one.begin] == []
     assert [(0, one.end) for one in chosen if not one.tail] == expected
-
-
-# ── borders ──
 
 
 BORDERED = st.lists(
@@ -123,7 +110,7 @@ BORDERED = st.lists(
 ).map("".join)  # fmt: skip
 
 
-def _assert_borders_are_of_the_tokenizer(encoder: Encoder, text: str) -> None:
+def assert_borders_are_of(encoder: Encoder, text: str) -> None:
     """Check that no token of the reference crosses a border."""
     encoded = encoder.encode([text])
     place = reference_sample.find_border(text, 1, len(text))
@@ -137,7 +124,7 @@ def _assert_borders_are_of_the_tokenizer(encoder: Encoder, text: str) -> None:
 @settings(deadline=None)
 @given(text=BORDERED)
 def test_borders_are_those_of_the_tiny_tokenizer(loaded: LoadedTokenizer, text: str) -> None:
-    _assert_borders_are_of_the_tokenizer(Encoder(loaded, fast_path=False), text)
+    assert_borders_are_of(Encoder(loaded, fast_path=False), text)
 
 
 @pytest.mark.slow
@@ -145,23 +132,7 @@ def test_borders_are_those_of_the_tiny_tokenizer(loaded: LoadedTokenizer, text: 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2", "smollm3", "tinyllama"])
 def test_borders_are_those_of_real_tokenizers(real_data: Path, name: str) -> None:
     opened = Encoder(open_tokenizer(str(real_data / "tokenizers" / name), Path()), fast_path=False)
-
-    @settings(deadline=None)
-    @given(text=BORDERED)
-    def check(text: str) -> None:
-        _assert_borders_are_of_the_tokenizer(opened, text)
-
-    check()
-
-
-# ── engines that are wrong ──
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
-    """Open the tiny byte-level tokenizer as a build opens it."""
-    folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return tokenizer.open_tokenizer(str(folder), folder)
+    settings(deadline=None)(given(text=BORDERED)(partial(assert_borders_are_of, opened)))()
 
 
 def make_wrong_engine(wrong: str, other: str) -> Callable[[str], engines.EncodeTexts]:

@@ -29,9 +29,7 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 # tokens; in the pre-tokenizer, before the text only; not at all, as Gemma.
 PIPELINES: dict[str, dict[str, Any]] = {
     "before_section": {
-        "normalizer": {"type": "Sequence", "normalizers": [PREPEND, REPLACE]},
-        "pre_tokenizer": None,
-        "strips": [STRIP],
+        "normalizer": {"type": "Sequence", "normalizers": [PREPEND, REPLACE]}, "pre_tokenizer": None, "strips": [STRIP],
     },
     "before_text": {
         "normalizer": None,
@@ -119,14 +117,12 @@ def test_fast_path_of_sentencepiece_equals_the_reference_for_any_text(encoder: E
 
 def test_fast_path_of_sentencepiece_takes_plain_and_controlled_texts(encoder: Encoder) -> None:
     texts = ["the a in", "日本 龘a\n", "<s>the</s>\n<s> a</s>", "e\u0301\0", ""]
-
     assert encoder.encode(texts).reference_texts == 0
     assert encoder.encode([f"a{SPACE}"]).reference_texts == 1
 
 
 def test_no_text_and_texts_of_nothing_have_no_token(encoder: Encoder) -> None:
     reference = encoder.without_fast_path()
-
     for empty in (encoder.encode([]), reference.encode([]), encoder.encode_pieces([""], [[]]), reference.encode([""])):
         assert [len(empty.ids), len(empty.starts), len(empty.ends), int(empty.offsets[-1])] == [0, 0, 0, 0]
 
@@ -134,25 +130,19 @@ def test_no_text_and_texts_of_nothing_have_no_token(encoder: Encoder) -> None:
 @pytest.mark.parametrize("name", ["before_section", "before_text"])
 def test_tokenizers_that_change_text_take_the_reference_path(tmp_path: Path, name: str) -> None:
     parsed = json.loads(_sentencepiece_json(PIPELINES[name]))
-    lowercase = {"type": "Lowercase"}
-    parsed["normalizer"] = {"type": "Sequence", "normalizers": [lowercase, REPLACE]}
+    parsed["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, REPLACE]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(parsed), encoding="utf-8")
-
     loaded = _wrap_file(tmp_path / "tokenizer.json")
 
-    assert loaded.card.engine == "tokenizers"
-    assert set(loaded.card.refused) == {"gigatoken", "fastokens"}
+    assert (loaded.card.engine, set(loaded.card.refused)) == ("tokenizers", {"gigatoken", "fastokens"})
     assert Encoder(loaded).encode(["The"]).reference_texts == 1
 
 
 def test_added_token_in_normalized_text_is_a_reason_for_the_reference_path() -> None:
     parsed = json.loads(_sentencepiece_json(PIPELINES["before_section"]))
     parsed["added_tokens"][2]["normalized"] = True
-
     assert read_token_lengths(json.dumps(parsed), byte_level=False) == "an added token is searched in normalized text"
 
-
-# ── Real texts ─────────────────────────────────────────────────────────────────────────────────────
 
 SCRIPTS = (
     "Съешь ещё этих мягких французских булок, да выпей чаю. ",
@@ -213,14 +203,12 @@ def test_ids_and_positions_of_real_texts_are_those_of_the_reference(real_data: P
 
 def test_lengths_kept_with_a_tokenizer_are_those_of_its_backend(encoder: Encoder) -> None:
     kept = deserialize_tokenizer(serialize_tokenizer(encoder.loaded)).token_lengths
-
     computed = read_token_lengths(encoder.loaded.backend, byte_level=False)
+
     assert isinstance(computed, TokenLengths)
     assert kept is not None
     assert kept.prefix is computed.prefix
     assert computed.added.any()
-    for one, other in zip(
-        (kept.lengths, kept.added, kept.partial), (computed.lengths, computed.added, computed.partial), strict=True
-    ):
-        assert one.dtype == other.dtype
-        assert one.tolist() == other.tolist()
+    for name in ("lengths", "added", "partial"):
+        one, other = getattr(kept, name), getattr(computed, name)
+        assert (one.dtype, one.tolist()) == (other.dtype, other.tolist())

@@ -18,26 +18,12 @@ from rowmill.tokenization.encoded_batch import FlatSpans, find_trained_tokens, l
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import Stretch
 from rowmill.tokenization.tokenizer_card import LoadedTokenizer
-from tests.support import recipes
 from tests.support.tiers import mark_all_but
 
 TEXTS = st.text(
     alphabet=st.one_of(st.sampled_from("ab \n<|>im_end\u00e9\u65e5\U0001f600"), st.characters(codec="utf-8")),
     max_size=60,
 )
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
-    """Open the tiny byte-level tokenizer as a build opens it."""
-    folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return tokenizer.open_tokenizer(str(folder), folder)
-
-
-@pytest.fixture(scope="module")
-def encoder(loaded: LoadedTokenizer) -> Encoder:
-    """Return an encoder over the tiny tokenizer."""
-    return Encoder(loaded)
 
 
 def test_card_of_a_byte_level_tokenizer_names_the_preferred_engine(loaded: LoadedTokenizer) -> None:
@@ -63,7 +49,6 @@ def test_encode_any_text_gives_the_reference_ids_and_covers_every_byte(encoder: 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3))
 def test_reference_path_equals_fast_path(encoder: Encoder, texts: list[str]) -> None:
     fast, slow = encoder.encode(texts), encoder.without_fast_path().encode(texts)
-
     for name in ("ids", "offsets", "starts", "ends"):
         assert getattr(fast, name).tolist() == getattr(slow, name).tolist()
     assert slow.reference_texts == len(texts)
@@ -72,7 +57,6 @@ def test_reference_path_equals_fast_path(encoder: Encoder, texts: list[str]) -> 
 def test_comparison_with_other_ids_is_false(encoder: Encoder) -> None:
     encoded = encoder.encode(["the river", "seven"])
     encoded.ids[0] += 1
-
     assert not encoder.matches_reference(["the river", "seven"], encoded, [Stretch(0, 0, 9), Stretch(1, 0, 5)])
     assert encoder.matches_reference(["the river", "seven"], encoded, [Stretch(1, 0, 5)])
 
@@ -84,8 +68,7 @@ def test_trained_tokens_touch_the_span_and_no_other_messages_text(
 ) -> None:
     size = len(text.encode())
     start, end = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
-    before = data.draw(st.integers(0, start))
-    behind = data.draw(st.integers(end, size))
+    before, behind = data.draw(st.integers(0, start)), data.draw(st.integers(end, size))
     encoded = encoder.encode([text])
     places = [np.array([value], np.int64) for value in (0, start, end, before, behind)]
     spans = FlatSpans(places[0], places[1], places[2], places[3], places[4])
@@ -133,12 +116,11 @@ def test_pieces_of_a_batch_are_encoded_as_the_reference_encodes_each_alone(
 
 def test_encode_around_control_strings_gives_no_control_id(encoder: Encoder) -> None:
     text = "a<|im_end|>b"
-
     around = encoder.encode_pieces([text], [[(1, 11)]])
     assert encoder.card.eos_id in encoder.encode([text]).ids
     assert encoder.card.eos_id not in around.ids
     assert encoder.decode(around.ids.tolist()) == text
-    assert around.starts[0] == 0 and around.ends[-1] == len(text)
+    assert (around.starts[0], around.ends[-1]) == (0, len(text))
 
 
 @settings(deadline=None)
@@ -146,7 +128,6 @@ def test_encode_around_control_strings_gives_no_control_id(encoder: Encoder) -> 
 def test_hide_then_reveal_gives_the_row_back_at_the_same_places(loaded: LoadedTokenizer, contents: list[str]) -> None:
     control = ControlStrings(loaded.card, "template")
     row = [{"role": "user", "content": content + "<|im_end|>"} for content in contents]
-
     hidden, placeholders = control.hide(row, orjson.dumps(row).decode())
 
     for before, after in zip(row, hidden, strict=True):
@@ -155,12 +136,9 @@ def test_hide_then_reveal_gives_the_row_back_at_the_same_places(loaded: LoadedTo
         assert restore_control_strings(after["content"], placeholders)[0] == before["content"]
 
 
-def test_open_tokenizer_folder_without_tokenizer_json_names_the_remedy(tmp_path: Path) -> None:
+def test_open_tokenizer_without_its_file_or_folder_says_what_lacks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer: .*tokenizer\.json"):
         tokenizer.open_tokenizer(str(tmp_path), tmp_path)
-
-
-def test_open_tokenizer_missing_folder_says_where_it_looked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no folder './nowhere' \(looked in"):
         tokenizer.open_tokenizer("./nowhere", tmp_path)
 
@@ -188,35 +166,25 @@ def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, nam
         assert ids == reference(text, add_special_tokens=False).input_ids
 
 
+def open_real(real_data: Path, name: str) -> Encoder:
+    folder = real_data / "tokenizers" / name
+    return Encoder(tokenizer.open_tokenizer(str(folder), folder))
+
+
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_text_that_the_normalizer_changes_takes_the_reference_path(real_data: Path) -> None:
-    folder = real_data / "tokenizers/qwen3"
-    encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
-
-    encoded = encoder.encode(["plain", "e\u0301 decomposed", "plain again"])
-
+    encoded = open_real(real_data, "qwen3").encode(["plain", "e\u0301 decomposed", "plain again"])
     assert encoded.reference_texts == 1
     assert not encoded_batch.find_degenerate_texts(encoded).any()
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_control_strings_of_qwen3_in_content_give_the_specified_ids(real_data: Path) -> None:
-    folder = real_data / "tokenizers/qwen3"
-    encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
-
+def test_real_tokenizers_treat_control_strings_and_continuations_as_specified(real_data: Path) -> None:
+    encoder = open_real(real_data, "qwen3")
     assert encoder.encode_pieces(["a<|im_end|>b"], [[(1, 11)]]).ids.tolist() == [64, 27, 91, 318, 6213, 91, 29, 65]
     assert encoder.encode(["a<|im_end|>b"]).ids.tolist() == [64, 151645, 65]
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-def test_encode_continuation_of_sentencepiece_has_no_dummy_prefix(real_data: Path) -> None:
-    folder = real_data / "tokenizers/tinyllama"
-    encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
-
-    whole = encoder.encode(["ab\ncd"]).ids.tolist()
+    encoder = open_real(real_data, "tinyllama")
     split = [*encoder.encode(["ab\n"]).ids.tolist(), *encoder.encode_continuation(["cd"]).ids.tolist()]
-
-    assert split == whole
+    assert split == encoder.encode(["ab\ncd"]).ids.tolist()

@@ -12,13 +12,10 @@ from rowmill.packing.layout import SequencePlan
 from rowmill.packing.pack_plan import choose_group_tokens, cut_groups, find_stretch, plan_concat, plan_stream
 
 
-def digest(number: int) -> str:
-    return hashlib.sha256(str(number).encode()).hexdigest()
-
-
 def cut(parts: list[tuple[int, int]], target: int) -> list[tuple[int, int]]:
     """Cut parts given as (tokens, identity)."""
-    return cut_groups([tokens for tokens, _ in parts], [digest(number) for _, number in parts], target)
+    digests = [hashlib.sha256(str(number).encode()).hexdigest() for _, number in parts]
+    return cut_groups([tokens for tokens, _ in parts], digests, target)
 
 
 PARTS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 1 << 40)), max_size=60)
@@ -47,9 +44,7 @@ def test_groups_are_runs_of_whole_parts_within_the_sizes(parts: list[tuple[int, 
 def test_mean_size_is_near_the_target() -> None:
     random = np.random.default_rng(0)
     parts = [(int(tokens), i) for i, tokens in enumerate(random.integers(50, 200, 20_000))]
-
     groups = cut(parts, 2000)
-
     assert 0.85 < sum(tokens for tokens, _ in parts) / len(groups) / 2000 < 1.1
 
 

@@ -49,15 +49,9 @@ def letters(order: SampleOrder) -> str:
     return "".join("abcd"[d] for d in order.datasets.tolist())
 
 
-def block_counts(weights: dict[str, object], size: int, blocks: int, **values: Any) -> list[list[int]]:
-    order = mixed(
-        dict.fromkeys(weights, 100_000),
-        train_weights=weights,
-        mixture_block_size=size,
-        batch_size=size,
-        steps=blocks,
-        **values,
-    )
+def block_counts(weights: dict[str, Any], size: int, blocks: int, **values: Any) -> list[list[int]]:
+    sizes = dict.fromkeys(weights, 100_000)
+    order = mixed(sizes, train_weights=weights, mixture_block_size=size, batch_size=size, steps=blocks, **values)
     rows = order.datasets.reshape(blocks, size)
     return [np.bincount(row, minlength=len(weights)).tolist() for row in rows]
 
@@ -69,41 +63,39 @@ def one_pass(size: int, **values: Any) -> list[int]:
 # --- counts per block
 
 
-def test_thirds_carry_their_fractions_from_block_to_block() -> None:
-    thirds: dict[str, object] = {"a": 1, "b": 1, "c": 1}
-
-    assert block_counts(thirds, 10, 4) == [[4, 3, 3], [3, 4, 3], [3, 3, 4], [4, 3, 3]]
-    assert block_counts(thirds, 10, 4, block_rounding="fixed") == [[4, 3, 3]] * 4
+THIRDS = {"a": 1, "b": 1, "c": 1}
+THREE_RARE = {"a": 0.05, "b": 0.05, "c": 0.05, "d": 0.85}
 
 
-def test_fixed_blocks_round_by_largest_remainder_not_as_levanter_does() -> None:
-    """Levanter rounds each share down and gives the rest to the largest: 4 and 16, says the page for its users."""
-    assert block_counts({"a": 0.123, "b": 0.397}, 20, 3, block_rounding="fixed") == [[5, 15]] * 3
+@pytest.mark.parametrize(
+    ("weights", "size", "rounding", "expected"),
+    [
+        (THIRDS, 10, "carry", [[4, 3, 3], [3, 4, 3], [3, 3, 4], [4, 3, 3]]),
+        (THIRDS, 10, "fixed", [[4, 3, 3]] * 4),
+        ({"a": 0.123, "b": 0.397}, 20, "fixed", [[5, 15]] * 3),
+        ({"a": 0.29, "b": 0.71}, 100, "carry", [[29, 71]] * 2),
+        ({"a": 0.0002, "b": 0.9998}, 2048, "carry", [[rare, 2048 - rare] for rare in (0, 0, 1, 0, 1, 0)]),
+        (THREE_RARE, 16, "carry", [[1, 1, 0, 14], [1, 0, 1, 14], [1, 1, 1, 13]]),
+        ({"a": "3", "b": 7.0}, 10, "carry", [[3, 7]]),
+    ],
+    ids=[
+        "thirds carry their fractions from block to block",
+        "fixed blocks do not",
+        "fixed blocks round by largest remainder",
+        "29 hundredths of a hundred are 29",
+        "a rare dataset gets a place when it is due",
+        "three rare datasets take turns",
+        "weights are normalised decimals",
+    ],
+)
+def test_counts_of_blocks(weights: dict[str, Any], size: int, rounding: str, expected: list[list[int]]) -> None:
+    assert block_counts(weights, size, len(expected), block_rounding=rounding) == expected
+
+
+def test_page_for_users_of_levanter_has_the_counts_of_fixed_blocks() -> None:
+    """Levanter rounds each share down and gives the rest to the largest: 4 and 16."""
     page = Path(__file__).resolve().parents[2] / "docs/coming-from/levanter.md"
     assert "are 4 and 16 sequences there, 5 and 15 here" in page.read_text(encoding="utf-8")
-
-
-def test_twenty_nine_hundredths_of_a_hundred_are_29() -> None:
-    assert block_counts({"a": 0.29, "b": 0.71}, 100, 2) == [[29, 71]] * 2
-
-
-def test_a_rare_dataset_gets_a_place_when_it_is_due() -> None:
-    assert [row[0] for row in block_counts({"a": 0.0002, "b": 0.9998}, 2048, 6)] == [0, 0, 1, 0, 1, 0]
-
-
-def test_a_rare_dataset_without_a_place_in_fixed_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 5000 is needed"):
-        block_counts({"a": 0.0002, "b": 0.9998}, 2048, 1, block_rounding="fixed")
-
-
-def test_three_rare_datasets_take_turns() -> None:
-    weights: dict[str, object] = {"a": 0.05, "b": 0.05, "c": 0.05, "d": 0.85}
-
-    assert block_counts(weights, 16, 3) == [[1, 1, 0, 14], [1, 0, 1, 14], [1, 1, 1, 13]]
-
-
-def test_weights_are_normalised_decimals() -> None:
-    assert block_counts({"a": "3", "b": 7.0}, 10, 1) == [[3, 7]]
 
 
 @pytest.mark.slow
@@ -116,126 +108,96 @@ def test_every_block_ends_less_than_one_sequence_from_each_share(weights: list[i
     counts = block_counts({str(d): w for d, w in enumerate(weights)}, size, blocks)
     for b, given_so_far in enumerate(np.cumsum(counts, axis=0).tolist(), start=1):
         off = [Fraction(w * b * size, sum(weights)) - c for w, c in zip(weights, given_so_far, strict=True)]
-
         assert all(abs(o) < 1 for o in off)
 
 
 # --- places and stops
 
 
-def test_blocks_are_permuted_each_by_its_own_key() -> None:
-    order = mixed(dict.fromkeys(ABC, 100), train_weights=ABC, mixture_block_size=10, batch_size=10, steps=2)
-
-    assert letters(order) == "abaabaccabbaacbaabac"
+HUNDREDS = {"a": 100, "b": 100}
 
 
-def test_first_exhausted_ends_with_the_first_streams_last_item() -> None:
-    order = mixed(
-        FIVE,
-        train_weights=ABC,
-        mixture_block_size=10,
-        randomize_blocks=False,
-        stop_strategy="first_exhausted",
-    )
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    [
+        (
+            dict.fromkeys(ABC, 100),
+            {"train_weights": ABC, "mixture_block_size": 10, "batch_size": 10, "steps": 2},
+            "abaabaccabbaacbaabac",
+        ),
+        (
+            FIVE,
+            {
+                "train_weights": ABC, "mixture_block_size": 10, "randomize_blocks": False,
+                "stop_strategy": "first_exhausted",
+            },
+            "aaaaa",
+        ),
+        (
+            HUNDREDS,
+            {
+                "train_weights": [[0, {"a": 1}], [3, {"a": 0.5, "b": 0.5}]], "batch_size": 5, "steps": 6,
+                "mixture_block_size": 10, "randomize_blocks": False,
+            },
+            "a" * 20 + "b" * 5 + "aaabb",
+        ),
+        ({"a": 5, "b": 5}, {"train_weights": {"a": 1, "b": 0}, "stop_strategy": "all_exhausted"}, "aaaaa"),
+    ],
+    ids=[
+        "blocks are permuted each by its own key",
+        "first_exhausted ends with the first stream's last item",
+        "a stage counts from its own start",
+        "a dataset of weight zero is never shown",
+    ],
+)  # fmt: skip
+def test_order_of_datasets(sizes: dict[str, int], options: dict[str, Any], expected: str) -> None:
+    assert letters(mixed(sizes, **options)) == expected
 
-    assert letters(order) == "aaaaa"
 
-
-def test_all_exhausted_ends_with_the_last_streams_last_item() -> None:
+def test_all_exhausted_ends_with_the_last_streams_last_item_and_before_a_later_stage() -> None:
     order = mixed(FIVE, train_weights=ABC, mixture_block_size=10, randomize_blocks=False, stop_strategy="all_exhausted")
-
-    assert len(order.items) == 29
-    assert letters(order)[10] == "a"
-    assert letters(order)[28] == "c"
+    assert (len(order.items), letters(order)[10], letters(order)[28]) == (29, "a", "c")
     assert order.passes[[0, 10, 28]].tolist() == [0, 1, 0]
+    assert len(mixed({"a": 5, "b": 5}, stop_strategy="all_exhausted", **ENDING).items) == 10
 
 
-def test_all_exhausted_before_a_later_stage_ends_there() -> None:
-    order = mixed(
-        {"a": 5, "b": 5},
-        train_weights=[[0, {"a": 0.5, "b": 0.5}], [20, {"a": 1}]],
-        batch_size=1,
-        mixture_block_size=10,
-        stop_strategy="all_exhausted",
-    )
-
-    assert len(order.items) == 10
+ENDING: dict[str, Any] = {
+    "train_weights": [[0, {"a": 0.5, "b": 0.5}], [20, {"a": 1}]], "batch_size": 1, "mixture_block_size": 10,
+}  # fmt: skip
+"""A stage of halves, then one of which `b` is no part."""
 
 
-def test_all_exhausted_with_a_stream_that_cannot_end_is_refused() -> None:
+def test_stream_that_cannot_end_is_refused_by_all_exhausted_and_ignored_by_first_exhausted() -> None:
     with pytest.raises(ConfigError, match="b has weight 0 from position 20 on"):
-        mixed(
-            {"a": 5, "b": 15},
-            train_weights=[[0, {"a": 0.5, "b": 0.5}], [20, {"a": 1}]],
-            batch_size=1,
-            mixture_block_size=10,
-            stop_strategy="all_exhausted",
-        )
-
-
-def test_first_exhausted_ignores_a_stream_that_cannot_end() -> None:
-    order = mixed(
-        {"a": 40, "b": 15},
-        train_weights=[[0, {"a": 0.5, "b": 0.5}], [20, {"a": 1}]],
-        batch_size=1,
-        mixture_block_size=10,
-        stop_strategy="first_exhausted",
-    )
-
+        mixed({"a": 5, "b": 15}, stop_strategy="all_exhausted", **ENDING)
+    order = mixed({"a": 40, "b": 15}, stop_strategy="first_exhausted", **ENDING)
     assert Counter(letters(order)) == {"a": 40, "b": 10}
-
-
-def test_a_stage_counts_from_its_own_start() -> None:
-    order = mixed(
-        {"a": 100, "b": 100},
-        train_weights=[[0, {"a": 1}], [3, {"a": 0.5, "b": 0.5}]],
-        batch_size=5,
-        steps=6,
-        mixture_block_size=10,
-        randomize_blocks=False,
-    )
-
-    assert letters(order) == "a" * 20 + "b" * 5 + "aaabb"
 
 
 def test_restart_begins_a_used_up_dataset_again_in_another_order() -> None:
     order = mixed({"a": 50}, train_weights={"a": 1}, batch_size=10, steps=12)
-    passes = order.items[:50], order.items[50:100], order.items[100:]
-
+    first, second = order.items[:50].tolist(), order.items[50:100].tolist()
     assert order.passes.tolist() == [0] * 50 + [1] * 50 + [2] * 20
-    assert sorted(passes[0].tolist()) == sorted(passes[1].tolist()) == list(range(50))
-    assert passes[0].tolist() != passes[1].tolist()
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
 
 
 def test_streams_of_several_epochs_end_after_all_of_them() -> None:
     order = mixed({"a": 4, "b": 100}, train_weights={"a": 1, "b": 1}, epochs=3, stop_strategy="first_exhausted")
-
     assert Counter(letters(order))["a"] == 12
     assert letters(order)[-1] == "a"
 
 
-def test_steps_end_before_a_stream_does() -> None:
-    order = mixed(
-        {"a": 100, "b": 100},
-        train_weights={"a": 1, "b": 1},
-        batch_size=7,
-        steps=3,
-        stop_strategy="all_exhausted",
-    )
-
-    assert len(order.items) == 21
-
-
-def test_a_dataset_of_weight_zero_is_never_shown() -> None:
-    order = mixed({"a": 5, "b": 5}, train_weights={"a": 1, "b": 0}, stop_strategy="all_exhausted")
-
-    assert letters(order) == "aaaaa"
+def test_steps_end_before_a_stream_does_and_only_the_epochs_that_they_need_are_laid_out() -> None:
+    options = {"batch_size": 7, "steps": 3, "stop_strategy": "all_exhausted"}
+    assert len(mixed(HUNDREDS, train_weights={"a": 1, "b": 1}, **options).items) == 21
+    order = scheduled({"a": 25}, epochs=1000, batch_size=10, steps=5)
+    assert order.epoch_offsets.tolist() == [0, 25, 50, 75]
 
 
 def test_adding_a_dataset_reshuffles_no_other_one() -> None:
     alone = mixed({"b": 40}, train_weights={"b": 1}, batch_size=40, steps=2)
     joined = mixed({"a": 9, "b": 40}, train_weights={"a": 1, "b": 1}, batch_size=40, steps=4)
-
     assert joined.items[joined.datasets == 1][:80].tolist() == alone.items.tolist()
 
 
@@ -243,44 +205,34 @@ def test_adding_a_dataset_reshuffles_no_other_one() -> None:
 
 
 @pytest.mark.slow
-@given(
-    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4),
-    epochs=st.integers(1, 3),
-    block=st.integers(1, 50),
-)
+@given(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4), epochs=st.integers(1, 3), block=st.integers(1, 50))
 def test_without_weights_each_epoch_shows_every_sequence_once(sizes: list[int], epochs: int, block: int) -> None:
-    named = {"abcd"[d]: size for d, size in enumerate(sizes)}
-    order = mixed(named, epochs=epochs, mixture_block_size=block)
-    epoch_offsets = scheduled(named, epochs=epochs, mixture_block_size=block).epoch_offsets
+    schedule = scheduled({"abcd"[d]: size for d, size in enumerate(sizes)}, epochs=epochs, mixture_block_size=block)
+    order = schedule.take(0, schedule.length)
     everything = sorted((d, i) for d, size in enumerate(sizes) for i in range(size))
 
-    assert epoch_offsets.tolist() == [e * sum(sizes) for e in range(epochs + 1)]
-    for e, (start, end) in enumerate(pairwise(epoch_offsets.tolist())):
+    assert schedule.epoch_offsets.tolist() == [e * sum(sizes) for e in range(epochs + 1)]
+    for e, (start, end) in enumerate(pairwise(schedule.epoch_offsets.tolist())):
         shown = zip(order.datasets[start:end].tolist(), order.items[start:end].tolist(), strict=True)
         assert sorted(shown) == everything
         assert set(order.passes[start:end].tolist()) <= {e}
 
 
-def test_without_weights_only_the_epochs_that_steps_need_are_laid_out() -> None:
-    order = scheduled({"a": 25}, epochs=1000, batch_size=10, steps=5)
-
-    assert order.epoch_offsets.tolist() == [0, 25, 50, 75]
-
-
 # --- shuffles
 
 
-def test_eras_are_permuted_each_inside() -> None:
-    assert one_pass(20, shuffle=5)[:15] == [1, 0, 3, 4, 2, 8, 9, 5, 6, 7, 13, 14, 11, 10, 12]
-
-
-def test_shuffle_of_ten_is_the_specified_order() -> None:
-    assert one_pass(10) == [8, 1, 9, 5, 7, 6, 4, 3, 0, 2]
-    assert one_pass(10, permutation_type="linear") == [0, 7, 4, 1, 8, 5, 2, 9, 6, 3]
-
-
-def test_no_shuffle_is_plan_order() -> None:
-    assert one_pass(10, shuffle=False) == list(range(10))
+@pytest.mark.parametrize(
+    ("size", "options", "expected"),
+    [
+        (20, {"shuffle": 5}, [1, 0, 3, 4, 2, 8, 9, 5, 6, 7, 13, 14, 11, 10, 12]),
+        (10, {}, [8, 1, 9, 5, 7, 6, 4, 3, 0, 2]),
+        (10, {"permutation_type": "linear"}, [0, 7, 4, 1, 8, 5, 2, 9, 6, 3]),
+        (10, {"shuffle": False}, list(range(10))),
+    ],
+    ids=["eras are permuted each inside", "as specified", "as specified of linear ones", "no shuffle is plan order"],
+)
+def test_shuffle_gives_this_order(size: int, options: dict[str, Any], expected: list[int]) -> None:
+    assert one_pass(size, **options)[: len(expected)] == expected
 
 
 @pytest.mark.slow
@@ -297,7 +249,6 @@ def test_no_shuffle_is_plan_order() -> None:
 def test_every_pass_is_a_permutation(size: int, shuffle: object, kind: str, reshuffle: bool) -> None:
     order = mixed({"a": size}, epochs=3, shuffle=shuffle, permutation_type=kind, reshuffle_each_epoch=reshuffle)
     passes = order.items.reshape(3, size)
-
     assert all(np.array_equal(np.sort(one), np.arange(size)) for one in passes)
     assert reshuffle or np.array_equal(passes[0], passes[2])
 
@@ -319,39 +270,56 @@ def test_block_shuffle_keeps_a_window_to_its_blocks_and_the_partial_block_last()
 
 
 def test_max_train_batches_keeps_the_start_of_the_first_pass() -> None:
-    whole = one_pass(50)
+    first = one_pass(50)[:12]
     order = mixed({"a": 50}, batch_size=[[0, 4], [3, 10]], max_train_batches={"a": 3}, epochs=2)
+    assert order.items[:12].tolist() == first
+    assert sorted(order.items[12:].tolist()) == sorted(first)
+    assert order.items[12:].tolist() != first
 
-    assert order.items[:12].tolist() == whole[:12]
-    assert sorted(order.items[12:].tolist()) == sorted(whole[:12])
-    assert order.items[12:].tolist() != whole[:12]
 
-
-def test_slice_of_everything_changes_nothing() -> None:
+def test_slice_of_everything_changes_nothing_and_a_budget_of_a_half_keeps_three_of_seven() -> None:
     sliced = mixed({"a": 12}, batch_size=4, max_train_batches={"a": 3}, epochs=3)
-
     assert sliced.items.tolist() == mixed({"a": 12}, batch_size=4, epochs=3).items.tolist()
-
-
-def test_max_train_batches_beyond_the_data_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lower it to 12 or less"):
-        mixed({"a": 50}, batch_size=4, max_train_batches={"a": 13})
-
-
-def test_budget_of_a_half_keeps_three_of_seven() -> None:
     order = mixed({"a": 7}, target_budget=2, experiment_budget=1)
-
     assert order.items.tolist() == one_pass(7)[:3]
 
 
-def test_budget_that_empties_a_weighted_dataset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dataset b has a weight"):
-        mixed({"a": 100, "b": 3}, target_budget=10, experiment_budget=1)
+RARE_IN_FIXED: dict[str, Any] = {
+    "train_weights": {"a": 0.0002, "b": 0.9998}, "block_rounding": "fixed", "mixture_block_size": 2048,
+    "batch_size": 2048, "steps": 1,
+}  # fmt: skip
 
 
-def test_weight_on_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dataset b has a weight"):
-        mixed({"a": 100, "b": 0}, train_weights={"a": 1, "b": 1}, stop_strategy="first_exhausted")
+@pytest.mark.parametrize(
+    ("sizes", "options", "message"),
+    [
+        ({"a": 100_000, "b": 100_000}, RARE_IN_FIXED, "at least 5000 is needed"),
+        ({"a": 50}, {"batch_size": 4, "max_train_batches": {"a": 13}}, "lower it to 12 or less"),
+        ({"a": 100, "b": 3}, {"target_budget": 10, "experiment_budget": 1}, "dataset b has a weight"),
+        (
+            {"a": 100, "b": 0},
+            {"train_weights": {"a": 1, "b": 1}, "stop_strategy": "first_exhausted"},
+            "dataset b has a weight",
+        ),
+        *[
+            ({"a": 5}, {"batch_size": 1, "steps": 1, option: {"z": 1}}, "'z' is not a dataset; choose a")
+            for option in ("train_weights", "max_train_batches")
+        ],
+    ],
+    ids=[
+        "a rare dataset without a place in fixed blocks",
+        "more batches than there are data",
+        "a budget that empties a weighted dataset",
+        "a weight on an empty dataset",
+        "an unknown dataset with a weight",
+        "an unknown dataset with batches",
+    ],
+)
+def test_mixture_that_cannot_be_scheduled_is_refused(
+    sizes: dict[str, int], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mixed(sizes, **options)
 
 
 # --- options
@@ -384,14 +352,8 @@ def test_step_starts_follow_the_batch_schedule() -> None:
         ({"block_rounding": "fixed"}, "without train_weights"),
         ({"target_budget": 5}, "set both or neither"),
         ({"target_budget": 5, "experiment_budget": 6}, "swap them"),
-        (
-            {"target_budget": 5, "experiment_budget": 1, "batch_size": 1, "max_train_batches": {"a": 1}},
-            "delete one",
-        ),
-        (
-            {"target_budget": 5, "experiment_budget": 1, "num_validation_sequences": {"a": 5}},
-            "delete one",
-        ),
+        ({"target_budget": 5, "experiment_budget": 1, "batch_size": 1, "max_train_batches": {"a": 1}}, "delete one"),
+        ({"target_budget": 5, "experiment_budget": 1, "num_validation_sequences": {"a": 5}}, "delete one"),
         ({"shuffle": 1}, "shuffle"),
         ({"shuffle": {"io_block": 1}}, "io_block"),
         ({"permutation_type": "random"}, "permutation_type"),
@@ -402,20 +364,9 @@ def test_options_that_cannot_stand_are_refused(values: dict[str, object], messag
         mixture(**values)
 
 
-@pytest.mark.parametrize("option", ["train_weights", "max_train_batches"])
-def test_unknown_dataset_names_are_refused(option: str) -> None:
-    with pytest.raises(ConfigError, match="'z' is not a dataset; choose a"):
-        mixed({"a": 5}, seed=0, **{"batch_size": 1, "steps": 1, option: {"z": 1}})
-
-
 def test_mixture_survives_its_own_dump() -> None:
-    chosen = mixture(
-        batch_size=[[0, 4]],
-        steps=3,
-        train_weights=[[0, {"a": 0.1}]],
-        shuffle={"io_block_size": 4, "window_blocks": 2},
-    )
-
+    shuffle = {"io_block_size": 4, "window_blocks": 2}
+    chosen = mixture(batch_size=[[0, 4]], steps=3, train_weights=[[0, {"a": 0.1}]], shuffle=shuffle)
     assert Mixture.model_validate(chosen.model_dump()) == chosen
 
 
@@ -439,107 +390,83 @@ def apportioned(weights: list[Fraction], size: int, length: int) -> list[list[in
 
 @pytest.mark.campaign
 def test_a_hundred_thousand_blocks_of_staged_weights_are_apportioned_exactly() -> None:
-    size, half = 10, 50_000
+    size, half, sizes = 10, 50_000, {"a": 40_000, "b": 700_000, "c": 9}
     staged = [[0, {"a": 0.37, "b": 0.62, "c": 0.01}], [half, {"a": 1, "b": 2, "c": 4}]]
-    order = mixed(
-        {"a": 40_000, "b": 700_000, "c": 9},
-        train_weights=staged,
-        mixture_block_size=size,
-        batch_size=size,
-        steps=2 * half,
-    )
+    order = mixed(sizes, train_weights=staged, mixture_block_size=size, batch_size=size, steps=2 * half)
     rows = order.datasets.reshape(2 * half, size)
     counts = np.stack([(rows == d).sum(axis=1) for d in range(3)], axis=1)
 
     first = apportioned([Fraction(37, 100), Fraction(62, 100), Fraction(1, 100)], size, half * size)
     second = apportioned([Fraction(1, 7), Fraction(2, 7), Fraction(4, 7)], size, half * size)
     assert counts.tolist() == first + second
-    for d, items in enumerate((40_000, 700_000, 9)):
+    for d, items in enumerate(sizes.values()):
         shown = order.items[order.datasets == d]
         # Pass after pass, each a permutation; the last may be cut short.
         whole = shown[: len(shown) // items * items].reshape(-1, items)
         assert (np.sort(whole, axis=1) == np.arange(items)).all()
 
 
-def test_share_is_measured_from_the_order_that_was_made() -> None:
-    weights = {"a": 0.5, "b": 0.5}
-    options: dict[str, Any] = {"train_weights": weights, "mixture_block_size": 10, "batch_size": 10, "steps": 4}
-    sizes = {"a": 100, "b": 100}
-    schedule = scheduled(sizes, **options)
-    made = schedule.take(0, schedule.length)
-    spoiled = made.datasets.copy()
-    spoiled[3:8] = 0
+def measured(sizes: dict[str, int], spoiled: slice, dataset: int, **options: Any) -> tuple[float, float]:
+    """Return the error of an order's shares, and that after a stretch of it was given to one dataset."""
+    schedule = scheduled(sizes, mixture_block_size=10, batch_size=10, **options)
+    order = schedule.take(0, schedule.length)
+    datasets = order.datasets.copy()
+    datasets[spoiled] = dataset
+    return measure(schedule, order), measure(schedule, replace(order, datasets=datasets))
 
-    assert measure(schedule, made) == 0
-    assert measure(schedule, replace(made, datasets=spoiled)) > 1
+
+def test_share_is_measured_from_the_order_that_was_made() -> None:
+    right, wrong = measured(HUNDREDS, slice(3, 8), 0, train_weights={"a": 0.5, "b": 0.5}, steps=4)
+    assert right == 0
+    assert wrong > 1
 
 
 @pytest.mark.parametrize("rounding", ["carry", "fixed"])
 def test_share_of_later_stages_and_of_fixed_blocks_is_measured_too(rounding: str) -> None:
-    options: dict[str, Any] = {
-        "train_weights": [[0, {"a": 1, "b": 1, "c": 1}], [7, {"a": 1, "c": 5}]],
-        "mixture_block_size": 10,
-        "batch_size": 10,
-        "steps": 40,
-        "block_rounding": rounding,
-    }
+    stages = [[0, THIRDS], [7, {"a": 1, "c": 5}]]
     sizes = {"a": 1000, "b": 1000, "c": 1000}
-    schedule = scheduled(sizes, **options)
-    made = schedule.take(0, schedule.length)
-    spoiled = made.datasets.copy()
-    spoiled[200:210] = 1
-
-    assert 0 < measure(schedule, made) < 1
-    assert measure(schedule, replace(made, datasets=spoiled)) > 1
+    right, wrong = measured(sizes, slice(200, 210), 1, train_weights=stages, steps=40, block_rounding=rounding)
+    assert 0 < right < 1
+    assert wrong > 1
 
 
 def test_block_that_the_orders_end_cuts_short_promises_nothing() -> None:
-    options: dict[str, Any] = {
-        "train_weights": {"a": 0.5, "b": 0.5},
-        "mixture_block_size": 100,
-        "stop_strategy": "first_exhausted",
-    }
+    weights = {"a": 0.5, "b": 0.5}
+    options: dict[str, Any] = {"mixture_block_size": 100, "stop_strategy": "first_exhausted", "train_weights": weights}
     sizes = {"a": 3, "b": 50}
-
     assert measure(scheduled(sizes, **options), mixed(sizes, **options)) == 0
 
 
 def test_wanted_shares_of_stages_are_weighed_by_their_lengths() -> None:
-    options: dict[str, Any] = {"train_weights": [[0, {"a": 1}], [1, {"b": 1}]], "batch_size": 10, "steps": 4}
-    sizes = {"a": 5, "b": 5}
-
-    assert compute_wanted_shares(scheduled(sizes, **options)) == [0.25, 0.75]
+    stages = [[0, {"a": 1}], [1, {"b": 1}]]
+    schedule = scheduled({"a": 5, "b": 5}, train_weights=stages, batch_size=10, steps=4)
+    assert compute_wanted_shares(schedule) == [0.25, 0.75]
 
 
 @pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    shuffle=st.sampled_from((True, False, 7, {"io_block_size": 3, "window_blocks": 2})),
-    reshuffle=st.booleans(),
+    options=st.fixed_dictionaries(
+        {
+            "shuffle": st.sampled_from((True, False, 7, {"io_block_size": 3, "window_blocks": 2})),
+            "reshuffle_each_epoch": st.booleans(),
+            "epochs": st.integers(1, 4),
+            "mixture_block_size": st.integers(1, 30),
+        }
+    ),
     budget=st.none() | st.integers(5, 9),
-    epochs=st.integers(1, 4),
-    block=st.integers(1, 30),
     weighted=st.booleans(),
     cuts=st.lists(st.floats(0, 1), max_size=4),
 )
 def test_stretches_of_an_order_join_to_the_whole(
-    sizes: list[int],
-    shuffle: Any,
-    reshuffle: bool,
-    budget: int | None,
-    epochs: int,
-    block: int,
-    weighted: bool,
-    cuts: list[float],
+    sizes: list[int], options: dict[str, Any], budget: int | None, weighted: bool, cuts: list[float]
 ) -> None:
     """Whatever the blocks of the mixture, the passes and the shuffle are that a stretch begins or ends in."""
     named = {"abc"[d]: size for d, size in enumerate(sizes)}
-    options: dict[str, Any] = {"epochs": epochs, "shuffle": shuffle, "reshuffle_each_epoch": reshuffle}
-    options |= {"mixture_block_size": block}
     if budget is not None and min(sizes) > 1:
-        options |= {"target_budget": 10, "experiment_budget": budget}
+        options = options | {"target_budget": 10, "experiment_budget": budget}
     if weighted:
-        options |= {"train_weights": dict.fromkeys(named, 1), "stop_strategy": "all_exhausted"}
+        options = options | {"train_weights": dict.fromkeys(named, 1), "stop_strategy": "all_exhausted"}
     schedule = scheduled(named, **options)
     whole = schedule.take(0, schedule.length)
     places = sorted([0, schedule.length, *(int(cut * schedule.length) for cut in cuts)])

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from rowmill.core.arrays import Integers
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.packing.layout import (
-    SequencePlan,
-    attention_spans,
-    make_labels,
-    mark_targets,
-    position_ids,
-)
+from rowmill.packing.layout import SequencePlan, attention_spans, make_labels, mark_targets, position_ids
 from rowmill.packing.options import Packing, SliceStrategy
 from rowmill.packing.pack_plan import (
     ExampleSlices,
@@ -51,147 +45,126 @@ def sequences_of(plan: SequencePlan) -> list[list[int]]:
 
 
 def sliced(lengths: list[int], limit: int, strategy: SliceStrategy) -> ExampleSlices:
-    return slice_too_long(
-        np.array(lengths), limit, strategy, name_of=lambda number: f"row#{number}", remedies="raise seq_len"
-    )
+    return slice_too_long(np.array(lengths), limit, strategy, name_of="row#{}".format, remedies="raise seq_len")
 
 
 # --- options
 
 
-def test_packing_without_options_packs_by_best_fit_without_a_segment_limit() -> None:
-    chosen = packing()
-
-    assert chosen.segment_limit is None
-    assert chosen.strategy_for("conversation") == "best_fit"
-
-
-def test_packing_of_text_joins_documents_while_pack_is_unset() -> None:
-    assert packing().strategy_for("text") == "concat"
-    assert packing(pack=True).strategy_for("text") == "best_fit"
-    assert packing(pack=True, pack_strategy="concat").strategy_for("text") == "concat"
-
-
-def test_pack_false_gives_each_example_a_sequence() -> None:
-    assert packing(pack=False).strategy_for("text") == "single"
-    assert packing(pack=False).segment_limit == 1
+@pytest.mark.parametrize(
+    ("options", "kind", "strategy"),
+    [
+        ({}, "conversation", "best_fit"),
+        ({}, "text", "concat"),
+        ({"pack": True}, "text", "best_fit"),
+        ({"pack": True, "pack_strategy": "concat"}, "text", "concat"),
+        ({"pack": False}, "text", "single"),
+    ],
+)
+def test_strategy_follows_from_pack_and_the_kind(options: dict[str, object], kind: RowKind, strategy: str) -> None:
+    assert packing(**options).strategy_for(kind) == strategy
 
 
-def test_pack_number_is_the_segment_limit() -> None:
-    assert packing(pack=3).segment_limit == 3
-    assert packing(pack=3, max_segments_per_example=3).segment_limit == 3
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, None),
+        ({"pack": False}, 1),
+        ({"pack": 3}, 3),
+        ({"pack": 3, "max_segments_per_example": 3}, 3),
+        ({"max_segments_per_example": None}, None),
+    ],
+)
+def test_segment_limit_is_the_number_of_pack(options: dict[str, object], limit: int | None) -> None:
+    assert packing(**options).segment_limit == limit
 
 
-def test_segment_limit_null_is_no_limit() -> None:
-    assert packing(max_segments_per_example=None).segment_limit is None
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *[
+            ({"max_segments_per_example": limit}, "max_segments_per_example")
+            for limit in (True, False, 0, -1, "64", 1.5)
+        ],
+        *[({"pack": pack}, "packing: pack") for pack in (0, -1, "true", 1.5)],
+        ({"pack": 3, "max_segments_per_example": 64}, "two limits"),
+        *[({"pack": pack, "pack_strategy": "concat"}, "concat fills every sequence") for pack in (False, 4)],
+        ({"tail": "drop", "pack": True}, "only concat has a tail"),
+    ],
+)
+def test_options_that_cannot_stand_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        packing(**options)
 
 
-@pytest.mark.parametrize("limit", [True, False, 0, -1, "64", 1.5])
-def test_segment_limit_of_another_type_is_refused(limit: object) -> None:
-    with pytest.raises(ConfigError, match="max_segments_per_example"):
-        packing(max_segments_per_example=limit)
-
-
-@pytest.mark.parametrize("pack", [0, -1, "true", 1.5])
-def test_pack_of_another_type_is_refused(pack: object) -> None:
-    with pytest.raises(ConfigError, match="packing: pack"):
-        packing(pack=pack)
-
-
-def test_pack_number_in_conflict_with_the_limit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="two limits"):
-        packing(pack=3, max_segments_per_example=64)
-
-
-@pytest.mark.parametrize("pack", [False, 4])
-def test_concat_with_a_segment_limit_is_refused(pack: object) -> None:
-    with pytest.raises(ConfigError, match="concat fills every sequence"):
-        packing(pack=pack, pack_strategy="concat")
-
-
-def test_concat_of_conversations_is_refused() -> None:
+def test_concat_and_its_tail_are_refused_for_other_kinds_than_text() -> None:
     with pytest.raises(ConfigError, match="only allowed for text"):
         packing(pack_strategy="concat").strategy_for("conversation")
-
-
-def test_tail_drop_without_concat_is_refused() -> None:
-    with pytest.raises(ConfigError, match="only concat has a tail"):
-        packing(tail="drop", pack=True)
     with pytest.raises(ConfigError, match="only concat has a tail"):
         packing(tail="drop").strategy_for("pair")
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"), [("left", "keep_start"), ("right", "keep_end"), ("raise", "error"), ("drop", "drop")]
+    ("options", "kind", "name"),
+    [
+        ({"slice_strategy": "left"}, "text", "keep_start"),
+        ({"slice_strategy": "right"}, "text", "keep_end"),
+        ({"slice_strategy": "raise"}, "text", "error"),
+        ({"slice_strategy": "drop"}, "text", "drop"),
+        ({}, "conversation", "keep_start"),
+        ({}, "pair", "keep_end"),
+        ({}, "text", "split"),
+        ({}, "record", "error"),
+    ],
 )
-def test_slice_strategy_alias_names_the_side_kept(alias: str, name: str) -> None:
-    assert packing(slice_strategy=alias).slice_strategy_for("text") == name
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("conversation", "keep_start"), ("pair", "keep_end"), ("text", "split"), ("record", "error")],
-)
-def test_slice_strategy_unset_depends_on_the_kind(kind: RowKind, name: str) -> None:
-    assert packing().slice_strategy_for(kind) == name
+def test_slice_strategy_is_named_by_an_alias_or_by_the_kind(
+    options: dict[str, object], kind: RowKind, name: str
+) -> None:
+    assert packing(**options).slice_strategy_for(kind) == name
 
 
 @pytest.mark.parametrize("values", [{}, {"pack": 3}, {"pack": False}, {"slice_strategy": "left"}])
 def test_packing_survives_its_own_dump(values: dict[str, object]) -> None:
     chosen = packing(**values)
-
     assert packing(**chosen.model_dump()) == chosen
 
 
 # --- too-long examples
 
 
-@pytest.mark.parametrize(("strategy", "start"), [("keep_start", 0), ("keep_end", 50)])
-def test_slice_keeping_one_side_takes_its_tokens(strategy: SliceStrategy, start: int) -> None:
-    pieces = sliced([100], 50, strategy)
-
-    assert (pieces.starts.tolist(), pieces.lengths.tolist()) == ([start], [50])
-
-
-def test_slice_split_gives_consecutive_pieces() -> None:
-    pieces = sliced([3, 9, 4], 4, "split")
-
-    assert pieces.examples.tolist() == [0, 1, 1, 1, 2]
-    assert pieces.starts.tolist() == [0, 0, 4, 8, 0]
-    assert pieces.lengths.tolist() == [3, 4, 4, 1, 4]
-
-
-def test_slice_drop_names_the_dropped_examples() -> None:
-    pieces = sliced([3, 9, 4], 4, "drop")
-
-    assert pieces.examples.tolist() == [0, 2]
-    assert pieces.dropped.tolist() == [1]
+@pytest.mark.parametrize(
+    ("lengths", "limit", "strategy", "pieces"),
+    [
+        ([100], 50, "keep_start", [(0, 0, 50)]),
+        ([100], 50, "keep_end", [(0, 50, 50)]),
+        ([3, 9, 4], 4, "split", [(0, 0, 3), (1, 0, 4), (1, 4, 4), (1, 8, 1), (2, 0, 4)]),
+        ([3, 9, 4], 4, "drop", [(0, 0, 3), (2, 0, 4)]),
+        ([4, 4], 4, "error", [(0, 0, 4), (1, 0, 4)]),
+    ],
+)
+def test_slice_gives_these_pieces(
+    lengths: list[int], limit: int, strategy: SliceStrategy, pieces: list[tuple[int, int, int]]
+) -> None:
+    """A piece is its example, its start and its length."""
+    found = sliced(lengths, limit, strategy)
+    assert [*zip(found.examples.tolist(), found.starts.tolist(), found.lengths.tolist(), strict=True)] == pieces
+    assert found.dropped.tolist() == ([1] if strategy == "drop" else [])
 
 
 def test_slice_error_names_example_length_and_limit() -> None:
-    with pytest.raises(
-        ContextOverflowError,
-        match=r"^row#1 has 9 tokens \(1 example is too long\); at most 4 fit a sequence; raise seq_len$",
-    ):
+    refusal = r"^row#1 has 9 tokens \(1 example is too long\); at most 4 fit a sequence; raise seq_len$"
+    with pytest.raises(ContextOverflowError, match=refusal):
         sliced([3, 9, 4], 4, "error")
 
 
-def test_slice_error_accepts_examples_of_exactly_the_limit() -> None:
-    assert sliced([4, 4], 4, "error").lengths.tolist() == [4, 4]
-
-
-def test_targets_per_piece_skip_the_first_token_of_a_piece() -> None:
+@pytest.mark.parametrize(("strategy", "targets"), [("keep_start", [0, 2]), ("keep_end", [2, 2]), ("split", [0, 1, 2])])
+def test_targets_per_piece_skip_the_first_token_of_a_piece(strategy: SliceStrategy, targets: list[int]) -> None:
     loss_mask = np.array([0, 0, 0, 1, 1, 0, 1, 1], dtype=bool)
-    offsets = np.array([0, 5, 8])
-
-    assert count_piece_targets(sliced([5, 3], 3, "keep_start"), loss_mask, offsets).tolist() == [0, 2]
-    assert count_piece_targets(sliced([5, 3], 3, "keep_end"), loss_mask, offsets).tolist() == [2, 2]
-    assert count_piece_targets(sliced([5, 3], 3, "split"), loss_mask, offsets).tolist() == [0, 1, 2]
+    assert count_piece_targets(sliced([5, 3], 3, strategy), loss_mask, np.array([0, 5, 8])).tolist() == targets
 
 
 def test_keep_pieces_leaves_the_others_out() -> None:
     pieces = keep_pieces(sliced([5, 3], 3, "split"), np.array([False, True, True]))
-
     assert pieces.examples.tolist() == [0, 1]
     assert pieces.starts.tolist() == [3, 0]
 
@@ -206,14 +179,8 @@ def test_slice_leaves_fitting_examples_whole_and_no_piece_too_long(
 ) -> None:
     pieces = sliced(lengths, limit, strategy)
     kept = np.bincount(pieces.examples, weights=pieces.lengths, minlength=len(lengths)).astype(int).tolist()
-    wanted = {
-        "split": lengths,
-        "drop": [n if n <= limit else 0 for n in lengths],
-        "keep_start": [min(n, limit) for n in lengths],
-        "keep_end": [min(n, limit) for n in lengths],
-    }
-
-    assert kept == wanted[strategy]
+    of_too_long = {"split": lambda n: n, "drop": lambda _: 0}.get(strategy, lambda _: limit)
+    assert kept == [n if n <= limit else of_too_long(n) for n in lengths]
     assert all(1 <= n <= limit for n in pieces.lengths.tolist())
 
 
@@ -223,37 +190,26 @@ def test_slice_leaves_fitting_examples_whole_and_no_piece_too_long(
 @pytest.mark.parametrize("plan", [plan_greedy, plan_best_fit])
 def test_plan_of_four_examples_fills_two_sequences(plan: Callable[[Integers, int, int | None], SequencePlan]) -> None:
     lengths = np.array([100, 200, 150, 150])
-
     assert sequences_of(plan(lengths, 300, 64)) == [[0, 1], [2, 3]]
     assert sequences_of(plan(lengths, 300, 1)) == [[0], [1], [2], [3]]
     assert sequences_of(plan_single(lengths, 300)) == [[0], [1], [2], [3]]
 
 
-def test_plan_of_six_examples_differs_by_strategy() -> None:
+def test_plan_of_six_examples_differs_by_strategy_and_of_ten_obeys_the_segment_limit() -> None:
     lengths = np.array([4, 8, 1, 4, 2, 1])
-
     assert sequences_of(plan_greedy(lengths, 10, 64)) == [[0], [1, 2], [3, 4, 5]]
     assert sequences_of(plan_best_fit(lengths, 10, None)) == [[0, 2, 3, 5], [1, 4]]
-
-
-def test_best_fit_of_ten_examples_obeys_the_segment_limit() -> None:
     lengths = np.array(TEN)
-
     assert sequences_of(plan_best_fit(lengths, 12, None)) == [[0, 1], [2, 3, 5], [4, 6, 7, 8], [9]]
     assert sequences_of(plan_best_fit(lengths, 12, 3)) == [[0, 1], [2, 3, 5], [4, 6, 7], [8, 9]]
 
 
-def test_concat_cuts_documents_at_every_limit() -> None:
+def test_concat_cuts_documents_at_every_limit_and_may_drop_its_tail() -> None:
     plan = plan_concat(np.array([3, 6]), 4, "keep")
-
     assert plan.sequence_offsets.tolist() == [0, 2, 3, 4]
     assert plan.examples.tolist() == [0, 1, 1, 1]
     assert plan.ranges.tolist() == [[0, 3], [0, 1], [1, 4], [5, 1]]
-
-
-def test_concat_dropping_its_tail_leaves_the_last_sequence_out() -> None:
     plan = plan_concat(np.array([3, 6]), 4, "drop")
-
     assert plan.sequence_offsets.tolist() == [0, 2, 3]
     assert count_left_out_tokens(plan, np.array([3, 6])).tolist() == [0, 1]
 
@@ -261,7 +217,6 @@ def test_concat_dropping_its_tail_leaves_the_last_sequence_out() -> None:
 def test_plan_of_pieces_names_their_examples_and_starts() -> None:
     pieces = sliced([3, 9, 2], 5, "split")
     plan = plan_slices(pieces, limit=5, strategy="best_fit", max_segments=None, tail="keep")
-
     assert sequences_of(plan) == [[0, 2], [1], [1]]
     assert plan.ranges.tolist() == [[0, 3], [0, 2], [0, 5], [5, 4]]
 
@@ -307,7 +262,6 @@ def test_plan_partitions_the_examples_within_both_limits(
 @given(case=lengths_and_limit, max_segments=segment_limits)
 def test_plan_stands_in_example_order(case: tuple[list[int], int], max_segments: int | None) -> None:
     sequences = sequences_of(plan_best_fit(np.array(case[0] or [1]), case[1], max_segments))
-
     assert all(members == sorted(members) for members in sequences)
     assert [members[0] for members in sequences] == sorted(members[0] for members in sequences)
 
@@ -338,7 +292,6 @@ def test_best_fit_on_the_histogram_equals_best_fit_one_by_one_or_needs_fewer_seq
     lengths, limit = case
     sequences = sequences_of(plan_best_fit(np.array(lengths or [1]), limit, max_segments))
     one_by_one = best_fit_one_by_one(lengths or [1], limit, max_segments)
-
     assert sequences == one_by_one if len(sequences) == len(one_by_one) else len(sequences) < len(one_by_one)
 
 
@@ -378,10 +331,8 @@ def test_best_fit_needs_no_more_sequences_than_greedy_or_batches_on_any_of_a_tho
 @pytest.mark.parametrize(("mean", "limit", "max_segments"), [(3.8, 4096, 64), (4.5, 8192, 64), (5.8, 4096, 8)])
 def test_best_fit_with_a_limit_that_binds_is_near_the_lower_bound(mean: float, limit: int, max_segments: int) -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(mean, 0.8, 20_000), 1, limit).astype(np.int64)
-
-    assert plan_best_fit(lengths, limit, max_segments).sequences <= 1.02 * bound_sequence_count(
-        lengths, limit, max_segments
-    )
+    found = plan_best_fit(lengths, limit, max_segments).sequences
+    assert found <= 1.02 * bound_sequence_count(lengths, limit, max_segments)
 
 
 def test_best_fit_of_speeches_needs_fewer_sequences_than_greedy(real_data: Path) -> None:
@@ -395,7 +346,6 @@ def test_best_fit_of_speeches_needs_fewer_sequences_than_greedy(real_data: Path)
 
 def test_best_fit_above_sixteen_bits_equals_best_fit_one_by_one() -> None:
     lengths = np.random.default_rng(5).integers(1, 90_000, 400)
-
     assert sequences_of(plan_best_fit(lengths, 100_000, None)) == best_fit_one_by_one(lengths.tolist(), 100_000, None)
 
 
@@ -412,7 +362,6 @@ def test_best_fit_takes_the_longest_that_fits_where_none_is_as_short_as_its_shar
 def test_best_fit_of_log_normal_lengths_is_near_the_lower_bound(max_segments: int | None, bound: float) -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(5.5, 1, 100_000).astype(np.int64), 1, 4096)
     plan = plan_best_fit(lengths, 4096, max_segments)
-
     assert plan.sequences <= bound * bound_sequence_count(lengths, 4096, None)
 
 
@@ -420,12 +369,10 @@ def test_best_fit_of_log_normal_lengths_is_near_the_lower_bound(max_segments: in
 def test_concat_reads_back_as_the_joined_documents(lengths: list[int], limit: int, drop: bool) -> None:
     plan = plan_concat(np.array(lengths, dtype=np.int64), limit, "drop" if drop else "keep")
     tokens = [(e, t) for e, n in enumerate(lengths) for t in range(n)]
-    planned = [
-        (e, t) for e, (s, n) in zip(plan.examples.tolist(), plan.ranges.tolist(), strict=True) for t in range(s, s + n)
-    ]
+    pieces = zip(plan.examples.tolist(), plan.ranges.tolist(), strict=True)
     kept = len(tokens) // limit * limit if drop else len(tokens)
 
-    assert planned == tokens[:kept]
+    assert [(e, t) for e, (start, n) in pieces for t in range(start, start + n)] == tokens[:kept]
     assert set(plan.tokens[:-1].tolist()) <= {limit}
     assert plan.sequences == -(-kept // limit)
 
@@ -460,40 +407,33 @@ def test_loss_is_one_position_before_its_target_in_the_same_span(
     mask: list[int], spans: list[int], loss: list[int]
 ) -> None:
     targets = np.flatnonzero(mark_targets(np.array(mask, dtype=bool), np.array(spans)))
-
     assert (targets - 1).tolist() == np.flatnonzero(loss).tolist()
 
 
 def test_labels_are_unshifted_and_spare_the_ignored_token() -> None:
     ids = np.array([7, 8, 9, 7, 8, 5], dtype=np.int32)
     mask = np.array([1, 1, 1, 1, 1, 1], dtype=bool)
-
     assert make_labels(ids, mask, np.array([3, 3]), ignore_token_id=None).tolist() == [-100, 8, 9, -100, 8, 5]
     assert make_labels(ids, mask, np.array([3, 3]), ignore_token_id=8).tolist() == [-100, -100, 9, -100, -100, 5]
 
 
 @given(spans=st.lists(st.integers(1, 6), min_size=1, max_size=10), data=st.data())
 def test_targets_never_cross_a_span(spans: list[int], data: st.DataObject) -> None:
-    total = sum(spans)
-    mask = np.array(data.draw(st.lists(st.booleans(), min_size=total, max_size=total)))
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=sum(spans), max_size=sum(spans))))
     lengths = np.array(spans)
     span_of = np.repeat(np.arange(len(spans)), lengths)
-    predicted = mark_targets(mask, lengths)
-    predictors = np.flatnonzero(predicted) - 1
+    targets = mark_targets(mask, lengths)
+    places = np.flatnonzero(targets)
 
-    assert np.array_equal(span_of[predictors], span_of[predictors + 1])
-    assert np.array_equal(predicted, mask & (position_ids(lengths) > 0))
+    assert np.array_equal(span_of[places - 1], span_of[places])
+    assert np.array_equal(targets, mask & (position_ids(lengths) > 0))
 
 
 def test_whole_examples_may_exceed_any_limit() -> None:
     assert keep_examples_whole(np.array([1, 10**6])).lengths.tolist() == [1, 10**6]
 
 
-@given(
-    st.lists(st.integers(1, 40), max_size=60),
-    st.integers(40, 60),
-    st.none() | st.integers(1, 6),
-)
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 60), st.none() | st.integers(1, 6))
 def test_sequences_are_counted_without_a_plan(lengths: list[int], limit: int, max_segments: int | None) -> None:
     """Short lists often exceed the bound by more than a thousandth, so the greedy plan is tried, too."""
     many = np.array(lengths, np.int32)

@@ -54,9 +54,6 @@ def steps_of(found: RankOrder) -> list[list[int]]:
     return [step.tolist() for step in np.split(found.order, found.step_offsets[1:-1])]
 
 
-# --- places inside a step
-
-
 def test_one_step_of_eight_is_dealt_as_specified() -> None:
     found = dealt(EIGHT, batch_sizes=[(0, 8)])
     loads = np.array(loads_of(found, EIGHT))
@@ -66,29 +63,19 @@ def test_one_step_of_eight_is_dealt_as_specified() -> None:
     assert [int(loads[r::4].sum()) for r in range(4)] == [10, 10, 11, 10]
 
 
-def test_second_step_is_rotated_right_by_one() -> None:
-    found = dealt(EIGHT * 2, batch_sizes=[(0, 8)])
-
+@pytest.mark.parametrize("epochs", [None, [0, 8, 16]], ids=["in one epoch", "counted through all epochs"])
+def test_second_step_is_rotated_right_by_one(epochs: list[int] | None) -> None:
+    found = dealt(EIGHT * 2, batch_sizes=[(0, 8)], epochs=epochs)
     assert loads_of(found, EIGHT * 2)[8:] == [3, 9, 8, 6, 7, 1, 2, 5]
 
 
-def test_steps_are_counted_through_all_epochs() -> None:
-    found = dealt(EIGHT * 2, batch_sizes=[(0, 8)], epochs=[0, 8, 16])
-
-    assert loads_of(found, EIGHT * 2)[8:] == [3, 9, 8, 6, 7, 1, 2, 5]
-
-
-def test_balance_none_leaves_the_mixed_order() -> None:
+def test_balance_none_leaves_the_mixed_order_and_equal_loads_are_dealt_in_order_of_place() -> None:
     assert dealt(EIGHT, batch_sizes=[(0, 4)], balance="none").order.tolist() == list(range(8))
-
-
-def test_equal_loads_are_dealt_in_order_of_place() -> None:
     assert steps_of(dealt([1] * 4, batch_sizes=[(0, 4)]))[0] == [0, 1, 2, 3]
 
 
 def test_windows_of_balance_ranks_serve_where_there_is_no_batch() -> None:
     found = dealt(EIGHT * 2, balance_ranks=8)
-
     assert found.step_offsets.tolist() == [0, 8, 16]
     assert loads_of(found, EIGHT * 2) == [9, 8, 6, 7, 1, 2, 5, 3, 3, 9, 8, 6, 7, 1, 2, 5]
 
@@ -103,40 +90,29 @@ def test_skewed_loads_are_near_even_for_every_rank() -> None:
         assert ((per_rank.max(axis=1) - per_rank.min(axis=1)) / per_rank.mean(axis=1)).mean() < 0.05
 
 
-# --- remainders
+TWO_EPOCHS: dict[str, Any] = {"batch_sizes": [(0, 4)], "epochs": [0, 5, 10], "balance": "none"}
 
 
-def test_pad_fills_each_epochs_last_step() -> None:
-    found = dealt([1] * 10, batch_sizes=[(0, 4)], epochs=[0, 5, 10], balance="none")
-
-    assert steps_of(found) == [[0, 1, 2, 3], [4, -1, -1, -1], [5, 6, 7, 8], [9, -1, -1, -1]]
-
-
-def test_drop_leaves_each_epochs_remainder_out() -> None:
-    options: dict[str, Any] = {"batch_sizes": [(0, 4)], "epochs": [0, 5, 10], "balance": "none", "remainder": "drop"}
-
-    assert steps_of(dealt([1] * 10, **options)) == [[0, 1, 2, 3], [5, 6, 7, 8]]
-    assert listed(planned(10, **options).dropped) == [4, 9]
-
-
-def test_carry_takes_a_remainder_into_the_next_epoch() -> None:
-    found = dealt([1] * 10, batch_sizes=[(0, 4)], epochs=[0, 5, 10], balance="none", remainder="carry")
-
-    assert steps_of(found) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, -1, -1]]
-
-
-def test_steps_end_the_order_and_name_what_is_left() -> None:
-    options: dict[str, Any] = {"batch_sizes": [(0, 4)], "epochs": [0, 5, 10], "balance": "none", "steps": 3}
-    plan = planned(10, **options)
-
-    assert steps_of(dealt([1] * 10, **options)) == [[0, 1, 2, 3], [4, -1, -1, -1], [5, 6, 7, 8]]
-    assert listed(plan.not_scheduled) == [9]
-    assert listed(plan.dropped) == []
+@pytest.mark.parametrize(
+    ("options", "steps", "dropped", "not_scheduled"),
+    [
+        ({}, [[0, 1, 2, 3], [4, -1, -1, -1], [5, 6, 7, 8], [9, -1, -1, -1]], [], []),
+        ({"remainder": "drop"}, [[0, 1, 2, 3], [5, 6, 7, 8]], [4, 9], []),
+        ({"remainder": "carry"}, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, -1, -1]], [], []),
+        ({"steps": 3}, [[0, 1, 2, 3], [4, -1, -1, -1], [5, 6, 7, 8]], [], [9]),
+    ],
+    ids=["pad fills each last step", "drop leaves it out", "carry takes it into the next epoch", "steps end the order"],
+)
+def test_remainder_of_an_epoch(
+    options: dict[str, Any], steps: list[list[int]], dropped: list[int], not_scheduled: list[int]
+) -> None:
+    plan = planned(10, **TWO_EPOCHS, **options)
+    assert steps_of(dealt([1] * 10, **TWO_EPOCHS, **options)) == steps
+    assert (listed(plan.dropped), listed(plan.not_scheduled)) == (dropped, not_scheduled)
 
 
 def test_batch_schedule_sets_the_length_of_each_step() -> None:
     found = dealt([1] * 20, batch_sizes=[(0, 2), (2, 6)], balance="none", world_size=2)
-
     assert found.step_offsets.tolist() == [0, 2, 4, 10, 16, 22]
 
 
@@ -147,7 +123,6 @@ def test_remainder_without_a_batch_goes_to_the_world_size(remainder: str, length
 
 def test_deal_of_nothing_is_nothing() -> None:
     found = dealt([], batch_sizes=[(0, 4)])
-
     assert found.order.tolist() == []
     assert found.step_offsets.tolist() == [0]
 
@@ -156,28 +131,24 @@ def test_deal_of_nothing_is_nothing() -> None:
 @given(
     trained=st.lists(st.integers(0, 50), max_size=80),
     batches=st.lists(st.integers(1, 4), min_size=1, max_size=3),
-    world_size=st.sampled_from((1, 2, 3)),
-    remainder=st.sampled_from(("pad", "drop", "carry")),
-    balance=st.sampled_from(("trained_tokens", "none")),
-    steps=st.none() | st.integers(1, 12),
+    options=st.fixed_dictionaries(
+        {
+            "world_size": st.sampled_from((1, 2, 3)),
+            "remainder": st.sampled_from(("pad", "drop", "carry")),
+            "balance": st.sampled_from(("trained_tokens", "none")),
+            "steps": st.none() | st.integers(1, 12),
+        }
+    ),
     cut=st.floats(0, 1),
 )
 def test_deal_keeps_every_sequence_in_its_step_for_every_rank(
-    trained: list[int],
-    batches: list[int],
-    world_size: int,
-    remainder: str,
-    balance: str,
-    steps: int | None,
-    cut: float,
+    trained: list[int], batches: list[int], options: dict[str, Any], cut: float
 ) -> None:
-    batch_sizes = [(3 * i, 6 * size) for i, size in enumerate(batches)]
-    epochs = [0, int(cut * len(trained)), len(trained)]
-    values: dict[str, Any] = {"world_size": world_size, "remainder": remainder}
-    found = dealt(trained, batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance=balance, **values)
-    laid = dealt(trained, batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance="none", **values)
+    options = options | {"batch_sizes": [(3 * i, 6 * size) for i, size in enumerate(batches)]}
+    options |= {"epochs": [0, int(cut * len(trained)), len(trained)]}
+    found, laid = dealt(trained, **options), dealt(trained, **options | {"balance": "none"})
     shown = found.order[found.order != FILLER].tolist()
-    plan = planned(len(trained), batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance=balance, **values)
+    plan = planned(len(trained), **options)
     count = len(plan.step_offsets) - 1
     loads = np.array(trained, dtype=np.int64)
     halves = [assign_places(plan, *steps, loads.take) for steps in ((0, count // 2), (count // 2, count))]
@@ -185,19 +156,15 @@ def test_deal_keeps_every_sequence_in_its_step_for_every_rank(
     assert sorted([*shown, *listed(plan.dropped), *listed(plan.not_scheduled)]) == list(range(len(trained)))
     assert np.array_equal(np.concatenate([half.order for half in halves]), found.order)
     assert [sorted(step) for step in steps_of(found)] == [sorted(step) for step in steps_of(laid)]
-    assert steps is None or len(found.step_offsets) - 1 <= steps
-    assert remainder != "drop" or FILLER not in found.order
+    assert options["steps"] is None or len(found.step_offsets) - 1 <= options["steps"]
+    assert options["remainder"] != "drop" or FILLER not in found.order
 
 
 @pytest.mark.slow
 @given(trained=st.lists(st.integers(0, 50), min_size=1, max_size=60))
 def test_the_dealt_order_knows_no_world_size(trained: list[int]) -> None:
     orders = [dealt(trained, batch_sizes=[(0, 8)], world_size=w).order.tolist() for w in (1, 2, 8)]
-
     assert orders[0] == orders[1] == orders[2]
-
-
-# --- ranks
 
 
 def test_world_size_must_divide_every_batch_size() -> None:
@@ -247,24 +214,15 @@ def test_step_facts_of_all_ranks_add_up(
 
 
 def test_step_facts_count_nothing_of_a_filler_but_itself() -> None:
-    found = dealt([7], batch_sizes=[(0, 2)])
-    ones = np.array([1, 1])
-    facts = summarize_steps(
-        found, 1, 2, tokens=ones * 9, trained_tokens=ones * 7, segments=ones, flops=ones * 5, longest_segments=ones * 9
-    )
-
-    assert [v.tolist() for v in (facts.fillers, facts.tokens, facts.trained_tokens, facts.flops)] == [
-        [1],
-        [0],
-        [0],
-        [0],
-    ]
-    assert [v.tolist() for v in (facts.longest_segment, facts.step_trained_tokens)] == [[0], [7]]
+    found, ones = dealt([7], batch_sizes=[(0, 2)]), np.array([1, 1])
+    counts = {"tokens": ones * 9, "trained_tokens": ones * 7, "longest_segments": ones * 9}
+    facts = summarize_steps(found, 1, 2, segments=ones, flops=ones * 5, **counts)
+    own = [facts.fillers, facts.tokens, facts.trained_tokens, facts.flops, facts.longest_segment]
+    assert [value.tolist() for value in (*own, facts.step_trained_tokens)] == [[1], [0], [0], [0], [0], [7]]
 
 
 def test_flops_of_a_sequence_are_those_of_its_spans() -> None:
     found = compute_flops(np.array([4, 4, 8, 262_144], np.int32), np.array([0, 2, 3, 3, 4]), 10)
-
     assert found.tolist() == [112, 144, 0, 262_144 * 262_154]
 
 

@@ -31,7 +31,6 @@ def _manifest(store: Store, content: bytes = b"rows", **changes: Any) -> Manifes
 
 def test_save_then_load_gives_the_same_manifest(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-
     saved = manifest.save_manifest(store, _manifest(store))
 
     assert saved.version
@@ -53,15 +52,11 @@ def test_version_depends_on_content_and_not_on_when_or_from_what(tmp_path: Path)
     assert len({first.version, other.version, fewer.version}) == 3
 
 
-def test_by_fingerprint_with_a_part_gone_is_not_found(tmp_path: Path) -> None:
+def test_version_with_a_part_gone_or_never_built_is_not_found(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     saved = manifest.save_manifest(store, _manifest(store))
     store.remove(saved.parts[0].files["rows"].path)
-
     assert manifest.find_by_fingerprint(store, KEY, "f1") is None
-
-
-def test_by_version_never_built_says_so(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="demo/chats/canonical_rows: it was never built"):
         manifest.load_version(Store(str(tmp_path)), KEY, None)
 
@@ -80,5 +75,4 @@ def test_versions_are_listed_oldest_first(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     late = manifest.save_manifest(store, _manifest(store, built_at="2026-02-01"))
     early = manifest.save_manifest(store, _manifest(store, b"older", built_at="2026-01-01"))
-
     assert [one.version for one in manifest.list_versions(store, KEY)] == [early.version, late.version]

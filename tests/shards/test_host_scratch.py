@@ -24,7 +24,6 @@ def makers(parts: list[str], *names: str) -> dict[str, Callable[[str], object]]:
 
 def test_a_host_makes_only_what_it_lacks(tmp_path: Path) -> None:
     scratch, made = HostScratch("s", str(tmp_path / "s")), list[str]()
-
     scratch.require(makers(made, "a", "b"))
     scratch.require(makers(made, "b", "c"))
 
@@ -38,7 +37,6 @@ def test_each_host_has_files_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / host).mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / host))
         scratch.require(makers(made, "a"))
-
     scratch.remove()
 
     assert made == ["a", "a"]
@@ -71,5 +69,4 @@ def test_a_file_that_failed_is_not_there_and_is_made_again(tmp_path: Path) -> No
         scratch.require({"a": fail})
     assert not os.path.exists(scratch.locate("a"))
     scratch.require(makers([], "a"))
-
     assert Path(scratch.locate("a")).read_text() == "a"

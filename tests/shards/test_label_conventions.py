@@ -48,10 +48,10 @@ def test_every_letter_tells_which_token_follows_which(spans: list[list[tuple[int
     shifted = label_conventions.make_shifted_targets(ids, trained, borders)
     rolled = label_conventions.make_rolled_mask(trained, borders)
 
-    assert [(int(ids[i - 1]), int(labels[i])) for i in np.flatnonzero(labels != -100)] == wanted
-    assert [
-        (int(a), int(b)) for a, b, w in zip(shifted.inputs, shifted.targets, shifted.weights, strict=True) if w
-    ] == wanted
+    places = np.flatnonzero(labels != -100)
+    weighed = shifted.weights.astype(bool)
+    assert [*zip(ids[places - 1].tolist(), labels[places].tolist(), strict=True)] == wanted
+    assert [*zip(shifted.inputs[weighed].tolist(), shifted.targets[weighed].tolist(), strict=True)] == wanted
     assert [(int(ids[i]), int(ids[i + 1])) for i in np.flatnonzero(rolled)] == wanted
     assert not rolled[borders[1:] - 1].any()
     assert np.diff(shifted.offsets).tolist() == [len(span) - 1 for span in spans]

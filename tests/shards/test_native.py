@@ -1,7 +1,9 @@
 """Native shards: the specification's vector, reading back, conservation, gathering in any order."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,23 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
 from rowmill.schema.manifest import File
 from rowmill.shards import gather, native
 from rowmill.shards.native import Segments, Spans
+from tests.support.export_cases import sequences
 from tests.support.tiers import draw
 
 
 def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int]) -> Segments:
-    lengths = [len(ids) for ids, _ in parts]
+    batch = sequences([parts])
     return Segments(
-        ids=np.array([i for ids, _ in parts for i in ids], np.int32),
-        mask=np.array([bool(m) for _, mask in parts for m in mask]),
-        offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-        sequence_offsets=np.concatenate(([0], np.cumsum(per_sequence))).astype(np.int64),
-        example_ids=pa.array([f"e{i}#0" for i in range(len(parts))], pa.string()),
-        starts=np.zeros(len(parts), np.int32),
+        ids=batch.ids,
+        mask=batch.trained,
+        offsets=batch.offsets,
+        sequence_offsets=compute_offsets(np.array(per_sequence, np.int64)),
+        example_ids=batch.example_ids,
+        starts=batch.starts,
     )
 
 
@@ -43,10 +47,14 @@ def _back(table: pa.Table) -> pa.Table:
     return native.read_native_shard(native.encode_native_shard(table, {"recipe": "demo"}, group_rows=1024))
 
 
-def test_to_table_of_the_specified_vector() -> None:
-    table = _back(_table(_segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])))
+TWO: tuple[list[tuple[list[int], list[int]]], list[int]] = ([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])
+"""The specification's vector: two segments of one sequence."""
 
-    row = table.to_pylist()[0]
+
+def test_to_table_of_the_specified_vector() -> None:
+    table = _back(_table(_segments(*TWO)))
+
+    [row] = table.to_pylist()
     assert row["input_ids"] == [10, 11, 2, 20, 2]
     assert row["labels"] == [-100, 11, 2, -100, 2]
     assert row["position_ids"] == [0, 1, 2, 0, 1]
@@ -56,11 +64,9 @@ def test_to_table_of_the_specified_vector() -> None:
 
 
 def test_to_table_with_open_attention_runs_positions_on() -> None:
-    row = _table(_segments([([10, 11], [0, 1]), ([20, 2], [1, 1])], [2]), blocked=False).to_pylist()[0]
-
+    [row] = _table(_segments([([10, 11], [0, 1]), ([20, 2], [1, 1])], [2]), blocked=False).to_pylist()
     assert row["position_ids"] == [0, 1, 2, 3]
-    assert row["seq_lengths"] == [4]
-    assert row["segment_lengths"] == [2, 2]
+    assert (row["seq_lengths"], row["segment_lengths"]) == ([4], [2, 2])
     assert row["labels"] == [-100, 11, 20, 2]
 
 
@@ -89,95 +95,61 @@ def test_segments_of_what_was_written_are_the_segments(parts: list[list[tuple[in
     assert found % native.HASH_MODULUS == expected % native.HASH_MODULUS
 
 
+def _hash(segments: Segments, mask: Any = None) -> int:
+    return sum(native.hash_segments(segments, segments.mask if mask is None else mask))
+
+
 @pytest.mark.parametrize("place", [0, 3, 4])
 def test_content_hash_sees_a_token_replaced_by_a_copy(place: int) -> None:
-    segments = _segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])
-    before = sum(native.hash_segments(segments, segments.mask))
-
+    segments = _segments(*TWO)
+    before = _hash(segments)
     segments.ids[place] = 11
-
-    assert sum(native.hash_segments(segments, segments.mask)) != before
+    assert _hash(segments) != before
 
 
 def test_content_hash_sees_a_shifted_mask_and_a_swapped_name() -> None:
     segments = _segments([([10, 11, 2], [0, 1, 1]), ([10, 11, 2], [0, 1, 1])], [2])
-    before = sum(native.hash_segments(segments, segments.mask))
-    shifted = np.roll(segments.mask, 1)
-    renamed = Segments(
-        segments.ids,
-        segments.mask,
-        segments.offsets,
-        segments.sequence_offsets,
-        pa.array(["e0#0", "e0#0"]),
-        segments.starts,
-    )
-
-    assert sum(native.hash_segments(segments, shifted)) != before
-    assert sum(native.hash_segments(renamed, renamed.mask)) != before
+    assert _hash(segments, np.roll(segments.mask, 1)) != _hash(segments)
+    assert _hash(replace(segments, example_ids=pa.array(["e0#0", "e0#0"]))) != _hash(segments)
 
 
 def test_content_hash_sees_a_weight_moved_or_changed() -> None:
-    segments = _segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])
-    given_weights = ([0, 0.5, 2, 0, 1], [0, 2, 0.5, 0, 1], [0, 0.5, 2, 0, 0.5], None)
-
-    hashes = [
-        sum(native.hash_segments(replace(segments, weights=weights), segments.mask))
-        for weights in (None if one is None else np.array(one, np.float32) for one in given_weights)
-    ]
-
-    assert len(set(hashes)) == len(given_weights)
+    segments = _segments(*TWO)
+    weights = [np.array(one, np.float32) for one in ([0, 0.5, 2, 0, 1], [0, 2, 0.5, 0, 1], [0, 0.5, 2, 0, 0.5])]
+    assert len({_hash(replace(segments, weights=one)) for one in (*weights, None)}) == 4
 
 
 def test_weights_are_read_back_with_the_content_hash_that_they_were_written_with() -> None:
-    segments = _segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])
-    weighted = replace(segments, weights=np.array([0, 0.5, 2, 0, 1], np.float32))
-
+    weighted = replace(_segments(*TWO), weights=np.array([0, 0.5, 2, 0, 1], np.float32))
     table = _back(_table(weighted))
 
     assert table.schema.equals(native.make_shard_schema(weighted=True))
     back = native.recover_segments(table)
     assert back.weights is not None
     assert back.weights.tolist() == [0, 0.5, 2, 0, 1]
-    assert native.hash_sequences(back) == [sum(native.hash_segments(weighted, segments.mask)) % native.HASH_MODULUS]
+    assert native.hash_sequences(back) == [_hash(weighted) % native.HASH_MODULUS]
 
 
-def test_fillers_of_a_weighted_recipe_weigh_nothing() -> None:
-    assert native.make_fillers(1, pad_id=3, dataset="", weighted=True).to_pylist()[0]["loss_weights"] == [0, 0]
-
-
-def test_fillers_have_two_tokens_and_no_target() -> None:
+def test_fillers_have_two_tokens_no_target_and_no_weight() -> None:
     row = native.make_fillers(2, pad_id=3, dataset="", weighted=False).to_pylist()[1]
-
     assert row["input_ids"] == [3, 3]
     assert row["labels"] == [-100, -100]
     assert (row["filler"], row["sequence_id"], row["trained_tokens"]) == (True, -1, 0)
+    assert native.make_fillers(1, pad_id=3, dataset="", weighted=True).to_pylist()[0]["loss_weights"] == [0, 0]
 
 
 @settings(deadline=None, max_examples=draw(30))
-@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any), data=st.data())
 def test_take_returns_the_wanted_rows_in_the_wanted_order(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], data: st.DataObject
 ) -> None:
-    total = sum(sizes)
-    wanted = data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=12)) if total else []
-    if not wanted:
-        return
+    wanted = data.draw(st.lists(st.integers(0, sum(sizes) - 1), min_size=1, max_size=12))
     folder = tmp_path_factory.mktemp("scratch")
-    firsts = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-    files: list[str] = []
-    for i, size in enumerate(sizes):
-        rows = [[n] * (n % 3) for n in range(int(firsts[i]), int(firsts[i]) + size)]
-        path = folder / f"{i}.arrow"
-        gather.write_scratch_file(
-            pa.table(
-                {
-                    "row": pa.array(rows, pa.list_(pa.int64())),
-                    "name": [str(n) for n in range(int(firsts[i]), int(firsts[i]) + size)],
-                }
-            ),
-            str(path),
-        )
-        files.append(str(path))
+    firsts = compute_offsets(np.array(sizes, np.int64))
+    files = [str(folder / f"{i}.arrow") for i in range(len(sizes))]
+    for file, (first, end) in zip(files, pairwise(firsts.tolist()), strict=True):
+        rows = pa.array([[n] * (n % 3) for n in range(first, end)], pa.list_(pa.int64()))
+        gather.write_scratch_file(pa.table({"row": rows, "name": [str(n) for n in range(first, end)]}), file)
 
     table = gather.take_rows(files, firsts, np.array(wanted, np.int64))
 
@@ -187,7 +159,6 @@ def test_take_returns_the_wanted_rows_in_the_wanted_order(
 
 def test_cut_joins_the_ranges_in_order() -> None:
     places = native.locate_tokens(np.array([0, 4, 10]), np.array([1, 0, 1]), np.array([2, 0, 0]), np.array([3, 2, 1]))
-
     assert places.take(np.arange(10)).tolist() == [6, 7, 8, 0, 1, 4]
 
 
@@ -198,7 +169,6 @@ def test_shard_with_other_sequences_than_the_manifest_records_is_found(tmp_path:
     store.write("shard.parquet", content)
     files = [File("shard.parquet", len(content), digest_bytes(content), 1)]
     own = native.format_content_hash(sum(native.hash_sequences(native.recover_segments(table.combine_chunks()))))
-
     found = list(native.find_content_damage(store, "chats", files, native.format_content_hash(7)))
 
     assert list(native.find_content_damage(store, "chats", files, own)) == []
@@ -206,9 +176,7 @@ def test_shard_with_other_sequences_than_the_manifest_records_is_found(tmp_path:
 
 
 def test_lists_of_a_shard_are_compressed_and_only_single_values_have_statistics() -> None:
-    table = _table(_segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2]))
-
-    content = native.encode_native_shard(table, {}, group_rows=1)
+    content = native.encode_native_shard(_table(_segments(*TWO)), {}, group_rows=1)
 
     group = pq.ParquetFile(pa.BufferReader(content)).metadata.row_group(0)
     found = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}

@@ -47,7 +47,6 @@ def test_padding_follows_each_segment_and_its_positions_run_on() -> None:
 
 def test_open_attention_pads_each_sequence_once_at_its_end() -> None:
     table = _make_table(4, blocked=False)
-
     assert table.column("seq_lengths").to_pylist() == [[8], [8]]
     assert table.column("segment_padding").to_pylist() == [[0, 0], [0, 2]]
     assert table.column("input_ids").to_pylist()[1] == [18, 19, 20, 21, 22, 23, 9, 9]
@@ -68,7 +67,6 @@ def test_a_shard_without_its_padding_is_the_one_that_was_not_padded(multiple: in
 
 def test_fillers_are_padded_like_segments() -> None:
     row = native.make_fillers(1, pad_id=3, dataset="", weighted=False, multiple=8).to_pylist()[0]
-
     assert row["input_ids"] == [3] * 8
     assert row["position_ids"] == list(range(8))
     assert (row["seq_lengths"], row["segment_lengths"], row["segment_padding"]) == ([8], [2], [6])

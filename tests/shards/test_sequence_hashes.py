@@ -26,7 +26,6 @@ def test_sum_is_that_of_the_integers_with_repeats(first: list[int], second: list
     every = first + second
     numbers = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=20))
     joined = join_hashes([table(first), table(second)])
-
     assert joined.sum_content(np.array(numbers, np.int64)) == sum(every[i] for i in numbers) % native.HASH_MODULUS
 
 

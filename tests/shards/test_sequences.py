@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.errors import IntegrityError
 from rowmill.exports import native
 from rowmill.shards import gather
@@ -24,18 +25,14 @@ FILES = st.lists(st.lists(st.lists(SEGMENT, min_size=1, max_size=3), min_size=1,
 """Files of sequences of segments (ids, mask)."""
 
 
-def write_segment_files(files: list[list[list[tuple[list[int], list[int]]]]], folder: Path) -> SegmentFiles:
-    paths: list[str] = []
-    for number, content in enumerate(files):
-        table = native.make_packed_table(sequences(content))
-        place = table.schema.get_field_index("dataset")
-        path = folder / f"{number}.arrow"
-        gather.write_scratch_file(
-            table.set_column(place, "dataset", pa.array([f"d{number}"] * len(content))), str(path)
-        )
-        paths.append(str(path))
-    counts = [sum(len(one) for one in content) for content in files]
-    return SegmentFiles(tuple(paths), np.concatenate(([0], np.cumsum(counts))))
+def write_segment_files(contents: list[SequenceBatch], folder: Path) -> SegmentFiles:
+    """Write a file of each batch, whose dataset is named after its number."""
+    paths = [str(folder / f"{number}.arrow") for number in range(len(contents))]
+    for number, (batch, path) in enumerate(zip(contents, paths, strict=True)):
+        table = native.make_packed_table(batch)
+        names = pa.array([f"d{number}"] * len(table))
+        gather.write_scratch_file(table.set_column(table.schema.get_field_index("dataset"), "dataset", names), path)
+    return SegmentFiles(tuple(paths), compute_offsets(np.array([len(one.offsets) - 1 for one in contents], np.int64)))
 
 
 @settings(deadline=None, max_examples=draw(40))
@@ -43,7 +40,7 @@ def write_segment_files(files: list[list[list[tuple[list[int], list[int]]]]], fo
 def test_take_returns_the_wanted_segments_in_the_wanted_grouping(
     tmp_path_factory: pytest.TempPathFactory, files: Any, data: st.DataObject
 ) -> None:
-    opened = write_segment_files(files, tmp_path_factory.mktemp("shards"))
+    opened = write_segment_files([sequences(one) for one in files], tmp_path_factory.mktemp("shards"))
     every = [segment for content in files for one in content for segment in one]
     homes = [f"d{i}" for i, content in enumerate(files) for one in content for _ in one]
     wanted = data.draw(st.lists(st.integers(0, len(every) - 1), min_size=1, max_size=9))
@@ -62,24 +59,13 @@ def test_take_returns_the_wanted_segments_in_the_wanted_grouping(
 
 
 def test_take_carries_weights_and_open_attention(tmp_path: Path) -> None:
-    one = sequences(VECTOR, weights=[0, 0.5, 2, 0, 0.25], is_open=True)
-    table = native.make_packed_table(one)
-    place = table.schema.get_field_index("dataset")
-    gather.write_scratch_file(table.set_column(place, "dataset", pa.array(["d"])), str(tmp_path / "a.arrow"))
-
-    taken = take_segments(
-        SegmentFiles((str(tmp_path / "a.arrow"),), np.array([0, 2])), np.array([0, 1]), np.array([0, 2])
-    )
+    files = write_segment_files([sequences(VECTOR, weights=[0, 0.5, 2, 0, 0.25], is_open=True)], tmp_path)
+    taken = take_segments(files, np.array([0, 1]), np.array([0, 2]))
     gather.drop_scratch_maps()
 
     assert taken.weights is not None
     assert taken.weights.tolist() == [0, 0.5, 2, 0, 0.25]
-    assert taken.is_open.tolist() == [True]
-    assert taken.spans()[0].tolist() == [0, 5]
-
-
-def vector(**changes: Any) -> SequenceBatch:
-    return replace(sequences(VECTOR), **changes)
+    assert (taken.is_open.tolist(), taken.spans()[0].tolist()) == ([True], [0, 5])
 
 
 @pytest.mark.parametrize(
@@ -95,8 +81,8 @@ def vector(**changes: Any) -> SequenceBatch:
 )
 def test_unsound_sequences_are_refused_before_anything_is_written(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(IntegrityError, match=f"here: {said}"):
-        require_valid_tokens(vector(**changes), vocab_size=100, where="here")
+        require_valid_tokens(replace(sequences(VECTOR), **changes), vocab_size=100, where="here")
 
 
 def test_sound_sequences_pass() -> None:
-    require_valid_tokens(vector(), vocab_size=21, where="here")
+    require_valid_tokens(sequences(VECTOR), vocab_size=21, where="here")

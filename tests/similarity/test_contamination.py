@@ -41,27 +41,23 @@ def search_rows(
 )
 def test_coverage_is_the_share_of_words_in_common_ngrams(row: str, share: float | None, ngram: str | None) -> None:
     [match] = search_rows([[row]], [["a b c d e f"]], 3, 0.01)
-
     assert (match and match.coverage, match and match.ngram) == (share, ngram)
 
 
 def test_ngrams_cross_neither_messages_of_a_row_nor_fields_of_an_item() -> None:
     [split, whole] = search_rows([["a b", "c d"], ["a b c d"]], [["a b c d"]], 3, 0.5)
     [joined] = search_rows([["a b c d e f"]], [["a b c", "d e f"]], 4, 0.1)
-
     assert (split, whole) == (None, Match(0, 1.0, "a b c"))
     assert joined is None
 
 
 def test_highest_coverage_wins_and_ties_go_to_the_lower_item() -> None:
     items = [["a b c x y z"], ["q a b c d"], ["w a b c d"]]
-
     assert search_rows([["a b c d"]], items, 3, 0.1) == [Match(1, 0.8, "a b c")]
 
 
 def test_items_without_an_ngram_match_equal_messages() -> None:
     items = [["Paris"], ["2 + 2", "four"]]
-
     rows = [["In Paris?"], ["PARIS!"], ["2 2", "Four."], ["2 2"]]
     found = search_rows(rows, items, 3, 0.5)
     assert found == [None, Match(0, 1.0, "paris"), Match(1, 1.0, "2 2"), None]
@@ -69,7 +65,6 @@ def test_items_without_an_ngram_match_equal_messages() -> None:
 
 def test_phrases_of_more_than_ten_items_are_ignored() -> None:
     items = [[f"how many are left of {k}"] for k in range(11)]
-
     assert search_rows([["so how many are left of that"]], items, 3, 0.01) == [None]
     assert search_rows([["so how many are left of that"]], items[:10], 3, 0.01) == [Match(0, 5 / 6, "how many are")]
 
@@ -91,7 +86,6 @@ def test_equal_hashes_of_other_words_are_no_match() -> None:
 
 def test_equal_items_are_one() -> None:
     texts = hash_words(["One two", "three", "one TWO three", "", ""])
-
     assert number_distinct_items(texts, np.array([0, 0, 1, 2, 3]), 4).tolist() == [0, 0, 2, 2]
 
 

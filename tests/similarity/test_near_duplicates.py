@@ -1,6 +1,7 @@
 """Near duplicates: MinHash against Jaccard, exact similarities against sets, and the decision row after row."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,12 +38,8 @@ def measure(one: set[int], other: set[int]) -> float:
     return len(one & other) / len(one | other)
 
 
-# ── Shingles and similarity ──────────────────────────────────────────────────────────────────────────
-
-
 def test_shingles_are_the_distinct_ngrams_of_a_text() -> None:
     shingles = collect_shingles(hash_words(["a b a b", "", "b a"]), 2)
-
     assert shingles.sizes.tolist() == [2, 0, 1]
     assert shingles.values[2] in shingles.values[:2]
 
@@ -55,15 +52,11 @@ SETS = st.lists(st.sets(st.integers(0, 12) | st.just(2**64 - 1), min_size=1, max
 def test_similarity_of_pairs_is_that_of_their_sets(sets: list[set[int]], size: int) -> None:
     pairs = [(i, j) for i in range(len(sets)) for j in range(len(sets))]
     first, second = (np.array(side) for side in zip(*pairs, strict=True))
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(near_duplicates, "_PAIR_VALUES", size)
         found = compute_similarity(join_sets(sets), first, second)
 
     assert found.tolist() == [measure(sets[i], sets[j]) for i, j in pairs]
-
-
-# ── Signatures ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def make_pairs(common: int, own: int, count: int) -> list[set[int]]:
@@ -72,12 +65,23 @@ def make_pairs(common: int, own: int, count: int) -> list[set[int]]:
     return [set(line[:common]) | set(side) for line in drawn for side in (line[common:][:own], line[common + own :])]
 
 
+def sign(sets: Sequence[set[int]]) -> Any:
+    shingles = join_sets(sets)
+    return compute_signatures(shingles.values, shingles.offsets)
+
+
+def sketch(datasketch: Any, values: set[int]) -> Any:
+    """Return the sketch that datasketch makes of a set."""
+    made = datasketch.MinHash(num_perm=FUNCTIONS, seed=1)
+    made.update_batch([value.to_bytes(8, "little") for value in values])
+    return made
+
+
 @pytest.mark.parametrize(("common", "own", "found_share"), [(80, 10, 0.998), (50, 25, 0.27), (10, 45, 0.0)])
 def test_signatures_agree_as_often_as_sets_do_and_bands_by_their_power(
     common: int, own: int, found_share: float
 ) -> None:
-    shingles = join_sets(make_pairs(common, own, 400))
-    signatures = compute_signatures(shingles.values, shingles.offsets)
+    signatures = sign(make_pairs(common, own, 400))
     keys = hash_bands(signatures)
 
     similarity = common / (common + 2 * own)
@@ -89,16 +93,11 @@ def test_signatures_agree_as_often_as_sets_do_and_bands_by_their_power(
 @pytest.mark.slow
 @given(SETS)
 def test_signatures_do_not_depend_on_the_rows_beside(sets: list[set[int]]) -> None:
-    shingles = join_sets(sets)
-    together = compute_signatures(shingles.values, shingles.offsets)
-
-    alone = [compute_signatures(one.values, one.offsets)[0] for one in (join_sets([each]) for each in sets)]
-    assert np.array_equal(together, np.stack(alone))
+    assert np.array_equal(sign(sets), np.concatenate([sign([one]) for one in sets]))
 
 
 def test_equal_minima_in_different_bands_have_different_keys() -> None:
     keys = hash_bands(np.zeros((2, FUNCTIONS), np.uint64))
-
     assert len(set(keys[0].tolist())) == BANDS
     assert np.array_equal(keys[0], keys[1])
 
@@ -106,27 +105,17 @@ def test_equal_minima_in_different_bands_have_different_keys() -> None:
 def test_similarity_estimate_is_as_good_as_that_of_datasketch() -> None:
     datasketch = pytest.importorskip("datasketch", reason="datasketch is not installed; pip install datasketch")
     sets = make_pairs(60, 20, 200)
-    shingles = join_sets(sets)
-    signatures = compute_signatures(shingles.values, shingles.offsets)
-    others = []
-    for one in sets:
-        sketch = datasketch.MinHash(num_perm=FUNCTIONS, seed=1)
-        for value in one:
-            sketch.update(value.to_bytes(8, "little"))
-        others.append(sketch)
+    signatures = sign(sets)
+    others = [sketch(datasketch, one) for one in sets]
 
     ours = np.abs(np.mean(signatures[::2] == signatures[1::2], axis=1) - 0.6).mean()
     theirs = np.mean([abs(a.jaccard(b) - 0.6) for a, b in zip(others[::2], others[1::2], strict=True)])
     assert ours == pytest.approx(theirs, abs=0.01)
 
 
-# ── The decision ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_groups_of_the_same_rows_are_kept_once() -> None:
     groups = np.array([0, 0, 1, 1, 2, 2, 2, 3, 3])
     rows = np.array([4, 7, 4, 7, 4, 7, 9, 7, 9])
-
     assert drop_equal_groups(groups, rows).tolist() == [True] * 2 + [False] * 2 + [True] * 5
 
 
@@ -134,35 +123,25 @@ def decide(sets: Sequence[set[int]], groups: Sequence[Sequence[int]], threshold:
     shingles = join_sets(sets)
     numbers = np.repeat(np.arange(len(groups)), [len(one) for one in groups])
     rows = np.array([row for one in groups for row in one], np.int64)
-    return find_near_duplicates(
-        numbers, rows, threshold, lambda first, second: compute_similarity(shingles, first, second)
-    )
+    return find_near_duplicates(numbers, rows, threshold, partial(compute_similarity, shingles))
 
 
 def decide_row_after_row(
     sets: Sequence[set[int]], groups: Sequence[Sequence[int]], threshold: float
 ) -> dict[int, tuple[int, float]]:
-    """Return the rows that go, by definition, with all that they may name."""
-    stays: list[int] = []
+    """Return the rows that go, by definition, with the row for which each goes."""
     gone: dict[int, tuple[int, float]] = {}
     for row in range(len(sets)):
-        near = [
-            kept
-            for kept in stays
-            if any(row in one and kept in one for one in groups) and measure(sets[row], sets[kept]) >= threshold
-        ]
+        compared = [one for one in range(row) if one not in gone and any({row, one} <= {*group} for group in groups)]
+        near = [kept for kept in compared if measure(sets[row], sets[kept]) >= threshold]
         if near:
             gone[row] = (near[0], measure(sets[row], sets[near[0]]))
-        else:
-            stays.append(row)
     return gone
 
 
 def test_a_row_goes_for_a_row_that_stays_and_not_for_one_that_goes() -> None:
     chain = [set(range(10)), set(range(1, 11)), set(range(2, 12))]
-
     found = decide(chain, [[0, 1], [1, 2], [0, 2]], 0.8)
-
     assert (found.rows.tolist(), found.kept.tolist()) == ([1], [0])
     assert found.similarity.tolist() == [9 / 11]
 
@@ -214,22 +193,19 @@ def test_rounds_decide_as_row_after_row_does(
 def test_datasketch_and_we_remove_the_same_rows() -> None:
     datasketch = pytest.importorskip("datasketch", reason="datasketch is not installed; pip install datasketch")
     sets = _vary_sets(60)
-    shingles = join_sets(sets)
-    keys = hash_bands(compute_signatures(shingles.values, shingles.offsets))
-    _, groups = np.unique(keys.ravel(), return_inverse=True)
+    _, groups = np.unique(hash_bands(sign(sets)).ravel(), return_inverse=True)
     rows = np.repeat(np.arange(len(sets)), BANDS)
 
-    ours = find_near_duplicates(groups, rows, 0.8, lambda one, other: compute_similarity(shingles, one, other))
+    ours = find_near_duplicates(groups, rows, 0.8, partial(compute_similarity, join_sets(sets)))
 
     index = datasketch.MinHashLSH(num_perm=FUNCTIONS, params=(BANDS, FUNCTIONS // BANDS))
     theirs: list[int] = []
     for row, own in enumerate(sets):
-        sketch = datasketch.MinHash(num_perm=FUNCTIONS, seed=1)
-        sketch.update_batch([value.to_bytes(8, "little") for value in own])
-        if any(measure(own, sets[kept]) >= 0.8 for kept in index.query(sketch)):
+        made = sketch(datasketch, own)
+        if any(measure(own, sets[kept]) >= 0.8 for kept in index.query(made)):
             theirs.append(row)
         else:
-            index.insert(row, sketch)
+            index.insert(row, made)
     assert 50 < len(theirs) < 160
     assert ours.rows.tolist() == theirs
 

@@ -47,7 +47,6 @@ def test_equal_words_have_equal_hashes_and_others_do_not(texts: list[str]) -> No
 @given(st.lists(st.text("ab \n東é", max_size=40), min_size=1), st.integers(1, 9))
 def test_hashes_do_not_depend_on_how_texts_are_cut_into_chunks(texts: list[str], size: int) -> None:
     whole = hash_words(texts)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "CHUNK_CHARS", size)
         cut = hash_words(texts)
@@ -59,7 +58,6 @@ def test_hashes_do_not_depend_on_how_texts_are_cut_into_chunks(texts: list[str],
 
 def test_ngrams_stay_inside_their_text() -> None:
     ngrams = hash_ngrams(hash_words(["a b c", "d", "b c d"]), 2)
-
     assert list(zip(ngrams.texts.tolist(), ngrams.starts.tolist(), strict=True)) == [(0, 0), (0, 1), (2, 4), (2, 5)]
     assert ngrams.hashes[1] == ngrams.hashes[2]
     assert len(set(ngrams.hashes.tolist())) == 3
@@ -76,5 +74,4 @@ def test_whole_texts_are_equal_if_their_words_are() -> None:
 
 def test_texts_of_one_owner_join_and_an_owner_without_texts_has_no_words() -> None:
     joined = join_texts(hash_words(["a b", "", "c"]), np.array([0, 0, 2]), 4)
-
     assert joined.lengths.tolist() == [2, 0, 1, 0]

@@ -103,7 +103,6 @@ def times(result: GenerationResult, g: str = "A") -> list[Any]:
 
 def test_perfect_model_generates_each_hour_up_to_the_stop() -> None:
     result = run(perfect)
-
     assert times(result) == [clock(hour) for hour in range(3, 10)]
     assert result.status == "complete"
     assert [(one.status, one.rounds, one.records) for one in result.series] == [("completed", 7, 7)]
@@ -111,7 +110,6 @@ def test_perfect_model_generates_each_hour_up_to_the_stop() -> None:
 
 def test_completion_beyond_the_stop_is_truncated_there() -> None:
     result = run(lambda prompts: [continued(prompt, 20) for prompt in prompts], samples_per_prompt=1)
-
     assert times(result) == [clock(hour) for hour in range(3, 10)]
     assert result.counts == {"invalid:past_stop": 13, "record": 7}
     assert [one.reason for one in result.rejected] == ["past_stop"] * 13
@@ -124,10 +122,8 @@ def test_series_with_garbage_completions_fails_alone() -> None:
     result = run(model, [hourly("A"), hourly("B")])
 
     assert result.status == "partial"
-    assert [(one.source, one.status, one.rounds) for one in result.series] == [
-        ('{"g":"A"}', "failed", 3),
-        ('{"g":"B"}', "completed", 4),
-    ]
+    outcomes = [(one.source, one.status, one.rounds) for one in result.series]
+    assert outcomes == [('{"g":"A"}', "failed", 3), ('{"g":"B"}', "completed", 4)]
     assert times(result, "B") == [clock(hour) for hour in range(3, 10)]
 
 
@@ -137,18 +133,14 @@ def test_backend_that_always_raises_fails_all_series_without_raising() -> None:
 
     result = run(model, [hourly("A"), hourly("B")])
 
-    assert result.status == "failed"
-    assert result.records == []
+    assert (result.status, result.records) == ("failed", [])
     assert {(one.rounds, one.error) for one in result.series} == {(3, "RuntimeError: out of memory")}
 
 
 def test_daily_dates_end_at_their_stop() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
-        def text(prompt: str) -> str:
-            day = int(last_of(prompt)["t"][-2:])
-            return line("A", f"2024-01-{day + 1:02d}")
-
-        return [[text(prompt)] * n for prompt in prompts]
+        days = [int(last_of(prompt)["t"][-2:]) for prompt in prompts]
+        return [[line("A", f"2024-01-{day + 1:02d}")] * n for day in days]
 
     begun = Prefill({"g": "A"}, (line("A", "2024-01-01"),), "2024-01-01", "2024-01-31", 31)
     result = run(model, [begun], trained(ISO8601, 86400))
@@ -160,7 +152,6 @@ def test_daily_dates_end_at_their_stop() -> None:
 def test_frozen_time_without_interval_ends_at_the_bound() -> None:
     begun = Prefill({"g": "A"}, (line("A", 5),), 5, None, 10)
     result = run(lambda prompts: [line("A", 5)] * len(prompts), [begun], trained(ELAPSED, None), samples_per_prompt=1)
-
     assert (result.series[0].status, result.series[0].records) == ("capped", 20)
 
 
@@ -185,17 +176,12 @@ def test_model_that_drifts_keeps_what_is_valid_and_recovers() -> None:
     result = run(model)
 
     assert times(result) == [clock(hour) for hour in range(3, 10)]
-    assert result.counts["invalid:step"] == 7
-    assert result.counts["invalid:after_failure"] == 7
+    assert (result.counts["invalid:step"], result.counts["invalid:after_failure"]) == (7, 7)
 
 
 def test_round_with_many_invalid_objects_counts_as_bad_but_keeps_its_records() -> None:
-    result = run(
-        lambda prompts: [continued(prompt, 1) + "{}" * 4 for prompt in prompts],
-        samples_per_prompt=1,
-        on_failed_group="keep",
-    )
-
+    model: Any = lambda prompts: [continued(prompt, 1) + "{}" * 4 for prompt in prompts]  # noqa: E731
+    result = run(model, samples_per_prompt=1, on_failed_group="keep")
     assert result.series[0].status == "failed"
     assert times(result) == ["03:00", "04:00", "05:00"]
 
@@ -203,7 +189,6 @@ def test_round_with_many_invalid_objects_counts_as_bad_but_keeps_its_records() -
 def test_series_at_its_stop_is_completed_even_by_a_bad_round() -> None:
     model: Any = lambda prompts: [continued(prompt, 3) + "{}" * 20 for prompt in prompts]  # noqa: E731
     result = run(model, [hourly(stop=5)], samples_per_prompt=1, patience=1)
-
     assert result.series[0].status == "completed"
 
 
@@ -220,7 +205,6 @@ def test_failed_series_goes_to_the_rejects_or_is_kept() -> None:
 
 def test_output_is_sorted_by_group_then_time() -> None:
     result = run(perfect, [hourly("B", 4), hourly("A", 5)], parallel_groups=1)
-
     assert [(one["g"], one["t"]) for one in result.records] == [
         ("A", "03:00"), ("A", "04:00"), ("A", "05:00"), ("B", "03:00"), ("B", "04:00"),
     ]  # fmt: skip
@@ -228,25 +212,19 @@ def test_output_is_sorted_by_group_then_time() -> None:
 
 def test_record_of_another_group_ends_the_sample() -> None:
     result = run(lambda prompts: [line("B", clock(3))] * len(prompts), samples_per_prompt=1)
-
     assert result.counts == {"invalid:group_mixed_key": 3}
 
 
 def test_series_past_its_stop_is_complete_without_a_request() -> None:
     asked: list[Any] = []
     result = run(asked.append, [hourly(stop=2)])
-
     assert (result.status, result.records, asked) == ("complete", [], [])
 
 
-def test_series_of_times_of_day_continues_for_days() -> None:
+def test_series_of_times_of_day_continues_for_days_and_a_common_stop_overrides_the_groups_own() -> None:
     begun = Prefill({"g": "A"}, (line("A", clock(22)), line("A", clock(23))), clock(22), clock(21), 48)
     result = run(perfect, [begun])
-
     assert times(result) == [clock(hour % 24) for hour in range(46)]
-
-
-def test_common_stop_overrides_the_groups_own() -> None:
     assert times(run(perfect, stop=clock(4))) == ["03:00", "04:00"]
 
 
@@ -277,19 +255,15 @@ def test_prompt_is_the_generation_prompt_and_the_last_records_as_trained() -> No
 
 def test_request_has_the_options_and_at_most_a_fifth_more_tokens_than_an_example() -> None:
     first = requests_of(perfect, temperature=0.5, top_p=0.8, repetition_penalty=1.1, samples_per_prompt=2)[0]
-
     assert (first["n"], first["temperature"], first["top_p"], first["repetition_penalty"]) == (2, 0.5, 0.8, 1.1)
     assert first["max_tokens"] == 396
     assert first["stop"] == [EOS]
 
 
 def test_context_is_shortened_where_the_next_record_would_not_fit() -> None:
-    size, prompt = len(line("A", clock(0))), len(PROMPT)
-    model = trained(max_seq_length=prompt + 3 * size)
-    first = requests_of(perfect, model=model)[0]
-
-    assert first["prompts"][0].count("\n") == 2
-    assert first["max_tokens"] == 2 * size
+    size = len(line("A", clock(0)))
+    first = requests_of(perfect, model=trained(max_seq_length=len(PROMPT) + 3 * size))[0]
+    assert (first["prompts"][0].count("\n"), first["max_tokens"]) == (2, 2 * size)
 
 
 def test_retries_have_higher_temperature_and_new_seeds_until_a_good_round() -> None:
@@ -304,27 +278,19 @@ def test_retries_have_higher_temperature_and_new_seeds_until_a_good_round() -> N
     assert len({seed for one in requests for seed in one["seeds"]}) == 5
 
 
-def test_seeds_of_a_series_do_not_depend_on_the_others() -> None:
+def test_seeds_of_a_series_do_not_depend_on_the_others_and_no_more_than_allowed_share_a_batch() -> None:
     alone = [one["seeds"][0] for one in requests_of(perfect, [hourly("B")])]
     beside = [one["seeds"][1] for one in requests_of(perfect, [hourly("A"), hourly("B")])]
-
     assert alone == beside
-
-
-def test_no_more_series_than_allowed_share_a_batch() -> None:
     requests = requests_of(perfect, [hourly(name) for name in "ABCDE"], parallel_groups=2)
-
     assert {len(one["prompts"]) for one in requests} <= {1, 2}
 
 
 def test_partial_prefill_sends_no_record_and_gives_the_first_step() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
-        return [
-            ['"v":7}\n' if prompt.endswith(',') else continued(prompt, 1)] * n for prompt in prompts
-        ]  # fmt: skip
+        return [['"v":7}\n' if prompt.endswith(",") else continued(prompt, 1)] * n for prompt in prompts]
 
-    requests = requests_of(model, prefill="partial")
-    result = run(model, prefill="partial")
+    requests, result = requests_of(model, prefill="partial"), run(model, prefill="partial")
 
     assert requests[0]["prompts"] == [f'{PROMPT}{{"g":"A","t":"00:00",']
     assert times(result) == [clock(hour) for hour in range(10)]
@@ -364,9 +330,8 @@ def test_private_series_keeps_the_key_that_its_first_record_wrote_and_begins_at_
         return [answers[:n] for _ in asked]
 
     result = run(model, [hourly("A")], is_private=True, start=clock(0), stop=clock(1), samples_per_prompt=2)
-    late = run(
-        lambda asked, n: [[line("Q", clock(5))] * n for _ in asked], is_private=True, start="00:00", stop="09:00"
-    )
+    too_late: Any = lambda asked, n: [[line("Q", clock(5))] * n for _ in asked]  # noqa: E731
+    late = run(too_late, is_private=True, start="00:00", stop="09:00")
 
     assert times(result, "series-1") == [clock(0), clock(1)]
     assert (late.status, late.counts["invalid:step"]) == ("failed", late.series[0].rounds)
@@ -384,27 +349,23 @@ def test_ids_of_a_prompt_are_the_trained_ones_and_the_records() -> None:
     assert ids[0] == (7, 8, 9, *"".join(line("A", clock(hour)) for hour in range(3)).encode())
 
 
+BACKWARDS = Prefill({"g": "A"}, (line("A", "2024-01-02"),), "2024-01-02", "2024-01-01", 1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"stop": "late"}, r"stop_timestamp: 'late' .* cannot be read as %H:%M"),
         ({"start": "soon"}, r"start_timestamp: 'soon'"),
         ({"start": 5}, r"start_timestamp: 5"),
+        ({"prefills": [BACKWARDS], "model": trained(ISO8601, 86400)}, "would stop at '2024-01-01', before it starts"),
     ],
 )
-def test_unreadable_time_is_a_config_error_before_any_request(options: dict[str, Any], message: str) -> None:
+def test_impossible_time_is_a_config_error_before_any_request(options: dict[str, Any], message: str) -> None:
     asked: list[Any] = []
-
     with pytest.raises(ConfigError, match=message):
         run(asked.append, **options)
     assert asked == []
-
-
-def test_stop_before_start_is_a_config_error() -> None:
-    begun = Prefill({"g": "A"}, (line("A", "2024-01-02"),), "2024-01-02", "2024-01-01", 1)
-
-    with pytest.raises(ConfigError, match="would stop at '2024-01-01', before it starts"):
-        run(perfect, [begun], trained(ISO8601, 86400))
 
 
 # ── Invariants ───────────────────────────────────────────────────────────────────────────────────────────
@@ -416,14 +377,12 @@ _junk = st.sampled_from(["", "?", "{}", EOS, BOS, '{"g":', "\n", line("B", clock
 def adversaries(draw: st.DrawFn) -> Callable[..., Any]:
     """Draw a model that answers validly, invalidly, in the wrong shape or not at all."""
     deeds = draw(st.lists(st.integers(0, 7), min_size=1, max_size=12))
-    junk = draw(st.lists(_junk, min_size=1, max_size=6))
+    text = "".join(draw(st.lists(_junk, min_size=1, max_size=6)))
     turn = [0]
 
     def model(prompts: list[str], n: int) -> Any:
         turn[0] += 1
-        deed = deeds[turn[0] % len(deeds)]
-        text = "".join(junk)
-        match deed:
+        match deeds[turn[0] % len(deeds)]:
             case 0:
                 raise [RuntimeError, ValueError, StopIteration][turn[0] % 3]("no")
             case 1:
@@ -446,22 +405,23 @@ def adversaries(draw: st.DrawFn) -> Callable[..., Any]:
 @given(
     adversaries(),
     st.integers(3, 30),
-    st.integers(1, 3),
-    st.floats(0, 1),
-    st.sampled_from(["drop", "keep"]),
-    st.integers(1, 3),
+    st.fixed_dictionaries(
+        {
+            "patience": st.integers(1, 3),
+            "invalid_fraction_threshold": st.floats(0, 1),
+            "on_failed_group": st.sampled_from(["drop", "keep"]),
+            "samples_per_prompt": st.integers(1, 3),
+        }
+    ),
 )
 def test_series_always_end_within_their_bound_and_at_the_stop(
-    model: Callable[..., Any], stop: int, patience: int, threshold: float, failed: Any, samples: int
+    model: Callable[..., Any], stop: int, options: dict[str, Any]
 ) -> None:
     begun = Prefill({"g": "A"}, tuple(line("A", clock(hour)) for hour in range(3)), clock(0), None, stop + 1)
-    result = run(
-        model, [begun], patience=patience, invalid_fraction_threshold=threshold, on_failed_group=failed,
-        samples_per_prompt=samples,
-    )  # fmt: skip
-    outcome = result.series[0]
+    result = run(model, [begun], **options)
+    [outcome] = result.series
 
-    assert outcome.rounds <= patience * (stop - 2 + 1)
+    assert outcome.rounds <= options["patience"] * (stop - 2 + 1)
     assert times(result) == [clock(hour % 24) for hour in range(3, 3 + len(result.records))]
     assert len(result.records) <= stop - 2
     assert outcome.status == "failed" or len(result.records) == stop - 2
@@ -473,10 +433,9 @@ def test_series_always_end_within_their_bound_and_at_the_stop(
 
 
 def records_of(function: Any, mode: Mode = "tabular", num_records: int = 10, **options: Any) -> GenerationResult:
-    return generate_records(
-        open_backend(function), model=trained(ELAPSED if mode == "grouped" else None, None, mode),
-        options=Generation(**options), num_records=num_records,
-    )  # fmt: skip
+    model = trained(ELAPSED if mode == "grouped" else None, None, mode)
+    backend = open_backend(function)
+    return generate_records(backend, model=model, options=Generation(**options), num_records=num_records)
 
 
 def stopped(text: str) -> Callable[..., Any]:
@@ -485,24 +444,21 @@ def stopped(text: str) -> Callable[..., Any]:
 
 def test_records_are_generated_until_there_are_enough() -> None:
     result = records_of(stopped(line("A", 1) * 3), num_records=250)
-
     assert (result.status, len(result.records)) == ("complete", 250)
 
 
 def test_records_are_requested_in_batches_with_distinct_seeds() -> None:
-    seeds: list[int] = []
-    sizes: list[int] = []
+    seeds: list[list[int]] = []
 
     def model(prompts: list[str], **keywords: Any) -> list[str]:
-        assert set(prompts) == {PROMPT}
-        sizes.append(len(prompts))
-        seeds.extend(keywords["seeds"])
+        assert prompts == [PROMPT] * len(keywords["seeds"])
+        seeds.append(keywords["seeds"])
         return [line("A", 1)] * len(prompts)
 
     records_of(model, num_records=250)
 
-    assert sizes == [100, 100, 50]
-    assert len(set(seeds)) == 250
+    assert [len(one) for one in seeds] == [100, 100, 50]
+    assert len({seed for one in seeds for seed in one}) == 250
 
 
 def test_groups_stay_whole_and_need_the_eos_that_the_server_removed() -> None:
@@ -578,14 +534,13 @@ class FlakyModel:
     ids=["perfect", "drifting", "broken", "slow", "too many requests", "dropping connections", "refusing once"],
 )
 def test_series_over_http_survive_transient_errors(script: Any, status: str, invalid: dict[str, int]) -> None:
+    options = Generation(samples_per_prompt=1)
     with serving(script) as server:
         backend = OpenAIBackend(base_url=server.base_url, model="m", timeout_seconds=1, retries=20)
         completer = OpenAICompleter(backend, None, wait=lambda _: None)
-        result = generate_series(
-            completer, [hourly("A"), hourly("B")], model=trained(), options=Generation(samples_per_prompt=1)
-        )
-    expected = [clock(hour) for hour in range(3, 10)] if status == "complete" else []
+        result = generate_series(completer, [hourly("A"), hourly("B")], model=trained(), options=options)
 
     assert result.status == status
+    expected = [clock(hour) for hour in range(3, 10)] if status == "complete" else []
     assert times(result, "A") == times(result, "B") == expected
     assert {name: count for name, count in result.counts.items() if name != "record"} == invalid

@@ -65,7 +65,6 @@ def test_reference_prompt_of_a_family_has_its_text_edges_and_delimiters(
     name: str, own: tuple[str | None, str], others: tuple[str, ...], prompt: str, begins: str, ends: str
 ) -> None:
     made = framed(name, own, *others)
-
     assert (made.prompt_text, made.bos_text, made.eos_text) == (prompt, begins, ends)
     assert made.is_parity
 
@@ -76,13 +75,9 @@ def test_families_are_those_of_the_original_in_the_order_in_which_it_looks() -> 
     ]  # fmt: skip
 
 
-def test_named_tokens_override_those_of_the_family() -> None:
+def test_named_tokens_override_those_of_the_family_and_an_unknown_family_is_refused() -> None:
     own = ("<|end_of_text|>", "<|end_of_text|>")
     made = framed("ibm-granite/granite-3.3-2b-instruct", own, "<|start|>", bos="<|start|>")
-
     assert (made.bos_text, made.prompt_text) == ("<|start|>", f"{TURN}<|end_of_text|>")
-
-
-def test_unknown_family_error_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="no template for the tokenizer 'gpt2', only for tinyllama, qwen"):
         framed("gpt2", SENTENCEPIECE)

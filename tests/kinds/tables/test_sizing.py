@@ -15,7 +15,6 @@ def sized(**changes: Any) -> Any:
 
 def test_estimate_of_the_specification_s_groups_leaves_thirty_five_per_example() -> None:
     found = sized()
-
     assert (found.unit_tokens, found.example_tokens, found.fits) == (340, 1800, True)
     assert sized(cap=None).units == 35
     assert found.largest_unit == 12_186
@@ -23,7 +22,6 @@ def test_estimate_of_the_specification_s_groups_leaves_thirty_five_per_example()
 
 def test_estimate_of_the_worst_group_says_that_the_cap_is_out_of_reach() -> None:
     five, eight = sized(records_per_group=80), sized(records_per_group=80, cap=8)
-
     assert (five.example_tokens, five.fits, five.advice) == (8100, True, ())
     assert (eight.example_tokens, eight.fits, eight.advice) == (12_900, False, ("cap_unreachable (flush at 7)",))
 
@@ -36,7 +34,6 @@ def test_estimate_of_a_lone_group_above_the_budget_overflows(tokens: int, advice
 def test_estimate_of_tables_and_series_adds_the_prompt() -> None:
     table = estimate_example("tabular", limit=1000, prompt=36, cap=3, record_tokens=80)
     series = estimate_example("sequential", limit=1000, prompt=36, cap=None, record_tokens=80, records_per_group=50)
-
     assert (table.example_tokens, table.fits) == (36 + 240, True)
     assert (series.example_tokens, series.fits) == (1000, True)
 
@@ -57,8 +54,7 @@ def test_advice_on_a_hundred_customers_of_ten_to_fifty_is_good() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "word"),
-    [([950, 20, 15, 15], "dominant"), ([2500] * 4, "unbounded"), ([10] * 99 + [601], "overflow")],
+    ("sizes", "word"), [([950, 20, 15, 15], "dominant"), ([2500] * 4, "unbounded"), ([10] * 99 + [601], "overflow")]
 )
 def test_unsuitable_column_is_explained(sizes: list[int], word: str) -> None:
     assert word in advised(sizes).unsuitable
@@ -66,15 +62,10 @@ def test_unsuitable_column_is_explained(sizes: list[int], word: str) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "changes", "word"),
-    [
-        ([3] * 99 + [61], {}, "skewed"),
-        ([10] * 200, {"is_ordered": False}, "no_order"),
-        ([10] * 89, {}, "few_examples"),
-    ],
+    [([3] * 99 + [61], {}, "skewed"), ([10] * 200, {"is_ordered": False}, "no_order"), ([10] * 89, {}, "few_examples")],
 )
 def test_advice_warns_with_its_keyword(sizes: list[int], changes: dict[str, Any], word: str) -> None:
     found = advised(sizes, **changes)
-
     assert found.unsuitable == {}
     assert set(found.warnings) == {word}
 

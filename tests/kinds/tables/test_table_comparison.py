@@ -33,24 +33,19 @@ def association(found: TableComparison, first: str, second: str) -> tuple[float,
 
 def test_table_compared_with_itself_has_no_distance() -> None:
     found = compare_tables(SCHEMA, table(300), table(300))
-
     assert (found.column_distance, found.association_distance) == (0, 0)
     assert column(found, "n")["distinct train"] == column(found, "n")["distinct generated"]
 
 
 def test_columns_are_compared_by_their_kind_of_values() -> None:
     found = compare_tables(SCHEMA, table(300), table(300, seed=1))
-
     assert [column(found, name)["compared"] for name in SCHEMA.names] == ["values", "shares", "lengths"]
     assert found.column_distance < 0.15
 
 
 def test_numbers_that_moved_have_the_share_that_moved_as_distance() -> None:
-    train = pl.DataFrame({"n": [str(n) for n in range(100)]})
-    moved = pl.DataFrame({"n": [str(n if n < 75 else 1000) for n in range(100)]})
-
+    train, moved = (pl.DataFrame({"n": [str(n if n < kept else 1000) for n in range(100)]}) for kept in (100, 75))
     line = column(compare_tables(RecordSchema((Column("n", "integer"),)), train, moved), "n")
-
     assert (line["distance"], line["new values"]) == (0.25, 0.25)
     assert (line["max train"], line["max generated"], line["mean train"]) == (99, 1000, 49.5)
 
@@ -59,7 +54,6 @@ def test_shares_of_values_and_nulls_are_compared() -> None:
     schema = RecordSchema((Column("kind", "string", nullable=True),))
     train = pl.DataFrame({"kind": ["a"] * 50 + ["b"] * 50})
     made = pl.DataFrame({"kind": ["a"] * 50 + ["c"] * 20 + [None] * 30})
-
     line = column(compare_tables(schema, train, made), "kind")
 
     assert (line["distance"], line["null train"], line["null generated"]) == (0.5, 0, 0.3)
@@ -78,9 +72,11 @@ def test_columns_that_lost_their_association_are_first_in_the_table() -> None:
     assert column(found, "kind")["distance"] == column(found, "n")["distance"] == 0
 
 
+ROWS = st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=30)
+
+
 @pytest.mark.slow
-@given(st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=30),
-       st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=30))  # fmt: skip
+@given(ROWS, ROWS)
 def test_distances_are_between_0_and_1(left: list[tuple[int, Any]], right: list[tuple[int, Any]]) -> None:
     schema = RecordSchema((Column("n", "integer"), Column("kind", "string", nullable=True)))
     frames = [
@@ -88,6 +84,5 @@ def test_distances_are_between_0_and_1(left: list[tuple[int, Any]], right: list[
         for rows in (left, right)
     ]
     found = compare_tables(schema, *frames)
-
     assert 0 <= found.column_distance <= 1
     assert 0 <= found.association_distance <= 1

@@ -38,16 +38,13 @@ def test_configured_format_is_strptime_and_unknown_words_are_refused() -> None:
 def test_used_sort_key_can_be_pickled() -> None:
     order = SortKey("%Y-%m")
     order.read("2024-01")
-
     assert pickle.loads(pickle.dumps(order)).read("2024-01") == 1704067200
 
 
 @pytest.mark.slow
 @given(st.datetimes(timezones=st.just(UTC)), st.datetimes(timezones=st.timezones()))
 def test_instants_are_exact_seconds_and_compare_as_the_times_do(one: datetime, other: datetime) -> None:
-    order = SortKey("iso8601")
-    first = order.read(one.isoformat())
-    second = order.read(other.isoformat())
+    first, second = (SortKey("iso8601").read(time.isoformat()) for time in (one, other))
 
     assert first == seconds(one - EPOCH)
     assert isinstance(first, int | Decimal)
@@ -58,11 +55,9 @@ def test_instants_are_exact_seconds_and_compare_as_the_times_do(one: datetime, o
 @given(st.lists(st.times(), min_size=1))
 def test_times_of_day_never_decrease_and_keep_the_time_of_day(times: list[Any]) -> None:
     texts = [one.isoformat() for one in times]
-    order = TIME_OF_DAY
-    positions: list[Any] = [*order.read_series(texts)]
-
+    positions: list[Any] = [*TIME_OF_DAY.read_series(texts)]
     assert positions == sorted(positions)
-    assert [position % 86400 for position in positions] == [order.read(text) for text in texts]
+    assert [position % 86400 for position in positions] == [TIME_OF_DAY.read(text) for text in texts]
 
 
 DAYS = st.sampled_from(

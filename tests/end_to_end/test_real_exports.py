@@ -9,7 +9,7 @@ import pytest
 from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError
 from rowmill.exports import open_export
-from tests.exports.test_exports import examples, folder_in, segments
+from tests.exports.test_exports import READERS, examples, folder_in
 from tests.support import export_readers as readers
 from tests.support.real_chats import CHECKS, KINDS, chats_of
 from tests.support.recipes import Built, Workspace
@@ -52,7 +52,7 @@ def dialogues(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Buil
 def test_real_dialogues_read_back_are_the_examples_that_went_in(dialogues: Built, name: str) -> None:
     went_in = examples(dialogues, dialogues.project.recipe.datasets, at_most=2048)
     # A dialogue of a single token would be left out by tinker; there is none.
-    assert Counter(segments(name, folder_in(dialogues, name))) == Counter(went_in)
+    assert Counter(READERS[name](folder_in(dialogues, name))) == Counter(went_in)
     assert sum(sum(mask) for _, mask in went_in) == open_export(folder_in(dialogues, name)).count("trained_tokens")
 
 

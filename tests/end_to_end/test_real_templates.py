@@ -113,8 +113,14 @@ def _openai(row: Mapping[str, Json]) -> tuple[list[Message], list[Json] | None]:
         message: Message = {"content": "", **{key: value for key, value in source.items() if value is not None}}
         if "tool_calls" in message:
             message["tool_calls"] = [
-                call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
+                # Name before arguments, the order in which templates that print a function whole show it.
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {"name": function["name"], "arguments": json.loads(function["arguments"])},
+                }
                 for call in message["tool_calls"]
+                for function in [call["function"]]
             ]
         messages.append(message)
     return messages, row["tools"]

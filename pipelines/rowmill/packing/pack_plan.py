@@ -74,15 +74,15 @@ class StreamStretch:
     left_until: int
 
 
-def find_stretch(before: int, own: int, total: int, limit: int, *, keeps_tail: bool) -> StreamStretch:
-    """Return the stretch of a group with `own` tokens after `before` others, of a stream of `total` tokens.
+def find_stretch(before: int, group_tokens: int, total: int, limit: int, *, keeps_tail: bool) -> StreamStretch:
+    """Return the stretch of a group with `group_tokens` tokens after `before` others, of a stream of `total` tokens.
 
     Sequences are cut every `limit` tokens from the stream's beginning; each belongs to the group of its first token.
     """
     begin = -(-before // limit) * limit
-    end = min(-(-(before + own) // limit) * limit, total)
-    if begin >= before + own:
-        return StreamStretch(own, own, own)
+    end = min(-(-(before + group_tokens) // limit) * limit, total)
+    if begin >= before + group_tokens:
+        return StreamStretch(group_tokens, group_tokens, group_tokens)
     planned = end if keeps_tail or end < total else total // limit * limit
     return StreamStretch(begin - before, planned - before, end - before)
 

@@ -138,11 +138,13 @@ def _cut_pairs(sizes: Ints) -> list[int]:
 
 def _count_common(shingles: Shingles, first: Integers, second: Integers) -> Ints:
     sizes = shingles.sizes
-    one, other = (shingles.values[expand_ranges(shingles.offsets[side], sizes[side])] for side in (first, second))
+    first_values, second_values = (
+        shingles.values[expand_ranges(shingles.offsets[side], sizes[side])] for side in (first, second)
+    )
     # Shingles become small numbers, so that a pair and a shingle fit one integer.
-    distinct, numbers = np.unique(one, return_inverse=True)
-    places = np.searchsorted(distinct, other)
-    is_known = np.append(distinct, np.uint64(0))[places] == other
+    distinct, numbers = np.unique(first_values, return_inverse=True)
+    places = np.searchsorted(distinct, second_values)
+    is_known = np.append(distinct, np.uint64(0))[places] == second_values
     is_known &= places < len(distinct)
     pairs = np.arange(len(first))
     width = len(distinct) + 1

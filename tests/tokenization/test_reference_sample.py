@@ -1,7 +1,6 @@
 """Which stretches of a part's texts are compared with the reference tokenizer, and what the comparison notices."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -132,7 +131,13 @@ def test_borders_are_those_of_the_tiny_tokenizer(loaded: LoadedTokenizer, text: 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2", "smollm3", "tinyllama"])
 def test_borders_are_those_of_real_tokenizers(real_data: Path, name: str) -> None:
     opened = Encoder(open_tokenizer(str(real_data / "tokenizers" / name), Path()), fast_path=False)
-    settings(deadline=None)(given(text=BORDERED)(partial(assert_borders_are_of, opened)))()
+
+    @settings(deadline=None)
+    @given(text=BORDERED)
+    def check(text: str) -> None:
+        assert_borders_are_of(opened, text)
+
+    check()
 
 
 def make_wrong_engine(wrong: str, other: str) -> Callable[[str], engines.EncodeTexts]:

@@ -163,7 +163,7 @@ class StageDeclaration:
     """The command that runs it, for on-demand stages, which need a trained model."""
 
     divides_into_shares: bool = False
-    """Whether `rowmill work` makes its parts: only where `make_parts` does nearly all of the work."""
+    """Whether `rowmill work` makes its parts: only where its maps do nearly all of the work."""
 
     # Hooks of the runner.
     require_ready: Callable[[StageContext], None] | None = None

@@ -126,6 +126,23 @@ class PartInputs:
         return sum(file.bytes for file in list_files(self))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFileInputs(PartInputs):
+    """Base of the inputs of a part that is made from the rows of one file."""
+
+    rows: File
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of the file."""
+        return self.rows.rows
+
+    @property
+    def input_bytes(self) -> int:
+        """About the size of the rows' text, of which the file has a quarter."""
+        return 4 * self.rows.bytes
+
+
 @dataclass(frozen=True, slots=True)
 class PartPlace:
     """Where a part is written: the store, the stage's folder, and the part's fingerprint."""

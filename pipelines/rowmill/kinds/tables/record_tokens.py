@@ -33,7 +33,7 @@ from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
 from rowmill.kinds.tables.prompt import PromptFrame
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function, write_table
 from rowmill.parts.shuffle import cut_blocks
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import Part
@@ -167,28 +167,17 @@ VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeInputs(PartInputs):
+class EncodeInputs(RowFileInputs):
     """A part of rows to encode; the ids do not depend on the plan, so a build that ends in planning keeps them."""
 
     versions: tuple[int, ...]
     tokenizer_digest: str
-    rows: File
     schema: str
     wire: Wire
     special_tokens: tuple[str, ...]
     tokenizer: str = field(compare=False)
     """The tokenizer's file in the store."""
     min_compared_chars: int = field(compare=False)
-
-    @property
-    def input_rows(self) -> int:
-        """Rows of the part."""
-        return self.rows.rows
-
-    @property
-    def input_bytes(self) -> int:
-        """About the size of the rows' text, of which the file has a quarter."""
-        return 4 * self.rows.bytes
 
 
 @lru_cache(maxsize=2)

@@ -83,7 +83,15 @@ from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.parts.accounts import RejectLog, count_accounts, describe_rejects, row_as_bytes, write_accounts
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
-from rowmill.parts.functions import MappedParts, PartInputs, PartPlace, PartResult, part_function, write_table
+from rowmill.parts.functions import (
+    MappedParts,
+    PartInputs,
+    PartPlace,
+    PartResult,
+    RowFileInputs,
+    part_function,
+    write_table,
+)
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
@@ -194,22 +202,11 @@ class _OverflowDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerInputs(PartInputs):
+class LedgerInputs(RowFileInputs):
     """A part of rows and of their ids after planning, with the states of those rows that are not kept."""
 
-    rows: File
     encoded: Part
     partitions: tuple[PartStates, ...]
-
-    @property
-    def input_rows(self) -> int:
-        """Rows of the part."""
-        return self.rows.rows
-
-    @property
-    def input_bytes(self) -> int:
-        """About the size of the rows' text, of which the file has a quarter."""
-        return 4 * self.rows.bytes
 
 
 @part_function(version=1)
@@ -365,7 +362,7 @@ def plan_partitions(
         join_split_facts(splits, SPLITS),
         overflows,
         [
-            LedgerInputs(part.rows, ids, tuple(states.get(number, ())))
+            LedgerInputs(rows=part.rows, encoded=ids, partitions=tuple(states.get(number, ())))
             for number, (part, ids) in enumerate(zip(parts, encoded, strict=True))
         ],
         examples,

@@ -31,7 +31,7 @@ from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store
 from rowmill.kinds.shared.filters import Benchmark, Decontaminate
 from rowmill.kinds.shared.messages import get_at_path, is_mapping
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function
 from rowmill.parts.rewriting import plan_removal, rewrite_parts
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Part
@@ -288,7 +288,12 @@ def remove_contaminated_rows(
     texts = TextSource.of_dataset(context)
     searched = context.map(
         search_part,
-        [SearchInputs(part.files["rows"], texts, index, options.ngram, options.coverage) for part in made],
+        [
+            SearchInputs(
+                rows=part.files["rows"], texts=texts, index=index, ngram=options.ngram, coverage=options.coverage
+            )
+            for part in made
+        ],
     ).parts
     parts = made
     if options.action == "reject":
@@ -305,19 +310,13 @@ def remove_contaminated_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class SearchInputs(PartInputs):
+class SearchInputs(RowFileInputs):
     """The rows of a part, and the index to search them with."""
 
-    rows: File
     texts: TextSource
     index: Part
     ngram: int
     coverage: float
-
-    @property
-    def input_rows(self) -> int:
-        """Rows of the part."""
-        return self.rows.rows
 
 
 @part_function(version=1)

@@ -31,7 +31,7 @@ from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, na
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
 from rowmill.parts.context import scratch_folder
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function
 from rowmill.parts.rewriting import RewriteInputs, plan_removal, rewrite_parts
 from rowmill.parts.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
 from rowmill.schema.manifest import DisplayTable, Part
@@ -187,7 +187,10 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
     texts = TextSource.of_dataset(context)
     signed = context.map(
         sign_part,
-        [SignInputs(part.files["rows"], texts, options.ngram, options.min_words) for part in parts],
+        [
+            SignInputs(rows=part.files["rows"], texts=texts, ngram=options.ngram, min_words=options.min_words)
+            for part in parts
+        ],
     ).parts
     starts = make_offsets([int(part.facts["kept"]) for part in parts])
     removed = _find_removed(context, signed, starts, options.threshold)
@@ -212,18 +215,12 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
 
 
 @dataclass(frozen=True, slots=True)
-class SignInputs(PartInputs):
+class SignInputs(RowFileInputs):
     """The rows of a part, whose texts are compared as n-grams of words if they have `min_words`."""
 
-    rows: File
     texts: TextSource
     ngram: int
     min_words: int
-
-    @property
-    def input_rows(self) -> int:
-        """Rows of the part."""
-        return self.rows.rows
 
 
 @part_function(version=1)

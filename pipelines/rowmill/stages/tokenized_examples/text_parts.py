@@ -34,11 +34,10 @@ from rowmill.core.errors import ContextOverflowError
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.parts.accounts import RejectLog, count_accounts, row_as_bytes, write_accounts
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.parts.functions import PartPlace, PartResult, RowFileInputs, part_function
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
-from rowmill.schema.manifest import File
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, Rejected, RowKind
 from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.stages.tokenized_examples.conversation_examples import (
@@ -327,7 +326,7 @@ def _require_targets(outcome: RowOutcome, counts: TokenizationCounts) -> RowOutc
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizeInputs(PartInputs):
+class TokenizeInputs(RowFileInputs):
     """One part of canonical rows to tokenize; `options` identifies everything else that decides its examples.
 
     `tokenizer` is a file of the store, `renderer` plain data. At least `min_compared_chars` of its texts are compared
@@ -335,7 +334,6 @@ class TokenizeInputs(PartInputs):
     """
 
     options: str
-    rows: File
     tokenizer: str = field(compare=False)
     dataset: Dataset = field(compare=False)
     renderer: RendererSpec | None = field(compare=False)
@@ -343,16 +341,6 @@ class TokenizeInputs(PartInputs):
     vocab_size: int = field(compare=False)
     min_compared_chars: int = field(compare=False)
     base: Path = field(compare=False)
-
-    @property
-    def input_rows(self) -> int:
-        """Rows of the part."""
-        return self.rows.rows
-
-    @property
-    def input_bytes(self) -> int:
-        """About the size of the rows' text, of which the file has a quarter."""
-        return 4 * self.rows.bytes
 
 
 READ_COLUMNS = (

@@ -10,7 +10,7 @@ import pytest
 from rowmill.build import preflight
 from rowmill.core.errors import ConfigError, PipelineError, SourceError
 from rowmill.recipe.new_project import create_project
-from rowmill.sources import json_stream
+from rowmill.sources import json_files
 from tests.support.recipes import CHAT, Workspace, chat
 from tests.support.source_files import records, scan_content
 
@@ -75,9 +75,9 @@ def test_stream_that_ends_within_an_object_names_its_place(tmp_path: Path) -> No
 
 
 def test_head_that_ends_within_the_first_object_says_nothing() -> None:
-    assert not json_stream.is_json_stream(b'{"a": "' + b"x" * 100)
-    assert not json_stream.has_two_objects(b'{\n"a": 1}\n')
-    assert json_stream.has_two_objects(b'{\n"a": 1}\n{')
+    assert not json_files.is_json_stream(b'{"a": "' + b"x" * 100)
+    assert not json_files.has_two_objects(b'{\n"a": 1}\n')
+    assert json_files.has_two_objects(b'{\n"a": 1}\n{')
 
 
 @pytest.mark.parametrize(

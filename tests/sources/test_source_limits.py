@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import SchemaError, SourceError
-from rowmill.sources import FileScan, HuggingFaceSource, RawRecord, encodings, json_array, limits, scan_source
+from rowmill.sources import FileScan, HuggingFaceSource, RawRecord, encodings, json_files, limits, scan_source
 from rowmill.sources.limits import RecordLimits
 from rowmill.sources.parts import cut_lines
 from tests.support.recipes import CHAT, Workspace, chat, lines
@@ -153,7 +153,7 @@ def test_line_of_gigabytes_is_read_past_in_flat_memory() -> None:
 @pytest.mark.slow
 def test_element_of_gigabytes_is_read_past_in_flat_memory() -> None:
     stream: Any = _Endless(b'[{"a":1},{"b":"', 512, b'"},{"c":1}]')
-    count, peak = peak_of(lambda: sum(1 for _ in json_array.split_elements(stream, "a.json", 8 << 20)))
+    count, peak = peak_of(lambda: sum(1 for _ in json_files.split_elements(stream, "a.json", 8 << 20)))
     assert count == 3
     assert peak < 64 << 20
 

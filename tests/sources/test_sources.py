@@ -40,7 +40,7 @@ from rowmill.sources import (
     Source,
     StoreStager,
     find_files,
-    json_array,
+    json_files,
     number_equal_parts,
     plain_text,
     public_url,
@@ -598,7 +598,7 @@ def test_list_elements_with_brackets_and_escapes_across_blocks_stay_whole(elemen
 
     text = f'[{element}, {element},{{"k": [{element}]}}]'
 
-    found = list(json_array.split_elements(Dripping(text.encode()), "a.json", NO_LIMIT))
+    found = list(json_files.split_elements(Dripping(text.encode()), "a.json", NO_LIMIT))
 
     assert found == [element.encode(), element.encode(), f'{{"k": [{element}]}}'.encode()]
 
@@ -615,7 +615,7 @@ def test_list_of_any_size_is_split_in_flat_memory() -> None:
             return next(self.pieces, b"")
 
     tracemalloc.start()
-    count = sum(1 for _ in json_array.split_elements(Generated(), "a.json", NO_LIMIT))
+    count = sum(1 for _ in json_files.split_elements(Generated(), "a.json", NO_LIMIT))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 

@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 import zstandard
 
 from rowmill.core.errors import SourceError
-from rowmill.sources.json_array import BlockStream
+from rowmill.sources.json_files import BlockStream
 from rowmill.sources.limits import EXPANSION_FREE_BYTES, require_expansion
 
 _ZSTD_INPUT_BYTES = 16 << 10

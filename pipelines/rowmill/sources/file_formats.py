@@ -1,15 +1,15 @@
 """The formats of source files, one line each, and finding one by a file's name."""
 
-from rowmill.sources import arrow_files, delimited, json_array, json_lines, json_stream, parquet, plain_text, urls
+from rowmill.sources import arrow_files, delimited, json_files, parquet, plain_text, urls
 from rowmill.sources.encodings import CODECS
 from rowmill.sources.file_format import FileFormat
 from rowmill.sources.parts import FileScan
 
 FILE_FORMATS: tuple[FileFormat, ...] = (
-    json_lines.FORMAT,
-    json_array.FORMAT,
-    json_array.VALUE_FORMAT,
-    json_stream.FORMAT,
+    json_files.LINES_FORMAT,
+    json_files.ARRAY_FORMAT,
+    json_files.VALUE_FORMAT,
+    json_files.STREAM_FORMAT,
     parquet.FORMAT,
     arrow_files.FORMAT,
     delimited.FORMAT,
@@ -50,11 +50,11 @@ def find_codec(url: str) -> str:
 def describe_reading(scan: FileScan) -> list[str]:
     """Describe how a file is read that is not laid out as its name says: what follows `is read`."""
     chosen = choose_file_format(scan.url)
-    is_named_lines = chosen is not None and chosen[0] is json_lines.FORMAT
+    is_named_lines = chosen is not None and chosen[0] is json_files.LINES_FORMAT
     notes: list[str] = []
-    if scan.reader == json_stream.FORMAT.name:
+    if scan.reader == json_files.STREAM_FORMAT.name:
         notes.append("as JSON objects one after another, not one per line")
-    if scan.reader == json_array.FORMAT.name and is_named_lines:
+    if scan.reader == json_files.ARRAY_FORMAT.name and is_named_lines:
         notes.append("as one JSON list, not as JSON Lines")
     if scan.encoding is not None and "encoding" not in scan.asked:
         notes.append(f"as {scan.encoding.upper()}, not as UTF-8")

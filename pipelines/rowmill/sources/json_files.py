@@ -1,13 +1,30 @@
-"""JSON files whose records are the elements of a list, read in blocks, and `.json` files that hold one value.
+r"""JSON files: a list of records in one document, one record after another, or one on each line.
+
+JSON Lines: one record per line, and only `\n` ends a line.
+
+U+2028, U+0085 and a lone `\r` inside a line are characters like any other, which is why nothing here ever calls
+`splitlines`.
+
+JSON files whose records are the elements of a list, read in blocks, and `.json` files that hold one value.
 
 A list of 2 GB must fit through a worker of 1.5 GB, so the file is never held in memory. Only its strings, brackets and
 commas are followed, block by block in NumPy: about three times as fast as regular expressions.
 
     [ {"a": [1, 2]}, {"b": "],["} ]
     1 2     3     2 1             0     depth; a comma at depth 1 ends an element, and so does depth 0
+
+JSON objects one after another, however they are laid out: over several lines, without line ends, with commas.
+
+{"a": 1}{"a": 2}        no line end between them
+{                       written for people
+  "a": 1
+}
+{"a": 1},               a list without its brackets
+{"a": 2},
 """
 
 import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,10 +36,42 @@ import numpy.typing as npt
 import orjson
 
 from rowmill.core.errors import SourceError
-from rowmill.sources import json_lines
 from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, make_too_long_line
-from rowmill.sources.parts import BOM, FileScan, PartContent, cut_rows
+from rowmill.sources.parts import BOM, FileScan, PartContent, cut_lines, cut_rows
+
+
+class _JsonLines(FileFormat):
+    def detect(self, open_stream: OpenStream, file: FileOptions) -> FileFormat:
+        """Return the format of a list, or of objects that are laid out otherwise, under the name of JSON Lines."""
+        if file.field is not None:
+            return VALUE_FORMAT
+        with open_stream() as stream:
+            head = read_head(stream)
+            first, _, rest = head.partition(b"\n")
+            if is_valid_json(first) and not (first.startswith(b"[") and not rest.strip()):
+                return self
+            is_whole = not stream.read(1)
+        is_list = head.startswith(b"[") and (is_whole or not is_valid_json(first))
+        if is_list and (is_valid_json(head) or head[1:].lstrip().startswith(b"{")):
+            return ARRAY_FORMAT
+        return STREAM_FORMAT if is_json_stream(head) else self
+
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        return cut_lines(stream, file.limits.max_record_bytes)
+
+
+LINES_FORMAT = _JsonLines(
+    "json_lines",
+    suffixes=(".jsonl", ".ndjson", ".jsonlines"),
+    options=frozenset({"encoding", "field"}),
+    is_text=True,
+    is_json=True,
+    is_own_lines=True,
+)
+
+
+# ── Json array ───────────────────────────────────────────────────────────────────────────────────────
 
 
 class BlockStream(io.RawIOBase):
@@ -319,7 +368,6 @@ def detect_json_kind(stream: BinaryIO, limits: Limits) -> Literal["json_array", 
 
 class _JsonArray(FileFormat):
     def detect(self, open_stream: OpenStream, file: FileOptions) -> FileFormat:
-        from rowmill.sources import json_stream
 
         if file.field is not None:
             return VALUE_FORMAT
@@ -327,9 +375,9 @@ class _JsonArray(FileFormat):
             kind = detect_json_kind(stream, file.limits)
         if kind == "json_value":
             with open_stream() as stream:
-                if json_stream.has_two_objects(read_head(stream)):
-                    return json_stream.FORMAT
-        return next(file_format for file_format in (self, json_lines.FORMAT, VALUE_FORMAT) if file_format.name == kind)
+                if has_two_objects(read_head(stream)):
+                    return STREAM_FORMAT
+        return next(file_format for file_format in (self, LINES_FORMAT, VALUE_FORMAT) if file_format.name == kind)
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
         limit = file.limits.max_record_bytes
@@ -351,7 +399,7 @@ class _JsonValue(FileFormat):
         return cut_rows([row], limit)
 
 
-FORMAT = _JsonArray(
+ARRAY_FORMAT = _JsonArray(
     "json_array", suffixes=(".json",), options=frozenset({"encoding", "field"}), is_text=True, is_json=True
 )
 VALUE_FORMAT = _JsonValue(
@@ -361,3 +409,77 @@ VALUE_FORMAT = _JsonValue(
     is_json=True,
     syntax_hint="; the file was read as one value, because its first line is not a JSON value; is it JSON Lines?",
 )
+
+
+# ── Json stream ──────────────────────────────────────────────────────────────────────────────────────
+
+
+BETWEEN = b" \t\r\n,"
+"""What may stand between two objects."""
+
+
+def is_json_stream(head: bytes) -> bool:
+    """Return whether a file that begins like this with an object has another layout than JSON Lines.
+
+    False also where the first object is not valid: a damaged first line is a reject, not another layout.
+    """
+    first = _read_first_object(head)
+    return first is not None and ("\n" in first[0] or first[1].partition("\n")[0].strip().startswith(("{", ",")))
+
+
+def has_two_objects(head: bytes) -> bool:
+    """Return whether a whole object is followed by the beginning of another one."""
+    first = _read_first_object(head)
+    return first is not None and first[1].lstrip(BETWEEN.decode()).startswith("{")
+
+
+def _read_first_object(head: bytes) -> tuple[str, str] | None:
+    """Return the text of the first object and what follows it; None if the text does not begin with a whole object."""
+    text = head.decode("utf-8", "ignore")
+    if not text.startswith("{"):
+        return None
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return text[:end], text[end:]
+
+
+def split_objects(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
+    """Yield the text of each object; one that is too long is not held in memory, and its placeholder is yielded.
+
+    Raises
+    ------
+    SourceError
+        If the last object does not end.
+
+    """
+    structure, partial, count = _ObjectStructure(), PartialElement(max_record_bytes, between=BETWEEN), 0
+    for block in read_blocks(stream):
+        start = 0
+        for end in structure.ends(block):
+            yield partial.take(block[start : end + 1])
+            start, count = end + 1, count + 1
+        partial.add(block[start:])
+    if rest := partial.take(b""):
+        raise SourceError(
+            f"{url}: the JSON object after object {count:,} does not end ({rest[:40]!r}); the file is read as a stream "
+            "of objects, because its first one is not a line of its own; expected whole objects; fetch the file again"
+        )
+
+
+class _ObjectStructure(JsonStructure):
+    def ends(self, block: bytes) -> list[int]:
+        """Return the positions of the brackets that end an object."""
+        text, marks, depths = self.locate_marks(block)
+        closes = (text[marks] == ord("}")) | (text[marks] == ord("]"))
+        return marks[(depths == 0) & closes].tolist()
+
+
+class _JsonStream(FileFormat):
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        limit = file.limits.max_record_bytes
+        return cut_rows((remove_line_ends(record) for record in split_objects(stream, scan.url, limit)), limit)
+
+
+STREAM_FORMAT = _JsonStream("json_stream", options=frozenset({"encoding", "field"}), is_text=True, is_json=True)

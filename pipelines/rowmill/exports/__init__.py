@@ -4,8 +4,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from rowmill.exports.astrai_bin import AstrAIBin
-from rowmill.exports.astrai_h5 import AstrAIH5
+from rowmill.exports.astrai import AstrAIBin, AstrAIH5
 from rowmill.exports.axolotl import Axolotl
 from rowmill.exports.base import DatasetSummary, Export, Exported, RecipeSummary, open_export
 from rowmill.exports.hf import HuggingFaceExport

@@ -1,4 +1,6 @@
-"""The base of both AstrAI formats: one folder per domain, each with a stream of tokens and its arrays.
+"""AstrAI: one stream of tokens per domain, raw or in HDF5.
+
+The base of both AstrAI formats: one folder per domain, each with a stream of tokens and its arrays.
 
     data/__default__/…      rows without a domain
     data/wiki/…             one folder per value of a dataset's format.domain_key
@@ -10,16 +12,38 @@
 
 Its train type `sft` reads all three, cuts windows out of the stream, and separates documents where positions restart.
 Its train type `seq` reads only `sequence`: it trains every token, and attention crosses documents.
+
+AstrAI, raw binary: a file of int64 per array of a shard, and the shapes that its reader needs.
+
+    data/wiki/meta.json           {"loss_mask": {"dtype": "int64", "shape": [N]}, "position_ids": {…}, "sequence": {…}}
+    data/wiki/sequence.bin        N × int64, little-endian
+    data/wiki/loss_mask.bin       N × int64, 0 or 1
+    data/wiki/position_ids.bin    N × int64
+
+A domain of several shards has folders `shard_0000`, `shard_0001`, … with these files each; the reader looks
+for `meta.json` at any depth. It opens a `.bin` for every key, so `meta.json` has no other keys.
+
+AstrAI, HDF5: one file per shard with a group per array.
+
+    data/wiki/data_0000.h5     sequence/data_0       1-D int64
+                               loss_mask/data_0      1-D int64, 0 or 1
+                               position_ids/data_0   1-D int64
+
+Each group holds one data set: the reader takes them in the order of their names, in which `data_10` comes
+before `data_2`.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from hashlib import blake2b
-from pathlib import PurePosixPath
-from typing import Annotated, ClassVar
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import orjson
 from pydantic import Field
 
 from rowmill.core.arrays import Ints
@@ -30,7 +54,9 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
+    FileCounts,
     RecipeSummary,
+    WrittenFile,
     split_into_runs,
 )
 from rowmill.shards import label_conventions
@@ -179,3 +205,82 @@ def _escape_folder_name(value: str) -> str:
 
 def _hash_name(value: str) -> str:
     return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+# ── Astrai bin ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class AstrAIBin(AstrAI):
+    """AstrAI's raw binary files: tokens, masks and positions as int64, a folder per domain."""
+
+    kind: Literal["astrai_bin"] = "astrai_bin"
+    """AstrAI with `storage_format: bin`."""
+    unit: Literal["unpacked"] = "unpacked"
+    """A stream of tokens per domain."""
+
+    def place(self, folder: str, number: int, *, count: int) -> str:
+        """Return the domain's folder, or a folder in it if there are several shards."""
+        return folder if count == 1 else f"{folder}/shard_{number:04d}"
+
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
+    ) -> list[WrittenFile]:
+        """Write one shard's files."""
+        at = folder / "data" / job.name
+        at.mkdir(parents=True)
+        names, tally = list_array_names(context.kinds), FileCounts()
+        with ExitStack() as opened:
+            files = {name: opened.enter_context((at / f"{name}.bin").open("wb")) for name in names}
+            for chunk in chunks:
+                values = make_arrays(chunk)
+                for name, file in files.items():
+                    file.write(values[name].tobytes())
+                tally.add(chunk, trained=int(values["loss_mask"].sum()))
+        shape = {"dtype": "int64", "shape": [tally.tokens]}
+        (at / "meta.json").write_bytes(orjson.dumps(dict.fromkeys(names, shape), option=orjson.OPT_SORT_KEYS))
+        path = f"data/{job.name}"
+        beside = [*(f"{name}.bin" for name in names if name != "sequence"), "meta.json"]
+        return [tally.written(f"{path}/sequence.bin"), *(WrittenFile(f"{path}/{name}") for name in beside)]
+
+
+# ── Astrai h5 ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class AstrAIH5(AstrAI):
+    """AstrAI's HDF5 files: tokens, masks and positions as int64, a folder per domain."""
+
+    NEEDS: ClassVar[tuple[str, str] | None] = ("h5py", "h5")
+    # Later revisions of AstrAI do not read HDF5.
+    NOTES: ClassVar[dict[str, str]] = {"reader_revision": "AstrAI 553a42702d927b09710c4bb62f5f9455fd24461b"}
+
+    kind: Literal["astrai_h5"] = "astrai_h5"
+    """AstrAI with `storage_format: h5`."""
+    unit: Literal["unpacked"] = "unpacked"
+    """A stream of tokens per domain."""
+
+    def place(self, folder: str, number: int, *, count: int) -> str:
+        """Return a file in the domain's folder."""
+        return f"{folder}/data_{number:04d}.h5"
+
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
+    ) -> list[WrittenFile]:
+        """Write one file."""
+        # Untyped, and optional.
+        h5py: Any = import_module("h5py")
+        path, tally = f"data/{job.name}", FileCounts()
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(folder / path, "w") as file:
+            # Creation times would change the bytes of every build.
+            datasets = {
+                name: file.create_group(name).create_dataset(
+                    "data_0", shape=(job.tokens,), dtype="<i8", track_times=False
+                )
+                for name in list_array_names(context.kinds)
+            }
+            for chunk in chunks:
+                begin, values = tally.tokens, make_arrays(chunk)
+                tally.add(chunk, trained=int(values["loss_mask"].sum()))
+                for name, dataset in datasets.items():
+                    dataset[begin : tally.tokens] = values[name]
+        return [tally.written(path)]

@@ -1,4 +1,6 @@
-"""Hugging Face rows: packed like the native shards, or single segments, as Parquet or a saved `DatasetDict`.
+"""Datasets of Hugging Face: rows for `datasets`, TRL and the Trainer, and a `DatasetDict` of files.
+
+Hugging Face rows: packed like the native shards, or single segments, as Parquet or a saved `DatasetDict`.
 
     input_ids       10   11 2        a row is a segment; the trainer packs or pads
     attention_mask   1    1 1
@@ -16,9 +18,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import make_list_array
+from rowmill.core.arrays import compute_offsets, make_list_array
 from rowmill.core.errors import ConfigError
-from rowmill.exports import dataset_dict, native
+from rowmill.core.storage import digest_bytes
+from rowmill.exports import native
 from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
@@ -36,6 +39,47 @@ from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
 from rowmill.shards.sequences import SequenceBatch
+
+
+def join_jobs(jobs: list[ExportJob], split: str) -> list[ExportJob]:
+    """Return one job of all segments in place of several; the library makes as many files as there were jobs."""
+    if not jobs:
+        return []
+    segments = np.concatenate([job.segments for job in jobs])
+    counts = np.concatenate([np.diff(job.sequence_offsets) for job in jobs])
+    return [ExportJob(f"{split}-in-{len(jobs)}", segments, compute_offsets(counts))]
+
+
+def save_dataset_dict(
+    job: ExportJob, tables: Iterator[pa.Table], tally: FileCounts, folder: Path, *, split: str, card: str
+) -> list[WrittenFile]:
+    """Write the tables of a job of `join_jobs` below `data/`; `tally` has their counts when all are read."""
+    import datasets
+
+    staged = folder / f"{job.name}.arrow"
+    first = next(tables)
+    with pa.OSFile(str(staged), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
+        for table in chain([first], tables):
+            writer.write_table(table)
+    # Without a given fingerprint, the library makes one from the clock.
+    rows = datasets.Dataset(
+        datasets.table.MemoryMappedTable.from_file(str(staged)), fingerprint=digest_bytes(card.encode())[:16]
+    )
+    shards = int(job.name.rsplit("-", 1)[1])
+    had_progress_bars = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    datasets.DatasetDict({split: rows}).save_to_disk(folder / "data", num_shards={split: shards})
+    if had_progress_bars:
+        datasets.enable_progress_bars()
+    del rows
+    staged.unlink()
+    files = sorted(path.relative_to(folder).as_posix() for path in (folder / "data").rglob("*") if path.is_file())
+    main = next(file for file in files if file.endswith(".arrow"))
+    return [tally.written(file) if file == main else WrittenFile(file) for file in files]
+
+
+# ── Hf ───────────────────────────────────────────────────────────────────────────────────────────────
+
 
 UNPACKED_SCHEMA = pa.schema(
     [
@@ -69,7 +113,7 @@ class HuggingFaceExport(Sharded):
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files; `save_to_disk` makes the same number of files itself."""
         parts = super().lay_out(index)
-        return ExportLayout(dataset_dict.join_jobs([*parts.jobs], self.split)) if self.arrow else parts
+        return ExportLayout(join_jobs([*parts.jobs], self.split)) if self.arrow else parts
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
@@ -79,7 +123,7 @@ class HuggingFaceExport(Sharded):
             tally = FileCounts()
             make_table = native.make_packed_table if self.unit == "packed" else make_unpacked_table
             tables = (_count_table(_decode_dictionaries(make_table(chunk)), chunk, tally) for chunk in chunks)
-            return dataset_dict.save_dataset_dict(job, tables, tally, folder, split=self.split, card=context.card)
+            return save_dataset_dict(job, tables, tally, folder, split=self.split, card=context.card)
         path = f"data/{job.name}.parquet"
         if self.unit == "packed":
             return [native.write_packed(chunks, folder, path, context)]

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from rowmill.core.arrays import Ints, Tokens, compute_offsets, expand_ranges, make_list_array
 from rowmill.core.errors import ConfigError
-from rowmill.exports import dataset_dict
+from rowmill.exports import hf
 from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
@@ -86,7 +86,7 @@ class LLaMAFactory(Sharded):
         else:
             jobs = cut_blocks(self, index, self._count_block(index.objective))
         notes = {"kl_block": self.kl_block} if index.objective == "unpaired" else {}
-        return ExportLayout(dataset_dict.join_jobs([*jobs], self.split), notes=notes)
+        return ExportLayout(hf.join_jobs([*jobs], self.split), notes=notes)
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
@@ -99,7 +99,7 @@ class LLaMAFactory(Sharded):
                 tally.add(chunk, trained=int(chunk.trained.sum()))
                 yield self._make_table(chunk, context)
 
-        return dataset_dict.save_dataset_dict(job, tables(), tally, folder, split=self.split, card=context.card)
+        return hf.save_dataset_dict(job, tables(), tally, folder, split=self.split, card=context.card)
 
     def _make_table(self, chunk: SequenceBatch, context: ExportContext) -> pa.Table:
         segments = _FlatRows(

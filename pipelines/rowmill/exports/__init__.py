@@ -10,16 +10,15 @@ from rowmill.exports.base import DatasetSummary, Export, Exported, RecipeSummary
 from rowmill.exports.hf import HuggingFaceExport
 from rowmill.exports.llama_factory import LLaMAFactory
 from rowmill.exports.llm_foundry import LLMFoundry
+from rowmill.exports.masked_rows import SkyRL, Verl
 from rowmill.exports.mds import MDS
 from rowmill.exports.megatron import Megatron
 from rowmill.exports.megatron_bridge import MegatronBridge
 from rowmill.exports.native import Native
 from rowmill.exports.olmo_core import OLMoCore
 from rowmill.exports.rl_prompts import RLPrompts
-from rowmill.exports.skyrl import SkyRL
 from rowmill.exports.tinker import Tinker, read_datums
 from rowmill.exports.trl_preference import TRLPreference
-from rowmill.exports.verl import Verl
 
 __all__ = ["AnyExport", "DatasetSummary", "Export", "Exported", "RecipeSummary", "open_export", "read_datums"]
 

@@ -1,4 +1,4 @@
-"""The base of the kinds for SkyRL and verl: segments as rows of ids and a mask, which is not shifted.
+"""SkyRL and verl: segments as rows of ids and a mask, which is not shifted.
 
 input_ids   10 11 2       a row is a segment; the trainer packs
 loss_mask    0  1 1       the token is itself a target; never the first
@@ -6,7 +6,7 @@ loss_mask    0  1 1       the token is itself a target; never the first
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -46,3 +46,42 @@ class MaskedRows(Sharded):
 
         write_parquet(folder / path, tables(), MASKED_SCHEMA.with_metadata({"rowmill": context.card}), rows=ROW_GROUP)
         return [tally.written(path)]
+
+
+# ── Skyrl ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SkyRL(MaskedRows):
+    """Pre-tokenized rows with their mask for SkyRL, which packs them itself."""
+
+    kind: Literal["skyrl"] = "skyrl"
+    """`input_ids` and `loss_mask`, and nothing else."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Segments one by one."""
+
+    def pointer(self, data: str, context: ExportContext) -> str:
+        """Return the options of its trainer; it cuts rows at `max_length`."""
+        name = "eval_pretokenized_dataset_paths" if self.split != "train" else "pretokenized_dataset_paths"
+        return f"{name}=\"['{data}']\" max_length={context.seq_len}"
+
+
+# ── Verl ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+_OPTIONS = {"train": "train_files", "validation": "val_files", "test": "val_files"}
+
+
+class Verl(MaskedRows):
+    """Tokenized rows with their mask for verl's supervised fine-tuning."""
+
+    kind: Literal["verl"] = "verl"
+    """`input_ids` and `loss_mask`, which `TokenizedDataset` reads."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Segments one by one."""
+
+    def pointer(self, data: str, context: ExportContext) -> str:
+        """Return the options of verl's trainer."""
+        return (
+            f"data.{_OPTIONS[self.split]}={data} data.max_length={context.seq_len} data.pad_mode=no_padding "
+            "data.custom_cls.path=pkg://rowmill.exports.verl_dataset data.custom_cls.name=TokenizedDataset"
+        )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.exports.llm_foundry import cut_turns
+from rowmill.exports.mds import cut_turns
 from rowmill.shards.sequences import SequenceBatch
 from tests.support import export_readers as readers
 from tests.support.export_cases import VECTOR, export, sequences, shape, terms, write

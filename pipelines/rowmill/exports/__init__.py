@@ -9,9 +9,8 @@ from rowmill.exports.axolotl import Axolotl
 from rowmill.exports.base import DatasetSummary, Export, Exported, RecipeSummary, open_export
 from rowmill.exports.hf import HuggingFaceExport
 from rowmill.exports.llama_factory import LLaMAFactory
-from rowmill.exports.llm_foundry import LLMFoundry
 from rowmill.exports.masked_rows import SkyRL, Verl
-from rowmill.exports.mds import MDS
+from rowmill.exports.mds import MDS, LLMFoundry
 from rowmill.exports.megatron import Megatron
 from rowmill.exports.megatron_bridge import MegatronBridge
 from rowmill.exports.native import Native

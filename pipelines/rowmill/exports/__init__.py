@@ -11,8 +11,7 @@ from rowmill.exports.hf import HuggingFaceExport
 from rowmill.exports.llama_factory import LLaMAFactory
 from rowmill.exports.masked_rows import SkyRL, Verl
 from rowmill.exports.mds import MDS, LLMFoundry
-from rowmill.exports.megatron import Megatron
-from rowmill.exports.megatron_bridge import MegatronBridge
+from rowmill.exports.megatron import Megatron, MegatronBridge
 from rowmill.exports.native import Native
 from rowmill.exports.olmo_core import OLMoCore
 from rowmill.exports.rl_prompts import RLPrompts

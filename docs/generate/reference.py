@@ -50,7 +50,7 @@ from rowmill.schema.rows import RowKind
 from rowmill.sources.encodings import CODECS
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
 from rowmill.sources.limits import Limits, RecordLimits
-from rowmill.stats import column_docs
+from rowmill.stats import views
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
 GENERATED_NOTICE = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"
@@ -442,15 +442,14 @@ def _render_views_section() -> Iterator[str]:
             "",
             f"### `{view}`",
             "",
-            column_docs.VIEW_DOCS[view],
+            views.VIEW_DOCS[view],
             "",
             "| column | type | what |",
             "|---|---|---|",
         )
         own = [(str(name), str(kind)) for table, name, kind in columns if table == view]
         yield from (
-            _format_table_row(f"`{name}`", f"`{kind.lower()}`", column_docs.describe_column(view, name))
-            for name, kind in own
+            _format_table_row(f"`{name}`", f"`{kind.lower()}`", views.describe_column(view, name)) for name, kind in own
         )
 
 

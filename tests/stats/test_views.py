@@ -23,7 +23,6 @@ from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.schema.manifest import DisplayTable, Manifest, Part, StageKey
 from rowmill.schema.rows import REJECT_SCHEMA, ROW_SCHEMA
 from rowmill.stages import catalog
-from rowmill.stats import column_docs
 
 pytestmark = pytest.mark.slow
 
@@ -428,9 +427,9 @@ def test_every_view_and_column_has_a_comment_and_none_is_unused(store: Store) ->
     assert [name for name, comment in views if not comment] == []
     assert [line for line in columns if not line[2]] == []
     own = {(name, column) for name, column, _ in columns}
-    told = {(view, column) for view, column_words in column_docs.COLUMN_DOCS.items() for column in column_words}
+    told = {(view, column) for view, column_words in views.COLUMN_DOCS.items() for column in column_words}
     assert told <= own
-    assert {name for name, _ in views} == set(column_docs.VIEW_DOCS)
+    assert {name for name, _ in views} == set(views.VIEW_DOCS)
     assert sorted(stats.query_views(store, every, recipe="support")[1]) == sorted(columns)
 
 

@@ -5,7 +5,6 @@ Shards do not depend on statistics, so these are not part of a fingerprint.
 
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import Manifest
-from rowmill.stats.column_docs import ESTIMATE_NOTES, PLANNED_NOTE, describe_estimate
 from rowmill.stats.lengths import (
     choose_candidate_seq_lens,
     compute_length_quantiles,
@@ -31,7 +30,15 @@ from rowmill.stats.tables import (
     write_manifest_tables,
     write_table,
 )
-from rowmill.stats.views import list_history_names, list_view_names, publish_views, query_views
+from rowmill.stats.views import (
+    ESTIMATE_NOTES,
+    PLANNED_NOTE,
+    describe_estimate,
+    list_history_names,
+    list_view_names,
+    publish_views,
+    query_views,
+)
 
 __all__ = [
     "ESTIMATE_NOTES",

@@ -11,7 +11,7 @@ import pytest
 
 from rowmill import stats
 from rowmill.schema.rows import REJECT_SCHEMA
-from rowmill.stats import row_origins
+from rowmill.stats import tables
 from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair, write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def preview(**columns: Any) -> str | None:
     """Return the preview of one row."""
-    schema = pa.schema([pa.field(name, pa.string()) for name in row_origins.PREVIEWED_COLUMNS])
-    found: str | None = row_origins.preview_rows(pa.Table.from_pylist([columns], schema=schema))[0].as_py()
+    schema = pa.schema([pa.field(name, pa.string()) for name in tables.PREVIEWED_COLUMNS])
+    found: str | None = tables.preview_rows(pa.Table.from_pylist([columns], schema=schema))[0].as_py()
     return found
 
 
@@ -40,7 +40,7 @@ def as_messages(*messages: tuple[str, str]) -> str:
         ({"text": "a prompt"}, "a prompt"),
         ({"messages": "[]", "text": None, "record": '{"a":1}'}, '{"a":1}'),
         ({}, None),
-        ({"text": "x" * 300}, "x" * row_origins.PREVIEW_CHARACTERS),
+        ({"text": "x" * 300}, "x" * tables.PREVIEW_CHARACTERS),
         ({"text": " a\n\n b\t"}, "a b"),
     ],
 )
@@ -69,7 +69,7 @@ def test_preview_that_ends_at_an_escape_is_cut_between_characters(cut: int) -> N
 
     shown = preview(messages=as_messages(("user", text)))
 
-    assert shown == text.replace("\x01", " ")[: row_origins.PREVIEW_CHARACTERS].strip()
+    assert shown == text.replace("\x01", " ")[: tables.PREVIEW_CHARACTERS].strip()
 
 
 def test_rejects_are_shown_as_text_where_they_are_rows_and_as_bytes_where_not() -> None:
@@ -77,7 +77,7 @@ def test_rejects_are_shown_as_text_where_they_are_rows_and_as_bytes_where_not() 
     raws = [row, b'{"kind": "book", "topic": "bees"}', b"\xff{", b"", b'{"kind":"text","text":"t","mine":1}']
     table = pa.table({"raw": pa.array(raws, pa.binary())})
 
-    found = row_origins.describe_rejects(table.column("raw"), lambda raw: f"{len(raw)}")
+    found = tables.describe_rejects(table.column("raw"), lambda raw: f"{len(raw)}")
 
     assert found["preview"].to_pylist() == [
         "Hi?",
@@ -88,7 +88,7 @@ def test_rejects_are_shown_as_text_where_they_are_rows_and_as_bytes_where_not() 
     ]
     assert found["domain"].to_pylist() == [None, *(str(len(raw)) for raw in raws[1:])]
     nothing = REJECT_SCHEMA.empty_table().column("raw")
-    assert [len(column) for column in row_origins.describe_rejects(nothing, None).values()] == [0, 0]
+    assert [len(column) for column in tables.describe_rejects(nothing, None).values()] == [0, 0]
 
 
 # ── A build ───────────────────────────────────────────────────────────────────────────────────────

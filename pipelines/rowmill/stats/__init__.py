@@ -14,10 +14,10 @@ from rowmill.stats.lengths import (
     make_lengths_table,
     suggest_limits,
 )
-from rowmill.stats.row_origins import ReadDomain
 from rowmill.stats.tables import (
     SCHEMAS,
     CountRows,
+    ReadDomain,
     RowCount,
     StatsInputs,
     count_parts,

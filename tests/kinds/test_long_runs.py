@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.kinds.shared.long_runs import find_long_run, reject_long_run
+from rowmill.kinds.shared.filters import find_long_run, reject_long_run
 from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, lines, pair
 from tests.support.tables import RECORDS, as_csv
 

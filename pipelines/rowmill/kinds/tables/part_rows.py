@@ -34,7 +34,7 @@ from rowmill.core.arrays import Bools
 from rowmill.core.json import Json, from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
-from rowmill.kinds.shared.long_runs import reject_long_run
+from rowmill.kinds.shared.filters import reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
 from rowmill.kinds.tables.ambiguous_times import mark_zones
 from rowmill.kinds.tables.cell_columns import CellColumn, observe_cells, write_strings

@@ -25,7 +25,7 @@ from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.canonicalization import Canonicalizer
-from rowmill.kinds.shared.long_runs import list_row_texts, reject_long_run
+from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
 from rowmill.kinds.shared.preference_columns import list_present_columns
 from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_content_splits, assign_split
 from rowmill.kinds.shared.unread_text import UnreadTextCounter

@@ -12,7 +12,7 @@ from rowmill.core.config import describe_field
 from rowmill.core.json import Json, to_json
 from rowmill.kinds.catalog import Auto, Chat, Format, Python, Supervised, Text
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row
-from rowmill.kinds.shared.tool_calls import Tools
+from rowmill.kinds.shared.messages import Tools
 from rowmill.schema.rows import Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rowmill.core.json import Json
 from rowmill.kinds.catalog import Chat
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
-from rowmill.kinds.shared.tool_calls import Tools, link_calls, read_calls, read_tools
+from rowmill.kinds.shared.messages import Tools, link_calls, read_calls, read_tools
 from rowmill.schema.rows import Message, Rejected, Row
 
 FIELDS = Tools().tools_fields

@@ -18,9 +18,9 @@ from rowmill.core.json import Json
 from rowmill.kinds.custom import BuildContext
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.kinds.shared.filters import Filters
+from rowmill.kinds.shared.messages import Tools
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.kinds.shared.splits import Splits
-from rowmill.kinds.shared.tool_calls import Tools
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind

@@ -21,8 +21,7 @@ from rowmill.kinds.base import CompletedOptions, DatasetKind, DatasetOptions, Ro
 from rowmill.kinds.chat import Chat
 from rowmill.kinds.custom import BuildContext, RowFormat, find_format, get_format_method, hash_format_source
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, reject_format_error, remove_nulls
-from rowmill.kinds.shared.messages import apply_eos_alias, is_mapping
-from rowmill.kinds.shared.tool_calls import Tools
+from rowmill.kinds.shared.messages import Tools, apply_eos_alias, is_mapping
 from rowmill.kinds.supervised import Supervised, refuse_joined_separator
 from rowmill.kinds.text import Text
 from rowmill.schema.rows import Rejected, Row, RowKind

@@ -27,9 +27,9 @@ from rowmill.exports import AnyExport, DatasetSummary, RecipeSummary
 from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, IdleOption, iterate_idle_options
 from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
 from rowmill.kinds.shared.filters import Filters
+from rowmill.kinds.shared.messages import Tools
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.kinds.shared.splits import Splits
-from rowmill.kinds.shared.tool_calls import Tools
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
 from rowmill.schema.examples import Objective, RolloutFields, join_fields

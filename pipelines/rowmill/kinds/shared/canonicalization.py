@@ -11,11 +11,10 @@ from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json
 from rowmill.kinds.shared.filters import Filters
-from rowmill.kinds.shared.messages import MEDIA_COLUMNS, get_at_path, is_list, is_mapping, reject_placeholders
+from rowmill.kinds.shared.messages import MEDIA_COLUMNS, Tools, get_at_path, is_list, is_mapping, reject_placeholders
 from rowmill.kinds.shared.preference_columns import find_unread_columns
 from rowmill.kinds.shared.prompt_columns import PROMPT_COLUMNS, list_prompt_columns
 from rowmill.kinds.shared.reasoning import Reasoning
-from rowmill.kinds.shared.tool_calls import Tools
 from rowmill.kinds.shared.unread_text import holds_text, measure_unread_text
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 

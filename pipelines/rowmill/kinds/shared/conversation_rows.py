@@ -24,13 +24,18 @@ from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.columns import KNOWN_ROLES, MAPPED_ROLES, MessageColumns
 from rowmill.kinds.shared.detection import DetectedMessages
 from rowmill.kinds.shared.messages import (
+    OfferedTools,
+    ToolCalls,
     get_at_path,
     has_typed_parts,
     is_list,
     is_mapping,
+    link_calls,
+    read_calls,
     read_flags,
     read_kwargs,
     read_parts,
+    read_tools,
     split_tool_results,
 )
 from rowmill.kinds.shared.prompt_columns import PROMPT_COLUMNS, list_prompt_columns
@@ -44,7 +49,6 @@ from rowmill.kinds.shared.reasoning import (
     move_reasoning_keys,
     remove_keys,
 )
-from rowmill.kinds.shared.tool_calls import OfferedTools, ToolCalls, link_calls, read_calls, read_tools
 from rowmill.schema.rows import Message, ParseReport, PlainChat, Rejected, Row, make_plain_report
 
 _KEYS = 2

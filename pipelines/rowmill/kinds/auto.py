@@ -11,8 +11,7 @@ from rowmill.core.json import Json
 from rowmill.kinds.base import TokenOptions
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.columns import ConversationColumns
-from rowmill.kinds.shared.conversation_rows import ConversationReader
-from rowmill.kinds.shared.detection import detect_messages
+from rowmill.kinds.shared.conversation_rows import ConversationReader, detect_messages
 from rowmill.kinds.shared.messages import apply_eos_alias
 from rowmill.kinds.text import make_document_reader
 

@@ -1,7 +1,7 @@
 """The kind `chat`: conversations, in any known columns.
 
-Shapes of records are detected in `detection.py`, a message is read in `messages.py`; here are the kind's declarations,
-and how its columns are recognized where they have other names than the known ones.
+Shapes of records are detected in `conversation_rows.py`, a message is read in `messages.py`; here are the kind's
+declarations, and how its columns are recognized where they have other names than the known ones.
 """
 
 from collections import Counter
@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns
-from rowmill.kinds.shared.conversation_rows import ConversationReader
-from rowmill.kinds.shared.detection import LIST_COLUMNS, detect_messages
+from rowmill.kinds.shared.conversation_rows import LIST_COLUMNS, ConversationReader, detect_messages
 from rowmill.kinds.shared.messages import is_list, is_mapping, split_transcript
 from rowmill.kinds.shared.prompt_columns import SYSTEM_COLUMNS
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options

@@ -20,8 +20,7 @@ from rowmill.kinds.base import DatasetOptions, RowReader, TokenOptions, refuse_o
 from rowmill.kinds.preference_shapes import FoundSides, find_sides
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.kinds.shared.columns import MessageColumns
-from rowmill.kinds.shared.conversation_rows import ConversationReader
-from rowmill.kinds.shared.detection import DetectedMessages
+from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages
 from rowmill.kinds.shared.messages import get_at_path, is_mapping, remove_flags
 from rowmill.kinds.shared.prompt_columns import CONTEXT_COLUMNS
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options

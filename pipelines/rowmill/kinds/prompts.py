@@ -17,8 +17,7 @@ from rowmill.core.json import Json, to_json
 from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.kinds.shared.columns import MessageColumns
-from rowmill.kinds.shared.conversation_rows import ConversationReader
-from rowmill.kinds.shared.detection import DetectedMessages, add_system
+from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, add_system
 from rowmill.kinds.shared.messages import get_at_path, is_list, is_mapping, remove_flags, split_open_transcript
 from rowmill.kinds.shared.prompt_columns import CONTEXT_COLUMNS, join_context
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options

@@ -9,7 +9,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, TokenOptions
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.shared.detection import explain_tree
+from rowmill.kinds.shared.conversation_rows import explain_tree
 from rowmill.kinds.shared.filters import Filters, check_length
 from rowmill.kinds.shared.messages import apply_eos_alias
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options

@@ -27,7 +27,7 @@ ANSWER_PAIRS = frozenset(
 PREFERENCE_COLUMNS = ANSWER_LABELS | ANSWER_PAIRS
 
 _SHAPE_COLUMNS = frozenset("conversations system instruction input output history".split())
-"""Columns of the known record shapes that are read without being named in the recipe (`detection.py`)."""
+"""Columns of the known record shapes that are read without being named in the recipe (`conversation_rows.py`)."""
 
 
 def find_unread_columns(named: Sequence[str | None] | None, others: Collection[str | None]) -> frozenset[str]:

@@ -37,7 +37,7 @@ from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.kinds.shared.reasoning import inline_reasoning
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
-from rowmill.stages.tokenized_examples.shared_templates import open_renderer
+from rowmill.stages.tokenized_examples.conversation_examples import open_renderer
 
 HOSTILE = (
     "REBUILT", "MERGED", "MACRO", "COUNTED", "REVERSED_LOOKUP", "QUOTING", "NAMED_END", "INDENTED", "SPLIT_THOUGHT",

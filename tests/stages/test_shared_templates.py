@@ -14,7 +14,7 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_frames import TemplateFrames
 from rowmill.core.json import Json
 from rowmill.executors import local
-from rowmill.stages.tokenized_examples import shared_templates, text_parts
+from rowmill.stages.tokenized_examples import conversation_examples, text_parts
 from tests.support.recipes import CHAT, Workspace, chat, lines
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
@@ -35,14 +35,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return learn(renderer, roles, kwargs)
 
     for module, name in (
-        (shared_templates, "_RENDERERS"),
-        (shared_templates, "_SHARED_TEMPLATES"),
+        (conversation_examples, "_RENDERERS"),
+        (conversation_examples, "_SHARED_TEMPLATES"),
         (text_parts, "_EXAMPLE_BUILDERS"),
         (frame_learning, "_FRAME_CACHE"),
     ):
         monkeypatch.setattr(module, name, {})
     monkeypatch.setattr(local, "_OPENED_IN_WORKERS", [])
-    monkeypatch.setattr(shared_templates, "Renderer", open_renderer)
+    monkeypatch.setattr(conversation_examples, "Renderer", open_renderer)
     monkeypatch.setattr(frame_learning, "learn_frames", learn_frames)
     return found
 
@@ -74,14 +74,14 @@ def test_datasets_with_the_same_template_share_its_renderer_and_others_have_thei
     other = RendererSpec(spec.text, template_kwargs={"n": 1})
     equal_to_other = RendererSpec(spec.text, template_kwargs={"n": 1.0})
 
-    first = shared_templates.open_renderer(spec)
+    first = conversation_examples.open_renderer(spec)
 
-    assert shared_templates.open_renderer(same) is first
-    found = [first, *map(shared_templates.open_renderer, (other, equal_to_other))]
+    assert conversation_examples.open_renderer(same) is first
+    found = [first, *map(conversation_examples.open_renderer, (other, equal_to_other))]
     assert len(set(map(id, found))) == len(found)
 
 
 def test_a_process_without_the_template_opens_nothing_by_its_name(opened: Counter[str]) -> None:
-    shared_templates.open_shared_template("unknown")
+    conversation_examples.open_shared_template("unknown")
 
     assert not opened

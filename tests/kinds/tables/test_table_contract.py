@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.tables.cell_columns import CellColumn, observe_cells, write_cells
 from rowmill.kinds.tables.inference import (
     ColumnMismatch,
     TableEvidence,
@@ -25,6 +24,7 @@ from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.kinds.tables.serialization import RecordDecoder, Serialiser, read_json
 from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer, parse_declared_column
 from rowmill.kinds.tables.time_order import SortKey
+from rowmill.kinds.tables.typed_cells import CellColumn, observe_cells, write_cells
 
 
 def seen(values: list[Any], *, are_cells: bool = True) -> TableEvidence:

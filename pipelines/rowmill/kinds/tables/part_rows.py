@@ -7,7 +7,7 @@
 A row's `record` is its lossless text without the line end. Its content hash and its group depend on the source's text,
 not on the contract: no column type moves a row to another split.
 
-Rows are made column by column, each distinct cell or value read once (`cell_columns.py`, `typed_cells.py`).
+Rows are made column by column, each distinct cell or value read once (`typed_cells.py`, `typed_cells.py`).
 Parts of one CSV file are taken together: each call on a column has a fixed cost, and a part may have a thousand rows.
 Their files are the same as if each were taken alone.
 """
@@ -37,7 +37,6 @@ from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
 from rowmill.kinds.tables.ambiguous_times import mark_zones
-from rowmill.kinds.tables.cell_columns import CellColumn, observe_cells, write_strings
 from rowmill.kinds.tables.inference import TableEvidence, observe_records
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.schema import RecordSchema
@@ -46,14 +45,17 @@ from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.kinds.tables.time_order import ISO8601, SortKey
 from rowmill.kinds.tables.typed_cells import (
     ABSENT,
+    CellColumn,
     CellRowBuilder,
     ColumnValues,
     MismatchLog,
     TypedColumns,
     ValueColumnBuilder,
     join_members,
+    observe_cells,
     resolve_column_roles,
     split_columns,
+    write_strings,
 )
 from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function

@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_array
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
-from rowmill.kinds.tables.assembly import DELIMITERS_PER_UNIT, FLUSHES
+from rowmill.kinds.tables.assembly import DELIMITERS_PER_UNIT, FLUSHES, PromptFrame
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.partition_plan import PartitionPlan, SplitTablePlan
 from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
-from rowmill.kinds.tables.prompt import PromptFrame
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function, write_table

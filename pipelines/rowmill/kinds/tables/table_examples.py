@@ -5,7 +5,7 @@
                                                             ├─► states of rows not kept         for a part's ledger
                                                             └─► counts, sizes, overflows        added up: stop if any
 
-Of the whole table are decided: the schema and with it prompt and limits, the number of partitions, whether everything
+Of the whole table are decided: the schema and with it assembly and limits, the number of partitions, whether everything
 fits, the size of a sample and each partition's share of it. Of a partition alone: the order of its groups or records,
 the examples that these form, and the parts that these are written in. The calling process holds no number per row: of a
 part of examples it knows the fingerprint and the size.
@@ -30,8 +30,8 @@ from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_bytes, digest_json, read_tables
 from rowmill.kinds.joint_rows import KindContext
-from rowmill.kinds.tables import prompt, record_tokens
-from rowmill.kinds.tables.assembly import ExampleLimits
+from rowmill.kinds.tables import assembly, record_tokens
+from rowmill.kinds.tables.assembly import ExampleLimits, PromptFrame
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.partition_plan import (
     KEPT_STATE,
@@ -67,7 +67,6 @@ from rowmill.kinds.tables.partitions import (
     read_row_column,
     share_sample,
 )
-from rowmill.kinds.tables.prompt import PromptFrame
 from rowmill.kinds.tables.record_tokens import (
     RECORD_EXAMPLES,
     VERSION,
@@ -547,10 +546,10 @@ def _draw_histogram(title: str, sizes: ValueCounts, limit: int) -> Histogram:
 def resolve_prompt_frame(
     context: KindContext, tokenizer: LoadedTokenizer, path: str, observed: ObservedTable
 ) -> PromptFrame:
-    """Return the prompt and delimiters of the dataset."""
+    """Return the assembly and delimiters of the dataset."""
     form, card = get_table_options(context), tokenizer.card
     encoder = open_reference_encoder(context.store.root, path)
-    vocabulary = prompt.Vocabulary(
+    vocabulary = assembly.Vocabulary(
         name=context.tokenizer_choice.name,
         size=context.vocab_size or card.vocab_size,
         bos_id=card.bos_id,
@@ -558,7 +557,7 @@ def resolve_prompt_frame(
         adds_bos=card.adds_bos,
         special={content: number for number, content, special in card.added if special and content},
     )
-    return prompt.build_prompt_frame(
+    return assembly.build_prompt_frame(
         observed.schema,
         vocabulary,
         lambda text: encoder.reference.encode(text, add_special_tokens=False).ids,

@@ -14,8 +14,8 @@ from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns
 from rowmill.kinds.shared.conversation_rows import LIST_COLUMNS, ConversationReader, detect_messages
 from rowmill.kinds.shared.messages import is_list, is_mapping, split_transcript
-from rowmill.kinds.shared.prompt_columns import SYSTEM_COLUMNS
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.shared.unread import SYSTEM_COLUMNS
 
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "type")
 CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "parts")

@@ -22,8 +22,8 @@ from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, R
 from rowmill.kinds.shared.columns import MessageColumns
 from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages
 from rowmill.kinds.shared.messages import get_at_path, is_mapping, remove_flags
-from rowmill.kinds.shared.prompt_columns import CONTEXT_COLUMNS
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.shared.unread import CONTEXT_COLUMNS
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Rejected, Row, RowKind, make_plain_report
 

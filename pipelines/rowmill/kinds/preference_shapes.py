@@ -21,7 +21,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.kinds.shared.conversation_rows import DetectedMessages
 from rowmill.kinds.shared.messages import is_list, is_mapping, split_open_transcript, split_transcript
-from rowmill.kinds.shared.prompt_columns import (
+from rowmill.kinds.shared.unread import (
     begins_with_system,
     find_first_column,
     find_system,

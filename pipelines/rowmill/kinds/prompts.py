@@ -19,8 +19,8 @@ from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, R
 from rowmill.kinds.shared.columns import MessageColumns
 from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, add_system
 from rowmill.kinds.shared.messages import get_at_path, is_list, is_mapping, remove_flags, split_open_transcript
-from rowmill.kinds.shared.prompt_columns import CONTEXT_COLUMNS, join_context
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.shared.unread import CONTEXT_COLUMNS, join_context
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Rejected, Row, RowKind
 

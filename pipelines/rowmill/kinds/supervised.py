@@ -20,8 +20,8 @@ from rowmill.kinds.base import (
 )
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.messages import apply_eos_alias, get_at_path, rename_aliases
-from rowmill.kinds.shared.prompt_columns import CONTEXT_COLUMNS, PAIR_COLUMNS, join_context
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.shared.unread import CONTEXT_COLUMNS, PAIR_COLUMNS, join_context
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
 NESTED_RESPONSES = ("answers.text.0", "answers.0", "answer.text.0", "answer.value", "responses.0")

@@ -12,10 +12,14 @@ from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import MEDIA_COLUMNS, Tools, get_at_path, is_list, is_mapping, reject_placeholders
-from rowmill.kinds.shared.preference_columns import find_unread_columns
-from rowmill.kinds.shared.prompt_columns import PROMPT_COLUMNS, list_prompt_columns
 from rowmill.kinds.shared.reasoning import Reasoning
-from rowmill.kinds.shared.unread_text import holds_text, measure_unread_text
+from rowmill.kinds.shared.unread import (
+    PROMPT_COLUMNS,
+    find_unread_columns,
+    holds_text,
+    list_prompt_columns,
+    measure_unread_text,
+)
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
 DEFAULT_DOMAIN = "__default__"

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from rowmill.core.json import Json
 from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, TokenOptions, refuse_mask_names
 from rowmill.kinds.shared.messages import rename_aliases
-from rowmill.kinds.shared.prompt_columns import CONTEXT_COLUMNS
+from rowmill.kinds.shared.unread import CONTEXT_COLUMNS
 from rowmill.schema.rows import RowKind
 
 MAPPED_ROLES = {

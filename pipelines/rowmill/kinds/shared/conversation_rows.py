@@ -54,17 +54,6 @@ from rowmill.kinds.shared.messages import (
     split_tool_results,
     split_transcript,
 )
-from rowmill.kinds.shared.prompt_columns import (
-    PROMPT_COLUMNS,
-    SYSTEM_COLUMNS,
-    begins_with_system,
-    find_first_column,
-    find_system,
-    join_context,
-    list_prompt_columns,
-    pair_history,
-    read_history,
-)
 from rowmill.kinds.shared.reasoning import (
     DETAILS_KEY,
     REASONING_KEY,
@@ -74,6 +63,17 @@ from rowmill.kinds.shared.reasoning import (
     join_reasoning_details,
     move_reasoning_keys,
     remove_keys,
+)
+from rowmill.kinds.shared.unread import (
+    PROMPT_COLUMNS,
+    SYSTEM_COLUMNS,
+    begins_with_system,
+    find_first_column,
+    find_system,
+    join_context,
+    list_prompt_columns,
+    pair_history,
+    read_history,
 )
 from rowmill.schema.rows import Message, ParseReport, PlainChat, Rejected, Row, make_plain_report
 

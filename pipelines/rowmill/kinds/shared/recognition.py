@@ -23,8 +23,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordFormat, RowOptionValues, remove_nulls
 from rowmill.kinds.shared.conversation_rows import explain_tree
-from rowmill.kinds.shared.preference_columns import ANSWER_PAIRS
-from rowmill.kinds.shared.unread_text import measure_row_text
+from rowmill.kinds.shared.unread import ANSWER_PAIRS, measure_row_text
 from rowmill.schema.rows import Rejected
 
 if TYPE_CHECKING:

@@ -1,4 +1,12 @@
-"""Finds mistakes before a build: requirements of all datasets, then their first records through every stage in memory.
+"""What a build checks before it starts, on the first records of each dataset.
+
+Finds columns of some records that no option of their dataset reads.
+
+A column is unread if every record without it gives the same row. So no list of columns has to be kept for each kind,
+and a column that only sometimes matters counts as read as soon as one of the records shows that. Rejected records show
+nothing: what rejects them may hide that an option reads a column.
+
+Finds mistakes before a build: requirements of all datasets, then their first records through every stage in memory.
 
     tokenizer, template ─────────────────────────────────────► mistakes
     first records ─ raw_dataset ─ … ─ packed_shards ─ checks ─► mistakes, remarks
@@ -33,15 +41,72 @@ from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET,
 from rowmill.kinds.catalog import KINDS
 from rowmill.kinds.shared.canonicalization import Canonicalizer, remove_nulls
 from rowmill.kinds.shared.recognition import Sample, find_wrapped_records, recognise_format, write_options
-from rowmill.kinds.shared.unread_columns import detect_unread_columns
 from rowmill.parts.accounts import clean_value
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.schema.rows import MESSAGE_KEYS
+from rowmill.schema.rows import MESSAGE_KEYS, Row
 from rowmill.sources.sharing import load_scans, load_source_parts
 from rowmill.stages import catalog
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
+
+MAX_COLUMNS = 200
+"""Records with more columns are compared in their first ones only."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadColumn:
+    """A column that changes no row: in how many of the rows' records it has a value, and in how many it is false."""
+
+    name: str
+    records: int
+    present: int
+    false: int
+    is_preference: bool
+
+
+def detect_unread_columns(reader: Canonicalizer, records: Sequence[Mapping[str, Json]]) -> list[UnreadColumn]:
+    """Return the columns with values that can be removed from every record without another row, in their order.
+
+    An empty value (null, "", [], {}) says nothing: it may be the same as none for an option that reads the column.
+    """
+    made = [(record, row) for record in records if (row := _read_row(reader, record)) is not None]
+    present = Counter(name for record, _ in made for name, value in record.items() if not _is_empty(value))
+    return [
+        UnreadColumn(
+            name,
+            len(made),
+            count,
+            sum(record.get(name) is False for record, _ in made),
+            name in reader.unread_preferences,
+        )
+        for name, count in list(present.items())[:MAX_COLUMNS]
+        if not any(_changes_row(reader, record, row, name) for record, row in made)
+    ]
+
+
+def _is_empty(value: Json) -> bool:
+    return value is None or value in ("", [], {})
+
+
+def _changes_row(reader: Canonicalizer, record: Mapping[str, Json], row: Row, name: str) -> bool:
+    """Return whether a record gives another row than this without a column."""
+    if _is_empty(record.get(name)):
+        return False
+    try:
+        return _read_row(reader, {key: value for key, value in record.items() if key != name}) != row
+    except Exception:  # noqa: BLE001  (a kind that demands the column reads it)
+        return True
+
+
+def _read_row(reader: Canonicalizer, record: Mapping[str, Json]) -> Row | None:
+    """Return a record's row; None if it is rejected."""
+    row = reader(dict(record))
+    return row if isinstance(row, Row) else None
+
+
+# ── Preflight ────────────────────────────────────────────────────────────────────────────────────────
+
 
 FIRST_RECORDS = 20
 """Records tried of each dataset: of one file per format and split."""

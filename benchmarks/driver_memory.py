@@ -42,11 +42,10 @@ from rowmill.recipe.recipe import Recipe, parse_recipe
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA
 from rowmill.schema.manifest import File, Manifest, Part, read_manifest
 from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
+from rowmill.stages import truncation_stats
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
 from rowmill.stages.training_splits import sequence_order
-from rowmill.stages.truncation_stats import measured_lengths
-from rowmill.stages.truncation_stats import stage as truncation_stats
 from rowmill.tokenization.stored_tokenizers import open_recipe_tokenizer, open_shared_encoder
 
 WORKERS = 2
@@ -244,7 +243,7 @@ def _write_lengths(context: StageContext, first: int, rows: int) -> Part:
     given = {"split": pa.repeat("train", rows), "domain": pa.nulls(rows, pa.string())}
     given |= dict.fromkeys(("original_tokens", "tokens"), tokens) | {"trained_tokens": tokens // 2}
     path = f"{part_folder(context.folder, f'{first:032x}')}/examples.arrow"
-    columns = {name: given.get(name, nothing) for name in measured_lengths.COLUMNS}
+    columns = {name: given.get(name, nothing) for name in truncation_stats.COLUMNS}
     return Part(f"{first:032x}", {"examples": write_table(context.store, path, pa.table(columns))}, {})
 
 

@@ -13,11 +13,10 @@ from rowmill.checks.cross_stage import SHRINKING_COUNTS
 from rowmill.core import stage_names, storage
 from rowmill.core.errors import IntegrityError
 from rowmill.sources import GenerationStage
-from rowmill.stages import catalog
+from rowmill.stages import catalog, truncation_stats
 from rowmill.stages.base import StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.packed_shards import stage as packed_shards
-from rowmill.stages.truncation_stats import stage as truncation_stats
 from rowmill.stats import SCHEMAS
 from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import Workspace, chat

@@ -14,7 +14,7 @@ from rowmill.core.storage import Store
 from rowmill.executors.local import LocalPool
 from rowmill.parts.functions import write_table
 from rowmill.schema.examples import EXAMPLE_SCHEMA
-from rowmill.stages.truncation_stats.measured_lengths import (
+from rowmill.stages.truncation_stats import (
     COLUMNS,
     MeasuredExamples,
     measure_examples,

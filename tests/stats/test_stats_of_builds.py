@@ -14,8 +14,7 @@ from rowmill.core.console import render_text
 from rowmill.reports import report_page, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
-from rowmill.stages import catalog
-from rowmill.stages.truncation_stats import stage as truncation_stats
+from rowmill.stages import catalog, truncation_stats
 from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair, sentence, write_tokenizer
 
 TEMPLATE = (

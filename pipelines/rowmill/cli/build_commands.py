@@ -380,8 +380,7 @@ def _run_stats(args: argparse.Namespace) -> int:
     from rowmill.reports import json_output
     from rowmill.reports.build_view import BuildView, load_build_view
     from rowmill.reports.summary import render_statistics
-    from rowmill.stages import catalog
-    from rowmill.stages.truncation_stats import stage as truncation_stats
+    from rowmill.stages import catalog, truncation_stats
 
     project = open_project(args)
     stages = catalog.list_stages_up_to(truncation_stats.STAGE)

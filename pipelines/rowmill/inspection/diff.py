@@ -14,11 +14,10 @@ from rowmill.core.errors import IntegrityError
 from rowmill.parts.context import scan_rows
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
-from rowmill.stages import catalog
+from rowmill.stages import catalog, truncation_stats
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
-from rowmill.stages.truncation_stats import stage as truncation_stats
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,0 @@
-"""The stage `truncation_stats`: what truncation removed, and the effect of other context lengths."""

@@ -3,7 +3,7 @@
 import pytest
 
 from rowmill.exports import open_export
-from rowmill.stages.exports.stage import locate_export
+from rowmill.stages.exports import locate_export
 from tests.support.tiny_project import Tiny, built, refusals, reused
 
 EXPORTS = [

@@ -13,7 +13,7 @@ import pytest
 
 from rowmill.build import runner, steps
 from rowmill.reader import Reader
-from rowmill.stages.exports.stage import locate_export
+from rowmill.stages.exports import locate_export
 from tests.docs.test_docs import blocks
 from tests.support.real_chats import ROOT, one_thread, write_recipe
 from tests.support.recipes import current

@@ -19,7 +19,7 @@ from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.executors import local
 from rowmill.exports import Exported, open_export, read_datums
 from rowmill.recipe.recipe import Execution
-from rowmill.stages.exports.stage import locate_export
+from rowmill.stages.exports import locate_export
 from tests.support import export_readers as readers
 from tests.support.export_readers import Segment
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, write_tokenizer

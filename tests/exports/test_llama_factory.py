@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from rowmill.stages.exports.stage import format_trainer_pointer
+from rowmill.stages.exports import format_trainer_pointer
 from tests.support import export_readers as readers
 from tests.support.built_exports import open_built_export
 from tests.support.export_cases import VECTOR, export, sequences, terms, write

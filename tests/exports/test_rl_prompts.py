@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rowmill.core.errors import ConfigError
-from rowmill.stages.exports.stage import format_trainer_pointer
+from rowmill.stages.exports import format_trainer_pointer
 from tests.support.built_exports import load_rows, open_built_export
 from tests.support.recipes import CHATML, Built, Workspace, sentence, write_tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 
 from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import Message
-from rowmill.stages.exports.stage import format_trainer_pointer
+from rowmill.stages.exports import format_trainer_pointer
 from tests.support.built_exports import load_rows, open_built_export
 from tests.support.messages import assistant, user
 from tests.support.preferences import preference, preference_workspace

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.stages.exports.stage import format_trainer_pointer
+from rowmill.stages.exports import format_trainer_pointer
 from tests.support.built_exports import load_rows
 from tests.support.messages import assistant
 from tests.support.preferences import preference, preference_workspace

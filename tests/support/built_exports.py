@@ -3,7 +3,7 @@
 from typing import Any
 
 from rowmill.exports import Exported, open_export
-from rowmill.stages.exports.stage import locate_export
+from rowmill.stages.exports import locate_export
 from tests.support.recipes import Built
 
 

@@ -53,8 +53,8 @@ from rowmill.parts.context import ProgressCallback, StageOutput
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.stages import exports
 from rowmill.stages.base import Publish, StageContext
-from rowmill.stages.exports import stage as exports
 from rowmill.tokenization import tokenizer_source
 
 

@@ -362,7 +362,7 @@ def _run_export(args: argparse.Namespace) -> int:
             "choose one with --name, and run once per export"
         )
     from rowmill.build import runner
-    from rowmill.stages.exports import stage as exports
+    from rowmill.stages import exports
 
     labels = [f"{exports.STAGE.name}/{name}" for name in chosen]
     steps = [step for step in runner.plan_steps(project) if step.label in labels]

@@ -31,7 +31,7 @@ from rowmill.schema.facts import (
 )
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
-from rowmill.stages.exports import stage as exports
+from rowmill.stages import exports
 from rowmill.stages.gpu_partitions.rank_files import GpuPartitionsFacts
 
 SHOWN_REASONS = 8

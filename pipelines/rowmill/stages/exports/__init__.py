@@ -1,1 +1,0 @@
-"""The order and the packed shards → one export: the same tokens in a trainer's file format."""

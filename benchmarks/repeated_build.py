@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rowmill.core.storage import Store
-from rowmill.stages.gpu_partitions.rank_files import INDEX_GROUP
+from rowmill.stages.gpu_partitions import INDEX_GROUP
 
 
 def repeat_build(store: Store, recipe: str, times: int) -> int:

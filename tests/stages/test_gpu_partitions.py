@@ -8,7 +8,7 @@ import pytest
 
 from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.schema.manifest import Manifest
-from rowmill.stages.gpu_partitions import rank_files
+from rowmill.stages import gpu_partitions
 from tests.support.recipes import CHAT, Workspace, chat
 
 pytestmark = pytest.mark.slow
@@ -76,11 +76,11 @@ def test_token_ledgers_of_ranks_and_exports_count_every_token_of_their_files(tmp
 
 def test_ranks_are_equal_however_many_tasks_copy_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task writes a few shards of a rank; which ones decides nothing about their bytes."""
-    monkeypatch.setattr(rank_files, "SHARD_TOKENS", 256)
+    monkeypatch.setattr(gpu_partitions, "SHARD_TOKENS", 256)
     workspace = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(60)])
     found: list[tuple[str, dict[str, str]]] = []
     for shards in (1, 3, 1000):
-        monkeypatch.setattr(rank_files, "TASK_SHARDS", shards)
+        monkeypatch.setattr(gpu_partitions, "TASK_SHARDS", shards)
         made = workspace.build()
         ranks = made.manifest("gpu_partitions")
         found.append((ranks.version, {path: digest for path, digest in made.digests().items() if "/data/" in path}))

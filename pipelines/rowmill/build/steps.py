@@ -18,7 +18,7 @@ from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource
 from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration
-from rowmill.stages.gpu_partitions.rank_files import rank_names
+from rowmill.stages.gpu_partitions import rank_names
 
 
 @dataclass(frozen=True, slots=True)

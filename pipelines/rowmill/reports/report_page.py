@@ -44,7 +44,7 @@ from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.stages.base import StageContext
-from rowmill.stages.gpu_partitions.rank_files import GpuPartitionsFacts
+from rowmill.stages.gpu_partitions import GpuPartitionsFacts
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.encoder import Encoder
 

@@ -32,7 +32,7 @@ from rowmill.schema.facts import (
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import exports
-from rowmill.stages.gpu_partitions.rank_files import GpuPartitionsFacts
+from rowmill.stages.gpu_partitions import GpuPartitionsFacts
 
 SHOWN_REASONS = 8
 REJECTS_QUERY = "from rejects select reason, count(*) group by 1"

@@ -2,10 +2,9 @@
 
 from rowmill.core.errors import IntegrityError
 from rowmill.schema.manifest import Manifest
-from rowmill.stages import exports, generated_series, parsed_records, raw_dataset, truncation_stats
+from rowmill.stages import exports, generated_series, gpu_partitions, parsed_records, raw_dataset, truncation_stats
 from rowmill.stages.base import Scope, StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
-from rowmill.stages.gpu_partitions import stage as gpu_partitions
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits

@@ -1,6 +1,4 @@
-"""The files of each rank: copied shards, or an index of rows, and what is published.
-
-What ranks are made of: the sequences of all datasets, and which of them is at each place of the order.
+"""The order and the shards → one partition per data-parallel rank: copied shards, or an index of rows.
 
 row      0 1 2 | 3 4 | 5 6 7 | 8      over the train shards of all datasets, in recipe order; the last is the filler
 place    0 1 2 3 …  ─► row 4 8 0 6 …
@@ -27,9 +25,11 @@ A task writes `TASK_SHARDS` shards of one rank, whatever that rank's size is. Ro
 on the task's host, which the first task that needs one makes. Rejected: taking rows out of the packed shards
 themselves. In a shuffled order each sequence of 4,096 tokens comes from another row group, so that every token would be
 decoded some fifteen times.
+
+Trainers open `current.json`. It is written once all ranks of one order are built.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from io import BytesIO
@@ -42,25 +42,30 @@ import pyarrow.parquet as pq
 
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
-from rowmill.core.arrays import Ints, compute_offsets, find_distinct
+from rowmill.core.arrays import Ints, compute_offsets, find_distinct, format_count
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
-from rowmill.parts.context import open_host_scratch
-from rowmill.parts.functions import part_folder, write_parquet
+from rowmill.packing.rank_assignment import RankLayout
+from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
+from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part, write_parquet
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
-from rowmill.schema.manifest import File, Manifest, Part
+from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
 from rowmill.shards import gather, native
-from rowmill.shards.native import count_padding_tokens, list_padding_tokens
+from rowmill.shards.native import count_padding_tokens, find_content_damage, list_padding_tokens
 from rowmill.shards.sequences import SequenceHashes, join_hashes, read_hashes, tabulate_hashes
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages import inputs
 from rowmill.stages.base import (
+    ComparedFact,
+    PreparedStage,
     StageContext,
+    StageDeclaration,
 )
+from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 7
 """Increase it when the bytes of any rank, or facts, may change."""
@@ -602,3 +607,142 @@ def _describe_evaluation_set(context: StageContext, name: str, packed: Manifest)
     dataset = context.recipe.datasets.get(name)
     tags = dataset.source.tags if dataset is not None else ()
     return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}
+
+
+# ── Stage ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def prepare_gpu_partitions(context: StageContext) -> PreparedStage:
+    """Determine the ranks of the output: one can be built without the others."""
+    return PreparedStage(list_ranks(context), lambda: make_gpu_partitions(context))
+
+
+def list_ranks(context: StageContext) -> tuple[str, ...]:
+    """Return the ranks that the manifest will name: the wanted ones and those already built."""
+    names = rank_names(context.recipe.partitions.world_size)
+    wanted = set(context.ranks or names)
+    return tuple(
+        name
+        for name in names
+        if name in wanted or load_kept_part(context.store, context.folder, fingerprint_rank(context, name))
+    )
+
+
+def count_stale_ranks(context: StageContext, present: Sequence[str]) -> int:
+    """Count partitions kept for an older order or other shards.
+
+    Ranks can be built one at a time; the others are then still from an older order, and must not be mixed with it.
+    """
+    known = {name for one in manifest.list_versions(context.store, context.key) for name in one.card.get("ranks", ())}
+    return len(known & set(rank_names(context.recipe.partitions.world_size)) - set(present))
+
+
+def make_gpu_partitions(context: StageContext) -> StageOutput:
+    """Write the wanted ranks that do not exist yet, and describe all."""
+    present = list_ranks(context)
+    kept = {name: load_kept_part(context.store, context.folder, fingerprint_rank(context, name)) for name in present}
+    missing = [name for name, part in kept.items() if part is None]
+    if missing:
+        write_ranks = _RANK_WRITERS[context.recipe.partitions.layout]
+        for name, part in zip(missing, write_ranks(context, missing), strict=True):
+            save_kept_part(context.store, context.folder, part)
+            kept[name] = part
+    ranks = [part for part in kept.values() if part is not None]
+    return _build_ranks_output(context, list(present), ranks, reused=len(present) - len(missing))
+
+
+_RANK_WRITERS: Mapping[RankLayout, Callable[[StageContext, Sequence[str]], Iterator[Part]]] = {
+    "copied": write_copied_ranks,
+    "index": write_rank_indexes,
+}
+
+
+# ── The manifest, and publishing for trainers ──────────────────────────────────────────────────────
+
+
+def _build_ranks_output(context: StageContext, names: list[str], ranks: list[Part], *, reused: int) -> StageOutput:
+    trained = [int(part.facts["trained_tokens"]) for part in ranks]
+    rows = [
+        (name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens")))
+        for name, p in zip(names, ranks, strict=True)
+    ]
+    # Shards store labels but not span kinds, so unlabeled tokens are context.
+    tokens, trained_tokens = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
+    padding = sum(native.FILLER_TOKENS * int(part.facts["fillers"]) + part.facts["padding"] for part in ranks)
+    # Each dataset's contribution to the ranks.
+    sums = {
+        name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
+        for name in context.recipe.datasets
+    }
+    totals = [sum(values[i] for values in sums.values()) for i in range(3)]
+    measures = ("sequences", "tokens", "trained_tokens")
+    dataset_rows = [
+        (name, *values, *(compute_share(value, total) for value, total in zip(values, totals, strict=True)))
+        for name, values in sums.items()
+    ]
+    return StageOutput(
+        parts=ranks,
+        facts=GpuPartitionsFacts(
+            conservation=sum(not part.facts["conserved"] for part in ranks),
+            stale_rank=count_stale_ranks(context, names),
+            ranks=len(ranks),
+            world_size=context.recipe.partitions.world_size,
+            sequences=sum(int(p.facts["sequences"]) for p in ranks),
+            fillers=sum(int(p.facts["fillers"]) for p in ranks),
+            tokens=sum(int(p.facts["tokens"]) for p in ranks),
+            trained_tokens=sum(trained),
+            trained_spread=compute_share(max(trained) - min(trained), max(trained)) if trained else 0.0,
+        ),
+        token_ledger=[
+            ("train", "trained", trained_tokens),
+            ("train", "context", tokens - trained_tokens),
+            ("train", "padding", padding),
+        ],
+        tables={
+            "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
+            "datasets": DisplayTable(
+                ("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(dataset_rows)
+            ),
+        },
+        schema=tuple(
+            (f.name, str(f.type))
+            for f in (make_rank_schema(context) if context.recipe.partitions.layout == "copied" else RANK_INDEX_SCHEMA)
+        ),
+        card={"order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
+        parts_reused=reused,
+        rows_made=sum(int(p.facts["sequences"]) for p in ranks),
+    )
+
+
+def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:
+    if is_index(output):
+        yield from find_index_damage(store, output)
+        return
+    for part in output.parts:
+        data = [file for name, file in part.files.items() if name.startswith("data/")]
+        rank = part.files["facts"].path.rsplit("/", 1)[0]
+        yield from find_content_damage(store, rank, data, str(part.facts["content_hash"]))
+
+
+STAGE = StageDeclaration(
+    name=GPU_PARTITIONS,
+    facts=GpuPartitionsFacts,
+    description="One folder of shards, or one index of shards, per data-parallel rank, in training order.",
+    scope="recipe",
+    identity=identify_gpu_partitions,
+    prepare=prepare_gpu_partitions,
+    inputs=(TRAINING_SPLITS, PACKED_SHARDS),
+    gates_on_every_dataset=True,
+    publish=publish_gpu_partitions,
+    list_shared_inputs=lambda made: (PACKED_SHARDS,) if is_index(made) else (),
+    partitions=lambda recipe: rank_names(recipe.partitions.world_size),
+    # No tables: ranks hold the same sequences as the shards, whose statistics are recorded already.
+    stats_inputs=StatsInputs(count_rows_by_fact("sequences", "sequence")),
+    summarize=lambda facts, rows: (format_count(facts.ranks, "rank"), rows),
+    compared=(
+        ComparedFact("ranks", "ranks"),
+        ComparedFact("sequences of all ranks", "sequences"),
+        ComparedFact("tokens of all ranks", "tokens"),
+    ),
+    find_content_damage=_find_rank_damage,
+)

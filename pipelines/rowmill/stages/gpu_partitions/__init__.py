@@ -1,1 +1,0 @@
-"""The stage `gpu_partitions`: the order and the shards become one partition per data-parallel rank."""

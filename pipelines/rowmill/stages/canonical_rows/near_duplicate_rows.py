@@ -1,4 +1,4 @@
-"""Rows that resemble a longer row of their dataset.
+"""Near duplicates, and the order of the filters that compare rows with other texts.
 
 Finds the rows that share a band's key with another row, over all parts, bucket by bucket.
 
@@ -19,7 +19,7 @@ calling process follows the number of candidates, not of rows.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,12 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
-from rowmill.parts.context import scratch_folder
+from rowmill.kinds.shared.filters import identify_removal_filters
+from rowmill.parts.context import StageOutput, compute_share, scratch_folder
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function
 from rowmill.parts.rewriting import RewriteInputs, plan_removal, rewrite_parts
 from rowmill.parts.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.near_duplicates import (
@@ -49,7 +51,10 @@ from rowmill.similarity.near_duplicates import (
 )
 from rowmill.similarity.words import hash_words, join_texts, make_offsets
 from rowmill.stages.base import StageContext
+from rowmill.stages.canonical_rows import contaminated_rows
+from rowmill.stages.canonical_rows.contaminated_rows import ContaminationSearch, ScannedBenchmark
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
+from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
 
 BLOCK_LINES = 1 << 22
 """Lines of a block, some 64 MB."""
@@ -405,3 +410,72 @@ def _shorten_row_texts(context: StageContext, parts: Sequence[Part], starts: Int
             for k, row in enumerate(rows[first:last].tolist()):
                 found[row] = shorten_text("\n".join(texts.of_row(k)))
     return found
+
+
+# ── Similar rows ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredRows:
+    """The parts after the filters, and what each filter found; None: the dataset does not ask for it."""
+
+    parts: list[Part]
+    contamination: ContaminationSearch | None
+    near_duplicates: NearDuplicateSearch | None
+    scans: Sequence[Mapping[str, Any]]
+
+    def count_facts(self, taken: int) -> dict[str, Any]:
+        """Return the facts of the filters that ran, of `taken` records."""
+        facts: dict[str, Any] = {}
+        if self.contamination is not None:
+            facts["decontamination_items"] = self.contamination.fewest_items
+            facts["contaminated"] = compute_share(self.contamination.rows, taken)
+        if self.near_duplicates is not None:
+            facts["near_duplicates"] = compute_share(self.near_duplicates.rows, taken)
+            facts["displaced"] = self.near_duplicates.displaced
+        return facts
+
+    def complete_output(self, draft: StageOutput) -> None:
+        """Add the files and tables about what was found, and the scans of benchmarks."""
+        for search in (self.contamination, self.near_duplicates):
+            if search is not None:
+                draft.parts = [
+                    replace(part, files=part.files | files)
+                    for part, files in zip(draft.parts, search.found, strict=True)
+                ]
+                draft.tables |= search.tables
+        if self.contamination is not None:
+            draft.details["scans"] = list(self.scans)
+
+
+def filter_similar_rows(
+    context: StageContext, parts: list[Part], benchmarks: tuple[ScannedBenchmark, ...]
+) -> FilteredRows:
+    """Remove contaminated rows, then near duplicates among the others, as the dataset asks for it."""
+    contamination = contaminated_rows.remove_contaminated_rows(context, parts, benchmarks)
+    clean = parts if contamination is None else contamination.parts
+    near = remove_near_duplicates(context, clean)
+    scans = [scan.to_json() for one in benchmarks for scan in one.scans]
+    return FilteredRows(clean if near is None else near.parts, contamination, near, scans)
+
+
+def identify_filters(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options and versions of the filters that a dataset asks for."""
+    dataset = recipe.datasets[name]
+    versions = {"decontaminate": [contaminated_rows.index_benchmarks.version, contaminated_rows.search_part.version],
+                "near_duplicates": [sign_part.version]}  # fmt: skip
+    removal = identify_removal_filters(dataset.filters)
+    own: dict[str, Any] = {"removal": {name: [*versions[name], options] for name, options in removal.items()}}
+    # The texts of token ids are those that the tokenizer has for them.
+    return (
+        own | {"tokenizer": identify_tokenizer(recipe.tokenizer_choice)}
+        if removal and dataset.row_kind == "tokens"
+        else own
+    )
+
+
+def identify_texts(context: StageContext) -> list[str]:
+    """Return the digest of the tokenizer, if the filters of a dataset need one for its rows."""
+    if context.dataset.row_kind != "tokens" or not identify_removal_filters(context.dataset.filters):
+        return []
+    return [open_recipe_tokenizer(context)[0].card.digest]

@@ -29,13 +29,7 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Man
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, make_row_schema
 from rowmill.sources.sharing import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.canonical_rows import (
-    contaminated_rows,
-    duplicate_rows,
-    near_duplicate_rows,
-    similar_rows,
-    text_rows,
-)
+from rowmill.stages.canonical_rows import contaminated_rows, duplicate_rows, near_duplicate_rows, text_rows
 from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark
 from rowmill.stages.canonical_rows.time_splits import split_by_time
 from rowmill.stats import StatsInputs, count_rows_by_fact
@@ -56,13 +50,13 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS))
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
     rows |= {"versions": [VERSION, sources.SCAN_VERSION], "max_run_chars": dataset.source.limits.max_run_chars}
-    return {"rows": rows, **similar_rows.identify_filters(recipe, name)}
+    return {"rows": rows, **near_duplicate_rows.identify_filters(recipe, name)}
 
 
 def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
     """Scan the benchmarks of the dataset, whose content is part of the output's identity."""
     benchmarks = contaminated_rows.scan_benchmarks(context)
-    outside = [*contaminated_rows.identify_benchmarks(benchmarks), *similar_rows.identify_texts(context)]
+    outside = [*contaminated_rows.identify_benchmarks(benchmarks), *near_duplicate_rows.identify_texts(context)]
     return PreparedStage(
         tuple(outside), lambda: make_canonical_rows(context, benchmarks), partial(_is_under_contract, context)
     )
@@ -94,7 +88,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
         )
     parts = made.parts
     distinct = duplicate_rows.drop_duplicates(context, parts)
-    filtered = similar_rows.filter_similar_rows(context, distinct, benchmarks)
+    filtered = near_duplicate_rows.filter_similar_rows(context, distinct, benchmarks)
     split, resolved = split_by_time(context, filtered.parts)
     final = split if joint is None else joint.assign_splits(context, split, decided)
     boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
@@ -143,7 +137,7 @@ def _count_rows(
     final: Sequence[Part],
     groups: pl.DataFrame,
     boundaries: dict[str, str],
-    filtered: similar_rows.FilteredRows,
+    filtered: near_duplicate_rows.FilteredRows,
 ) -> CanonicalRowsFacts:
     """Sum the counts of the parts."""
     records = sum(part.records for part in scanned)

@@ -1,17 +1,27 @@
-"""Parts → canonical rows: formats, reasoning, tools, filters and splits over all parts, then duplicates among them.
+"""Raw records → canonical rows, over all parts: formats, reasoning, tools, filters and splits, then duplicates.
+
+Splits by time that need all rows: boundaries from shares, and groups on both sides of a boundary.
+
+    group  times          boundary at 10          later                 reject
+    a      3  7                 │                 train                 train
+    b      8 12            ─────┼─────            validation, both      straddles_split, both
+
+Times are parsed once per distinct value of a part; memory holds one code per row and one line per group.
 
 Duplicates are found after all parts are made, from their hashes alone (`duplicate_rows.py`), and a finished part stays
-finished. Then follow rows that have items of benchmarks or resemble a longer row (`similar_rows.py`), and splits by
-time that need all rows (`time_splits.py`).
+finished. Then follow rows that have items of benchmarks or resemble a longer row (`near_duplicate_rows.py`), and splits
+by time that need all rows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from rowmill import sources
 from rowmill.core.arrays import find_distinct
@@ -20,19 +30,112 @@ from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.kinds.shared.columns import KNOWN_ROLES
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS
+from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.parts import accounts
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
+from rowmill.parts.rewriting import SPLITS, RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
-from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, make_row_schema
+from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
 from rowmill.sources.sharing import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import contaminated_rows, duplicate_rows, near_duplicate_rows, text_rows
 from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark
-from rowmill.stages.canonical_rows.time_splits import split_by_time
 from rowmill.stats import StatsInputs, count_rows_by_fact
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitDecisions:
+    """A part's decisions: the code of each row's split, -1 if rejected, and the rejects."""
+
+    codes: NDArray[np.int8]
+    rejected: dict[int, Rejected]
+
+
+def split_by_time(context: StageContext, parts: list[Part]) -> tuple[list[Part], Boundaries | None]:
+    """Put every row of a dataset into its split by time; parts without changes are kept.
+
+    Return all parts, and the boundaries if they were computed from shares.
+    """
+    splits = context.dataset.splits
+    if not splits.needs_all_rows or not parts:
+        return parts, None
+    resolved = compute_boundaries(splits, _count_times(context, parts)) if splits.boundaries is None else None
+    boundaries = splits.boundaries or resolved
+    if boundaries is None:
+        return parts, None
+    splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
+    decided = [_decide_by_time(context, part, splitter) for part in parts]
+    if splits.group_key is not None:
+        decided = _reconcile_groups(context, parts, decided, later=splits.crossing_groups == "later")
+    changes = [_plan_rewrite(context, part, decisions) for part, decisions in zip(parts, decided, strict=True)]
+    return rewrite_parts(context, parts, changes), resolved
+
+
+def _count_times(context: StageContext, parts: Sequence[Part]) -> Iterator[tuple[str, int]]:
+    counted: Counter[str] = Counter()
+    for part in parts:
+        counted.update(context.store.table(part.files["rows"], ["order_key"]).column(0).to_pylist())
+    yield from counted.items()
+
+
+def _decide_by_time(context: StageContext, part: Part, splitter: Splitter) -> _SplitDecisions:
+    column = context.store.table(part.files["rows"], ["order_key"]).column(0).combine_chunks().dictionary_encode()
+    outcomes = [splitter.assign_by_time(value) for value in column.dictionary.to_pylist()]
+    codes = np.array([-1 if isinstance(outcome, Rejected) else SPLITS.index(outcome) for outcome in outcomes], np.int8)
+    which = column.indices.to_numpy(zero_copy_only=False)
+    of_rows = codes[which] if len(codes) else np.empty(0, np.int8)
+    reasons = {place: outcomes[which[place]] for place in np.flatnonzero(of_rows < 0).tolist()}
+    return _SplitDecisions(of_rows, {place: one for place, one in reasons.items() if isinstance(one, Rejected)})
+
+
+def _reconcile_groups(
+    context: StageContext, parts: Sequence[Part], decided: Sequence[_SplitDecisions], *, later: bool
+) -> list[_SplitDecisions]:
+    """Move each group to its latest split, or reject the rows of groups in several splits."""
+    frames = [_read_groups(context, part, one) for part, one in zip(parts, decided, strict=True)]
+    ranges = [frame.filter(pl.col("code") >= 0).group_by("group").agg(_FIRST_SPLIT, _LAST_SPLIT) for frame in frames]
+    merged = pl.concat(ranges).group_by("group").agg(pl.col("first").min(), pl.col("last").max())
+    spanning = merged.filter(pl.col("first") < pl.col("last"))
+    if spanning.is_empty():
+        return list(decided)
+    return [_reconcile_part(one, frame, spanning, later=later) for one, frame in zip(decided, frames, strict=True)]
+
+
+_FIRST_SPLIT, _LAST_SPLIT = pl.col("code").min().alias("first"), pl.col("code").max().alias("last")
+
+
+def _read_groups(context: StageContext, part: Part, decided: _SplitDecisions) -> pl.DataFrame:
+    groups = context.store.table(part.files["rows"], ["group_key"]).column(0)
+    return pl.DataFrame(
+        {"group": groups.to_pylist(), "code": decided.codes}, schema={"group": pl.String, "code": pl.Int8}
+    )
+
+
+def _reconcile_part(
+    decided: _SplitDecisions, rows: pl.DataFrame, spanning: pl.DataFrame, *, later: bool
+) -> _SplitDecisions:
+    last = rows.join(spanning, on="group", how="left", maintain_order="left")["last"].fill_null(-1).to_numpy()
+    moves = (last >= 0) & (decided.codes >= 0)
+    if later:
+        return replace(decided, codes=np.where(moves, last, decided.codes).astype(np.int8))
+    groups = rows["group"].to_list()
+    rejected = {place: Rejected("straddles_split", str(groups[place])[:80]) for place in np.flatnonzero(moves).tolist()}
+    return _SplitDecisions(np.where(moves, -1, decided.codes).astype(np.int8), decided.rejected | rejected)
+
+
+def _plan_rewrite(context: StageContext, part: Part, decided: _SplitDecisions) -> RewriteInputs | None:
+    before = context.store.table(part.files["rows"], ["split"]).column(0).to_pylist()
+    if [SPLITS.index(name) for name in before] == decided.codes.tolist():
+        return None
+    # A dropped row is written with an arbitrary split, which its reject does not show.
+    return RewriteInputs(part, tabulate_removed(decided.rejected), np.maximum(decided.codes, 0).tobytes())
+
+
+# ── Stage ────────────────────────────────────────────────────────────────────────────────────────────
+
 
 VERSION = 10
 """Increase it when any record may become another row, a row may be in another split, or facts change."""

@@ -17,9 +17,8 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks import corpus, measure
-from rowmill.tokenization import engines
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import wrap_tokenizer
+from rowmill.tokenization import tokenizer
+from rowmill.tokenization.tokenizer import Encoder, wrap_tokenizer
 
 CHATS = 10_000
 TOKENIZERS = ("qwen3", "tinyllama", "gpt2", "smollm3")
@@ -38,15 +37,15 @@ def _time(run: Callable[[], object]) -> float:
 def _measure_engine(path: Path, name: str) -> dict[str, float]:
     """Open an engine and encode with it, in this process."""
     texts, backend = [_render(one) for one in islice(corpus.conversations(), CHATS)], path.read_text(encoding="utf-8")
-    if name == engines.REFERENCE_ENGINE:
-        opening = _time(lambda: engines.open_reference_backend(backend))
-        reference = engines.open_reference_backend(backend)
+    if name == tokenizer.REFERENCE_ENGINE:
+        opening = _time(lambda: tokenizer.open_reference_backend(backend))
+        reference = tokenizer.open_reference_backend(backend)
         return {"open": opening} | {
             key: _time(lambda: [one.ids for one in reference.encode_batch(texts, add_special_tokens=False)])
             for key in ("first", "later")
         }
-    opened: list[engines.FastEngine] = []
-    opening = _time(lambda: opened.append(engines.FastEngine(name, backend)))
+    opened: list[tokenizer.FastEngine] = []
+    opening = _time(lambda: opened.append(tokenizer.FastEngine(name, backend)))
     return {"open": opening} | {key: _time(lambda: opened[0].encode(texts)) for key in ("first", "later")}
 
 
@@ -64,13 +63,13 @@ def _measure_encoder(path: Path) -> dict[str, float]:
 
 def main(repetitions: int) -> None:
     """Measure every engine with every tokenizer that it takes."""
-    for tokenizer in TOKENIZERS:
-        path = corpus.DATA / "tokenizers" / tokenizer / "tokenizer.json"
-        for name in (*engines.FAST_ENGINES, engines.REFERENCE_ENGINE, "starts and ends"):
+    for folder in TOKENIZERS:
+        path = corpus.DATA / "tokenizers" / folder / "tokenizer.json"
+        for name in (*tokenizer.FAST_ENGINES, tokenizer.REFERENCE_ENGINE, "starts and ends"):
             runs = [_measure_apart(path, name) for _ in range(repetitions)]
             if None not in runs:
                 values = {key: statistics.median(one[key] for one in runs if one) for key in runs[0] or ()}
-                measure.emit("encoding", tokenizer=tokenizer, engine=name, chats=CHATS, cpu_s=values)
+                measure.emit("encoding", tokenizer=folder, engine=name, chats=CHATS, cpu_s=values)
 
 
 def _measure_apart(path: Path, name: str) -> dict[str, float] | None:

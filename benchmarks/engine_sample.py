@@ -20,11 +20,10 @@ from benchmarks import corpus, measure
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.sources.parts import part_bytes
 from rowmill.stages.tokenized_examples.text_parts import BATCH_CHARS, cut_batches
-from rowmill.tokenization import engines
+from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_and_compare
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import ReferenceSample, divide_minimum
-from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 ONE_IN = 100_000
@@ -140,10 +139,10 @@ class WrongEngine:
         """Be right until characters are named."""
         self.wrong: dict[str, str] = {}
         """The texts that it is wrong on, and what it takes them for."""
-        self._open_right = engines.FAST_ENGINES["gigatoken"]
-        engines.FAST_ENGINES["gigatoken"] = self._open
+        self._open_right = tokenizer.FAST_ENGINES["gigatoken"]
+        tokenizer.FAST_ENGINES["gigatoken"] = self._open
 
-    def _open(self, backend: str) -> engines.EncodeTexts:
+    def _open(self, backend: str) -> tokenizer.EncodeTexts:
         encode = self._open_right(backend)
         return lambda texts: encode([self.wrong.get(text, text) for text in texts])
 

@@ -38,7 +38,7 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder
 from rowmill.stages.training_splits import stage as training_splits
 from rowmill.tokenization import stored_tokenizers
-from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import Encoder
 
 DEMO_RECIPE = Path("configs/demo/demo.yaml")
 DEMO_DATASET = "chats"

@@ -28,7 +28,7 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
-from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import Encoder
 from tests.support import recipes
 from tests.support.messages import assistant, call, result, system, tool, trained_characters, trained_texts, user
 from tests.support.tiers import draw, mark_all_but

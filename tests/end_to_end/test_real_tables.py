@@ -15,9 +15,7 @@ from rowmill.kinds.tables.assembly import Encode, PromptFrame, Vocabulary, build
 from rowmill.kinds.tables.inference import describe_column_contract
 from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.kinds.tables.table_contract import TableContract
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import open_tokenizer
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer
 from tests.support.recipes import Built, Workspace
 from tests.support.tables import as_written, cells, read_back, records, schema_of
 from tests.support.tiers import mark_all_but

@@ -23,7 +23,7 @@ from rowmill.inspection.chat_templates import TemplateReport
 from rowmill.inspection.inspect import InspectedRecord, TokenClass
 from rowmill.reports import row_view
 from rowmill.tokenization import tokenizer
-from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import Encoder
 from tests.support.cli_project import CHATS, RECIPE, ROOT, CliProject, answer, chat, list_files, note, task
 
 END = "<|im_end|>"

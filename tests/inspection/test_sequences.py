@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from rowmill.inspection import sequences
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.recipes import Built, Workspace, chat, text_of
 
 

@@ -13,8 +13,7 @@ import pytest
 from rowmill.build.steps import Project
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.inspection import sequences, trace
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.cli_project import CHATS, NOTES, CliProject, answer, chat, note
 from tests.support.recipes import current
 

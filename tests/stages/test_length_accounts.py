@@ -10,7 +10,7 @@ from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.tokenization import tokenizer
-from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import Encoder
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, sentence, write_tokenizer
 
 pytestmark = pytest.mark.slow

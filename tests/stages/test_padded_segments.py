@@ -10,8 +10,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.inspection.sequences import trace_sequence, view_sequence
 from rowmill.packing.layout import measure_padded_room
 from rowmill.reader import Reader
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, pair, sentence
 
 MULTIPLE = 16

@@ -24,8 +24,7 @@ from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder, PreparedExamples
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import TokenizationCounts
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow

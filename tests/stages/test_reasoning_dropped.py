@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rowmill.checks.judge import CheckResult
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.stages.test_reject_samples import find_result
 from tests.support.recipes import CHAT, Built, Workspace
 

@@ -13,7 +13,6 @@ from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.stages.tokenized_examples.text_parts import cut_batches
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, make_columns
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.token_truncation import (
     TokenColumn,
     concat_token_columns,
@@ -22,7 +21,7 @@ from rowmill.tokenization.token_truncation import (
     split_into_windows,
     truncate_tokens,
 )
-from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, text_of
 
 PROMPT, ANSWER = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")

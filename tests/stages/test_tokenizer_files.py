@@ -8,7 +8,7 @@ import pytest
 
 from rowmill.build import preflight
 from rowmill.stages.tokenized_examples import text_parts
-from rowmill.tokenization import encoder, engines, stored_tokenizers
+from rowmill.tokenization import stored_tokenizers, tokenizer
 from tests.support.recipes import TEXT, Workspace, document
 
 pytestmark = pytest.mark.slow
@@ -20,9 +20,9 @@ TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count openings in a process that has none open yet."""
     found: Counter[str] = Counter()
-    open_engine, open_reference = engines.FAST_ENGINES["gigatoken"], encoder.open_reference_backend
+    open_engine, open_reference = tokenizer.FAST_ENGINES["gigatoken"], tokenizer.open_reference_backend
 
-    def count_engine(backend: str) -> engines.EncodeTexts:
+    def count_engine(backend: str) -> tokenizer.EncodeTexts:
         found["engine"] += 1
         return open_engine(backend)
 
@@ -33,8 +33,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(stored_tokenizers, "_ENCODERS", {})
     monkeypatch.setattr(stored_tokenizers, "_STORED_TOKENIZERS", {})
     monkeypatch.setattr(text_parts, "_EXAMPLE_BUILDERS", {})
-    monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", count_engine)
-    monkeypatch.setattr(encoder, "open_reference_backend", count_reference)
+    monkeypatch.setitem(tokenizer.FAST_ENGINES, "gigatoken", count_engine)
+    monkeypatch.setattr(tokenizer, "open_reference_backend", count_reference)
     return found
 
 

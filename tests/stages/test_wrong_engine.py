@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rowmill.stages.tokenized_examples import text_parts
-from rowmill.tokenization import engines, stored_tokenizers
+from rowmill.tokenization import stored_tokenizers, tokenizer
 from tests.support.recipes import Built, Workspace, sentence
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
@@ -28,13 +28,13 @@ def test_part_in_which_an_engine_is_wrong_once_is_made_again_on_the_reference_pa
         workspace.write("rows.jsonl", rows[kind])
         workspace.recipe({"rows": source}, seq_len=2048)
     expected = right.build(only=TO_EXAMPLES)
-    open_engine = engines.FAST_ENGINES["gigatoken"]
+    open_engine = tokenizer.FAST_ENGINES["gigatoken"]
 
-    def open_wrong(backend: str) -> engines.EncodeTexts:
+    def open_wrong(backend: str) -> tokenizer.EncodeTexts:
         encode = open_engine(backend)
         return lambda texts: encode([text.replace("Ж", "И") for text in texts])
 
-    monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", open_wrong)
+    monkeypatch.setitem(tokenizer.FAST_ENGINES, "gigatoken", open_wrong)
     monkeypatch.setattr(stored_tokenizers, "_ENCODERS", {})
     monkeypatch.setattr(text_parts, "_EXAMPLE_BUILDERS", {})
     # The wrong text is in the last batch: the others are made again as well.

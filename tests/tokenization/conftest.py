@@ -2,9 +2,7 @@
 
 import pytest
 
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import open_tokenizer
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer
 from tests.support.recipes import write_tokenizer
 
 

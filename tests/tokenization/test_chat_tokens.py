@@ -14,10 +14,8 @@ from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
 from rowmill.tokenization.control_tokens import contains_added_token
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_columns, make_examples
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.token_truncation import prepend_bos
-from rowmill.tokenization.tokenizer import open_tokenizer
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
+from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, TokenizerCard, open_tokenizer
 from tests.support import recipes
 from tests.support.messages import assistant, user
 from tests.support.recipes import CHATML, CONTROL, Built, Workspace, rewrite_tokenizer, text_of

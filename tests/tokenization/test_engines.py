@@ -1,4 +1,4 @@
-"""Checks of what happens when an engine fails, and of engines that were not compared with the reference."""
+"""Checks of what happens when an engine fails, and of tokenizer that were not compared with the reference."""
 
 import os
 import subprocess
@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.tokenization import engines, tokenizer
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.engines import EncodeTexts, FastEngine, FlatIds
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization import tokenizer
+from rowmill.tokenization.tokenizer import Encoder, EncodeTexts, FastEngine, FlatIds, LoadedTokenizer
 from tests.support import recipes
 
 TEXTS = ["the river", "seven", "", "a\0b", "e\u0301", "x" * 1000]
@@ -22,7 +20,7 @@ def _open_panicking(backend: str) -> EncodeTexts:
     """Open gigatoken so that it panics at texts that hold `panic`: it is asked for an id beyond its vocabulary."""
     from gigatoken.gigatoken_rs import load_hf_json
 
-    encode, panicking = engines.FAST_ENGINES["fastokens"](backend), load_hf_json(backend)
+    encode, panicking = tokenizer.FAST_ENGINES["fastokens"](backend), load_hf_json(backend)
 
     def encode_or_panic(texts: Sequence[str]) -> FlatIds:
         if any("panic" in text for text in texts):
@@ -36,12 +34,12 @@ def _open_panicking(backend: str) -> EncodeTexts:
 def test_text_at_which_an_engine_panics_takes_the_reference_path(
     loaded: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", _open_panicking)
+    monkeypatch.setitem(tokenizer.FAST_ENGINES, "gigatoken", _open_panicking)
     texts = ["the river", "do not panic", "seven"]
     encoder = Encoder(loaded)
     expected = encoder.without_fast_path().encode(texts)
 
-    for _ in range(engines.MAX_PANICS + 2):
+    for _ in range(tokenizer.MAX_PANICS + 2):
         encoded = encoder.encode(texts)
         assert (encoded.ids.tolist(), encoded.ends.tolist()) == (expected.ids.tolist(), expected.ends.tolist())
     assert "panicked" in capfd.readouterr().err
@@ -56,7 +54,7 @@ def test_engine_reports_the_texts_it_refuses_and_encodes_the_others(loaded: Load
     assert found.ids[: found.offsets[1]].tolist() == found.ids[found.offsets[2] :].tolist() != []
 
 
-@pytest.mark.parametrize("name", list(engines.FAST_ENGINES))
+@pytest.mark.parametrize("name", list(tokenizer.FAST_ENGINES))
 def test_engines_give_the_ids_of_the_reference(loaded: LoadedTokenizer, name: str) -> None:
     found = FastEngine(name, loaded.backend).encode(TEXTS)
     expected = Encoder(loaded).without_fast_path().encode(TEXTS)
@@ -70,7 +68,7 @@ def test_interrupt_while_encoding_is_no_failure_of_the_engine(
     def interrupt(_: Sequence[str]) -> FlatIds:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", lambda _: interrupt)
+    monkeypatch.setitem(tokenizer.FAST_ENGINES, "gigatoken", lambda _: interrupt)
     with pytest.raises(KeyboardInterrupt):
         FastEngine("gigatoken", loaded.backend).encode(["seven"])
 
@@ -84,7 +82,7 @@ def test_engine_of_another_release_is_not_used(loaded: LoadedTokenizer) -> None:
 def test_engine_is_not_part_of_the_tokenizer_card_in_shards(
     loaded: LoadedTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "FAST_ENGINES", {})
+    monkeypatch.setattr(tokenizer, "FAST_ENGINES", {})
     monkeypatch.setattr(tokenizer, "FAST_ENGINES", {})
     folder = recipes.write_tokenizer(tmp_path / "again")
     slow = tokenizer.open_tokenizer(str(folder), folder)
@@ -99,7 +97,7 @@ def test_preferred_engine_that_refuses_a_tokenizer_leaves_it_to_the_next(
     def refuse(_: str) -> EncodeTexts:
         raise ValueError("unknown pre-tokenizer")
 
-    monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", refuse)
+    monkeypatch.setitem(tokenizer.FAST_ENGINES, "gigatoken", refuse)
     folder = recipes.write_tokenizer(tmp_path)
 
     card = tokenizer.open_tokenizer(str(folder), folder).card
@@ -123,12 +121,12 @@ import sys
 from pathlib import Path
 from random import Random
 
-from rowmill.tokenization import engines
+from rowmill.tokenization import tokenizer
 
-opened, open_engine = [], engines.FAST_ENGINES["gigatoken"]
-engines.FAST_ENGINES["gigatoken"] = lambda backend: opened.append(backend) or open_engine(backend)
-engines.MAX_GROWTH_BYTES = 8 << 20
-engine, random = engines.FastEngine("gigatoken", Path(sys.argv[1]).read_text(encoding="utf-8")), Random(1)
+opened, open_engine = [], tokenizer.FAST_ENGINES["gigatoken"]
+tokenizer.FAST_ENGINES["gigatoken"] = lambda backend: opened.append(backend) or open_engine(backend)
+tokenizer.MAX_GROWTH_BYTES = 8 << 20
+engine, random = tokenizer.FastEngine("gigatoken", Path(sys.argv[1]).read_text(encoding="utf-8")), Random(1)
 for _ in range(100):
     before = engine.encode(["the river"] * 1000).ids.tobytes()
 print(len(opened))

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.tokenization import engines, reference_sample
+from rowmill.tokenization import reference_sample, tokenizer
 from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_and_compare
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import (
     MAX_WHOLE_CHARS,
     MIN_DATASET_CHARS,
@@ -19,8 +18,7 @@ from rowmill.tokenization.reference_sample import (
     Stretch,
     divide_minimum,
 )
-from rowmill.tokenization.tokenizer import open_tokenizer
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer
 from tests.support import recipes
 
 LINES = tuple(recipes.sentence(i, 12) for i in range(400))
@@ -140,11 +138,11 @@ def test_borders_are_those_of_real_tokenizers(real_data: Path, name: str) -> Non
     check()
 
 
-def make_wrong_engine(wrong: str, other: str) -> Callable[[str], engines.EncodeTexts]:
+def make_wrong_engine(wrong: str, other: str) -> Callable[[str], tokenizer.EncodeTexts]:
     """Return the opener of an engine that takes one character for another one of as many bytes and tokens."""
-    open_engine = engines.FAST_ENGINES["gigatoken"]
+    open_engine = tokenizer.FAST_ENGINES["gigatoken"]
 
-    def open_wrong(backend: str) -> engines.EncodeTexts:
+    def open_wrong(backend: str) -> tokenizer.EncodeTexts:
         encode = open_engine(backend)
         return lambda texts: encode([text.replace(wrong, other) for text in texts])
 
@@ -171,7 +169,7 @@ def test_engine_that_is_wrong_on_some_characters_is_noticed(
     texts = [_make_text(i, 5_000) for i in range(60)]
     for i in range(share):
         texts[-1 - i] = f"{texts[-1 - i][:3000]}{wrong}{texts[-1 - i][3000:]}"
-    monkeypatch.setitem(engines.FAST_ENGINES, "gigatoken", make_wrong_engine(wrong, other))
+    monkeypatch.setitem(tokenizer.FAST_ENGINES, "gigatoken", make_wrong_engine(wrong, other))
     encoder, counts = Encoder(loaded), TokenizationCounts()
     assert encoder.encode(texts).ids.tolist() != encoder.without_fast_path().encode(texts).ids.tolist()
     encoded = encode_and_compare(encoder, texts, counts)

@@ -13,11 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import Stretch
 from rowmill.tokenization.token_positions import EncodedTexts, TokenLengths, read_token_lengths
-from rowmill.tokenization.tokenizer import open_tokenizer, wrap_tokenizer
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer, deserialize_tokenizer, serialize_tokenizer
+from rowmill.tokenization.tokenizer import (
+    Encoder,
+    LoadedTokenizer,
+    deserialize_tokenizer,
+    open_tokenizer,
+    serialize_tokenizer,
+    wrap_tokenizer,
+)
 from tests.support.tiers import draw, mark_all_but
 
 SPACE = "\u2581"

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.tokenization import encoded_batch, tokenizer, tokenizer_card
+from rowmill.tokenization import encoded_batch, tokenizer
 from rowmill.tokenization.control_tokens import ControlStrings, restore_control_strings
 from rowmill.tokenization.encoded_batch import FlatSpans, find_trained_tokens, locate_in_batch
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import Stretch
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer
 from tests.support.tiers import mark_all_but
 
 TEXTS = st.text(
@@ -29,7 +28,7 @@ TEXTS = st.text(
 def test_card_of_a_byte_level_tokenizer_names_the_preferred_engine(loaded: LoadedTokenizer) -> None:
     assert (loaded.card.engine, loaded.card.refused) == ("gigatoken", {})
     assert loaded.card.byte_level
-    assert tokenizer_card.deserialize_tokenizer(tokenizer_card.serialize_tokenizer(loaded)) == loaded
+    assert tokenizer.deserialize_tokenizer(tokenizer.serialize_tokenizer(loaded)) == loaded
 
 
 @settings(deadline=None)

@@ -29,8 +29,7 @@ from rowmill.schema.rows import ROW_SCHEMA, Rejected, Row, make_row_schema
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder
 from rowmill.tokenization.encoded_batch import TokenizationCounts
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.tokenizer import open_tokenizer, wrap_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer, wrap_tokenizer
 
 Supervise = Literal["all_assistant", "last_assistant", "last_turn"]
 Reduction = Literal["none", "mean"]

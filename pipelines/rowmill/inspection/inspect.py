@@ -37,8 +37,8 @@ from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization import stored_tokenizers
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import MIN_PART_CHARS
+from rowmill.tokenization.tokenizer import Encoder
 
 TokenClass = Literal["trained", "context", "template"]
 

@@ -33,8 +33,8 @@ from rowmill.schema.rows import parse_row_id
 from rowmill.shards.native import drop_padding
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.tokenization import tokenizer_card
-from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization import tokenizer
+from rowmill.tokenization.tokenizer import Encoder
 
 CANDIDATES = 64
 """Sequences at the beginning of a split among which one is chosen."""
@@ -298,7 +298,7 @@ def _open_encoder(lineage: Lineage) -> Encoder:
     for name in store.list("tokenizers"):
         # A damaged one is as good as none.
         with suppress(ValueError):
-            loaded = tokenizer_card.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
+            loaded = tokenizer.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
             if loaded.card.digest == wanted:
                 return Encoder(loaded)
     raise IntegrityError(

@@ -46,7 +46,7 @@ from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.stages.base import StageContext
 from rowmill.stages.gpu_partitions import GpuPartitionsFacts
 from rowmill.tokenization import stored_tokenizers
-from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import Encoder
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -18,7 +18,7 @@ from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.tokenization.token_positions import EncodedTexts, compute_byte_positions
-from rowmill.tokenization.tokenizer_card import TokenizerCard
+from rowmill.tokenization.tokenizer import TokenizerCard
 
 
 class ControlStrings:

@@ -28,9 +28,9 @@ from rowmill.core.arrays import (
 from rowmill.schema.examples import SPAN_KINDS, make_example_schema
 from rowmill.schema.rows import ContentSpan, Conversation, MaskedConversation, Rejected, Span
 from rowmill.tokenization.control_tokens import ControlStrings, contains_added_token
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import ReferenceSample, Stretch
 from rowmill.tokenization.token_positions import EncodedTexts, compute_byte_positions
+from rowmill.tokenization.tokenizer import Encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,8 @@ from typing import Any, Protocol
 
 from rowmill.core.errors import DamagedFileError
 from rowmill.core.storage import Store, digest_json
-from rowmill.tokenization import tokenizer, tokenizer_card, tokenizer_source
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.engines import FAST_ENGINES, REFERENCE_ENGINE, get_engine_version
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization import tokenizer, tokenizer_source
+from rowmill.tokenization.tokenizer import FAST_ENGINES, REFERENCE_ENGINE, Encoder, LoadedTokenizer, get_engine_version
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice
 
 _LOG = logging.getLogger("rowmill.stages")
@@ -61,7 +59,7 @@ def open_recipe_tokenizer(context: TokenizerContext) -> tuple[LoadedTokenizer, s
         except DamagedFileError as error:
             _LOG.warning("%s; it is made again", error.damage)
     encoder = tokenizer.load_encoder(found)
-    context.store.write(path, tokenizer_card.serialize_tokenizer(encoder.loaded))
+    context.store.write(path, tokenizer.serialize_tokenizer(encoder.loaded))
     _forget_oldest(_ENCODERS)
     _ENCODERS[path] = encoder
     _forget_oldest(_STORED_TOKENIZERS)
@@ -80,7 +78,7 @@ def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
     """
     if path not in _STORED_TOKENIZERS:
         try:
-            read = tokenizer_card.deserialize_tokenizer(Store(root).read(path))
+            read = tokenizer.deserialize_tokenizer(Store(root).read(path))
         except ValueError as error:
             raise DamagedFileError(
                 f"{Store(root).path(path)}: the stored tokenizer is damaged: {error}; expected the bytes of a build",

@@ -1,12 +1,15 @@
-"""A tokenizer opened as data, and checked for round trips.
+"""A tokenizer: opened as data, identified, checked for round trips, and its encoding of batches of texts.
+
+The engines that make ids of texts: the reference, and those that give its ids in a fraction of its time.
+
+`gigatoken` encodes byte-level and SentencePiece BPE and opens in a third of the time of `fastokens`, which encodes
+byte-level BPE only. The reference for both is `tokenizers`, which `transformers` itself calls.
 
 Whether ids give back the text that they were made of, byte for byte, for whole batches.
 
 Decoding is a table look-up: every id of a byte-level or SentencePiece vocabulary stands for fixed bytes, so Arrow
 takes those of a whole batch at once, in half the time of a NumPy gather byte by byte. A vocabulary of another kind is
 decoded by the function handed in.
-
-Open a tokenizer, and keep everything that determines its ids as plain data.
 
 Two paths give the same ids. The *fast path*: `gigatoken` or `fastokens` encodes a batch into one flat buffer, and
 because every id stands for a known number of bytes, one cumulative sum gives the position of each token. The *reference
@@ -15,26 +18,615 @@ gave the same ids and positions on the probe texts; they are compared again on a
 tokens do not add up to its bytes (a normalizer changed it) takes the reference path.
 """
 
+import base64
+import hashlib
+import logging
+import re
+import resource
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes, digest_json
-from rowmill.tokenization.encoder import Encoder
-from rowmill.tokenization.engines import FAST_ENGINES, REFERENCE_ENGINE, get_engine_version, is_engine_failure
-from rowmill.tokenization.token_positions import EncodedTexts, read_sentencepiece_bytes, read_token_lengths
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer, TokenizerCard
+from rowmill.tokenization.reference_sample import Stretch
+from rowmill.tokenization.token_positions import (
+    DummyPrefix,
+    EncodedTexts,
+    TokenLengths,
+    compute_byte_positions,
+    join_encodings,
+    locate_tokens,
+    read_sentencepiece_bytes,
+    read_token_lengths,
+    rejoin_pieces,
+    replace_texts,
+)
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, hash_tokenizer_files
+
+_LOG = logging.getLogger("rowmill.tokenizer")
+
+REFERENCE_ENGINE = "tokenizers"
+
+FlatIds = tuple[NDArray[np.uint32], Ints]
+"""Ids of a batch in one buffer, and offsets int64[N + 1] into it."""
+
+EncodeTexts = Callable[[Sequence[str]], FlatIds]
+
+_PAGE_BYTES = resource.getpagesize()
+
+MAX_GROWTH_BYTES = 512 << 20
+"""How much memory a process may take after it opened an engine before it opens the engine again."""
+
+_BYTES_PER_CHARACTER = 16
+"""More than an engine's caches grow per character of text without a repeated word: 11 were measured."""
+
+MAX_PANICS = 10
+"""An engine that panicked this often in a process is left alone there: opening it again costs a second."""
+
+
+def _open_gigatoken(backend: str) -> EncodeTexts:
+    from gigatoken.gigatoken_rs import load_hf_json
+
+    engine = load_hf_json(backend)
+
+    def encode(texts: Sequence[str]) -> FlatIds:
+        # Text by text, as fast as its batches: these keep a second cache, return arrays of awkward, which takes 0.2 s
+        # to import, and use a thread pool, which does not survive a fork.
+        return join_ids(list(map(engine.encode, texts)))
+
+    return encode
+
+
+def _open_fastokens(backend: str) -> EncodeTexts:
+    from fastokens import Tokenizer
+
+    engine = Tokenizer.from_json_str(backend)
+
+    def encode(texts: Sequence[str]) -> FlatIds:
+        ids, offsets = engine.encode_batch_flat(list(texts))
+        return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64).astype(np.int64)
+
+    return encode
+
+
+def open_reference_backend(backend: str) -> Any:
+    """Open the backend's JSON text in `tokenizers`."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(backend)
+
+
+FAST_ENGINES: dict[str, Callable[[str], EncodeTexts]] = {"gigatoken": _open_gigatoken, "fastokens": _open_fastokens}
+"""Functions that open a backend's JSON text, the preferred engine first."""
+
+
+def join_ids(rows: Sequence[NDArray[np.uint32]]) -> FlatIds:
+    """Join the ids of single texts."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    offsets = compute_offsets(lengths)
+    return np.concatenate(rows) if rows else np.empty(0, np.uint32), offsets
+
+
+@lru_cache
+def get_engine_version(name: str) -> str | None:
+    """Return the installed version of an engine's package, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResult:
+    """The ids of a batch, and the places of texts that the engine did not encode, whose ids are missing."""
+
+    ids: NDArray[np.uint32]
+    offsets: Ints
+    failed: list[int]
+
+
+class FastEngine:
+    """An engine over one tokenizer.
+
+    A text that the engine refuses, or at which it panics, is reported as failed; it is not the build's end.
+    """
+
+    def __init__(self, name: str, backend: str) -> None:
+        """Open the engine; what it raises is what it has against the tokenizer."""
+        self._name = name
+        self._backend = backend
+        self._panics = 0
+        self._encode: EncodeTexts | None = None
+        self._open()
+
+    def _open(self) -> EncodeTexts:
+        # The old one goes first: both together would be twice the memory.
+        self._encode = None
+        self._encode = FAST_ENGINES[self._name](self._backend)
+        self._characters = 0
+        self._resident_bytes = _read_resident_bytes()
+        return self._encode
+
+    def encode(self, texts: Sequence[str]) -> EngineResult:
+        """Encode a batch; never raises because of a text."""
+        if self._panics < MAX_PANICS:
+            # The engine is opened again once the words that it keeps may have filled their share of a worker's memory.
+            self._characters += sum(map(len, texts))
+            may_be_full = self._characters * _BYTES_PER_CHARACTER >= MAX_GROWTH_BYTES and self._encode is not None
+            if may_be_full and _read_resident_bytes() - self._resident_bytes > MAX_GROWTH_BYTES:
+                self._open()
+            try:
+                return EngineResult(*(self._encode or self._open())(texts), [])
+            except BaseException as error:
+                if not is_engine_failure(error):
+                    raise
+                self._recover(error)
+        rows = [self._encode_alone(text) for text in texts]
+        ids, offsets = join_ids([np.empty(0, np.uint32) if row is None else row for row in rows])
+        return EngineResult(ids, offsets, [place for place, row in enumerate(rows) if row is None])
+
+    def _encode_alone(self, text: str) -> NDArray[np.uint32] | None:
+        if self._panics >= MAX_PANICS:
+            return None
+        try:
+            return (self._encode or self._open())([text])[0]
+        except BaseException as error:
+            if not is_engine_failure(error):
+                raise
+            self._recover(error)
+            return None
+
+    def _recover(self, error: BaseException) -> None:
+        """Close an engine that panicked: what it holds may be half changed."""
+        if isinstance(error, Exception):
+            return
+        self._panics += 1
+        self._encode = None
+        _LOG.warning("tokenizer: %s panicked (%s); its text takes the reference path", self._name, error)
+
+
+def is_engine_failure(error: BaseException) -> bool:
+    """Return whether an engine raised this about a text: an exception, or a panic, which Rust raises past those."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _read_resident_bytes() -> int:
+    """Return the memory of this process: what it holds now, or, where no system says that, the most it held."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+# ── Tokenizer card ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerCard:
+    """The identity of a tokenizer: everything that determines its ids, and the properties that other modules read.
+
+    A card does not depend on the path or name by which the tokenizer was opened: a copy has the same card. `files`:
+    digests of its files; `added`: its added tokens as `(id, content, special)`; `chat_template`: its template, or
+    several by name.
+
+    `engine` makes its ids: the first of the fast ones, in the release `engine_version`, that gave the reference's ids
+    on the probe texts, or the reference; `refused` says why not those before it. Engines give the same ids, so they are
+    no part of `digest`.
+    """
+
+    digest: str
+    files: dict[str, str]
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    special_tokens: dict[str, str]
+    added: tuple[tuple[int, str, bool], ...]
+    chat_template: str | dict[str, str] | None
+    adds_bos: bool
+    adds_eos: bool
+    byte_level: bool
+    engine: str
+    engine_version: str | None
+    refused: dict[str, str]
+
+    @property
+    def fast(self) -> bool:
+        """Whether another engine than the reference makes the ids."""
+        return self.engine != REFERENCE_ENGINE
+
+    def describe(self) -> dict[str, Any]:
+        """Return what shards and manifests say of the tokenizer.
+
+        Bytes of shards depend on it, so nothing in it depends on the engine.
+        """
+        return {
+            "tokenizer_digest": self.digest, "tokenizer_files": self.files,
+            "vocab_size": self.vocab_size, "bos_id": self.bos_id, "eos_id": self.eos_id, "pad_id": self.pad_id,
+            "byte_level": self.byte_level,
+        }  # fmt: skip
+
+    def token(self, token_id: int | None) -> str | None:
+        """Return the text of an added token; None for other ids."""
+        return next((content for one, content, _ in self.added if one == token_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """A tokenizer as plain data that can be sent to workers: the card and the backend's JSON text.
+
+    `token_lengths` follow from the backend; they are kept with it, since parsing 150,000 tokens takes 0.2 s. None where
+    they were not kept, or have no use.
+    """
+
+    card: TokenizerCard
+    backend: str
+    token_lengths: TokenLengths | None = field(default=None, compare=False, repr=False)
+
+
+def serialize_tokenizer(tokenizer: LoadedTokenizer) -> bytes:
+    """Serialize a loaded tokenizer, so that workers and later builds do not need `transformers`."""
+    content: dict[str, Any] = {"card": asdict(tokenizer.card), "backend": _encode_base64(tokenizer.backend.encode())}
+    lengths = read_token_lengths(tokenizer.backend, byte_level=tokenizer.card.byte_level) if tokenizer.card.fast else ""
+    if isinstance(lengths, TokenLengths):
+        content["token_lengths"] = {
+            "lengths": _encode_base64(lengths.lengths.astype("<i8").tobytes()),
+            "added": np.flatnonzero(lengths.added).tolist(),
+            "partial": np.flatnonzero(lengths.partial).tolist(),
+            "prefix": lengths.prefix,
+        }
+    stored = orjson.dumps(content)
+    return b"\n".join((_digest(stored), stored))
+
+
+def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
+    """Rebuild a loaded tokenizer.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not those that `serialize_tokenizer` returned.
+
+    """
+    digest, _, stored = content.partition(b"\n")
+    if digest != _digest(stored):
+        raise ValueError("it is not what was written")
+    raw = orjson.loads(stored)
+    card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
+    kept = raw.get("token_lengths")
+    token_lengths = None
+    if kept is not None:
+        lengths = np.frombuffer(base64.b64decode(kept["lengths"]), "<i8").astype(np.int64)
+        added, partial = np.zeros(len(lengths), bool), np.zeros(len(lengths), bool)
+        added[kept["added"]] = True
+        partial[kept["partial"]] = True
+        token_lengths = TokenLengths(lengths, added, partial, DummyPrefix(kept["prefix"]))
+    return LoadedTokenizer(TokenizerCard(**card), base64.b64decode(raw["backend"]).decode(), token_lengths)
+
+
+def _digest(stored: bytes) -> bytes:
+    return hashlib.blake2b(stored, digest_size=16).hexdigest().encode()
+
+
+def _encode_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+# ── Encoder ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Encoder:
+    """Encodes and decodes with one tokenizer; opening one of 150,000 tokens takes a second, so once per process."""
+
+    def __init__(self, tokenizer: LoadedTokenizer, *, fast_path: bool = True, reference: Any = None) -> None:
+        """Open the card's engine if the fast path is wanted; the reference opens at its first use.
+
+        An engine of another release than the one that was compared with the reference is not used. `reference` is the
+        backend of another encoder with the same backend text, which need not be opened twice.
+        """
+        self.loaded = tokenizer
+        self.card = tokenizer.card
+        self._backend = tokenizer.backend
+        self._reference = reference
+        verified = tokenizer.card.fast and tokenizer.card.engine_version == get_engine_version(tokenizer.card.engine)
+        self._fast = FastEngine(tokenizer.card.engine, tokenizer.backend) if fast_path and verified else None
+
+    @cached_property
+    def reference(self) -> Any:
+        """The `tokenizers` backend that `transformers` calls."""
+        return open_reference_backend(self._backend) if self._reference is None else self._reference
+
+    def open_reference(self) -> None:
+        """Open now what is otherwise opened at its first use, so that processes forked later share it."""
+        _ = self.reference
+        if self._fast is not None:
+            _ = self._token_lengths
+
+    def to_transformers(self) -> Any:
+        """Return the tokenizer as `transformers` opens it, with its chat template; takes seconds."""
+        from transformers import PreTrainedTokenizerFast
+
+        tokens = {name: text for name, text in self.card.special_tokens.items() if name.endswith("_token")}
+        opened = PreTrainedTokenizerFast(tokenizer_object=open_reference_backend(self._backend), **tokens)
+        opened.chat_template = self.card.chat_template
+        return opened
+
+    @cached_property
+    def _ordinary_text_backend(self) -> Any:
+        """The tokenizer without its added tokens, for strings that must stay ordinary text."""
+        parsed: dict[str, Any] = orjson.loads(self._backend)
+        plain = orjson.dumps(parsed | {"added_tokens": [], "post_processor": None}).decode()
+        return open_reference_backend(_remove_dummy_prefix(plain))
+
+    @cached_property
+    def _continuation_backend(self) -> Any:
+        """The tokenizer without the space that SentencePiece adds before a text, for continuations."""
+        # A byte-level tokenizer has no such space, and is not opened a second time.
+        return self.reference if self.card.byte_level else open_reference_backend(_remove_dummy_prefix(self._backend))
+
+    @cached_property
+    def _token_lengths(self) -> TokenLengths:
+        if self.loaded.token_lengths is not None:
+            return self.loaded.token_lengths
+        lengths = read_token_lengths(self._backend, byte_level=self.card.byte_level)
+        assert not isinstance(lengths, str), lengths
+        return lengths
+
+    @cached_property
+    def _fast_continuation(self) -> FastEngine:
+        return FastEngine(self.card.engine, _remove_dummy_prefix(self._backend))
+
+    def encode(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encode texts to the ids that `transformers` gives without adding special tokens.
+
+        A text whose tokens do not add up to its bytes takes the reference path.
+        """
+        if self._fast is None:
+            return self._encode_reference(texts)
+        return _encode_fast(self._fast, self._token_lengths, texts, self._encode_reference)
+
+    def _encode_reference(self, texts: Sequence[str]) -> EncodedTexts:
+        encodings = self.reference.encode_batch(list(texts), add_special_tokens=False)
+        pieces = [self._locate_token_bytes(text, one) for text, one in zip(texts, encodings, strict=True)]
+        decoded = self.reference.decode_batch([encoding.ids for encoding in encodings], skip_special_tokens=False)
+        altered = sum(
+            self._strip_spaces_after_added(one) != self._strip_spaces_after_added(text)
+            for one, text in zip(decoded, texts, strict=True)
+        )
+        return replace(join_encodings(pieces, reference_texts=len(texts)), altered=altered)
+
+    def _strip_spaces_after_added(self, text: str) -> str:
+        """Return a text without the spaces after added tokens, which decoding may add."""
+        return self._after_added_pattern.sub(r"\1", text)
+
+    @cached_property
+    def _after_added_pattern(self) -> re.Pattern[str]:
+        added = sorted((content for _, content, _ in self.card.added if content), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, added))}) +") if added else re.compile(r"(?!)()")
+
+    def _locate_token_bytes(self, text: str, encoding: Any) -> "tuple[NDArray[np.int32], Ints, Ints]":
+        ids = np.array(encoding.ids, np.int32)
+        if self.card.byte_level:
+            lengths = self._token_lengths.lengths[ids]
+            if int(lengths.sum()) == len(text.encode()):
+                ends = np.cumsum(lengths)
+                return ids, ends - lengths, ends
+        chars = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        at = compute_byte_positions(text)
+        return ids, at[chars[:, 0]], at[chars[:, 1]]
+
+    def encode_continuation(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encode continuation text: without the tokenizer's leading space."""
+        if self._fast is None:
+            return self._encode_reference_continuation(texts)
+        if self.card.byte_level:
+            return self.encode(texts)
+        lengths = replace(self._token_lengths, prefix=DummyPrefix.NEVER)
+        return _encode_fast(self._fast_continuation, lengths, texts, self._encode_reference_continuation)
+
+    def _encode_reference_continuation(self, texts: Sequence[str]) -> EncodedTexts:
+        encodings = self._continuation_backend.encode_batch(list(texts), add_special_tokens=False)
+        return join_encodings(
+            [self._locate_token_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], reference_texts=len(texts)
+        )
+
+    def encode_continuation_ids(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
+        """Encode as `encode_continuation` does, but return only ids and offsets, which is twice as fast."""
+        encodings = self._continuation_backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array(encoding.ids, np.int32) for encoding in encodings]
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        offsets = compute_offsets(counts)
+        return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets
+
+    @property
+    def prefixes_texts(self) -> bool:
+        """Whether a text may have other ids than the same text as continuation text."""
+        return self._fast is None or not self.card.byte_level
+
+    def encode_pieces(
+        self,
+        texts: Sequence[str],
+        ordinary: Sequence[Sequence[tuple[int, int]]],
+        cuts: Sequence[Sequence[int]] | None = None,
+        *,
+        encode: Callable[[Sequence[str]], EncodedTexts] | None = None,
+        encode_continuation: Callable[[Sequence[str]], EncodedTexts] | None = None,
+    ) -> EncodedTexts:
+        """Encode texts in pieces.
+
+        The character ranges `ordinary[i]` of text i, which must not become control tokens, are encoded each by itself,
+        and so is what is between them, cut before the characters `cuts[i]`. `encode` and `encode_continuation` encode
+        what is between; default: the methods of these names.
+        """
+        pieces = [
+            piece
+            for i, text in enumerate(texts)
+            for piece in _cut_into_pieces(text, ordinary[i], () if cuts is None else cuts[i])
+        ]
+        between = ["" if piece.is_ordinary else piece.text for piece in pieces]
+        encoded = (encode or self.encode)(between)
+        later = [i for i, piece in enumerate(pieces) if piece.start and not piece.is_ordinary]
+        if later and self.prefixes_texts:
+            again = (encode_continuation or self.encode_continuation)([between[i] for i in later])
+            encoded = replace_texts(encoded, np.array(later, np.int64), again, counted=False)
+        apart = [i for i, piece in enumerate(pieces) if piece.is_ordinary]
+        if apart:
+            # These texts must not become control tokens.
+            ordered = sorted({pieces[i].text for i in apart})
+            encodings = self._ordinary_text_backend.encode_batch(ordered, add_special_tokens=False)
+            by_text = {
+                text: self._locate_token_bytes(text, encoding)
+                for text, encoding in zip(ordered, encodings, strict=True)
+            }
+            found = join_encodings([by_text[pieces[i].text] for i in apart], reference_texts=0)
+            encoded = replace_texts(encoded, np.array(apart, np.int64), found)
+        begins = np.flatnonzero([piece.start == 0 for piece in pieces])
+        return rejoin_pieces(encoded, [piece.text for piece in pieces], np.diff(begins, append=len(pieces)))
+
+    def find_control_strings(self, texts: Sequence[str], encoded: EncodedTexts) -> set[str]:
+        """Return the added tokens that occur in a batch, also those of which an engine made other tokens."""
+        added = {token_id: content for token_id, content, _ in self.card.added if content}
+        made = encoded.ids[np.isin(encoded.ids, np.fromiter(added, np.int32, len(added)))]
+        found = {added[token_id] for token_id in find_distinct(made).tolist()}
+        # Searched together: with one automaton a millisecond for a million characters, one by one a hundred.
+        others = sorted(set(added.values()) - found, key=len, reverse=True)
+        if others:
+            pattern = "|".join(map(re.escape, others))
+            hits = pc.match_substring_regex(pa.array(texts, pa.large_string()), pattern)
+            for place in np.flatnonzero(hits.to_numpy(zero_copy_only=False)).tolist():
+                found.update(re.findall(pattern, texts[place]))
+        return found
+
+    def matches_reference(
+        self, texts: Sequence[str], encoded: EncodedTexts, stretches: Sequence[Stretch], *, continuation: bool = False
+    ) -> bool:
+        """Return whether the tokens of stretches of texts are the reference's, and their bytes if it reports them.
+
+        A stretch that differs may be cut where the tokenizer has no border: its whole text decides.
+        """
+        backend = self._continuation_backend if continuation else self.reference
+        # Without the characters of each token, which take as long as the ids, where they follow from these.
+        encode = backend.encode_batch_fast if self.card.byte_level else backend.encode_batch
+        framed = [one.lead + texts[one.text][one.begin : one.end] + one.tail for one in stretches]
+        encodings = encode(framed, add_special_tokens=False)
+        for one, text, expected in zip(stretches, framed, encodings, strict=True):
+            own = texts[one.text]
+            if self._equals(one, own, text, expected, encoded):
+                continue
+            if not one.lead and not one.tail:
+                return False
+            whole = Stretch(one.text, 0, len(own))
+            if not self._equals(whole, own, own, encode([own], add_special_tokens=False)[0], encoded):
+                return False
+        return True
+
+    def _equals(self, one: Stretch, own: str, framed: str, expected: Any, encoded: EncodedTexts) -> bool:
+        """Return whether a text has the tokens in a stretch that the reference gave for the stretch in its frame."""
+        tokens = slice(int(encoded.offsets[one.text]), int(encoded.offsets[one.text + 1]))
+        ids, starts, ends = encoded.ids[tokens], encoded.starts[tokens], encoded.ends[tokens]
+        if self.card.byte_level and framed == own:
+            return np.array_equal(np.array(expected.ids, np.int32), ids)
+        other_ids, other_starts, other_ends = self._locate_token_bytes(framed, expected)
+        begin, lead = len(own[: one.begin].encode()), len(one.lead)
+        size = len(own[one.begin : one.end].encode())
+        first, last = np.searchsorted(starts, begin), np.searchsorted(ends, begin + size, "right")
+        other_first = np.searchsorted(other_starts, lead)
+        other_last = np.searchsorted(other_ends, lead + size, "right")
+        return (
+            np.array_equal(ids[first:last], other_ids[other_first:other_last])
+            and np.array_equal(starts[first:last] - begin, other_starts[other_first:other_last] - lead)
+            and np.array_equal(ends[first:last] - begin, other_ends[other_first:other_last] - lead)
+        )
+
+    def without_fast_path(self) -> "Encoder":
+        """Return an encoder that takes only the reference path, for a batch in which the paths differed."""
+        return Encoder(self.loaded, fast_path=False, reference=self.reference)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids, control tokens included, as the reference does."""
+        return cast(str, self.reference.decode(list(ids), skip_special_tokens=False))
+
+    def decode_texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Decode several lists of ids without their control tokens; ids that no token has are left out."""
+        return cast("list[str]", self.reference.decode_batch(list(ids), skip_special_tokens=True))
+
+
+class _Piece(NamedTuple):
+    """Characters of a text from `start` on."""
+
+    text: str
+    start: int
+    is_ordinary: bool
+
+
+def _cut_into_pieces(text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[_Piece]:
+    """Cut a text at the edges of its ordinary ranges and, outside of them, before the characters `cuts`."""
+    if not ordinary and not cuts:
+        return [_Piece(text, 0, is_ordinary=False)]
+    places = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
+    pieces = list[_Piece]()
+    position = 0
+    for start, end in sorted([*ordinary, *places, (len(text), len(text))]):
+        if position < start:
+            pieces.append(_Piece(text[position:start], position, is_ordinary=False))
+        if start < end:
+            pieces.append(_Piece(text[start:end], start, is_ordinary=True))
+        position = end
+    return pieces
+
+
+def _encode_fast(
+    engine: FastEngine,
+    lengths: TokenLengths,
+    texts: Sequence[str],
+    encode_reference: Callable[[Sequence[str]], EncodedTexts],
+) -> EncodedTexts:
+    """Encode texts with an engine, and on the reference path those that it refuses or that cannot be located."""
+    found = engine.encode(texts)
+    located = locate_tokens(found.ids, found.offsets, texts, lengths)
+    encoded = EncodedTexts(found.ids.view(np.int32), found.offsets, located.starts, located.ends, 0)
+    if not len(located.unlocated) and not found.failed:
+        return encoded
+    again = find_distinct(np.concatenate((located.unlocated, np.array(found.failed, np.int64))))
+    places: list[int] = again.tolist()
+    return replace_texts(encoded, again, encode_reference([texts[i] for i in places]))
+
+
+def _remove_dummy_prefix(backend: str) -> str:
+    def strip(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        one = cast("dict[str, Any]", node)
+        if one.get("type") == "Sequence":
+            for name in ("normalizers", "pretokenizers"):
+                if name in one:
+                    kept = [strip(n) for n in one[name] if n.get("type") != "Prepend"]
+                    one = one | {name: kept}
+            return one
+        if one.get("type") == "Metaspace":
+            return one | {"prepend_scheme": "never"}
+        return None if one.get("type") == "Prepend" else one
+
+    parsed: dict[str, Any] = orjson.loads(backend)
+    changed = {"normalizer": strip(parsed["normalizer"]), "pre_tokenizer": strip(parsed["pre_tokenizer"])}
+    return orjson.dumps(parsed | changed).decode()
+
+
+# ── Tokenizer ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class RoundTripDecoder:

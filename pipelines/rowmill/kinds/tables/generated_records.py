@@ -51,7 +51,7 @@ from rowmill.sources import Files, FileScan
 from rowmill.sources.file_formats import choose_file_format
 from rowmill.sources.sharing import load_scans
 from rowmill.tokenization import stored_tokenizers
-from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import Encoder
 
 # ── One worker's task for generated texts: read them from files, parse them, write records and rejects ──
 

@@ -41,11 +41,10 @@ from rowmill.shards import gather
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.tokenization import encoded_batch
 from rowmill.tokenization.encoded_batch import TokenizationCounts
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.stored_tokenizers import open_encoder
 from rowmill.tokenization.token_positions import read_token_bytes
-from rowmill.tokenization.tokenizer import RoundTripDecoder
+from rowmill.tokenization.tokenizer import Encoder, RoundTripDecoder
 
 BATCH_CHARS = 1 << 20
 """Characters of records that are encoded at once."""

@@ -98,8 +98,7 @@ from rowmill.schema.rows import Rejected
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.tokenization.reference_sample import divide_minimum
 from rowmill.tokenization.stored_tokenizers import open_reference_encoder
-from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION, LoadedTokenizer
 
 MAX_EXAMINED_ROWS = 100
 """Records of a group that are examined to find its widest column."""

@@ -48,7 +48,7 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import TokenizedExamplesFacts, TruncationStatsFacts, read_facts, require_counted
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization.tokenizer import LoadedTokenizer
 
 CHARACTERS_PER_TOKEN = 4
 """Assumed without a tokenizer; records of many numbers have two to three, so such estimates are marked approximate."""

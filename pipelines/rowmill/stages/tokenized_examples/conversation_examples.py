@@ -40,8 +40,8 @@ from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, RowKind, Span
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, encode_and_compare, make_examples
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.token_truncation import prepend_bos, truncate_tokens
+from rowmill.tokenization.tokenizer import Encoder
 
 # Compiling a template, comparing its engines and learning its frames takes 0.6 s. A forked worker has all of it from
 # the calling process, which needs it for the first records; a worker of the fork server opens it itself.

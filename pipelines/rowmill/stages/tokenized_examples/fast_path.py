@@ -43,8 +43,8 @@ from rowmill.tokenization.encoded_batch import (
     make_batch,
     make_batch_columns,
 )
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.token_positions import count_utf8_bytes
+from rowmill.tokenization.tokenizer import Encoder
 
 JUDGED_ROWS = 3
 """Chosen rows of each sequence of roles that are judged in a batch, whatever else its worker saw. Their masks are one

@@ -48,7 +48,6 @@ from rowmill.tokenization.encoded_batch import (
     encode_and_compare,
     encode_continuations_and_compare,
 )
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.token_positions import EncodedTexts
 from rowmill.tokenization.token_truncation import (
     TokenColumn,
@@ -61,6 +60,7 @@ from rowmill.tokenization.token_truncation import (
     split_into_windows,
     truncate_tokens,
 )
+from rowmill.tokenization.tokenizer import Encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.plain_examples import ASKS_FOR_ANSWER, PlainPromptPrinter
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import TokenizationCounts
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import find_border
+from rowmill.tokenization.tokenizer import Encoder
 
 _READ_COLUMNS = (*("row_id", "messages", "tools", "template_kwargs", "content_hash", "extracted_think_from_content"),)
 

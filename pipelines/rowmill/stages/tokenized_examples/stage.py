@@ -46,7 +46,7 @@ from rowmill.tokenization.stored_tokenizers import (
     open_recipe_tokenizer,
     open_shared_encoder,
 )
-from rowmill.tokenization.tokenizer_card import LoadedTokenizer
+from rowmill.tokenization.tokenizer import LoadedTokenizer
 
 VERSION = 7
 """Increase it when any row may become another example, or facts change."""

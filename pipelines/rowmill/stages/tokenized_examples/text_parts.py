@@ -65,9 +65,9 @@ from rowmill.tokenization.encoded_batch import (
     make_columns,
     sort_by_row,
 )
-from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.stored_tokenizers import open_encoder
+from rowmill.tokenization.tokenizer import Encoder
 
 BATCH_CHARS = 1 << 20
 """Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""

@@ -16,7 +16,7 @@ INDEX = "docs/README.md"
 LIST_BEGIN, LIST_END = "<!-- pages: written by `make docs` -->", "<!-- end of pages -->"
 KINDS = {
     "Tutorial": ("tutorial.md",),
-    "How-to": ("how-to/*.md", "your-own-format.md", "extend-the-engine.md"),
+    "How-to": ("how-to/*.md", "troubleshooting.md", "your-own-format.md", "extend-the-engine.md"),
     "Coming from": ("coming-from/*.md",),
     "Reference": (
         "reference.md",

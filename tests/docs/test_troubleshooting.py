@@ -12,7 +12,7 @@ from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.schema.ledger import REJECT_REASONS
 from tests.docs.test_docs import ROOT
 
-PAGE = ROOT / "docs/how-to/troubleshooting.md"
+PAGE = ROOT / "docs/troubleshooting.md"
 VALUE = "\N{HORIZONTAL ELLIPSIS}"
 
 

@@ -234,3 +234,18 @@ def test_module_that_a_docstring_names_exists() -> None:
 
     assert len(named) > 80
     assert [pair for pair in named if pair[1] not in known] == []
+
+
+def test_module_that_a_package_s_page_names_exists() -> None:
+    """The page of a package sends a reader to its modules; a module of another package is named with its folder."""
+    pages = [path for path in tracked() if path.name == "README.md" and path.parts[-3] in {"rowmill", "assets"}]
+
+    missing = [
+        f"{name_of(page)}: {name}"
+        for page in pages
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
+        if not any((ROOT / folder / name).is_file() for folder in (name_of(page.parent), "pipelines/rowmill", "."))
+    ]
+
+    assert len(pages) > 15
+    assert missing == []

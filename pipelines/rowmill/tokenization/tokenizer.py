@@ -1,21 +1,15 @@
-"""A tokenizer: opened as data, identified, checked for round trips, and its encoding of batches of texts.
+"""A tokenizer opened as data, and its encoding of batches of texts into ids and byte positions.
 
-The engines that make ids of texts: the reference, and those that give its ids in a fraction of its time.
+Two paths give the same ids. The *reference path* is the `tokenizers` library, which `transformers` itself uses. The
+*fast path* is `gigatoken`, for byte-level and SentencePiece BPE, or `fastokens`, for byte-level BPE: it encodes a batch
+into one flat buffer, and because every id stands for a known number of bytes, one cumulative sum gives the position of
+each token. An engine is taken only for tokenizers with which it gave the same ids and positions on the probe texts;
+they are compared again on a sample of every batch, and a text whose tokens do not add up to its bytes (a normalizer
+changed it) takes the reference path.
 
-`gigatoken` encodes byte-level and SentencePiece BPE and opens in a third of the time of `fastokens`, which encodes
-byte-level BPE only. The reference for both is `tokenizers`, which `transformers` itself calls.
-
-Whether ids give back the text that they were made of, byte for byte, for whole batches.
-
-Decoding is a table look-up: every id of a byte-level or SentencePiece vocabulary stands for fixed bytes, so Arrow
-takes those of a whole batch at once, in half the time of a NumPy gather byte by byte. A vocabulary of another kind is
-decoded by the function handed in.
-
-Two paths give the same ids. The *fast path*: `gigatoken` or `fastokens` encodes a batch into one flat buffer, and
-because every id stands for a known number of bytes, one cumulative sum gives the position of each token. The *reference
-path*: the `tokenizers` library, which `transformers` itself uses. An engine is taken only for tokenizers with which it
-gave the same ids and positions on the probe texts; they are compared again on a sample of every batch, and a text whose
-tokens do not add up to its bytes (a normalizer changed it) takes the reference path.
+`RoundTripDecoder` tells whether ids give back their texts, byte for byte. Ids of byte-level and SentencePiece
+vocabularies stand for fixed bytes, so Arrow takes those of a whole batch at once, in half the time of a NumPy gather
+byte by byte; other vocabularies are decoded by `transformers`.
 """
 
 import base64

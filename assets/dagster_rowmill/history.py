@@ -1,11 +1,19 @@
-"""Reads Dagster's event log, the newest versions of assets and the results of their checks, and adds events to it.
+"""Dagster's event log: the newest versions and results, events added to it, and old runs deleted from it.
 
 Both queries cover all assets at once: a gate before the ranks of three datasets has sixty checks, and one query for
 each was a quarter of a nightly run without changes.
+
+A run is kept as long as one of its events is the newest of its kind: the last materialization of an asset or a
+partition, or the last result of a check. Gates and pages need these, however old they are.
+
+Dagster itself removes only ticks of schedules and sensors (`retention` in `dagster.yaml`).
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
 
 import dagster as dg
 from dagster._core.events import DagsterEvent, StepMaterializationData
@@ -14,6 +22,7 @@ from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 from dagster_rowmill import metadata
 from dagster_rowmill.names import make_asset_key
 from rowmill.checks.gates import Threshold
+from rowmill.core.errors import ConfigError
 from rowmill.schema.manifest import StageKey
 
 CheckKey: TypeAlias = tuple[StageKey, str]
@@ -90,3 +99,128 @@ def _find_matching_evaluation(
             if (values.get(metadata.VERSION_KEY), values.get(metadata.THRESHOLD_KEY)) == (version, threshold.digest):
                 return evaluation
     return None
+
+
+# ── Pruning ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+DAYS_VARIABLE: Final = "ROWMILL_HISTORY_DAYS"
+DEFAULT_DAYS: Final = 30
+"""Days for which runs are kept if the variable is not set; 0 keeps all."""
+
+PRUNE_CRON: Final = "30 3 * * *"
+"""After the default hour of nightly runs, in UTC."""
+
+FINISHED_STATUSES: Final = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+LASTING_EVENTS: Final = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+"""Events that may be needed long after their run."""
+
+
+def read_days_kept() -> int:
+    """Return for how many days runs are kept, from the environment.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a number of days.
+
+    """
+    text = os.environ.get(DAYS_VARIABLE, "")
+    if text and not text.isdecimal():
+        raise ConfigError(
+            f"{DAYS_VARIABLE}: expected a number of days, got {text!r}; 0 keeps all runs; correct it, or unset it"
+        )
+    return int(text) if text else DEFAULT_DAYS
+
+
+def delete_old_runs(instance: dg.DagsterInstance, *, days: int, now: datetime | None = None) -> int:
+    """Delete runs that ended more than `days` ago and hold no newest event; return their number."""
+    if days == 0:
+        return 0
+    before = (now or datetime.now(UTC)) - timedelta(days=days)
+    ended = dg.RunsFilter(statuses=list(FINISHED_STATUSES), updated_before=before)
+    newest = _NewestEvents(instance)
+    expired = [record.dagster_run.run_id for record in instance.get_run_records(ended)]
+    expired = [run_id for run_id in expired if not newest.is_in(run_id)]
+    for run_id in expired:
+        instance.delete_run(run_id)
+        instance.compute_log_manager.delete_logs(prefix=[run_id])
+    return len(expired)
+
+
+@dataclass(frozen=True, slots=True)
+class _NewestEvents:
+    """Looks up the run with the newest event of each asset, partition and check; cached."""
+
+    instance: dg.DagsterInstance
+    _of_assets: dict[tuple[dg.AssetKey, str | None], str | None] = field(default_factory=dict)
+    _of_checks: dict[dg.AssetCheckKey, str | None] = field(default_factory=dict)
+
+    def is_in(self, run_id: str) -> bool:
+        """Return whether a run holds the newest event of any asset, partition or check."""
+        events = [entry.dagster_event for entry in self.instance.all_logs(run_id, of_type=set(LASTING_EVENTS))]
+        materialized = {
+            (key, event.partition)
+            for event in events
+            if event and event.is_step_materialization and (key := event.asset_key) is not None
+        }
+        judged = {
+            evaluation.asset_check_key
+            for event in events
+            if event and isinstance(evaluation := event.event_specific_data, dg.AssetCheckEvaluation)
+        }
+        return run_id in {*map(self._find_asset_run, materialized), *self._find_check_runs(judged)}
+
+    def _find_asset_run(self, place: tuple[dg.AssetKey, str | None]) -> str | None:
+        if place not in self._of_assets:
+            key, partition = place
+            records_filter = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None)
+            records = self.instance.fetch_materializations(records_filter, limit=1).records
+            self._of_assets[place] = records[0].run_id if records else None
+        return self._of_assets[place]
+
+    def _find_check_runs(self, checks: Iterable[dg.AssetCheckKey]) -> Iterator[str | None]:
+        unknown = [check for check in checks if check not in self._of_checks]
+        records: Any = (
+            self.instance.event_log_storage.get_latest_asset_check_execution_by_key(unknown) if unknown else {}
+        )
+        for key in unknown:
+            self._of_checks[key] = records[key].run_id if key in records else None
+        return (self._of_checks[check] for check in checks)
+
+
+class PruneConfig(dg.Config):
+    """Configuration of one run, set in the launchpad."""
+
+    days: int | None = None
+    """Days for which runs are kept, 0 for all; null: from the environment."""
+
+
+@dg.op(name="prune_runs", description="Deletes old runs that hold no newest event.")
+def prune_runs(context: dg.OpExecutionContext, config: PruneConfig) -> None:
+    """Delete old runs from this instance's history."""
+    days = read_days_kept() if config.days is None else config.days
+    deleted = delete_old_runs(context.instance, days=days)
+    context.log.info(f"{deleted} runs deleted; runs of the last {days} days are kept" if days else "all runs are kept")
+
+
+@dg.job(
+    name="prune_history",
+    executor_def=dg.in_process_executor,
+    description="Deletes old runs with their events; the newest event of each asset and check is kept.",
+)
+def prune_history() -> None:
+    """Run the only step."""
+    prune_runs()
+
+
+def make_pruning_schedule() -> dg.ScheduleDefinition:
+    """Return the schedule of the job, which is on by default."""
+    return dg.ScheduleDefinition(
+        name="daily_prune_history",
+        job=prune_history,
+        cron_schedule=PRUNE_CRON,
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Keeps the history to {DAYS_VARIABLE} days, {DEFAULT_DAYS} by default.",
+    )

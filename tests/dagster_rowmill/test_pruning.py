@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from dagster_rowmill import pruning
+from dagster_rowmill import history
 from dagster_rowmill.event_log import KeptEventLog
 from rowmill.cli.ui import default_settings, prepare_home
 from rowmill.core.errors import ConfigError
@@ -53,7 +53,7 @@ def kept(instance: dg.DagsterInstance) -> set[str]:
 
 
 def prune(instance: dg.DagsterInstance, *, days: int = 30, now: datetime = LATER) -> int:
-    return pruning.delete_old_runs(instance, days=days, now=now)
+    return history.delete_old_runs(instance, days=days, now=now)
 
 
 def test_old_runs_of_an_asset_go_and_its_newest_stays(instance: dg.DagsterInstance) -> None:
@@ -91,7 +91,7 @@ def test_run_that_failed_goes_and_one_that_did_not_end_stays(instance: dg.Dagste
         raise ValueError("as it should")
 
     failed = dg.materialize([broken], instance=instance, raise_on_error=False).run_id
-    waiting = instance.create_run_for_job(dg.Definitions(jobs=[pruning.prune_history]).resolve_job_def("prune_history"))
+    waiting = instance.create_run_for_job(dg.Definitions(jobs=[history.prune_history]).resolve_job_def("prune_history"))
     assert prune(instance) == 1
     assert failed not in kept(instance)
     assert kept(instance) == {waiting.run_id}
@@ -131,9 +131,9 @@ def test_job_prunes_the_history_that_it_is_written_to(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {run(instance, rows) for _ in range(2)}
-    monkeypatch.setenv(pruning.DAYS_VARIABLE, "7")
+    monkeypatch.setenv(history.DAYS_VARIABLE, "7")
 
-    result = pruning.prune_history.execute_in_process(instance=instance)
+    result = history.prune_history.execute_in_process(instance=instance)
     assert result.success
     assert kept(instance) == {*runs, result.run_id}
     said = [one.user_message for one in instance.all_logs(result.run_id)]
@@ -141,14 +141,14 @@ def test_job_prunes_the_history_that_it_is_written_to(
 
 
 def test_schedule_is_on_by_default() -> None:
-    assert pruning.make_pruning_schedule().default_status == dg.DefaultScheduleStatus.RUNNING
+    assert history.make_pruning_schedule().default_status == dg.DefaultScheduleStatus.RUNNING
 
 
 @pytest.mark.parametrize("given", ["-1", "many", "1.5"])
 def test_variable_that_is_no_number_of_days_is_an_error(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(pruning.DAYS_VARIABLE, given)
-    with pytest.raises(ConfigError, match=f"{pruning.DAYS_VARIABLE}: expected a number of days, got '{given}'"):
-        pruning.read_days_kept()
+    monkeypatch.setenv(history.DAYS_VARIABLE, given)
+    with pytest.raises(ConfigError, match=f"{history.DAYS_VARIABLE}: expected a number of days, got '{given}'"):
+        history.read_days_kept()
 
 
 @pytest.mark.usefixtures("instance")

@@ -19,8 +19,7 @@ import dagster as dg
 
 from dagster_rowmill.alerts import make_alert_sensors
 from dagster_rowmill.automation import choose_condition, make_job, make_nightly_schedule, make_source_sensor
-from dagster_rowmill.checks import make_checks
-from dagster_rowmill.factory import make_assets
+from dagster_rowmill.factory import make_assets, make_checks
 from dagster_rowmill.history import make_pruning_schedule, prune_history
 from dagster_rowmill.names import dagster_name, make_asset_key, name_group_of_file
 from dagster_rowmill.outside_builds import make_outside_builds_sensor

@@ -20,8 +20,12 @@ from typing import Final
 import dagster as dg
 
 from dagster_rowmill import metadata
-from dagster_rowmill.checks import make_asset_check_result
-from dagster_rowmill.factory import find_asset_deps, find_upstream_assets, iterate_materializations
+from dagster_rowmill.factory import (
+    find_asset_deps,
+    find_upstream_assets,
+    iterate_materializations,
+    make_asset_check_result,
+)
 from dagster_rowmill.history import find_current_versions, report_event
 from dagster_rowmill.names import make_asset_key
 from rowmill.build import runner

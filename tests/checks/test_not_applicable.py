@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_rowmill import metadata
-from dagster_rowmill.checks import make_asset_check_result
+from dagster_rowmill.factory import make_asset_check_result
 from rowmill import stats
 from rowmill.checks.catalog import CHECKS
 from rowmill.checks.judge import CheckResult

@@ -12,9 +12,8 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
-from dagster_rowmill.checks import find_checked_version
 from dagster_rowmill.definitions import build_definitions
-from dagster_rowmill.factory import open_asset_inputs
+from dagster_rowmill.factory import find_checked_version, open_asset_inputs
 from rowmill.build.steps import list_rank_names, open_project, plan_steps
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import find_dagster_home

@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from dagster_rowmill.checks import find_checked_version
+from dagster_rowmill.factory import find_checked_version
 from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.outside_builds import make_outside_builds_sensor, report_unknown_outputs
 from rowmill.build.steps import Step, list_rank_names, plan_steps

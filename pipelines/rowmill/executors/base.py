@@ -1,17 +1,23 @@
-"""What executors have in common: the protocol, values that tasks share, versions on hosts, and shares of a job array.
+"""What executors have in common: the protocol, shared values, versions on hosts, shares, and the setup of workers.
 
 calling process ── pickle without arrays, a file for each array ──► folder ◄── map ── worker 1, worker 2 …
 
 --share 1/3   parts whose fingerprint modulo 3 is 0       a fingerprint depends on a part's own input alone,
 --share 2/3   parts whose fingerprint modulo 3 is 1       so appended data moves no part to another share
 --share 3/3   parts whose fingerprint modulo 3 is 2
+
+Nothing here may start a thread that workers need: a fork does not copy threads.
 """
 
+import contextlib
+import gc
 import hashlib
+import importlib
 import mmap
 import os
 import pickle
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -194,3 +200,51 @@ def parse_share(text: str) -> Share:
             "an array from 1, or add 1 to an index that begins at 0"
         )
     return share
+
+
+# ── Worker setup ─────────────────────────────────────────────────────────────────────────────────────
+
+
+VARIABLE = "ROWMILL_WORKER_SETUP"
+"""Environment variable with the arguments of `open_all` as JSON: `sys.path` and the calls to make. A fork
+server of Python 3.11 starts without the path of the process that starts it."""
+
+THREAD_LIMITS = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "POLARS_MAX_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def limit_to_one_thread() -> None:
+    """Give every library one thread: the processes are the parallelism."""
+    os.environ.update(THREAD_LIMITS)
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
+    if "polars" in sys.modules:
+        import polars as pl
+
+        # Polars read its variables when it was imported; loading no option reads them again, before its first use.
+        pl.Config.load('{"environment": {}}')
+
+
+def open_all(path: list[str], calls: list[tuple[str, str, list[str]]]) -> None:
+    """Import the engine by a path, and call module-level functions by their names."""
+    limit_to_one_thread()
+    sys.path[:] = path
+    importlib.import_module("rowmill.stages.catalog")
+    call_all(calls)
+    # What was opened stays: walking it at every collection cost ten per cent of a part, and would unshare it.
+    gc.collect()
+    gc.freeze()
+
+
+def call_all(calls: list[tuple[str, str, list[str]]]) -> None:
+    """Call module-level functions by their names, to have what they cache."""
+    for module, function, arguments in calls:
+        # A worker opens again what cannot be opened here, and says what is wrong.
+        with contextlib.suppress(Exception):
+            getattr(importlib.import_module(module), function)(*arguments)

@@ -7,7 +7,7 @@ from its middle.
 import json
 import os
 
-from rowmill.executors.worker_setup import VARIABLE, open_all
+from rowmill.executors.base import VARIABLE, open_all
 
 if VARIABLE in os.environ:
     open_all(**json.loads(os.environ.pop(VARIABLE)))

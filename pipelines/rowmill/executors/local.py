@@ -37,7 +37,7 @@ from typing import Any, Literal, TypeVar
 from rowmill.core import remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import IntegrityError
-from rowmill.executors import worker_setup
+from rowmill.executors import base
 from rowmill.executors.base import call_with, call_with_file, write_shared
 
 HAS_FORK_SERVER = sys.platform == "linux"
@@ -57,7 +57,7 @@ def open_in_workers(function: Callable[..., object], *arguments: str) -> None:
 
 def open_here() -> None:
     """Call in this process what `open_in_workers` named, before workers are forked from it."""
-    worker_setup.call_all(_OPENED_IN_WORKERS)
+    base.call_all(_OPENED_IN_WORKERS)
 
 
 def start_processes(workers: int) -> tuple[ProcessPoolExecutor, Any]:
@@ -74,12 +74,12 @@ def start_processes(workers: int) -> tuple[ProcessPoolExecutor, Any]:
 def _start_fork_server() -> None:
     """Start the process that workers are forked from, if none runs; it reads once what it is to open."""
     forkserver.set_forkserver_preload(["rowmill.executors.fork_server"])
-    os.environ[worker_setup.VARIABLE] = json.dumps({"path": sys.path, "calls": _OPENED_IN_WORKERS})
+    os.environ[base.VARIABLE] = json.dumps({"path": sys.path, "calls": _OPENED_IN_WORKERS})
     try:
         with hold_interrupts():
             forkserver.ensure_running()
     finally:
-        del os.environ[worker_setup.VARIABLE]
+        del os.environ[base.VARIABLE]
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def start_worker(watched: Any, leash: Any = None) -> None:
     if leash is not None:
         # A fork copied it, and as long as anyone has it open, no worker ends with the calling process.
         leash.close()
-    worker_setup.limit_to_one_thread()
+    base.limit_to_one_thread()
     threading.Thread(target=_exit_with_parent, args=(watched,), daemon=True).start()
 
 

@@ -27,7 +27,7 @@ from rowmill.core import remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, MissingPackageError, UnreachableError, is_transient
 from rowmill.core.remote import call_with_time_limit
-from rowmill.executors import worker_setup
+from rowmill.executors import base
 from rowmill.executors.base import describe_difference, describe_versions
 
 _CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S = 5.0, 40.0
@@ -225,7 +225,7 @@ def run_call(content: bytes, shared: object) -> object:
 
 @cache
 def _limit_threads() -> None:
-    worker_setup.limit_to_one_thread()
+    base.limit_to_one_thread()
 
 
 def _require_versions(expected: tuple[tuple[str, str], ...] | None) -> None:

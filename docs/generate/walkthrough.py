@@ -30,7 +30,7 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import Conversation, MaskedConversation, Rejected
-from rowmill.sources.sharing import load_source_parts, number_source_parts
+from rowmill.sources.reading import load_source_parts, number_source_parts
 from rowmill.stages import raw_dataset
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows

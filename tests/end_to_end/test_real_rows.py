@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rowmill.build import steps
-from rowmill.sources.sharing import load_source_parts
+from rowmill.sources.reading import load_source_parts
 from tests.support.recipes import Built, build_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]

@@ -13,7 +13,7 @@ import pytest
 from rowmill.build import runner
 from rowmill.inspection.trace import trace_row, trace_source
 from rowmill.sources import FileScan, SourcePart, group_parts
-from rowmill.sources.sharing import MAX_GROUP_BYTES, MEAN_GROUP_BYTES, SMALL_FILE_BYTES, load_part_groups
+from rowmill.sources.reading import MAX_GROUP_BYTES, MEAN_GROUP_BYTES, SMALL_FILE_BYTES, load_part_groups
 from tests.support.recipes import CHAT, Built, Workspace, chat
 
 FILES = 700

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rowmill.sources.sharing import load_source_parts
+from rowmill.sources.reading import load_source_parts
 from rowmill.stages import catalog
 from rowmill.stages.training_splits import stage as training_splits
 from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair

@@ -45,7 +45,7 @@ from rowmill.parts.accounts import clean_value
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS, Row
-from rowmill.sources.sharing import load_scans, load_source_parts
+from rowmill.sources.reading import load_scans, load_source_parts
 from rowmill.stages import catalog
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import stored_tokenizers, tokenizer_source

@@ -30,7 +30,7 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.sources import FileScan, GeneratedSource, RawRecord, SourcePart
-from rowmill.sources.sharing import load_scans, number_source_parts
+from rowmill.sources.reading import load_scans, number_source_parts
 from rowmill.stages import catalog, raw_dataset
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import text_rows

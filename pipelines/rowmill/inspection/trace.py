@@ -27,7 +27,7 @@ from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.sources import SourcePart
-from rowmill.sources.sharing import number_source_parts
+from rowmill.sources.reading import number_source_parts
 from rowmill.stages import gpu_partitions, inputs, raw_dataset
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.gpu_partitions import GpuPartitionsFacts, is_index, list_train_shards, load_packed_inputs

@@ -14,7 +14,7 @@ from rowmill.parts.functions import MappedParts
 from rowmill.schema.facts import SpanCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.sources import FileScan
-from rowmill.sources.sharing import TakenGroup
+from rowmill.sources.reading import TakenGroup
 from rowmill.tokenization.tokenizer import LoadedTokenizer
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 

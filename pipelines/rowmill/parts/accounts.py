@@ -26,7 +26,7 @@ from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import REJECT_SCHEMA, REJECTED_ROW_COLUMNS, Rejected, is_row_id, parse_row_id
-from rowmill.sources.sharing import load_scans
+from rowmill.sources.reading import load_scans
 
 
 @dataclass(slots=True)

@@ -32,8 +32,7 @@ from rowmill.sources.files import (
 from rowmill.sources.generated import GeneratedSource, GenerationStage
 from rowmill.sources.huggingface import HuggingFaceSource, scan_dataset
 from rowmill.sources.parts import SCAN_VERSION, FileScan, SourcePart, number_equal_parts
-from rowmill.sources.reading import RawRecord, read_part_bytes, read_records
-from rowmill.sources.sharing import PartGroup, group_parts
+from rowmill.sources.reading import PartGroup, RawRecord, group_parts, read_part_bytes, read_records
 
 __all__ = [
     "SCAN_VERSION",

@@ -12,9 +12,9 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import RawDatasetFacts
 from rowmill.schema.manifest import DisplayTable
-from rowmill.sources import FileScan, GeneratedSource, PartGroup, sharing
+from rowmill.sources import FileScan, GeneratedSource, PartGroup, reading
 from rowmill.sources.generated import scan_generated
-from rowmill.sources.sharing import load_scans
+from rowmill.sources.reading import load_scans
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
@@ -66,7 +66,7 @@ def prepare_raw_dataset(context: StageContext, *, first_records: int | None = No
 
 def _identify_shared_groups(groups: list[PartGroup]) -> str:
     """Identify which files share a group."""
-    return digest_json(sharing.GROUPING_VERSION, [len(group) for group in groups])
+    return digest_json(reading.GROUPING_VERSION, [len(group) for group in groups])
 
 
 def _list_dialects(scans: list[FileScan]) -> list[list[str]]:

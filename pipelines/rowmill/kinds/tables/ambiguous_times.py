@@ -41,7 +41,7 @@ from rowmill.parts.accounts import clean_value
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import parse_row_id
-from rowmill.sources.sharing import load_scans
+from rowmill.sources.reading import load_scans
 
 _HOUR = 3600
 _NIGHT = (-2 * _HOUR, 4 * _HOUR)

@@ -49,7 +49,7 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.sources import Files, FileScan
 from rowmill.sources.file_formats import choose_file_format
-from rowmill.sources.sharing import load_scans
+from rowmill.sources.reading import load_scans
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.tokenizer import Encoder
 

@@ -67,7 +67,7 @@ from rowmill.parts.rewriting import RewriteInputs, rewrite_parts, tabulate_remov
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
-from rowmill.sources.sharing import load_scans, load_source_parts
+from rowmill.sources.reading import load_scans, load_source_parts
 
 
 def describe_roles(form: Records) -> dict[str, Any]:

@@ -48,8 +48,7 @@ from rowmill.similarity.contamination import (
 )
 from rowmill.similarity.words import HashedTexts, hash_words, make_offsets, split_words
 from rowmill.sources import FileScan
-from rowmill.sources.reading import read_records
-from rowmill.sources.sharing import load_scans
+from rowmill.sources.reading import load_scans, read_records
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.row_texts import (
     MAX_SHOWN_CHARS,

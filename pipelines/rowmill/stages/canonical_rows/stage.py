@@ -39,7 +39,7 @@ from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
-from rowmill.sources.sharing import TakenGroup, load_part_groups
+from rowmill.sources.reading import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import contaminated_rows, duplicate_rows, near_duplicate_rows, text_rows
 from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark

@@ -48,7 +48,7 @@ from rowmill.schema.rows import (
     make_row_schema,
 )
 from rowmill.sources.parts import SplitHint
-from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes, read_taken_records
+from rowmill.sources.reading import TakenGroup, count_group_records, estimate_group_bytes, read_taken_records
 from rowmill.stages.base import StageContext
 
 

@@ -24,7 +24,7 @@ from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
 from rowmill.shards import native
 from rowmill.sources import SourcePart
-from rowmill.sources.sharing import load_part_groups, load_source_parts
+from rowmill.sources.reading import load_part_groups, load_source_parts
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs
 from rowmill.stages.packed_shards.split_plans import SPLITS, HeldOutValidation, PackingRules, get_holdout_size

@@ -39,7 +39,7 @@ from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import EXAMPLE_COLUMNS, RowKind
-from rowmill.sources.sharing import load_source_parts
+from rowmill.sources.reading import load_source_parts
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards.shard_files import SIDE_LENGTHS
 

@@ -38,7 +38,7 @@ from rowmill.inspection import diff
 from rowmill.inspection.diff import NumberComparison
 from rowmill.reports import build_view, console, plots, report_page
 from rowmill.schema.examples import COLUMN_DOCS
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, get_stage_folder
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, get_stage_folder
 from rowmill.stages import catalog
 
 MetadataPage: TypeAlias = dict[str, Any]
@@ -78,13 +78,14 @@ def make_stage_page(
     link = link_report(store, path, reports_url)
     summary = write_summary(manifest, results, changes, str(link.value) if reports_url else "")
     # A page shows entries in this order: what a reader asks first comes first, and bookkeeping last.
+    names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
     return {
         SUMMARY_KEY: dg.MetadataValue.md(summary),
         "report": link,
         **_show_numbers(manifest),
         **{f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(manifest).items()},
         **_show_tables(manifest),
-        **_show_inapplicable_checks(manifest),
+        **({NOT_APPLICABLE: dg.MetadataValue.text(names)} if names else {}),
         **_show_schema(manifest),
         **_show_build(report, store),
     }
@@ -232,12 +233,6 @@ def _show_numbers(manifest: Manifest) -> MetadataPage:
     return page
 
 
-def _show_inapplicable_checks(manifest: Manifest) -> MetadataPage:
-    """List the facts that do not apply to this data; a number would claim that something was measured."""
-    names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
-    return {NOT_APPLICABLE: dg.MetadataValue.text(names)} if names else {}
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -260,17 +255,15 @@ def embed_plot(svg: str, name: str) -> dg.MetadataValue:
 def _show_tables(manifest: Manifest) -> MetadataPage:
     page: MetadataPage = {}
     for name, table, about in build_view.list_tables(manifest):
-        page[f"table {name}"] = _make_table_entry(table)
+        shown = [[_format_cell(value) for value in row] for row in table.rows[:MAX_TABLE_ROWS]]
+        columns = [
+            dg.TableColumn(name, type=_column_type(row[i] for row in shown)) for i, name in enumerate(table.columns)
+        ]
+        records = [dg.TableRecord(dict(zip(table.columns, row, strict=True))) for row in shown]
+        page[f"table {name}"] = dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
         if about:
             page[f"about {name}"] = dg.MetadataValue.text(about)
     return page
-
-
-def _make_table_entry(table: DisplayTable) -> dg.MetadataValue:
-    shown = [[_format_cell(value) for value in row] for row in table.rows[:MAX_TABLE_ROWS]]
-    columns = [dg.TableColumn(name, type=_column_type(row[i] for row in shown)) for i, name in enumerate(table.columns)]
-    records = [dg.TableRecord(dict(zip(table.columns, row, strict=True))) for row in shown]
-    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
 
 
 def _format_cell(value: object) -> str | int | float | bool | None:

@@ -434,7 +434,14 @@ class RayTasks:
         reference = None if shared is None else ray.put(shared)
         versions = tuple(describe_versions().items())
         calls = (TaskCall(function, (task,), os.getcwd(), versions).pickle() for task in tasks)
-        run = self._define_task()
+        options = self._options
+        run = import_ray().remote(run_call).options(
+            num_cpus=options.cpus_per_task,
+            memory=options.memory_per_task,
+            max_retries=RETRIES,
+            retry_exceptions=[TransientTaskError],
+            scheduling_strategy="SPREAD",
+        )  # fmt: skip
         submitted = yielded = 0
         flying: dict[Any, int] = {}
         finished: dict[int, ResultT] = {}
@@ -460,17 +467,6 @@ class RayTasks:
             remote_index.forget_absences()
             for task_ref in flying:
                 ray.cancel(task_ref)
-
-    def _define_task(self) -> Any:
-        """Define the remote function of a map, once, as each definition is sent to all nodes."""
-        options = self._options
-        return import_ray().remote(run_call).options(
-            num_cpus=options.cpus_per_task,
-            memory=options.memory_per_task,
-            max_retries=RETRIES,
-            retry_exceptions=[TransientTaskError],
-            scheduling_strategy="SPREAD",
-        )  # fmt: skip
 
     def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
         """Run a function on each node that takes tasks, as `RayNodes.run_on_each` says."""

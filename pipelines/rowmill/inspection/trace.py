@@ -327,7 +327,11 @@ def trace_source(project: Project, place: str) -> list[RowTrace]:
     files: dict[str, list[SourcePart]] = {}
     for lineage in lineages:
         for index, part in enumerate(lineage.parts):
-            if _is_source_file(project, part.url, file):
+            if (
+                part.url == sources.public_url(file)
+                or part.url.endswith(f"/{file}")
+                or (project.base / part.url).resolve() == Path(file).resolve()
+            ):
                 files.setdefault(part.url, []).append(part)
                 found += _trace_line(lineage, index, part, int(line))
             else:
@@ -335,14 +339,6 @@ def trace_source(project: Project, place: str) -> list[RowTrace]:
     if not found:
         raise _explain_missing_record(project, file, int(line), files)
     return found
-
-
-def _is_source_file(project: Project, url: str, file: str) -> bool:
-    return (
-        url == sources.public_url(file)
-        or url.endswith(f"/{file}")
-        or (project.base / url).resolve() == Path(file).resolve()
-    )
 
 
 def _trace_line(lineage: Lineage, index: int, part: SourcePart, line: int) -> Iterator[RowTrace]:

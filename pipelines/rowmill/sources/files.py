@@ -269,11 +269,6 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
             "since its share would go to the others; correct the URLs or fetch the files"
         )
     require_files(len(files), source.limits.max_files)
-    _require_distinct_files(files, base)
-    return files
-
-
-def _require_distinct_files(files: list[SourceFile], base: Path) -> None:
     seen: dict[str, str] = {}
     for file in files:
         if choose_file_format(file.url, file.source.file_format) is None:
@@ -286,6 +281,7 @@ def _require_distinct_files(files: list[SourceFile], base: Path) -> None:
                 "may name a file once; remove it from one of the URLs (to repeat a dataset, raise its weight)"
             )
         seen[identity] = where.url
+    return files
 
 
 def choose_first_files(files: Sequence[SourceFile]) -> list[SourceFile]:

@@ -94,6 +94,20 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
     parts = [part for scan in scans for part in scan.parts]
     columns = next((scan.columns for scan in scans if scan.columns), None) or {}
     doubtful = [scan for scan in scans if scan.dialect is not None and scan.dialect.looks_headless]
+    earlier = _load_earlier_scans(context)
+    news = {scan.url: _describe_file_change(scan, earlier.get(scan.url)) for scan in scans}
+    order = sorted(scans, key=lambda scan: (news[scan.url] == UNCHANGED, scan.url))
+    rows = [
+        (
+            scan.url.rsplit("/", 1)[-1],
+            news[scan.url],
+            _name_file_reader(scan),
+            scan.records,
+            len(scan.parts),
+            _digest_scan(scan)[:12],
+        )
+        for scan in order[:FILES_SHOWN]
+    ]
     return StageOutput(
         facts=RawDatasetFacts(
             nonempty=sum(scan.records for scan in scans),
@@ -102,7 +116,9 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
             empty_files=sum(1 for scan in scans if not scan.records),
             parts=len(groups),
         ),
-        tables={"files": _files_table(scans, _load_earlier_scans(context))},
+        tables={
+            "files": DisplayTable(("file", "in_this_version", "reader", "records", "parts", "digest"), tuple(rows))
+        },
         samples={"doubtful_header": tuple(f"{scan.url} line 1" for scan in doubtful[:10])} if doubtful else {},
         schema=tuple(columns.items()),
         # Names and places are in the lineage of shards, so a renamed file is another version.
@@ -118,24 +134,6 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
 
 
 FILES_SHOWN = 30
-
-
-def _files_table(scans: list[FileScan], earlier: dict[str, FileScan]) -> DisplayTable:
-    """List the files, new and changed ones first."""
-    news = {scan.url: _describe_file_change(scan, earlier.get(scan.url)) for scan in scans}
-    order = sorted(scans, key=lambda scan: (news[scan.url] == UNCHANGED, scan.url))
-    rows = [
-        (
-            scan.url.rsplit("/", 1)[-1],
-            news[scan.url],
-            _name_file_reader(scan),
-            scan.records,
-            len(scan.parts),
-            _digest_scan(scan)[:12],
-        )
-        for scan in order[:FILES_SHOWN]
-    ]
-    return DisplayTable(("file", "in_this_version", "reader", "records", "parts", "digest"), tuple(rows))
 
 
 def _name_file_reader(scan: FileScan) -> str:

@@ -603,31 +603,24 @@ def generate_series(
         for state in waiting[: options.parallel_groups]:
             batches.setdefault(state.bad_rounds, []).append(state)
         for batch in batches.values():
-            _run_round(completer, batch, model, options, seed)
+            prompts = [one.prompt() for one in batch]
+            answers = sample_completions(
+                completer,
+                [prompt for prompt, _ in prompts],
+                n=options.samples_per_prompt,
+                max_tokens=min(tokens for _, tokens in prompts),
+                seeds=[hash_labels(seed, "generate", one.source, one.rounds) % SEEDS for one in batch],
+                stop=model.eos,
+                bad_rounds=batch[0].bad_rounds,
+                options=options,
+            )
+            for one, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception):
+                    one.record_failure(answer)
+                else:
+                    one.add_samples(answer)
         waiting = [state for state in waiting if state.status is None]
     return _gather_result(series, options)
-
-
-def _run_round(
-    completer: Completer, batch: Sequence[SeriesState], model: TrainedModel, options: Generation, seed: int
-) -> None:
-    """Run one round of a batch of series."""
-    prompts = [one.prompt() for one in batch]
-    answers = sample_completions(
-        completer,
-        [prompt for prompt, _ in prompts],
-        n=options.samples_per_prompt,
-        max_tokens=min(tokens for _, tokens in prompts),
-        seeds=[hash_labels(seed, "generate", one.source, one.rounds) % SEEDS for one in batch],
-        stop=model.eos,
-        bad_rounds=batch[0].bad_rounds,
-        options=options,
-    )
-    for one, answer in zip(batch, answers, strict=True):
-        if isinstance(answer, Exception):
-            one.record_failure(answer)
-        else:
-            one.add_samples(answer)
 
 
 def _gather_result(series: Sequence[SeriesState], options: Generation) -> GenerationResult:

@@ -574,40 +574,6 @@ def resolve_prompt_frame(
 # ── Encoding and planning ──────────────────────────────────────────────────────────────────────────
 
 
-def _list_encode_inputs(
-    context: KindContext, observed: ObservedTable, tokenizer: LoadedTokenizer, path: str, frame: PromptFrame
-) -> list[EncodeInputs]:
-    """Return what the ids of each part of rows are made of."""
-    rows = context.input(CANONICAL_ROWS).files("rows")
-    return [
-        EncodeInputs(
-            versions=(VERSION, TOKENIZATION_VERSION),
-            tokenizer_digest=tokenizer.card.digest,
-            rows=file,
-            schema=orjson.dumps(observed.schema.to_json()).decode(),
-            wire=get_table_options(context).codec.wire,
-            special_tokens=frame.special_tokens,
-            tokenizer=path,
-            min_compared_chars=divide_minimum(len(rows)),
-        )
-        for file in rows
-    ]
-
-
-def _describe_options(
-    context: KindContext, observed: ObservedTable, frame: PromptFrame, limits: ExampleLimits
-) -> dict[str, Any]:
-    form = get_table_options(context)
-    return {
-        "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
-        "prompt": len(frame.prompt_ids), "limit": limits.limit, "records": limits.records, "cap": limits.cap,
-        "wanted": form.wanted, "prompt_text": frame.prompt_text,
-        "order": None if observed.order is None else observed.order.name,
-        "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
-        "widest_names": _list_widest_names(observed),
-    }  # fmt: skip
-
-
 def _list_widest_names(observed: ObservedTable) -> str:
     return ", ".join(sorted(observed.schema.names, key=lambda name: -len(name))[:5])
 
@@ -656,7 +622,23 @@ class _EncodedTable:
 def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> _EncodedTable:
     observed = load_observed_table(context.input(CANONICAL_ROWS).details)
     frame = resolve_prompt_frame(context, tokenizer, path, observed)
-    encoded = context.map(record_tokens.encode_part, _list_encode_inputs(context, observed, tokenizer, path, frame))
+    rows = context.input(CANONICAL_ROWS).files("rows")
+    encoded = context.map(
+        record_tokens.encode_part,
+        [
+            EncodeInputs(
+                versions=(VERSION, TOKENIZATION_VERSION),
+                tokenizer_digest=tokenizer.card.digest,
+                rows=file,
+                schema=orjson.dumps(observed.schema.to_json()).decode(),
+                wire=get_table_options(context).codec.wire,
+                special_tokens=frame.special_tokens,
+                tokenizer=path,
+                min_compared_chars=divide_minimum(len(rows)),
+            )
+            for file in rows
+        ],
+    )
     files = context.input(CANONICAL_ROWS).files("rows")
     parts = [
         RowPart(file, ids.files["tokens"], ids.fingerprint) for file, ids in zip(files, encoded.parts, strict=True)
@@ -672,7 +654,17 @@ def _plan_table(
     borders = choose_borders(context, [part.rows for part in table.parts])
     planned = plan_partitions(context, planning, borders, table.parts, table.encoded.parts, scratch)
     limits = planning.request.limits
-    options = _describe_options(context, table.observed, table.frame, limits)
+    observed = table.observed
+    frame = table.frame
+    form = get_table_options(context)
+    options = {
+        "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
+        "prompt": len(frame.prompt_ids), "limit": limits.limit, "records": limits.records, "cap": limits.cap,
+        "wanted": form.wanted, "prompt_text": frame.prompt_text,
+        "order": None if observed.order is None else observed.order.name,
+        "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
+        "widest_names": _list_widest_names(observed),
+    }  # fmt: skip
     changed = sum(int(ids.facts["changed"]) for ids in table.encoded.parts)
     plan = TablePlan(planning.request.form.mode, limits, options, planned.splits, planned.overflows, changed)
     return plan, planned

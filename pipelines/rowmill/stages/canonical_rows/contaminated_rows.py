@@ -299,12 +299,28 @@ def remove_contaminated_rows(
         removals = [dict(_list_rejects(context, part)) for part in searched]
         changes = [plan_removal(part, removed) for part, removed in zip(made, removals, strict=True)]
         parts = rewrite_parts(context, made, changes)
+    shown: list[dict[str, Any]] = []
+    rows_by_file: dict[tuple[str, str], int] = {}
+    for one in searched:
+        if CONTAMINATION_FILE not in one.files:
+            continue
+        table = context.store.table(one.files[CONTAMINATION_FILE])
+        names = zip(table.column("benchmark").to_pylist(), table.column("source").to_pylist(), strict=True)
+        for name in names:
+            rows_by_file[name] = rows_by_file.get(name, 0) + 1
+        order = np.argsort(-table.column("coverage").to_numpy(), kind="stable")[:SHOWN_ROWS]
+        shown = sorted(shown + table.take(order).to_pylist(), key=lambda line: -line["coverage"])[:SHOWN_ROWS]
+    files = [(*line, rows_by_file.get((line[0], line[1]), 0)) for line in index.facts["files"]]
+    columns = ("row_id", "text", "benchmark", "item", "item_text", "coverage")
+    tables = {"benchmarks": DisplayTable(("benchmark", "file", "records", "items", "rows_found"), tuple(files))}
+    if shown:
+        tables["contamination"] = DisplayTable(columns, tuple(tuple(line[name] for name in columns) for line in shown))
     return ContaminationSearch(
         parts=parts,
         found=[part.files for part in searched],
         rows=sum(int(part.facts["rows"]) for part in searched),
         fewest_items=min(int(items) for _, _, _, items in index.facts["files"]),
-        tables=_build_tables(context, index, searched),
+        tables=tables,
     )
 
 
@@ -380,24 +396,3 @@ def _list_rejects(context: StageContext, searched: Part) -> Iterator[tuple[int, 
             "ngram": line["ngram"],
         }
         yield line["place"], Rejected("contaminated", to_json(detail))
-
-
-def _build_tables(context: StageContext, index: Part, searched: Sequence[Part]) -> dict[str, DisplayTable]:
-    """Tabulate what was removed beside what it matched, the highest coverage first, and the benchmarks' files."""
-    shown: list[dict[str, Any]] = []
-    rows_by_file: dict[tuple[str, str], int] = {}
-    for one in searched:
-        if CONTAMINATION_FILE not in one.files:
-            continue
-        table = context.store.table(one.files[CONTAMINATION_FILE])
-        names = zip(table.column("benchmark").to_pylist(), table.column("source").to_pylist(), strict=True)
-        for name in names:
-            rows_by_file[name] = rows_by_file.get(name, 0) + 1
-        order = np.argsort(-table.column("coverage").to_numpy(), kind="stable")[:SHOWN_ROWS]
-        shown = sorted(shown + table.take(order).to_pylist(), key=lambda line: -line["coverage"])[:SHOWN_ROWS]
-    files = [(*line, rows_by_file.get((line[0], line[1]), 0)) for line in index.facts["files"]]
-    columns = ("row_id", "text", "benchmark", "item", "item_text", "coverage")
-    tables = {"benchmarks": DisplayTable(("benchmark", "file", "records", "items", "rows_found"), tuple(files))}
-    if shown:
-        tables["contamination"] = DisplayTable(columns, tuple(tuple(line[name] for name in columns) for line in shown))
-    return tables

@@ -9,7 +9,6 @@ no process holds the hashes of more than some 4 Mi rows, up to 256 buckets, and 
 hashes of a block are kept: the next build hashes new parts only.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, are_among, compute_offsets, find_distinct
-from rowmill.core.storage import File, Store
+from rowmill.core.storage import File
 from rowmill.kinds.shared import filters
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.parts.rewriting import RewriteInputs, rewrite_parts, tabulate_removed
@@ -90,17 +89,13 @@ class BlockRows(PartInputs):
 @part_function(version=1)
 def hash_block(inputs: BlockRows, place: PartPlace) -> PartResult:
     """Write the hashes of a block's rows, in a file per bucket."""
-    lines = _read_lines(place.store, inputs.rows, inputs.column)
-    of_bucket = choose_buckets(_view_halves(lines).view(np.uint8)[:, 0], inputs.buckets)
-    return PartResult(write_buckets(place, lines, of_bucket, inputs.buckets), {"rows": len(lines)})
-
-
-def _read_lines(store: Store, rows: Sequence[File], column: str) -> pa.Table:
-    """Return the hashes and ids of the rows of some parts, in `_LINE_SCHEMA`."""
-    tables = [store.table(file, (column, "row_id")).select([column, "row_id"]) for file in rows]
+    column = inputs.column
+    tables = [place.store.table(file, (column, "row_id")).select([column, "row_id"]) for file in inputs.rows]
     joined = pa.concat_tables(tables).combine_chunks()
     hashes, row_ids = (joined.column(name) for name in (column, "row_id"))
-    return pa.table([hashes, np.arange(len(joined)), row_ids], schema=_LINE_SCHEMA)
+    lines = pa.table([hashes, np.arange(len(joined)), row_ids], schema=_LINE_SCHEMA)
+    of_bucket = choose_buckets(_view_halves(lines).view(np.uint8)[:, 0], inputs.buckets)
+    return PartResult(write_buckets(place, lines, of_bucket, inputs.buckets), {"rows": len(lines)})
 
 
 def _view_halves(lines: pa.Table) -> NDArray[np.uint64]:

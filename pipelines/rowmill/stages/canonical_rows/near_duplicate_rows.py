@@ -108,19 +108,6 @@ def _read_band_lines(store: Store, bands: Sequence[File], starts: Sequence[int])
     return pa.table({"key": np.concatenate(keys), "row": np.concatenate(rows)})
 
 
-def _find_shared_keys(lines: pa.Table) -> pa.Table:
-    """Return the rows that share a key with another, and the number of the key."""
-    keys, rows = lines.column("key").to_numpy(), lines.column("row").to_numpy()
-    order = np.argsort(keys, kind="stable")
-    keys, rows = keys[order], rows[order]
-    is_same = keys[1:] == keys[:-1]
-    is_shared = (np.append(is_same, False) | np.append(False, is_same))[: len(keys)]
-    keys, rows = keys[is_shared], rows[is_shared]
-    groups = np.cumsum(np.append(True, keys[1:] != keys[:-1])[: len(keys)]).astype(np.int64)
-    is_kept = drop_equal_groups(groups, rows)
-    return pa.table({"group": groups[is_kept], "row": rows[is_kept]})
-
-
 # ── Blocks and buckets ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -152,7 +139,16 @@ class BucketBands(PartInputs):
 @part_function(version=1)
 def compare_band_bucket(inputs: BucketBands, place: PartPlace) -> PartResult:
     """Write the rows of a bucket that share a key with another."""
-    shared = _find_shared_keys(_read_band_lines(place.store, inputs.lines, inputs.starts))
+    lines = _read_band_lines(place.store, inputs.lines, inputs.starts)
+    keys, rows = lines.column("key").to_numpy(), lines.column("row").to_numpy()
+    order = np.argsort(keys, kind="stable")
+    keys, rows = keys[order], rows[order]
+    is_same = keys[1:] == keys[:-1]
+    is_shared = (np.append(is_same, False) | np.append(False, is_same))[: len(keys)]
+    keys, rows = keys[is_shared], rows[is_shared]
+    groups = np.cumsum(np.append(True, keys[1:] != keys[:-1])[: len(keys)]).astype(np.int64)
+    is_kept = drop_equal_groups(groups, rows)
+    shared = pa.table({"group": groups[is_kept], "row": rows[is_kept]})
     return PartResult({"groups": place.write("groups", shared)})
 
 
@@ -204,7 +200,25 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
     changes: list[RewriteInputs | None] = []
     for number, part in enumerate(parts):
         # Part by part: lines as Python objects take ten times the memory of the columns that they become.
-        lines = _list_lines(removed, names, starts, number)
+        first, last = np.searchsorted(removed.rows, starts[number : number + 2]).tolist()
+        columns = zip(
+            removed.rows[first:last].tolist(),
+            removed.kept[first:last].tolist(),
+            removed.similarity[first:last].tolist(),
+            names.take(removed.rows[first:last]),
+            names.take(removed.kept[first:last]),
+            strict=True,
+        )
+        lines = [
+            {
+                "place": row - int(starts[number]),
+                "row_id": row_id,
+                "kept_row_id": kept_row_id,
+                "similarity": round(similarity, 9),
+                "displaced": kept > row,
+            }
+            for row, kept, similarity, row_id, kept_row_id in columns
+        ]
         found.append(_write_lines(context, part, lines))
         changes.append(plan_removal(part, _reject(lines)) if options.action == "reject" else None)
     return NearDuplicateSearch(
@@ -333,29 +347,6 @@ def _name_rows(context: StageContext, parts: Sequence[Part], starts: Ints, remov
             names.append(ids.take(places).combine_chunks().cast(pa.large_string()))
     # One array: taking from many looks up the chunk of every row.
     return _RowNames(asked, pa.chunked_array([pa.concat_arrays(names)] if names else [], pa.large_string()))
-
-
-def _list_lines(removed: Removed, names: _RowNames, starts: Ints, number: int) -> list[dict[str, Any]]:
-    """Return the rows of a part that go, in `NEAR_DUPLICATE_SCHEMA`."""
-    first, last = np.searchsorted(removed.rows, starts[number : number + 2]).tolist()
-    columns = zip(
-        removed.rows[first:last].tolist(),
-        removed.kept[first:last].tolist(),
-        removed.similarity[first:last].tolist(),
-        names.take(removed.rows[first:last]),
-        names.take(removed.kept[first:last]),
-        strict=True,
-    )
-    return [
-        {
-            "place": row - int(starts[number]),
-            "row_id": row_id,
-            "kept_row_id": kept_row_id,
-            "similarity": round(similarity, 9),
-            "displaced": kept > row,
-        }
-        for row, kept, similarity, row_id, kept_row_id in columns
-    ]
 
 
 def _reject(lines: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:

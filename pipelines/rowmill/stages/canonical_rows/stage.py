@@ -264,7 +264,7 @@ def _count_rows(
         unread_text=max(_share_unread_text(final).values(), default=0.0)
         if any(part.facts.get("rows_searched") for part in final)
         else NOT_APPLICABLE,
-        group_size=NOT_APPLICABLE if options.group_key is None else _get_largest(groups),
+        group_size=NOT_APPLICABLE if options.group_key is None else (int(groups["rows"][0]) if len(groups) else 0),
         rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
         duplicates=compute_share(reasons.get("duplicate", 0), taken),
         **filtered.count_facts(taken),
@@ -294,21 +294,26 @@ def _select_unintended(reasons: Mapping[str, int]) -> dict[str, int]:
     return {reason: count for reason, count in reasons.items() if reason not in INTENDED_REASONS}
 
 
-def _get_largest(groups: pl.DataFrame) -> int:
-    return int(groups["rows"][0]) if len(groups) else 0
-
-
 def _build_rows_output(
     context: StageContext, facts: CanonicalRowsFacts, final: list[Part], groups: pl.DataFrame
 ) -> StageOutput:
     reasons = sum_counts(p.facts["reasons"] for p in final)
     samples = collect_samples(final, "examples_of_rejects")
+    rejects = ((reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in _take_most_frequent(reasons))
+    schemas = sum_counts(p.facts["schemas"] for p in final)
+    preferences = sum_counts(p.facts.get("preference_columns", {}) for p in final)
+    roles = sum_counts(p.facts["roles"] for p in final)
+    largest = ((str(group), int(rows)) for group, rows in groups.head(10).iter_rows())
     return StageOutput(
         facts,
         parts=final,
         ledger=_build_rows_ledger(final),
         tables={
-            **_build_rows_tables(reasons, final, groups, samples),
+            "rejects": DisplayTable(("reason", "records", "for_example"), tuple(rejects)),
+            "schemas": DisplayTable(("schema", "rows"), tuple(schemas.items())),
+            **_tabulate_found("preference_columns", ("column", "records"), preferences.items()),
+            **_tabulate_found("unknown_roles", ("role", "rows"), _take_most_frequent(roles)),
+            **_tabulate_found("largest_groups", ("group", "rows"), largest),
             **_build_message_tables(final, facts),
             # New rows move boundaries that are computed from shares, so a recipe should pin them.
             **_tabulate_found("boundaries", ("split", "begins"), facts.boundaries.items()),
@@ -372,26 +377,6 @@ def _count_group_rows(context: StageContext, final: list[Part]) -> pl.DataFrame:
         return pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
     counted = scan_rows(context.store, files, ["group_key"]).group_by("group_key").agg(pl.len().alias("rows"))
     return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
-
-
-def _build_rows_tables(
-    reasons: dict[str, int],
-    final: Sequence[Part],
-    groups: pl.DataFrame,
-    samples: Mapping[str, Sequence[str]],
-) -> dict[str, DisplayTable]:
-    rejects = ((reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in _take_most_frequent(reasons))
-    schemas = sum_counts(p.facts["schemas"] for p in final)
-    preferences = sum_counts(p.facts.get("preference_columns", {}) for p in final)
-    roles = sum_counts(p.facts["roles"] for p in final)
-    largest = ((str(group), int(rows)) for group, rows in groups.head(10).iter_rows())
-    return {
-        "rejects": DisplayTable(("reason", "records", "for_example"), tuple(rejects)),
-        "schemas": DisplayTable(("schema", "rows"), tuple(schemas.items())),
-        **_tabulate_found("preference_columns", ("column", "records"), preferences.items()),
-        **_tabulate_found("unknown_roles", ("role", "rows"), _take_most_frequent(roles)),
-        **_tabulate_found("largest_groups", ("group", "rows"), largest),
-    }
 
 
 def _take_most_frequent(counts: Mapping[str, int]) -> list[tuple[str, int]]:

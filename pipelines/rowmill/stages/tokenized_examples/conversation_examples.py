@@ -846,7 +846,17 @@ class PreferenceExampleBuilder:
         if isinstance(shorter, Rejected):
             return shorter
         removed = len(row.prompt.messages) - len(kept)
-        shorter = [_attribute(one, whole, removed) for one, whole in zip(shorter, parts, strict=True)]
+        shorter = [
+            replace(
+                one,
+                original_tokens=len(whole.ids),
+                original_trained=int(whole.mask.sum()),
+                messages_removed=removed,
+                exchanges_removed=len(whole.ids) - len(one.ids),
+                exchanges_trained=int(whole.mask.sum()) - int(one.mask.sum()),
+            )
+            for one, whole in zip(shorter, parts, strict=True)
+        ]
         tokens = max(len(one.ids) for one in shorter)
         if tokens <= self._limit.tokens:
             return shorter
@@ -911,18 +921,6 @@ def measure_prompt(sides: Sequence[Example]) -> int | Rejected:
     if any(not np.array_equal(one.ids[:length], first) for one, length in zip(sides, lengths, strict=True)):
         return Rejected("prompt_differs", f"the prompts before the answers have {' and '.join(map(str, lengths))} ids")
     return lengths[0]
-
-
-def _attribute(shorter: Example, whole: Example, messages_removed: int) -> Example:
-    """Return a side with what was removed of its prompt, so that original = tokens + removed."""
-    return replace(
-        shorter,
-        original_tokens=len(whole.ids),
-        original_trained=int(whole.mask.sum()),
-        messages_removed=messages_removed,
-        exchanges_removed=len(whole.ids) - len(shorter.ids),
-        exchanges_trained=int(whole.mask.sum()) - int(shorter.mask.sum()),
-    )
 
 
 def _join_sides(sides: Sequence[Example], kinds: Sequence[int], margin: float | None, prompt: int) -> Example:

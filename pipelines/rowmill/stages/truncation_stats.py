@@ -21,6 +21,7 @@ from rowmill.packing.layout import measure_padded_room, round_up
 from rowmill.packing.pack_plan import count_sequences, slice_too_long
 from rowmill.parts.accounts import RowLocator, describe_rejects
 from rowmill.parts.context import StageOutput, compute_share
+from rowmill.parts.shuffle import cut_blocks
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import TruncationStatsFacts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
@@ -89,21 +90,8 @@ MEASURED_ROWS = 1 << 18
 
 def measure_files(store: Store, files: Sequence[File], *, rows_at_once: int = MEASURED_ROWS) -> MeasuredExamples:
     """Measure the examples of some files, a few files at once."""
-    runs = _cut_runs(files, rows_at_once)
-    return _join([_measure(pa.concat_tables(read_tables(store, run, COLUMNS))) for run in runs])
-
-
-def _cut_runs(files: Sequence[File], rows: int) -> list[list[File]]:
-    """Cut files into runs of at most so many rows, or one file."""
-    runs: list[list[File]] = []
-    held = 0
-    for file in files:
-        if not runs or held + file.rows > rows:
-            runs.append([])
-            held = 0
-        runs[-1].append(file)
-        held += file.rows
-    return runs
+    runs = [files[block.start : block.stop] for block in cut_blocks([file.rows for file in files], rows_at_once)]
+    return _join([_measure(pa.concat_tables(read_tables(store, run, COLUMNS))) for run in runs if run])
 
 
 def _join(parts: Sequence[MeasuredExamples]) -> MeasuredExamples:

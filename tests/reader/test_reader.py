@@ -1,6 +1,7 @@
 """The reader: one order for every world size, exact resumes, two layouts, and refusal of what is not the build."""
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -55,6 +56,31 @@ def order_of(root: Path) -> list[bytes]:
     pad = found["card"]["pad_id"]
     pairs = zip(order.column("dataset").to_pylist(), order.column("sequence_id").to_pylist(), strict=True)
     return [np.array([pad, pad] if dataset < 0 else rows[dataset][item], np.int64).tobytes() for dataset, item in pairs]
+
+
+@pytest.mark.parametrize("name", ["stepped", "unstepped"])
+def test_identity_is_the_same_on_every_rank_and_is_json(made: dict[str, Path], name: str) -> None:
+    found = current(made[name])
+    first, *others = [open_reader(made[name], rank, 4).identity for rank in range(4)]
+
+    assert json.loads(json.dumps(first)) == first
+    assert all(other == first for other in others)
+    assert {key: first[key] for key in ("recipe", "version", "order")} == {
+        key: found[key] for key in ("recipe", "version", "order")
+    }
+    assert first["digest"] == open_reader(made[name]).state_dict()["content"]
+    assert (first["layout"], first["stored_ranks"], first["world_size"]) == ("copied", found["world_size"], 4)
+    assert first["templates"] == {"tasks": None, "texts": None}
+    assert first["tokenizer_json"] == hashlib.sha256((TOKENIZER / "tokenizer.json").read_bytes()).hexdigest()
+
+
+def test_identity_is_that_of_the_bytes_wherever_they_were_made(made: dict[str, Path], tmp_path: Path) -> None:
+    first = open_reader(made["stepped"]).identity
+    again = open_reader(make(tmp_path / "again", **STEPPED)).identity
+    other = open_reader(make(tmp_path / "other", word="figure", **STEPPED)).identity
+
+    assert again == first
+    assert {key for key in first if first[key] != other[key]} == {"version", "digest", "order"}
 
 
 def interleaved(readers: list[Reader]) -> list[bytes]:

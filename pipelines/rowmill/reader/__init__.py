@@ -424,6 +424,16 @@ class Reader:
     # ── The build ──────────────────────────────────────────────────────────────────────────────────
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What a training run logs, so that its model can be traced to its data: JSON values, the same on every rank.
+
+        `recipe`, `version` of the ranks, `digest` of the packed tokens and `order` of the sequences; digests of the
+        `tokenizer`, of its `tokenizer.json` (SHA-256) and of each dataset's chat template (`templates`); `seq_len`;
+        how ranks are stored (`layout`, `stored_ranks`) and the run's `world_size`; `waivers` of checks.
+        """
+        return self._published.describe_identity() | {"world_size": self._world_size}
+
+    @property
     def seq_len(self) -> int:
         """The maximum number of tokens of a sequence."""
         return self._published.seq_len

@@ -28,9 +28,13 @@ StoredLayout: TypeAlias = Literal["copied", "index"]
 
 @dataclass(frozen=True, slots=True)
 class DatasetShards:
-    """A dataset's sequences as they were packed, by split, and the names under which its evaluation is grouped."""
+    """A dataset's sequences as they were packed, by split, and the names under which its evaluation is grouped.
+
+    `template` is the digest of its chat template; None without one.
+    """
 
     tags: tuple[str, ...]
+    template: str | None
     shards: dict[str, tuple[Shard, ...]]
 
 
@@ -38,16 +42,18 @@ class DatasetShards:
 class PublishedBuild:
     """A build that trainers may read.
 
-    `order` is the digest of the order, `content` that of the packed shards in it. Place p of the order is in stored
-    rank `p mod world_size` at row `p // world_size`; `ranks` are the files that hold these rows, or lines of an index,
-    and `fillers` the shard of one filler for each rank with an index. Step s is the places `[step_offsets[s],
-    step_offsets[s + 1])`, and `step_trained_tokens[s]` its targets over all ranks; without steps (`has_steps` false),
-    the offsets are the start and the end of the whole order.
+    `version` is that of the ranks, as `rowmill versions RECIPE gpu_partitions` lists it. `order` is the digest of the
+    order, `content` that of the packed shards in it. Place p of the order is in stored rank `p mod world_size` at row
+    `p // world_size`; `ranks` are the files that hold these rows, or lines of an index, and `fillers` the shard of
+    one filler for each rank with an index. Step s is the places `[step_offsets[s], step_offsets[s + 1])`, and
+    `step_trained_tokens[s]` its targets over all ranks; without steps (`has_steps` false), the offsets are the start
+    and the end of the whole order.
     """
 
     store: Store
     where: str
     recipe: str
+    version: str
     order: str
     content: str
     world_size: int
@@ -63,6 +69,22 @@ class PublishedBuild:
     fillers: dict[str, Shard]
     sets: dict[str, DatasetShards]
     waivers: tuple[str, ...]
+
+    def describe_identity(self) -> dict[str, Any]:
+        """Return what names these bytes, as JSON values: equal identities are equal tokens in an equal order."""
+        return {
+            "recipe": self.recipe,
+            "version": self.version,
+            "digest": self.content,
+            "order": self.order,
+            "tokenizer": self.card["tokenizer_digest"],
+            "tokenizer_json": self.card["tokenizer_files"].get("tokenizer.json"),
+            "templates": {name: dataset.template for name, dataset in self.sets.items()},
+            "seq_len": self.seq_len,
+            "layout": self.layout,
+            "stored_ranks": self.world_size,
+            "waivers": list(self.waivers),
+        }
 
     @property
     def pad_id(self) -> int:
@@ -164,6 +186,7 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
         store=store,
         where=where,
         recipe=str(raw["recipe"]),
+        version=str(raw["version"]),
         order=str(raw["order"]),
         content=digest_json(
             sorted((key, version) for key, version in raw["inputs"].items() if key.endswith(f"/{PACKED_SHARDS}"))
@@ -182,6 +205,7 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
         sets={
             name: DatasetShards(
                 tuple(dataset["tags"]),
+                dataset.get("template"),
                 {split: tuple(map(Shard._make, files)) for split, files in dataset["shards"].items()},
             )
             for name, dataset in raw["sets"].items()

@@ -606,7 +606,11 @@ def _describe_evaluation_set(context: StageContext, name: str, packed: Manifest)
             shards.setdefault(part.facts["split"], []).append([file.path, file.rows, file.digest])
     dataset = context.recipe.datasets.get(name)
     tags = dataset.source.tags if dataset is not None else ()
-    return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}
+    return {
+        "tags": list(dict.fromkeys([*tags, name])),
+        "template": packed.card.get("template_digest"),
+        "shards": shards,
+    }
 
 
 # ── Stage ────────────────────────────────────────────────────────────────────────────────────────────

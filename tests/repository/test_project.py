@@ -25,6 +25,9 @@ TOLD_HOSTS = {
     "dagster",
     # Standards and licences are named by URLs that nothing requests.
     "json-schema.org",
+    "mlcommons.org",
+    "purl.org",
+    "schema.org",
     "keepachangelog.com",
     "semver.org",
     "www.apache.org",

@@ -30,7 +30,7 @@ DERIVED: dict[tuple[str, str, str], str] = {
 }
 """Options of which a stage reads less than their value, and what: that is in its list."""
 
-DECIDES_NOTHING = frozenset({("OpenAIBackend", "api_key_env"), ("Files", "after")})
+DECIDES_NOTHING = frozenset({("OpenAIBackend", "api_key_env"), ("Files", "after"), ("Files", "license")})
 """Options that change no output, beside `execution` and the bounds of `gates`."""
 
 

@@ -1,4 +1,4 @@
-"""`rowmill inspect`, `verify`, `sql`, `trace`, `template-report`, `report`: questions about builds."""
+"""`rowmill inspect`, `verify`, `sql`, `trace`, `template-report`, `report`, `card`: questions about builds."""
 
 import argparse
 import sys
@@ -82,6 +82,10 @@ def add_inspection_commands(commands: "Commands") -> None:
         _run_report,
         "write the report, one HTML file with plots, samples, rejects and check results",
     )
+    card = add_command(
+        commands, "card", _run_card, "write the dataset card of the published build: README.md and croissant.json"
+    )
+    card.add_argument("--out", metavar="DIR", help="folder of the two files (default: the recipe's in the storage)")
 
 
 def _run_inspect(args: argparse.Namespace) -> int:
@@ -194,4 +198,11 @@ def _run_report(args: argparse.Namespace) -> int:
     from rowmill.reports import report_page
 
     print(report_page.write_report(open_project(args)))
+    return ExitStatus.SUCCESS
+
+
+def _run_card(args: argparse.Namespace) -> int:
+    from rowmill.reports import dataset_card
+
+    print("\n".join(dataset_card.write_card(open_project(args), args.out)))
     return ExitStatus.SUCCESS

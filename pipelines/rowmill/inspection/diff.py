@@ -42,7 +42,7 @@ class ScopeComparison:
 
 def compare_versions(project: Project, before: Manifest, after: Manifest) -> list[ScopeComparison]:
     """Compare two versions of a stage, dataset by dataset, then the recipe as a whole."""
-    left, right = _collect_lineage(project, before), _collect_lineage(project, after)
+    left, right = collect_lineage(project, before), collect_lineage(project, after)
     kept = _list_datasets(left) | _list_datasets(right)
     compared: list[ScopeComparison] = []
     # The recipe's datasets in order, then datasets that only an older version has.
@@ -74,7 +74,7 @@ def compare_stage_facts(before: Manifest, after: Manifest) -> list[NumberCompari
     return [number for number in numbers if number.before != number.after]
 
 
-def _collect_lineage(project: Project, output: Manifest) -> dict[StageKey, Manifest]:
+def collect_lineage(project: Project, output: Manifest) -> dict[StageKey, Manifest]:
     """Return a version and all its upstream versions that are still kept, with the statistics of each."""
     found: dict[StageKey, Manifest] = {}
     waiting = [output]

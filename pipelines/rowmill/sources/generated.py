@@ -41,6 +41,10 @@ class GeneratedSource(Config):
     limits: RecordLimits = RecordLimits()
     """Limits on the size of a record."""
 
+    license: str | None = Field(default=None, min_length=1)
+    """Licence of the records, which `rowmill card` states: an SPDX identifier such as `apache-2.0`, a name or a URL.
+    Does not change the bytes."""
+
     tags: list[str] = Field(default=[])
     """Names under which the dataset's evaluation is grouped; the dataset's name is always added."""
 

@@ -44,7 +44,7 @@ def _load_earlier_scans(context: StageContext) -> dict[str, FileScan]:
 
 def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide how sources are read: not tags of evaluation, nor when it is read."""
-    source = recipe.datasets[name].source.model_dump(mode="json", exclude={"tags", "after"})
+    source = recipe.datasets[name].source.model_dump(mode="json", exclude={"license", "tags", "after"})
     # What decides rows is part of their identity: files are read without it.
     source["limits"].pop("max_run_chars")
     return {"versions": [VERSION, sources.SCAN_VERSION], "source": source}

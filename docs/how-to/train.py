@@ -6,6 +6,7 @@ Run it again with the same checkpoint and more steps, and it goes on at the next
 """
 
 import argparse
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,9 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="where the run is kept, and gone on from if it is there")
     given = parser.parse_args()
     reader = Reader(given.root, given.recipe, rank=0, world_size=1, as_torch=True)
+    if given.checkpoint:
+        # What names the data, beside the model that it made.
+        given.checkpoint.with_suffix(".data.json").write_text(json.dumps(reader.identity, indent=2))
     run(reader, reader.vocab_size, steps=given.steps, checkpoint=given.checkpoint)
 
 

@@ -21,6 +21,7 @@ from rowmill.core.yaml_text import parse_yaml
 from rowmill.exports import base
 from rowmill.kinds.catalog import Format
 from rowmill.recipe import recipe
+from rowmill.reports.dataset_card import write_card
 from rowmill.schema import ledger
 from tests.support.loops import for_each
 
@@ -110,6 +111,31 @@ def test_every_question_has_an_answer(demo: Project, query: str) -> None:
     columns, rows = stats.query_views(demo.store, query)
     assert columns
     assert rows
+
+
+@pytest.mark.slow
+# pandas and rdflib, which mlcroissant reads with, warn of their own future.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+def test_examples_of_the_page_on_cards_run_on_the_demo(
+    demo: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlcroissant", reason="mlcroissant is not installed: pip install 'rowmill[test]'")
+    page = ROOT / "docs/how-to/put-the-data-on-record.md"
+    (tmp_path / ".rowmill").symlink_to(demo.store.root)
+    monkeypatch.chdir(tmp_path)
+
+    readme, _ = write_card(demo)
+    read_card, log_identity = blocks(page, "python")
+    exec(compile(read_card, page.name, "exec", dont_inherit=True), {})
+    first_length = capsys.readouterr().out
+    exec(compile(log_identity, page.name, "exec", dont_inherit=True), {})
+
+    [shown] = blocks(page, "yml")
+    assert Path(readme).read_text(encoding="utf-8").startswith(f"---\n{shown}")
+    assert 0 < int(first_length) <= demo.recipe.seq_len
+    printed = json.loads(capsys.readouterr().out)
+    listed = re.findall(r"^\| (`[^|]+) \|", page.read_text(encoding="utf-8").partition("| key |")[2], re.MULTILINE)
+    assert {name for line in listed for name in re.findall(r"`(\w+)`", line)} == printed.keys()
 
 
 def test_there_are_twenty_questions_each_with_its_answer() -> None:

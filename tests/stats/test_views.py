@@ -420,16 +420,16 @@ def test_each_view_is_listed_once_with_or_without_a_recipe(store: Store) -> None
 
 
 def test_every_view_and_column_has_a_comment_and_none_is_unused(store: Store) -> None:
-    views = answer(store, "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")
+    commented_views = answer(store, "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")
     every = "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal"
     columns = answer(store, every)
 
-    assert [name for name, comment in views if not comment] == []
+    assert [name for name, comment in commented_views if not comment] == []
     assert [line for line in columns if not line[2]] == []
     own = {(name, column) for name, column, _ in columns}
     told = {(view, column) for view, column_words in views.COLUMN_DOCS.items() for column in column_words}
     assert told <= own
-    assert {name for name, _ in views} == set(views.VIEW_DOCS)
+    assert {name for name, _ in commented_views} == set(views.VIEW_DOCS)
     assert sorted(stats.query_views(store, every, recipe="support")[1]) == sorted(columns)
 
 

@@ -1,7 +1,7 @@
 """Read raw records from files on any storage, from a Hugging Face dataset, or from records that a model generated.
 
 scan   every file is read once: parts with digests and counts; unchanged files are not read (`files.py`)
-group  small files whose rows are made together (`sharing.py`)
+group  small files whose rows are made together (`reading.py`)
 read   a part's bytes, verified, as raw records; bad lines as rejects (`reading.py`)
 """
 

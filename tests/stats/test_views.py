@@ -23,6 +23,7 @@ from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.schema.manifest import DisplayTable, Manifest, Part, StageKey
 from rowmill.schema.rows import REJECT_SCHEMA, ROW_SCHEMA
 from rowmill.stages import catalog
+from rowmill.stats import views
 
 pytestmark = pytest.mark.slow
 

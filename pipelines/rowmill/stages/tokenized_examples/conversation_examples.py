@@ -15,10 +15,11 @@ unpaired   P chosen                  an example of its own, `sides` 1
            P rejected                another, `sides` 0
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, cast, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import chain, islice, pairwise
+from typing import Any, ClassVar, cast, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,7 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, TruncatedConversation, Truncation
 from rowmill.core.arrays import Bools, Tokens
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json, from_json, from_json_column, to_json
+from rowmill.core.json import Json, from_json_column, to_json
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 from rowmill.kinds.shared.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
@@ -407,14 +408,30 @@ def make_mask_rules(dataset: Dataset) -> MaskRules:
     )
 
 
-# ── Conversations that are longer than the limit: shorten them, and render, mask and encode what is left ──
+# ── Rows to candidates, and candidates to examples that fit the limit ─────────────────────────────────
+
+
+CHOSEN, REJECTED = 1, 0
+"""Values of `sides`: the chosen or good answer, the rejected or bad one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preference(Conversation):
+    """A prompt and its answers, one after another; `sides` are `CHOSEN` or `REJECTED`, `lengths` count messages."""
+
+    sides: Sequence[int] = ()
+    lengths: Sequence[int] = ()
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedCandidate:
-    """A conversation that becomes one example, with its mask; `place` is its row's in the batch."""
+    """A conversation that becomes an example, or one side of it, with its mask.
 
-    place: int
+    `only` these messages train, None: all that the options choose. `placeholders` stand for control strings, which are
+    text in the character ranges `ordinary`.
+    """
+
     conversation: Conversation
     only: frozenset[int] | None
     placeholders: dict[str, str]
@@ -422,69 +439,133 @@ class RenderedCandidate:
     ordinary: list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationShortener:
-    """Fits the examples of one dataset's conversations to the limit."""
+class ConversationExampleBuilder:
+    """Builds the examples of one dataset's conversations; its subclasses those of prompts and preferences."""
 
-    steps: ConversationEncoder
-    limit: LengthLimit
+    kind: ClassVar[RowKind] = "conversation"
 
-    def fit_to_limit(self, candidate: RenderedCandidate, example: Example, counts: TokenizationCounts) -> RowOutcome:
-        """Apply the overlong policy to one example."""
-        settled = self.limit.apply_policy(example, "conversation", counts)
-        if settled is not None:
-            return settled
-        splits = self.limit.options.overlong == "split"
-        shortened = self._truncate(candidate, example, counts, split=splits)
-        if isinstance(shortened, Rejected):
-            return reject_for_length(example, shortened, counts)
-        if splits:
-            counts.dropped_trained += max(0, example.original_trained - sum(one.original_trained for one in shortened))
-        return shortened
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
+        """Store the steps of a conversation."""
+        self._steps = encoder
+        self._limit = limit
 
-    def _truncate(
-        self, candidate: RenderedCandidate, original: Example, counts: TokenizationCounts, *, split: bool
+    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        """Build the examples of each row; the texts of all rows are encoded at once."""
+        controlled = self._find_control_strings(rows).tolist()
+        rendered = [
+            self._render_row(row, has_control, counts)
+            for row, has_control in zip(self._decode(rows), controlled, strict=True)
+        ]
+        candidates = [one for row in rendered if not isinstance(row, Rejected) for one in row]
+        encoded = iter(self._encode(candidates, counts))
+        return [
+            row if isinstance(row, Rejected) else self._finish_row(row, list(islice(encoded, len(row))), counts)
+            for row in rendered
+        ]
+
+    def _decode(self, rows: pa.Table) -> Sequence[Conversation]:
+        return decode_conversations(rows)
+
+    def _find_control_strings(self, rows: pa.Table) -> Bools:
+        return self._steps.control.find_rows(rows)
+
+    def _render_row(
+        self, conversation: Conversation, has_control: bool, counts: TokenizationCounts
+    ) -> list[RenderedCandidate] | Rejected:
+        hidden = self._steps.hide_control(conversation, counts) if has_control else (conversation, dict[str, str]())
+        if isinstance(hidden, Rejected):
+            return hidden
+        conversation = self._steps.limit_reasoning(hidden[0])
+        rendered = self._render(self._split(conversation), hidden[1], counts)
+        if isinstance(rendered, Rejected) or self.kind != "conversation":
+            return rendered
+        return self._steps.judge_row(conversation) or rendered
+
+    def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int] | None]]:
+        """Return the conversation, or one per turn that the template prints otherwise while it is last."""
+        return self._steps.masker.split_turns(conversation)
+
+    def _render(
+        self,
+        conversations: Sequence[tuple[Conversation, frozenset[int] | None]],
+        placeholders: dict[str, str],
+        counts: TokenizationCounts,
+    ) -> list[RenderedCandidate] | Rejected:
+        """Render and mask conversations with the messages of each that may train."""
+        candidates: list[RenderedCandidate] = []
+        loses_reasoning = False
+        for one, only in conversations:
+            masked = self._mask(one, only)
+            if isinstance(masked, Rejected):
+                return masked
+            if has_changed_placeholder(masked.text, placeholders):
+                return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
+            counts.add_dropped(masked.dropped)
+            if "reasoning" in masked.dropped:
+                loses_reasoning = loses_reasoning or self._steps.loses_reasoning(one, masked)
+            candidates.append(RenderedCandidate(one, only, placeholders, *show_control_strings(masked, placeholders)))
+        counts.rows_losing_reasoning += loses_reasoning
+        return candidates
+
+    def _mask(self, conversation: Conversation, only: frozenset[int] | None) -> MaskedConversation | Rejected:
+        return self._steps.mask(conversation, only=only)
+
+    def _encode(self, candidates: Sequence[RenderedCandidate], counts: TokenizationCounts) -> list[Example | Rejected]:
+        return self._steps.encode_masked(
+            [one.masked for one in candidates], [one.ordinary for one in candidates], counts
+        )
+
+    def _finish_row(
+        self,
+        candidates: Sequence[RenderedCandidate],
+        examples: Sequence[Example | Rejected],
+        counts: TokenizationCounts,
     ) -> RowOutcome:
-        conversation, masker = candidate.conversation, self.steps.masker
+        """Apply the overlong policy to each example of a row."""
+        fitted: list[Example] = []
+        for candidate, example in zip(candidates, examples, strict=True):
+            if isinstance(example, Rejected):
+                return example
+            outcome = self._limit.apply_policy(example, self.kind, counts)
+            outcome = outcome or self._truncate(candidate, example, counts)
+            if isinstance(outcome, Rejected):
+                return outcome
+            fitted += outcome
+        return fitted
+
+    def _truncate(self, candidate: RenderedCandidate, original: Example, counts: TokenizationCounts) -> RowOutcome:
+        """Shorten a conversation or split it, render and mask what is left, and cut tokens if that is not enough."""
+        conversation, masker = candidate.conversation, self._steps.masker
         supervised = frozenset(masker.supervised(conversation.messages))
         chosen = supervised if candidate.only is None else supervised & candidate.only
         flags = [i in chosen for i in range(len(conversation.messages))]
         truncator = ConversationTruncator(
-            limit=self.limit.tokens,
-            measure=lambda messages, tools: self.steps.count_rendered_tokens(
+            limit=self._limit.tokens,
+            measure=lambda messages, tools: self._steps.count_rendered_tokens(
                 conversation, messages, tools, candidate.placeholders
             ),
-            cut_reasoning=self.steps.cut_text,
-            assistant_roles=self.steps.dataset.format.get_token_options().assistant_roles,
-            token_cut=self.limit.options.token_cut,
+            cut_reasoning=self._steps.cut_text,
+            assistant_roles=self._steps.dataset.format.get_token_options().assistant_roles,
+            token_cut=self._limit.options.token_cut,
         )
-        messages, tools = conversation.messages, conversation.tools
-        shortened = truncator.split(messages, tools, flags) if split else truncator.truncate(messages, tools, flags)
+        splits = self._limit.options.overlong == "split"
+        shorten = truncator.split if splits else truncator.truncate
+        shortened = shorten(conversation.messages, conversation.tools, flags)
         if isinstance(shortened, Rejected):
-            return shortened
-        pieces = shortened if isinstance(shortened, list) else [shortened]
+            return reject_for_length(original, shortened, counts)
         made: list[Example] = []
-        for piece in pieces:
-            example = self._rerender_piece(candidate, piece, chosen, counts)
+        for piece in shortened if isinstance(shortened, list) else [shortened]:
+            example = self._rerender(candidate, piece.messages, piece.kept, chosen, counts, piece.reasoning_context)
             if isinstance(example, Rejected):
-                return example
+                return reject_for_length(original, example, counts)
+            if len(example.ids) > self._limit.tokens:
+                bos = self._steps.encoder.card.bos_id
+                example = truncate_tokens(example, self._limit.tokens, self._limit.options.truncate_side, bos)
             counts.dropped_tokens += piece.tokens_left_out
-            made.append(self._attribute_removed_tokens(candidate, example, None if split else original, piece, chosen))
+            made.append(self._attribute_removed_tokens(candidate, example, None if splits else original, piece, chosen))
+        if splits:
+            counts.dropped_trained += max(0, original.original_trained - sum(one.original_trained for one in made))
         return made
-
-    def _rerender_piece(
-        self,
-        candidate: RenderedCandidate,
-        piece: TruncatedConversation,
-        chosen: frozenset[int],
-        counts: TokenizationCounts,
-    ) -> Example | Rejected:
-        """Render and mask a shortened conversation, and cut tokens if structure was not enough."""
-        example = self._rerender(candidate, piece.messages, piece.kept, chosen, counts, piece.reasoning_context)
-        if isinstance(example, Rejected) or len(example.ids) <= self.limit.tokens:
-            return example
-        bos = self.steps.encoder.card.bos_id
-        return truncate_tokens(example, self.limit.tokens, self.limit.options.truncate_side, bos)
 
     def _rerender(
         self,
@@ -498,12 +579,12 @@ class ConversationShortener:
         """Render and mask some of a conversation's messages; `kept[i]` is the original index of `messages[i]`."""
         conversation = replace(candidate.conversation, messages=list(messages))
         only = frozenset(new for new, old in enumerate(kept) if old in chosen)
-        masked = self.steps.mask(conversation, only=only)
+        masked = self._steps.mask(conversation, only=only)
         if isinstance(masked, Rejected):
             return masked
         masked = _mask_cut_reasoning(masked, frozenset(reasoning_context))
         masked, ordinary = show_control_strings(masked, candidate.placeholders)
-        return self.steps.encode_masked([masked], [ordinary], counts)[0]
+        return self._steps.encode_masked([masked], [ordinary], counts)[0]
 
     def _attribute_removed_tokens(
         self,
@@ -567,322 +648,122 @@ def _subtract_range(span: Span, start: int, end: int) -> Iterator[Span]:
         yield span._replace(start=end)
 
 
-# ── Conversations on the reference path: rendered, masked, encoded and fitted to the limit row by row ──
+# ── Prompts: the ids that a trainer sends to generation, of which none is trained ──────────────────────
 
 
-class ConversationExampleBuilder:
-    """Builds the examples of one dataset's conversations."""
+class PromptExampleBuilder(ConversationExampleBuilder):
+    """Builds the examples of one dataset's prompts; nothing shortens one, since the kind refuses such policies."""
 
-    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
-        """Store the steps of a conversation."""
-        self._steps = encoder
-        self._shortener = ConversationShortener(encoder, limit)
+    kind = "prompt"
 
-    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
-        """Build the examples of each row: one, or one per turn that the template prints otherwise while it is last."""
-        decoded = decode_conversations(rows)
-        controlled = self._steps.control.find_rows(rows)
-        candidates: list[RenderedCandidate] = []
-        outcomes: list[RowOutcome] = []
-        for place, conversation in enumerate(decoded):
-            rendered = self._render_candidates(place, conversation, bool(controlled[place]), counts)
-            if isinstance(rendered, Rejected):
-                outcomes.append(rendered)
-            else:
-                outcomes.append([])
-                candidates.extend(rendered)
-        encoded = self._steps.encode_masked(
-            [one.masked for one in candidates], [one.ordinary for one in candidates], counts
-        )
-        for candidate, example in zip(candidates, encoded, strict=True):
-            held = outcomes[candidate.place]
-            if isinstance(held, Rejected):
-                continue
-            if isinstance(example, Rejected):
-                outcomes[candidate.place] = example
-                continue
-            fitted = self._shortener.fit_to_limit(candidate, example, counts)
-            outcomes[candidate.place] = fitted if isinstance(fitted, Rejected) else [*held, *fitted]
-        return outcomes
+    def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
+        return [(conversation, frozenset())]
 
-    def _render_candidates(
-        self, place: int, conversation: Conversation, controlled: bool, counts: TokenizationCounts
-    ) -> list[RenderedCandidate] | Rejected:
-        hidden = self._steps.hide_control(conversation, counts) if controlled else (conversation, dict[str, str]())
-        if isinstance(hidden, Rejected):
-            return hidden
-        conversation, placeholders = hidden
-        conversation = self._steps.limit_reasoning(conversation)
-        candidates: list[RenderedCandidate] = []
-        loses_reasoning = False
-        for one, only in self._steps.masker.split_turns(conversation):
-            masked = self._steps.mask(one, only=only)
-            if isinstance(masked, Rejected):
-                return masked
-            if has_changed_placeholder(masked.text, placeholders):
-                return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
-            counts.add_dropped(masked.dropped)
-            if "reasoning" in masked.dropped:
-                loses_reasoning = loses_reasoning or self._steps.loses_reasoning(one, masked)
-            masked, ordinary = show_control_strings(masked, placeholders)
-            candidates.append(RenderedCandidate(place, one, only, placeholders, masked, ordinary))
-        counts.rows_losing_reasoning += loses_reasoning
-        return self._steps.judge_row(conversation) or candidates
-
-
-# ── Prompts for reinforcement learning: the ids that a trainer sends to generation, of which none is tra ──
-
-
-@dataclass(frozen=True, slots=True)
-class _RenderedPrompt:
-    """A prompt's text, and the ranges in which control strings are text; `place` is its row's in the batch."""
-
-    place: int
-    masked: MaskedConversation
-    ordinary: list[tuple[int, int]]
-
-
-class PromptExampleBuilder:
-    """Builds the examples of one dataset's prompts."""
-
-    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
-        """Store the steps of a conversation."""
-        self._steps = encoder
-        self._limit = limit
-
-    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
-        """Build the example of each row."""
-        controlled = self._steps.control.find_rows(rows)
-        outcomes: list[RowOutcome] = []
-        rendered: list[_RenderedPrompt] = []
-        for place, conversation in enumerate(decode_conversations(rows)):
-            one = self._render(place, conversation, bool(controlled[place]), counts)
-            outcomes.append(one if isinstance(one, Rejected) else [])
-            rendered += [] if isinstance(one, Rejected) else [one]
-        encoded = self._steps.encode_masked(
-            [one.masked for one in rendered], [one.ordinary for one in rendered], counts
-        )
-        for one, example in zip(rendered, encoded, strict=True):
-            if isinstance(example, Rejected):
-                outcomes[one.place] = example
-            else:
-                # Nothing shortens a prompt: the kind refuses such policies.
-                outcomes[one.place] = self._limit.apply_policy(example, "prompt", counts) or [example]
-        return outcomes
-
-    def _render(
-        self, place: int, conversation: Conversation, controlled: bool, counts: TokenizationCounts
-    ) -> _RenderedPrompt | Rejected:
-        hidden = self._steps.hide_control(conversation, counts) if controlled else (conversation, dict[str, str]())
-        if isinstance(hidden, Rejected):
-            return hidden
-        conversation, placeholders = hidden
-        shown = self._steps.inline_reasoning(self._steps.limit_reasoning(conversation))
+    def _mask(self, conversation: Conversation, only: frozenset[int] | None) -> MaskedConversation | Rejected:
+        del only
+        shown = self._steps.inline_reasoning(conversation)
         masked = self._steps.masker.render_prompt(shown)
-        if not isinstance(masked, Rejected):
-            masked = self._steps.judge.reject_prompt(shown, masked.text) or masked
-        if isinstance(masked, Rejected):
-            return masked
-        if has_changed_placeholder(masked.text, placeholders):
-            return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
-        counts.add_dropped(masked.dropped)
-        return _RenderedPrompt(place, *show_control_strings(masked, placeholders))
+        return masked if isinstance(masked, Rejected) else self._steps.judge.reject_prompt(shown, masked.text) or masked
 
 
-# ── Preferences: a prompt with each of its answers as tokens, both sides in one example or one side in e ──
+# ── Preferences: a prompt with each of its answers as tokens, both sides in one example or one in each ───
 
 
-CHOSEN, REJECTED = 1, 0
-"""Values of `sides`: the chosen or good answer, the rejected or bad one."""
+class PreferenceExampleBuilder(ConversationExampleBuilder):
+    """Builds the examples of one dataset's preferences: one of both sides, or one of each."""
 
+    kind = "preference"
 
-@dataclass(frozen=True, slots=True)
-class _Preference:
-    """A row's prompt and sides, control strings hidden; `answers` are the messages of each side after the prompt."""
+    def _decode(self, rows: pa.Table) -> Sequence[Preference]:
+        answers = zip(*(from_json_column(rows.column(name)) for name in ("chosen", "rejected")), strict=True)
+        columns = decode_conversations(rows), answers, rows.column("margin").to_pylist()
+        decoded: list[Preference] = []
+        for prompt, texts, margin in zip(*columns, strict=True):
+            sides = {side: text for side, text in zip((CHOSEN, REJECTED), texts, strict=True) if text is not None}
+            messages = [*prompt.messages, *chain(*sides.values())]
+            values = {field.name: getattr(prompt, field.name) for field in fields(prompt)} | {"messages": messages}
+            decoded.append(Preference(**values, sides=[*sides], lengths=[*map(len, sides.values())], margin=margin))
+        return decoded
 
-    prompt: Conversation
-    answers: Sequence[Sequence[Message]]
-    sides: Sequence[int]
-    margin: float | None
-    placeholders: dict[str, str]
-
-    def join(self, side: int, prompt: Sequence[Message]) -> Conversation:
-        """Return a side as a conversation, with some of the prompt's messages."""
-        return replace(self.prompt, messages=[*prompt, *self.answers[side]])
-
-
-@dataclass(frozen=True, slots=True)
-class _MaskedSide:
-    """A side's text, and the ranges in which control strings are text."""
-
-    masked: MaskedConversation
-    ordinary: list[tuple[int, int]]
-
-
-class PreferenceExampleBuilder:
-    """Builds the examples of one dataset's preferences."""
-
-    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
-        """Store the steps of a conversation."""
-        self._steps = encoder
-        self._limit = limit
-        self._is_paired = encoder.dataset.format.get_objective() == "paired"
-
-    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
-        """Build the examples of each row: one of both sides, or one of each."""
-        decoded = self._decode(rows, counts)
-        made = self._encode_all(decoded, counts)
-        return [self._build_row(row, sides, counts) for row, sides in zip(decoded, made, strict=True)]
-
-    # ── rows ──
-
-    def _decode(self, rows: pa.Table, counts: TokenizationCounts) -> list[_Preference | Rejected]:
-        columns = [rows.column(name).to_pylist() for name in ("chosen", "rejected", "margin")]
-        in_sides = np.zeros(rows.num_rows, np.bool_)
+    def _find_control_strings(self, rows: pa.Table) -> Bools:
+        found = self._steps.control.find_rows(rows)
         for name in ("chosen", "rejected"):
             texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
-            in_sides |= self._steps.control.find_rows(texts)
-        controlled = self._steps.control.find_rows(rows) | in_sides
-        return [
-            self._decode_row(conversation, (chosen, rejected), margin, bool(hides), counts)
-            for conversation, chosen, rejected, margin, hides in zip(
-                decode_conversations(rows), *columns, controlled, strict=True
-            )
-        ]
+            found |= self._steps.control.find_rows(texts)
+        return found
 
-    def _decode_row(
+    def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
+        assert isinstance(conversation, Preference)
+        messages = conversation.messages
+        edges = np.cumsum([len(messages) - sum(conversation.lengths), *conversation.lengths]).tolist()
+        prompt = messages[: edges[0]]
+        return [_join_side(conversation, prompt, messages[begin:end]) for begin, end in pairwise(edges)]
+
+    def _mask(self, conversation: Conversation, only: frozenset[int] | None) -> MaskedConversation | Rejected:
+        return self._steps.judge_row(conversation) or self._steps.mask(conversation, only=only)
+
+    def _finish_row(
         self,
-        prompt: Conversation,
-        texts: Sequence[str | None],
-        margin: float | None,
-        controlled: bool,
+        candidates: Sequence[RenderedCandidate],
+        examples: Sequence[Example | Rejected],
         counts: TokenizationCounts,
-    ) -> _Preference | Rejected:
-        sides = [side for side, text in zip((CHOSEN, REJECTED), texts, strict=True) if text is not None]
-        answers: list[list[Message]] = [from_json(text) for text in texts if text is not None]
-        # Control strings of all messages are hidden together, so that a prompt is the same on both sides.
-        whole = replace(prompt, messages=[*prompt.messages, *(one for answer in answers for one in answer)])
-        hidden = self._steps.hide_control(whole, counts) if controlled else (whole, dict[str, str]())
-        if isinstance(hidden, Rejected):
-            return hidden
-        messages = self._steps.limit_reasoning(hidden[0]).messages
-        edges = np.cumsum([len(prompt.messages), *map(len, answers)]).tolist()
-        parts = [messages[first:last] for first, last in zip([0, *edges], edges, strict=False)]
-        return _Preference(replace(hidden[0], messages=parts[0]), parts[1:], sides, margin, hidden[1])
-
-    # ── sides ──
-
-    def _build_row(
-        self, row: _Preference | Rejected, parts: list[Example] | Rejected, counts: TokenizationCounts
     ) -> RowOutcome:
-        if isinstance(row, Rejected):
-            return row
+        row, parts = candidates[0].conversation, _require_all(examples)
+        assert isinstance(row, Preference)
         if isinstance(parts, Rejected):
             return parts
-        fitted = self._fit_sides(row, parts)
-        if isinstance(fitted, Rejected):
-            counts.dropped_tokens += sum(len(part.ids) for part in parts)
-            counts.dropped_trained += sum(int(part.mask.sum()) for part in parts)
-            return fitted
-        return finish_sides(fitted, row.sides, row.margin, counts, is_paired=self._is_paired)
+        paired = self._steps.dataset.format.get_objective() == "paired"
+        shorten = partial(self._remove_exchanges, row, candidates)
+        return finish_sides(parts, row.sides, row.margin, self._limit, counts, shorten, is_paired=paired)
 
-    def _encode_all(
-        self, rows: Sequence[_Preference | Rejected], counts: TokenizationCounts
-    ) -> list[list[Example] | Rejected]:
-        """Render and mask the sides of each row, and encode those of all rows at once; rejects are passed on."""
-        masked = [
-            row if isinstance(row, Rejected) else self._mask_sides(row, row.prompt.messages, counts) for row in rows
-        ]
-        sides = [side for one in masked if not isinstance(one, Rejected) for side in one]
-        encoded = iter(
-            self._steps.encode_masked([one.masked for one in sides], [one.ordinary for one in sides], counts)
-        )
-        return [one if isinstance(one, Rejected) else _require_all(list(islice(encoded, len(one)))) for one in masked]
+    def _remove_exchanges(
+        self, first: Preference, candidates: Sequence[RenderedCandidate], parts: Sequence[Example]
+    ) -> list[Example] | Rejected:
+        """Remove exchanges of the prompt until the longest side fits, or as few as possible are left."""
+        begin = len(first.messages) - first.lengths[0]
+        prompt = first.messages[:begin]
 
-    def _encode_sides(self, row: _Preference, prompt: Sequence[Message]) -> list[Example] | Rejected:
-        """Render, mask and encode each side with some of the prompt's messages, which is not counted."""
-        counts = TokenizationCounts()
-        sides = self._mask_sides(row, prompt, counts)
-        if isinstance(sides, Rejected):
-            return sides
-        return _require_all(
-            self._steps.encode_masked([side.masked for side in sides], [side.ordinary for side in sides], counts)
-        )
-
-    def _mask_sides(
-        self, row: _Preference, prompt: Sequence[Message], counts: TokenizationCounts
-    ) -> list[_MaskedSide] | Rejected:
-        """Render and mask each side with some of the prompt's messages."""
-        sides: list[_MaskedSide] = []
-        loses_reasoning = False
-        for side in range(len(row.sides)):
-            conversation = row.join(side, prompt)
-            answers = frozenset(range(len(prompt), len(conversation.messages)))
-            found = self._steps.mask(conversation, only=answers)
-            found = self._steps.judge_row(conversation) or found
-            if isinstance(found, Rejected):
-                return found
-            if has_changed_placeholder(found.text, row.placeholders):
-                return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
-            counts.add_dropped(found.dropped)
-            if "reasoning" in found.dropped:
-                loses_reasoning = loses_reasoning or self._steps.loses_reasoning(conversation, found)
-            sides.append(_MaskedSide(*show_control_strings(found, row.placeholders)))
-        counts.rows_losing_reasoning += loses_reasoning
-        return sides
-
-    # ── length ──
-
-    def _fit_sides(self, row: _Preference, parts: list[Example]) -> list[Example] | Rejected:
-        """Apply the overlong policy to both sides together."""
-        longest = max(range(len(parts)), key=lambda i: len(parts[i].ids))
-        tokens, policy = len(parts[longest].ids), self._limit.get_policy("preference")
-        if tokens <= self._limit.tokens or policy in ("keep", "raise"):
-            return parts
-        if policy == "drop":
-            return Rejected("overlong", f"{tokens} tokens, at most {self._limit.tokens}")
-        kept = self._remove_exchanges(row, longest)
-        shorter = self._encode_sides(row, [row.prompt.messages[i] for i in kept])
-        if isinstance(shorter, Rejected):
-            return shorter
-        removed = len(row.prompt.messages) - len(kept)
-        shorter = [
-            replace(
-                one,
-                original_tokens=len(whole.ids),
-                original_trained=int(whole.mask.sum()),
-                messages_removed=removed,
-                exchanges_removed=len(whole.ids) - len(one.ids),
-                exchanges_trained=int(whole.mask.sum()) - int(one.mask.sum()),
-            )
-            for one, whole in zip(shorter, parts, strict=True)
-        ]
-        tokens = max(len(one.ids) for one in shorter)
-        if tokens <= self._limit.tokens:
-            return shorter
-        if self._limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
-            why = f"{tokens} tokens after the prompt's exchanges were removed, at most {self._limit.tokens}"
-            return Rejected("overlong_after_structure", why)
-        prompt = measure_prompt(shorter)
-        return prompt if isinstance(prompt, Rejected) else cut_answers(shorter, prompt, self._limit.tokens)
-
-    def _remove_exchanges(self, row: _Preference, side: int) -> Sequence[int]:
-        """Return the prompt's messages that stay so that a side fits, or as few as possible."""
-        prompt = row.prompt.messages
+        def encode(some: Sequence[RenderedCandidate], kept: Sequence[Message]) -> list[Example] | Rejected:
+            counts = TokenizationCounts()
+            joined = [_join_side(first, kept, one.conversation.messages[begin:]) for one in some]
+            rendered = self._render(joined, candidates[0].placeholders, counts)
+            return rendered if isinstance(rendered, Rejected) else _require_all(self._encode(rendered, counts))
 
         def measure(messages: Sequence[Message], tools: object) -> int | None:
             del tools
-            one = replace(row, answers=[row.answers[side]], sides=[row.sides[side]])
-            made = self._encode_sides(one, messages)
+            made = encode([candidates[longest]], messages)
             return None if isinstance(made, Rejected) else len(made[0].ids)
 
+        longest = max(range(len(parts)), key=lambda i: len(parts[i].ids))
         truncator = ConversationTruncator(
             limit=self._limit.tokens,
             measure=measure,
             cut_reasoning=self._steps.cut_text,
             assistant_roles=self._steps.dataset.format.get_token_options().assistant_roles,
         )
-        return truncator.remove_exchanges(prompt, row.prompt.tools, len(prompt) - 1)
+        kept = truncator.remove_exchanges(prompt, first.tools, len(prompt) - 1)
+        shorter = encode(candidates, [prompt[i] for i in kept])
+        if isinstance(shorter, Rejected):
+            return shorter
+        return [
+            replace(
+                one,
+                original_tokens=len(whole.ids),
+                original_trained=int(whole.mask.sum()),
+                messages_removed=len(prompt) - len(kept),
+                exchanges_removed=len(whole.ids) - len(one.ids),
+                exchanges_trained=int(whole.mask.sum()) - int(one.mask.sum()),
+            )
+            for one, whole in zip(shorter, parts, strict=True)
+        ]
+
+
+def _join_side(
+    conversation: Conversation, prompt: Sequence[Message], answer: Sequence[Message]
+) -> tuple[Conversation, frozenset[int]]:
+    """Return a side as a conversation, with the messages that may train."""
+    joined = replace(conversation, messages=[*prompt, *answer])
+    return joined, frozenset(range(len(prompt), len(joined.messages)))
 
 
 def _require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejected:
@@ -892,24 +773,60 @@ def _require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejecte
 
 
 def finish_sides(
-    sides: Sequence[Example], kinds: Sequence[int], margin: float | None, counts: TokenizationCounts, *, is_paired: bool
+    parts: list[Example],
+    sides: Sequence[int],
+    margin: float | None,
+    limit: LengthLimit,
+    counts: TokenizationCounts,
+    shorten: Callable[[Sequence[Example]], list[Example] | Rejected] | None = None,
+    *,
+    is_paired: bool,
 ) -> RowOutcome:
-    """Return the examples of a row's sides, whose `kinds` are `CHOSEN` or `REJECTED`: one of both, or one of each."""
-    prompt = measure_prompt(sides)
+    """Return the examples of a row's sides: one of both, or one of each.
+
+    The overlong policy applies to both together: `shorten` removes what a prompt can spare, then answers are cut on the
+    right.
+    """
+    tokens, fitted = max(len(part.ids) for part in parts), parts
+    if tokens > limit.tokens and not limit.keeps_all("preference"):
+        fitted = _shorten_sides(parts, limit, shorten, tokens)
+    if isinstance(fitted, Rejected):
+        counts.dropped_tokens += sum(len(part.ids) for part in parts)
+        counts.dropped_trained += sum(int(part.mask.sum()) for part in parts)
+        return fitted
+    prompt = measure_prompt(fitted)
     if isinstance(prompt, Rejected):
         return prompt
     if is_paired:
         counts.add_of_kind("pairs", 1)
-        counts.add_of_kind("longer_chosen", int(len(sides[0].ids) > len(sides[1].ids)))
-        return [_join_sides(sides, kinds, margin, prompt)]
-    return [_describe(one, [one], [kind], prompt, None) for one, kind in zip(sides, kinds, strict=True)]
+        counts.add_of_kind("longer_chosen", int(len(fitted[0].ids) > len(fitted[1].ids)))
+        return [_join_sides(fitted, sides, margin, prompt)]
+    return [_describe(one, [one], [kind], prompt, None) for one, kind in zip(fitted, sides, strict=True)]
 
 
-def cut_answers(sides: Sequence[Example], prompt: int, limit: int) -> list[Example] | Rejected:
-    """Cut the answers on the right, which all follow a prompt of so many tokens."""
-    if prompt >= limit:
-        return Rejected("overlong_prompt", f"the prompt has {prompt} tokens, at most {limit}")
-    return [side.cut(0, limit) if len(side.ids) > limit else side for side in sides]
+def _shorten_sides(
+    parts: list[Example],
+    limit: LengthLimit,
+    shorten: Callable[[Sequence[Example]], list[Example] | Rejected] | None,
+    tokens: int,
+) -> list[Example] | Rejected:
+    if limit.get_policy("preference") == "drop":
+        return Rejected("overlong", f"{tokens} tokens, at most {limit.tokens}")
+    shorter = parts if shorten is None else shorten(parts)
+    if isinstance(shorter, Rejected):
+        return shorter
+    tokens = max(len(one.ids) for one in shorter)
+    if tokens <= limit.tokens:
+        return shorter
+    if limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
+        what = "of plain text" if shorten is None else "after the prompt's exchanges were removed"
+        return Rejected("overlong_after_structure", f"{tokens} tokens {what}, at most {limit.tokens}")
+    prompt = measure_prompt(shorter)
+    if isinstance(prompt, Rejected):
+        return prompt
+    if prompt >= limit.tokens:
+        return Rejected("overlong_prompt", f"the prompt has {prompt} tokens, at most {limit.tokens}")
+    return [side.cut(0, limit.tokens) if len(side.ids) > limit.tokens else side for side in shorter]
 
 
 def measure_prompt(sides: Sequence[Example]) -> int | Rejected:

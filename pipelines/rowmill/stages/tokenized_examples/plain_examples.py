@@ -36,9 +36,7 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
     REJECTED,
     LengthLimit,
     RowOutcome,
-    cut_answers,
     finish_sides,
-    measure_prompt,
     reject_for_length,
 )
 from rowmill.tokenization.encoded_batch import (
@@ -349,31 +347,16 @@ class RawPreferenceExampleBuilder:
             )
         )
         return [
-            self._finish_row(list(islice(encoded, len(own))), list(own), margin, counts)
+            finish_sides(
+                list(islice(encoded, len(own))),
+                [*own],
+                margin,
+                self._limit,
+                counts,
+                is_paired=self._is_paired,
+            )
             for own, margin in zip(answers, margins, strict=True)
         ]
-
-    def _finish_row(
-        self, parts: list[Example], sides: Sequence[int], margin: float | None, counts: TokenizationCounts
-    ) -> RowOutcome:
-        fitted = self._fit_sides(parts)
-        if isinstance(fitted, Rejected):
-            counts.dropped_tokens += sum(len(part.ids) for part in parts)
-            counts.dropped_trained += sum(int(part.mask.sum()) for part in parts)
-            return fitted
-        return finish_sides(fitted, sides, margin, counts, is_paired=self._is_paired)
-
-    def _fit_sides(self, parts: list[Example]) -> list[Example] | Rejected:
-        """Apply the overlong policy to both sides together; a text has no exchanges that could be removed."""
-        tokens, policy = max(len(part.ids) for part in parts), self._limit.get_policy("preference")
-        if tokens <= self._limit.tokens or policy in ("keep", "raise"):
-            return parts
-        if policy == "drop":
-            return Rejected("overlong", f"{tokens} tokens, at most {self._limit.tokens}")
-        if self._limit.options.token_cut == "reject":  # noqa: S105  (tokens of text)
-            return Rejected("overlong_after_structure", f"{tokens} tokens of plain text, at most {self._limit.tokens}")
-        prompt = measure_prompt(parts)
-        return prompt if isinstance(prompt, Rejected) else cut_answers(parts, prompt, self._limit.tokens)
 
 
 # ── Generation prompts of plain chats: printed by a proven layout where a sequence of roles is frequent ──

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -286,16 +286,8 @@ def _open_fast_paths(encoder: ConversationEncoder, limit: LengthLimit) -> dict[R
     }
 
 
-class _TemplateExampleBuilder(Protocol):
-    """Builds examples of rows that a chat template renders."""
-
-    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None: ...
-
-    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]: ...
-
-
 def _build_by_template(
-    builder: type[_TemplateExampleBuilder], steps: ConversationEncoder | None, limit: LengthLimit
+    builder: type[ConversationExampleBuilder], steps: ConversationEncoder | None, limit: LengthLimit
 ) -> _BuildRows:
     return _reject_without_template if steps is None else builder(steps, limit).build
 

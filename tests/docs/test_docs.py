@@ -5,7 +5,9 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +18,7 @@ from docs.generate import reference, walkthrough
 from rowmill import exports, sources, stats
 from rowmill.build.steps import Project
 from rowmill.checks import catalog, gates
+from rowmill.cli import main
 from rowmill.core.config import Config, describe_field
 from rowmill.core.yaml_text import parse_yaml
 from rowmill.exports import base
@@ -276,17 +279,77 @@ def test_commands_of_a_page_exist(page: Path) -> None:
     assert verbs <= {*reference.list_verbs(), *first_words_of_sentences}
 
 
-@pytest.mark.slow
+def shown_commands(page: Path) -> Iterator[tuple[str, bool]]:
+    """Yield every `rowmill` command of a page, and whether it is in a block: a sentence may leave out arguments."""
+    for _, text in FENCE.findall(page.read_text(encoding="utf-8")):
+        joined = re.sub(r"\\\n\s*", " ", text)
+        yield from (
+            (line, True) for line in re.findall(r"^ *(?:\$ )?(?:time )?(rowmill [^\s][^\n]*)", joined, re.MULTILINE)
+        )
+    yield from ((line, False) for line in re.findall(r"`(rowmill [^`\n]+)`", prose(page)))
+
+
+def parse_shown_command(line: str) -> str:
+    """Parse a command as the program does; return the parser's error, or nothing."""
+    # A variable of a shell or a batch system is a number.
+    words = shlex.split(re.sub(r"\$\(\(.*?\)\)|\$\w+", "1", re.sub(r"  +#.*| [|>&].*|…", "", line)), comments=True)
+    printed = StringIO()
+    try:
+        with redirect_stderr(printed), redirect_stdout(StringIO()):
+            main.parse_command_line(words[1:])
+    except SystemExit as ended:
+        return printed.getvalue() if ended.code else ""
+    return ""
+
+
 @PAGES
-def test_options_of_shown_commands_exist(page: Path) -> None:
-    shown = "\n".join([*blocks(page, ""), *blocks(page, "console")])
-    for line in re.findall(r"^(?:\$ )?(rowmill [^#\n]+)", shown, re.MULTILINE):
-        verb, *rest = shlex.split(line.partition(" | ")[0])[1:]
-        known = reference.capture_help(verb)
-        for word in rest:
-            # `--data__max_sequences_per_example` is an option of the recipe's records datasets.
-            of_recipe = verb in ("plan", "build", "advise") and "__" in word
-            assert not word.startswith("-") or of_recipe or word in known, f"{line}: {word} is no option of {verb}"
+def test_every_command_that_a_page_shows_is_parsed_by_the_program(page: Path) -> None:
+    for line, is_whole in shown_commands(page):
+        error = parse_shown_command(line)
+        is_part = not is_whole and "arguments are required" in error
+        assert not error or is_part, f"{line}\n{error}"
+
+
+@pytest.mark.parametrize("line", ["rowmill bild demo", "rowmill build demo --untill rows", "rowmill plan a b"])
+def test_wrong_command_is_noticed(line: str) -> None:
+    assert parse_shown_command(line)
+
+
+WITHOUT_EXAMPLE = {
+    "decisions/*.md": "A decision is a choice and its price; what it led to is used on the how-to pages.",
+    "reference/*.md": "Written from the code, and compared with it.",
+    "reference.md": "Written from the code, and compared with it.",
+    "templates.md": "Written from forty templates on real chats; its script is its example.",
+    "README.md": "A list of pages, written from their titles.",
+    "glossary.md": "Words, and what other projects call them.",
+    "why.md": "Failures of other programs; each is shown by the README or a how-to.",
+    "what-is-verified.md": "Names the tests that are its examples.",
+    "how-to/train.md": "Its program train.py, its loops and its options of TRL are run by the tests of training.",
+    "how-to/run-it-for-a-team.md": "Its files are checked against each other and the programs that they start.",
+    "extend-the-engine.md": "Its edits are made in a copy of the engine, which then builds its recipe.",
+    "explanation/*.md": "What a build costs and what Dagster shows; the commands are on the how-to pages.",
+    "coming-from/levanter.md": "A table of options; each is set in a recipe by a test of its own.",
+    "coming-from/safe-synthesizer.md": "A table of options; each is set in a recipe by a test of its own.",
+    "coming-from/evsys.md": "Its program is run by a test of the example recipes.",
+    "coming-from/qlora-train.md": "Its program is run by a test of the example recipes.",
+}
+"""Pages without a recipe or a command, relative to docs/, and why."""
+
+
+def test_every_page_has_an_example_that_a_test_runs_or_a_reason() -> None:
+    folder = ROOT / "docs"
+    excused = {page for pattern in WITHOUT_EXAMPLE for page in folder.glob(pattern)}
+    # Recipes are loaded and commands parsed by the tests above and below.
+    with_example = {
+        page
+        for page in folder.glob("**/*.md")
+        if blocks(page, "yaml") or any(is_whole for _, is_whole in shown_commands(page))
+    }
+
+    assert set(folder.glob("**/*.md")) - with_example - excused == set()
+    # A reason that is needed no longer is deleted.
+    for pattern in WITHOUT_EXAMPLE:
+        assert set(folder.glob(pattern)) - with_example, pattern
 
 
 def test_readme_shows_the_two_commands_first() -> None:

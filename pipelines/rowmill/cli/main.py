@@ -49,17 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # every process would compile them again: 8 s for Great Expectations instead of 4.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    parser = _make_parser()
-    args, unknown = parser.parse_known_args(arguments)
+    args = parse_command_line(arguments)
     command: Command | None = getattr(args, "command", None)
     if command is None:
-        parser.print_help()
+        _make_parser().print_help()
         return ExitStatus.INVALID
     os.environ.update({name: value for name, value in QUIET_LIBRARIES.items() if name not in os.environ})
     if getattr(args, "no_code", False):
         os.environ[errors.NO_CODE_VARIABLE] = "1"
     try:
-        args.overrides = _parse_overrides(parser, unknown, allowed=getattr(args, "takes_overrides", False))
         return command(args)
     except (Exception, KeyboardInterrupt) as raised:  # noqa: BLE001  (the boundary: every exception becomes a message)
         if isinstance(raised, BrokenPipeError) and _is_output_unread():
@@ -70,6 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error = name_missing_package(raised, command_line)
         _print_error(explain_error(error, command_line))
         return choose_exit_status(error)
+
+
+def parse_command_line(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse a command and its options; exit with status 2 and a message if there is no such command or option."""
+    parser = _make_parser()
+    args, unknown = parser.parse_known_args(arguments)
+    args.overrides = _parse_overrides(parser, unknown, allowed=getattr(args, "takes_overrides", False))
+    return args
 
 
 def _is_output_unread() -> bool:

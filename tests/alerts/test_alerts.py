@@ -1,11 +1,13 @@
 """Alerts: what is told of a build, to real servers on loopback, and that nothing they do changes the build."""
 
 import json
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ import pytest
 
 from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
 from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
-from rowmill.alerts.history import note_event
+from rowmill.alerts.history import load_causes, save_causes
+from rowmill.core.errors import PipelineError
 from rowmill.core.storage import Store
+from rowmill.reports import alert_text
 from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, CliProject
 from tests.support.ports import take_free_ports
 
@@ -179,16 +183,86 @@ def test_mail_reaches_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(received) == 1
 
 
-def test_cause_is_told_once_a_night_with_the_number_of_nights(tmp_path: Path) -> None:
+# ── Once a night, to everybody ────────────────────────────────────────────────────────────────────
+
+
+def announce_nights(project: CliProject, monkeypatch: pytest.MonkeyPatch, *nights: tuple[int, BaseException]) -> None:
+    """Announce errors, each on a night of November."""
+    for night, error in nights:
+        monkeypatch.setattr(alert_text, "datetime", FrozenDate(night))
+        alert_text.announce(project.project, error=error)
+
+
+class FrozenDate:
+    """Stands for `datetime`: its now is a night of November."""
+
+    def __init__(self, night: int) -> None:
+        self.night = night
+
+    def now(self, zone: Any) -> datetime:
+        return datetime(2026, 11, self.night, 2, tzinfo=zone)
+
+
+def write_alerts(project: CliProject, *alerts: dict[str, Any]) -> CliProject:
+    return project.write(execution={"workers": 1, "alerts": list(alerts)})
+
+
+def test_cause_is_told_once_a_night_with_the_number_of_nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = write_alerts(CliProject(tmp_path), {"kind": "webhook", "url_env": "HOOK", "on": ["failed", "published"]})
+    disk, network = PipelineError("the disk is gone"), OSError("the network is gone")
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        announce_nights(project, monkeypatch, (1, disk), (1, disk), (2, disk), (2, network), (3, disk), (3, disk))
+
+    assert [message["title"] for message in receiver.received] == [
+        "small: failed",
+        "small: failed on the second night",
+        "small: failed",
+        "small: failed on the third night",
+    ]
+
+
+def test_published_build_ends_a_cause(tmp_path: Path) -> None:
     store, night = Store(str(tmp_path)), date(2026, 11, 1)
+    for days in (0, 1):
+        save_causes(
+            store, "demo", "blocked", load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(days))
+        )
+    [before] = load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(2)).values()
+    save_causes(store, "demo", "published", load_causes(store, "demo", "published", {"1f2e"}, night + timedelta(2)))
+    [after] = load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(3)).values()
 
-    def note(days: int, *causes: str, event: Any = "blocked") -> int | None:
-        return note_event(store, "demo", event, causes, night + timedelta(days))
+    assert (before.nights, after.nights) == (3, 1)
 
-    assert [note(0, "rejects"), note(0, "rejects"), note(1, "rejects"), note(2, "rejects")] == [1, None, 2, 3]
-    assert note(2, "rejects", "nonempty") == 3
-    assert note(3, event="published") == 1
-    assert note(4, "rejects") == 1
+
+def test_message_is_sent_again_only_to_those_who_missed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = [{"kind": "webhook", "url_env": name} for name in ("HOOK", "OTHER")]
+    project = write_alerts(CliProject(tmp_path), *hooks)
+    gone = PipelineError("the disk is gone")
+    with receiving() as first, receiving(404) as second:
+        monkeypatch.setenv("HOOK", first.url)
+        monkeypatch.setenv("OTHER", second.url)
+        said = [alert_text.announce(project.project, error=gone) for _ in range(3)]
+
+    assert said == [["an alert was not delivered: webhook: 127.0.0.1 answered 404 Not Found"], [], []]
+    assert [len(receiver.received) for receiver in (first, second)] == [1, 1]
+    assert not any(
+        url in (tmp_path / ".rowmill" / "small" / "alerts.json").read_text() for url in (first.url, "s3cret")
+    )
+
+
+@pytest.mark.slow
+def test_alert_that_was_not_delivered_is_one_line_of_the_terminal(tmp_path: Path) -> None:
+    project = write_alerts(CliProject(tmp_path), {"kind": "webhook", "url_env": "HOOK", "on": ["published"]})
+    command = [sys.executable, "-c", "import sys; from rowmill.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+    command += ["build", project.recipe, "--alert", "--skip-preflight"]
+    done = subprocess.run(
+        command, env={**os.environ, "HOOK": "file:///nowhere"}, capture_output=True, text=True, check=True
+    )
+
+    assert [line for line in (done.stdout + done.stderr).splitlines() if "not delivered" in line] == [
+        "! an alert was not delivered: webhook: its address is not one of http or https; set another"
+    ]
 
 
 def test_build_tells_what_blocked_it_and_then_that_it_is_published(

@@ -1,30 +1,53 @@
-"""What was told before: a cause is told once a night, with the number of nights that it has lasted.
+"""What was told before: a cause is told each target once a night, with the number of nights that it has lasted.
 
-<recipe>/alerts.json    {"causes": {"blocked rejects chats": {"nights": 3, "last": "2026-11-27"}}}
+<recipe>/alerts.json  {"causes": {"blocked rejects chats": {"nights": 3, "last": "2026-11-27", "told": ["email-1f…"]}}}
+
+A target is noted once a message reached it, so a message that was refused is sent again, to those who missed it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from datetime import date
 
-from rowmill.alerts.options import AlertEvent
-from rowmill.core.storage import Store
+from rowmill.alerts.options import AlertEvent, AnyAlert
+from rowmill.core.storage import Store, digest_json
 
 
-def note_event(store: Store, recipe: str, event: AlertEvent, causes: Collection[str], today: date) -> int | None:
-    """Note that an event has these causes today; return on how many nights, or None if it was told today.
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause of messages: on how many nights it was there, the last of them, and the targets that were told on it."""
 
-    What is new among several causes is told at once. A build that is published ends all causes.
-    """
-    path = f"{recipe}/alerts.json"
-    earlier = (store.read_sealed(path) or {}).get("causes", {})
-    names = [f"{event} {cause}".strip() for cause in sorted(causes)] or [event]
-    known = {} if event == "published" else dict(earlier)
-    is_new = any(earlier.get(name, {}).get("last") != today.isoformat() for name in names)
-    nights = 0
-    for name in names:
-        before = earlier.get(name, {})
-        count = int(before.get("nights", 0)) + (before.get("last") != today.isoformat())
-        known[name] = {"nights": count, "last": today.isoformat()}
-        nights = max(nights, count)
-    store.write_sealed(path, {"causes": known})
-    return nights if is_new or event == "published" else None
+    nights: int = 0
+    last: str = ""
+    told: tuple[str, ...] = ()
+
+
+def identify_target(alert: AnyAlert) -> str:
+    """Return a name for where an alert goes, which holds no address."""
+    return f"{alert.kind}-{digest_json(alert.model_dump(mode='json', exclude={'on'}))[:12]}"
+
+
+def load_causes(store: Store, recipe: str, event: AlertEvent, names: Collection[str], today: date) -> dict[str, Cause]:
+    """Return the causes of today's event by their names, each with tonight counted."""
+    known = _load_all(store, recipe)
+    causes: dict[str, Cause] = {}
+    for name in [f"{event} {name}".strip() for name in sorted(names)] or [event]:
+        before = known.get(name, Cause())
+        is_tonight = before.last == today.isoformat()
+        causes[name] = before if is_tonight else Cause(before.nights + 1, today.isoformat())
+    return causes
+
+
+def save_causes(store: Store, recipe: str, event: AlertEvent, causes: Mapping[str, Cause]) -> None:
+    """Note the causes of an event; a build that is published ends all others."""
+    known = {} if event == "published" else _load_all(store, recipe)
+    store.write_sealed(_history_path(recipe), {"causes": {name: asdict(one) for name, one in (known | causes).items()}})
+
+
+def _load_all(store: Store, recipe: str) -> dict[str, Cause]:
+    raw = (store.read_sealed(_history_path(recipe)) or {}).get("causes", {})
+    return {name: Cause(one["nights"], one["last"], tuple(one["told"])) for name, one in raw.items()}
+
+
+def _history_path(recipe: str) -> str:
+    return f"{recipe}/alerts.json"

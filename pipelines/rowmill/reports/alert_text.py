@@ -8,14 +8,14 @@ https://reports.example.org/demo/report.html
 Correct the records, or raise gates.rejects.
 """
 
-import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import quote
 
 from rowmill.alerts import AlertEvent
 from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
-from rowmill.alerts.history import note_event
+from rowmill.alerts.history import identify_target, load_causes, save_causes
 from rowmill.build.steps import Project
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
@@ -24,8 +24,6 @@ from rowmill.core.stage_names import GPU_PARTITIONS
 from rowmill.reports.build_view import BuildView, load_build_view
 from rowmill.reports.report_page import report_path
 from rowmill.schema import manifest
-
-_LOG = logging.getLogger("rowmill.alerts")
 
 MAX_LINE_CHARS = 400
 """Longer lines are cut: services cut or refuse long messages."""
@@ -42,30 +40,35 @@ def announce(
 
     Nothing that goes wrong here is raised: the build is what it is.
     """
-    alerts = project.recipe.execution.alerts
-    if not alerts:
+    recipe, store = project.recipe, project.store
+    if not recipe.execution.alerts:
         return []
+    problems: list[str] = []
     try:
         view = load_build_view(project)
         event = "overdue" if overdue else _choose_event(view, error, published=published)
         if event is None:
             return []
         results = _select_results(view, event)
-        causes = {f"{result.check} {'/'.join(result.key[1:])}" for result in results} or {
-            type(error).__name__ if error else ""
+        names = {f"{result.check} {'/'.join(result.key[1:])}" for result in results} or {
+            find_published_version(project) or "" if event == "published" else type(error).__name__ if error else ""
         }
-        wanted = [alert for alert in alerts if event in alert.on]
-        nights = (
-            note_event(project.store, project.recipe.name, event, causes, datetime.now(UTC).date()) if wanted else None
-        )
-        if nights is None:
+        causes = load_causes(store, recipe.name, event, names, datetime.now(UTC).date())
+        targets = {identify_target(alert): alert for alert in recipe.execution.alerts if event in alert.on}
+        untold = [target for target in targets if any(target not in cause.told for cause in causes.values())]
+        if not untold:
             return []
+        nights = max(cause.nights for cause in causes.values())
         message = compose_message(view, event, results, overdue or error, nights)
-        problems = [problem for alert in wanted if (problem := deliver(alert, message)) is not None]
+        for target in untold:
+            problem = deliver(targets[target], message)
+            if problem is not None:
+                problems.append(problem)
+                continue
+            causes = {name: replace(cause, told=(*cause.told, target)) for name, cause in causes.items()}
+        save_causes(store, recipe.name, event, causes)
     except Exception as failure:  # noqa: BLE001  (an alert never changes what a build ends with)
-        problems = [f"{type(failure).__name__}: {failure}"]
-    for problem in problems:
-        _LOG.warning("an alert was not delivered: %s", problem)
+        problems.append(f"{type(failure).__name__}: {failure}")
     return [f"an alert was not delivered: {problem}" for problem in problems]
 
 

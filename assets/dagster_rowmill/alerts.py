@@ -14,6 +14,7 @@ from dagster_rowmill.names import dagster_name, make_asset_key
 from rowmill.build.steps import Project
 from rowmill.core.errors import GateError, PipelineError
 from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
+from rowmill.recipe.recipe import Freshness
 from rowmill.reports import alert_text
 from rowmill.schema import manifest
 
@@ -58,30 +59,34 @@ def make_alert_sensors(project: Project, job: Any) -> list[dg.SensorDefinition]:
         _log(context, alert_text.announce(project, published=is_new))
 
     sensors: list[dg.SensorDefinition] = [failed, finished]
-    if execution.overdue_hours is not None:
-        sensors.append(_make_overdue_sensor(project, execution.overdue_hours))
+    if execution.freshness is not None:
+        sensors.append(_make_overdue_sensor(project, execution.freshness))
     return sensors
 
 
-def _make_overdue_sensor(project: Project, hours: float) -> dg.SensorDefinition:
-    name = project.recipe.name
+def _make_overdue_sensor(project: Project, wanted: Freshness) -> dg.SensorDefinition:
+    name, key = project.recipe.name, make_asset_key((project.recipe.name, TRAINING_SPLITS))
 
     @dg.sensor(
         name=f"alert_overdue_{dagster_name(name)}",
         minimum_interval_seconds=OVERDUE_INTERVAL_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Tells execution.alerts of {name} that it was not built for {hours:g} hours.",
+        description=f"Tells execution.alerts of {name} that Dagster shows {TRAINING_SPLITS} as overdue.",
     )
     def overdue(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        last = context.instance.get_latest_materialization_event(make_asset_key((name, TRAINING_SPLITS)))
-        age = None if last is None else (time.time() - last.timestamp) / 3600
-        if age is None or age < hours:
-            return dg.SkipReason("never built" if age is None else f"built {age:.1f} hours ago")
-        problems = alert_text.announce(
-            project, overdue=f"{name}: not built for {age:.0f} hours; wanted at most {hours:g}"
-        )
-        _log(context, problems)
-        return dg.SkipReason(f"overdue: built {age:.1f} hours ago")
+        # What the asset's page shows: Dagster's daemon compares the last build with the freshness policy.
+        record = context.instance.get_freshness_state_records([key]).get(key)
+        state = None if record is None else record.freshness_state.value
+        last = context.instance.get_latest_materialization_event(key)
+        if state != "FAIL" or last is None:
+            return dg.SkipReason(
+                f"freshness of {TRAINING_SPLITS}: {state or 'not known; is freshness on in dagster.yaml?'}"
+            )
+        hours = (time.time() - last.timestamp) / 3600
+        bound = "at most" if wanted.deadline is None else f"a build by the last {wanted.deadline} (UTC), in at most"
+        text = f"{name}: not built for {hours:.0f} hours; wanted {bound} {wanted.hours:g}"
+        _log(context, alert_text.announce(project, overdue=text))
+        return dg.SkipReason(text)
 
     return overdue
 

@@ -121,7 +121,6 @@ def make_stage_asset(
     condition: dg.AutomationCondition[Any] | None,
 ) -> dg.AssetsDefinition:
     """Return a step's asset."""
-    hours = project.recipe.execution.overdue_hours if step.stage.shows_overdue else None
     technology = "arrow" if step.name in (CANONICAL_ROWS, TOKENIZED_EXAMPLES) else "parquet"
 
     @dg.asset(
@@ -136,7 +135,7 @@ def make_stage_asset(
         owners=list(project.recipe.execution.owners),
         # `tag:"rowmill/dataset"="chats"` selects assets. A tag's value has at most 63 characters; a name may have 64.
         tags={"rowmill/stage": step.name} | ({"rowmill/dataset": step.dataset[:63]} if step.dataset else {}),
-        freshness_policy=None if hours is None else dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours)),
+        freshness_policy=make_freshness_policy(project) if step.stage.shows_overdue else None,
         description=step.description,
     )
     def body(
@@ -185,6 +184,20 @@ def make_stage_asset(
             )
 
     return body
+
+
+def make_freshness_policy(project: Project) -> dg.FreshnessPolicy | None:
+    """Return the policy by which Dagster shows that a recipe was not built in time; None without one."""
+    chosen = project.recipe.execution.freshness
+    if chosen is None:
+        return None
+    hours = timedelta(hours=chosen.hours)
+    try:
+        if chosen.deadline is None:
+            return dg.FreshnessPolicy.time_window(fail_window=hours)
+        return dg.FreshnessPolicy.cron(chosen.deadline, lower_bound_delta=hours)
+    except Exception as error:  # its class is not public
+        raise dg.DagsterInvalidDefinitionError(f"freshness {chosen.model_dump()}: {error}") from error
 
 
 # ── Partitions: the ranks of `gpu_partitions` ──────────────────────────────────────────────────────

@@ -44,7 +44,7 @@ from rowmill.kinds.tables.table_contract import ColumnContract, TableContract
 from rowmill.packing.options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import recipe
-from rowmill.recipe.recipe import Dataset, Execution, Recipe
+from rowmill.recipe.recipe import Dataset, Execution, Freshness, Recipe
 from rowmill.schema import ledger
 from rowmill.schema.rows import RowKind
 from rowmill.sources.encodings import CODECS
@@ -96,6 +96,7 @@ TITLES: dict[type[Config], str] = {
     Waiver: "Waivers",
     Expectation: "Expectations",
     Execution: "`execution`",
+    Freshness: "`execution.freshness`",
     LocalExecutor: "`execution.executor`, `kind: local`",
     RayExecutor: "`execution.executor`, `kind: ray`",
     WebhookAlert: "`execution.alerts`, `kind: webhook`",

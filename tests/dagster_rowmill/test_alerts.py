@@ -6,7 +6,11 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import create_test_daemon_workspace_context, freeze_time
+from dagster._core.workspace.load_target import PythonFileTarget
+from dagster._daemon.freshness import FreshnessDaemon
 
+from dagster_rowmill import definitions
 from dagster_rowmill.names import make_asset_key
 from rowmill.reports import alert_text
 from tests.alerts.test_alerts import receiving
@@ -19,8 +23,8 @@ ALERTS = [{"kind": "webhook", "url_env": "HOOK", "on": ["failed", "blocked", "ov
 
 def run_night(tiny: Tiny) -> dg.ExecuteInProcessResult:
     """Run the nightly job, then the sensors that the daemon runs after it."""
-    definitions = tiny.definitions()
-    job = definitions.resolve_job_def("rebuild_tiny")
+    defined = tiny.definitions()
+    job = defined.resolve_job_def("rebuild_tiny")
     result = job.execute_in_process(instance=tiny.instance, raise_on_error=False)
     kind = dg.DagsterEventType.RUN_SUCCESS if result.success else dg.DagsterEventType.RUN_FAILURE
     [record] = [event for event in result.all_events if event.event_type == kind]
@@ -28,7 +32,7 @@ def run_night(tiny: Tiny) -> dg.ExecuteInProcessResult:
     context = dg.build_run_status_sensor_context(
         sensor_name=name, dagster_event=record, dagster_instance=tiny.instance, dagster_run=result.dagster_run
     )
-    definitions.resolve_sensor_def(name)(context if result.success else context.for_run_failure())
+    defined.resolve_sensor_def(name)(context if result.success else context.for_run_failure())
     return result
 
 
@@ -38,13 +42,13 @@ def test_broken_night_is_told_once_and_the_repaired_one_is_published(
     tiny: Tiny = tiny_folder
     with receiving() as receiver:
         monkeypatch.setenv("HOOK", receiver.url)
-        tiny.write(execution={**RECIPE["execution"], "alerts": ALERTS, "overdue_hours": 30})
+        tiny.write(execution={**RECIPE["execution"], "alerts": ALERTS, "freshness": {"hours": 30}})
         assert run_night(tiny).success
         before = alert_text.find_published_version(tiny.project)
         tiny.write_rows("tasks", [{"prompt": "half an upload"}] * 60)
         assert [run_night(tiny).success for _ in range(2)] == [False, False]
         during = alert_text.find_published_version(tiny.project)
-        tiny.write(rows=61, execution={**RECIPE["execution"], "alerts": ALERTS, "overdue_hours": 30})
+        tiny.write(rows=61, execution={**RECIPE["execution"], "alerts": ALERTS, "freshness": {"hours": 30}})
         assert run_night(tiny).success
 
     assert [message["event"] for message in receiver.received] == ["published", "blocked", "published"]
@@ -55,27 +59,43 @@ def test_broken_night_is_told_once_and_the_repaired_one_is_published(
     assert during == before != alert_text.find_published_version(tiny.project)
 
 
-def test_recipe_that_was_not_built_in_time_is_told(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny: Tiny = tiny_folder
-    with receiving() as receiver:
+@pytest.mark.slow
+def test_recipe_that_was_not_built_in_time_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    with receiving() as receiver, dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
         monkeypatch.setenv("HOOK", receiver.url)
-        tiny.write(execution={**RECIPE["execution"], "alerts": ALERTS, "overdue_hours": 30})
+        tiny = Tiny(tmp_path, instance).write(
+            execution={**RECIPE["execution"], "alerts": ALERTS, "freshness": {"hours": 30}}
+        )
         sensor = tiny.definitions().resolve_sensor_def("alert_overdue_tiny")
-        context = dg.build_sensor_context(instance=tiny.instance)
+        monkeypatch.setenv("ROWMILL_CONFIGS", str(tiny.path.parent))
+        monkeypatch.setenv("ROWMILL_STORE", tiny.store)
 
-        def look() -> str | None:
-            return sensor.evaluate_tick(context).skip_message
+        def look(hours: float = 0) -> str | None:
+            """Let Dagster's daemon judge the freshness some hours later, then let the sensor look."""
+            with freeze_time(time.time() + hours * 3600):
+                list(FreshnessDaemon().run_iteration(context))
+            with monkeypatch.context() as patched:
+                now = time.time() + hours * 3600
+                patched.setattr(time, "time", lambda: now)
+                return sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).skip_message
 
-        assert look() == "never built"
-        tiny.instance.report_runless_asset_event(dg.AssetMaterialization(make_asset_key(("tiny", "training_splits"))))
-        assert look() == "built 0.0 hours ago"
-        now = time.time()
-        monkeypatch.setattr(time, "time", lambda: now + 31 * 3600)
-        assert [look() for _ in range(2)] == ["overdue: built 31.0 hours ago"] * 2
+        target = PythonFileTarget(definitions.__file__, "defs", str(Path.cwd()), "rowmill")
+        with create_test_daemon_workspace_context(target, instance) as context:
+            unjudged = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).skip_message
+            never = look()
+            instance.report_runless_asset_event(dg.AssetMaterialization(make_asset_key(("tiny", "training_splits"))))
+            said = [never, look(), look(31), look(32)]
 
+    assert unjudged == "freshness of training_splits: not known; is freshness on in dagster.yaml?"
+    assert said == [
+        "freshness of training_splits: UNKNOWN",
+        "freshness of training_splits: PASS",
+        "tiny: not built for 31 hours; wanted at most 30",
+        "tiny: not built for 32 hours; wanted at most 30",
+    ]
     [message] = receiver.received
-    assert message["title"] == "tiny: overdue"
-    assert message["lines"][0] == "tiny: not built for 31 hours; wanted at most 30"
+    assert (message["title"], message["lines"][0]) == ("tiny: overdue", said[2])
 
 
 def test_recipe_without_alerts_has_no_sensor_of_them(tiny_folder: Any) -> None:

@@ -100,9 +100,12 @@ def test_execution_options_reach_dagster_and_change_no_code_version(tiny: Tiny) 
 def test_order_of_training_is_overdue_after_the_hours_that_the_recipe_names(tiny: Tiny) -> None:
     splits = tiny.key("training_splits")
     assert tiny.definitions().resolve_asset_graph().get(splits).freshness_policy is None
-    graph = tiny.write_recipe(execution={"overdue_hours": 26}).definitions().resolve_asset_graph()
+    graph = tiny.write_recipe(execution={"freshness": {"hours": 26}}).definitions().resolve_asset_graph()
     assert graph.get(splits).freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=26))
     assert [key for key in graph.get_all_asset_keys() if graph.get(key).freshness_policy] == [splits]
+    by_six = {"freshness": {"hours": 4, "deadline": "0 6 * * *"}}
+    graph = tiny.write_recipe(execution=by_six).definitions().resolve_asset_graph()
+    assert graph.get(splits).freshness_policy == dg.FreshnessPolicy.cron("0 6 * * *", timedelta(hours=4))
 
 
 def test_code_version_changes_for_exactly_the_stages_that_read_an_option(tiny: Tiny) -> None:
@@ -147,7 +150,15 @@ def test_every_bad_recipe_is_named_in_one_error(tiny: Tiny) -> None:
     assert str(good) not in str(caught.value)
 
 
-@pytest.mark.parametrize("option", [{"cron": "0 25 * * *"}, {"owners": ["nonsense"]}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"cron": "0 25 * * *"},
+        {"owners": ["nonsense"]},
+        {"freshness": {"hours": 25.0, "deadline": "0 6 * * *"}},
+        {"freshness": {"hours": 2.0, "deadline": "nonsense"}},
+    ],
+)
 def test_option_that_dagster_does_not_take_is_in_the_same_error(tiny: Tiny, option: dict[str, Any]) -> None:
     first, second = named(tiny, "first", execution={"workers": 1} | option), named(tiny, "second", seq_len=1)
     with pytest.raises(ConfigError) as caught:

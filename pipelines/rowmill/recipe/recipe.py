@@ -46,6 +46,15 @@ if TYPE_CHECKING:
     from rowmill.kinds.joint_rows import JointRows
 
 
+class Freshness(Config):
+    """How old a build may be: Dagster's freshness policy of `training_splits`."""
+
+    hours: float = Field(gt=0)
+    """Hours in which there must be a build: the last ones, or those before the last `deadline`."""
+    deadline: str | None = None
+    """Cron expression of the times by which a build must be there, in UTC; null: at all times."""
+
+
 class Execution(Config):
     """How a recipe is run; no option here affects the output or is part of a fingerprint."""
 
@@ -63,8 +72,8 @@ class Execution(Config):
     """Whether Dagster materializes assets automatically when their inputs have changed."""
     run_executor: Literal["in_process", "multiprocess"] = "in_process"
     """How Dagster runs a job's steps; workers run in parallel inside a stage either way."""
-    overdue_hours: float | None = Field(default=None, gt=0)
-    """Hours without a build after which Dagster shows `training_splits` as overdue; null: never."""
+    freshness: Freshness | None = None
+    """When Dagster shows `training_splits` as overdue; null: never."""
     owners: tuple[str, ...] = ()
     """Owners shown in Dagster: e-mail addresses or `team:name`."""
     reports_url: str | None = None

@@ -193,7 +193,7 @@ class StageDeclaration:
     partitions: Callable[[Recipe], tuple[str, ...]] | None = None
     """Names of the independent pieces of its output; None if there is only one."""
     shows_overdue: bool = False
-    """Whether `execution.overdue_hours` applies to this stage."""
+    """Whether `execution.freshness` applies to this stage."""
 
     @property
     def on_demand(self) -> bool:

@@ -26,6 +26,8 @@ from typing import Any, Final, TypeAlias
 import dagster as dg
 
 from dagster_rowmill.resources import write_waiver_config
+from rowmill.build import comparison
+from rowmill.build.comparison import NumberComparison
 from rowmill.build.gate import propose_run_waiver
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project
@@ -34,8 +36,6 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core import arrays
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import Store
-from rowmill.inspection import diff
-from rowmill.inspection.diff import NumberComparison
 from rowmill.reports import build_view, console, plots, report_page
 from rowmill.schema.examples import COLUMN_DOCS
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, get_stage_folder
@@ -133,10 +133,10 @@ def describe_changes(project: Project, report: StepReport) -> str:
     notes = [report.held.sentence] if report.held is not None else []
     if report.reused:
         return "; ".join(["Unchanged since " + _format_time(output.built_at), *notes])
-    before = diff.find_previous_version(project, output)
+    before = comparison.find_previous_version(project, output)
     if before is None:
         return "; ".join(["The first version", *notes])
-    changed = [_format_change(change) for change in diff.compare_stage_facts(before, output)]
+    changed = [_format_change(change) for change in comparison.compare_stage_facts(before, output)]
     return "; ".join([f"Since {_format_time(before.built_at)}: {', '.join(changed) or 'the same numbers'}", *notes])
 
 

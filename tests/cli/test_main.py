@@ -579,7 +579,7 @@ def test_plan_of_a_built_recipe_imports_what_forecasts_need_and_nothing_of_other
         "import contextlib, io, sys; from rowmill.cli import main as cli\n"
         f"with contextlib.redirect_stdout(io.StringIO()): cli.main(['plan', {small.recipe!r}])\n"
         "heavy = ('asyncio', 'duckdb', 'gigatoken', 'pandas', 'tokenizers', 'transformers', 'rowmill.build.gc',\n"
-        "  'rowmill.inspection.diff', 'rowmill.inspection.verify', 'rowmill.reader', 'rowmill.reports.statistics')\n"
+        "  'rowmill.build.comparison', 'rowmill.inspection.verify', 'rowmill.reader', 'rowmill.reports.statistics')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     assert print_of(code).strip() == "[]"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rowmill import stats
+from rowmill.build import comparison
 from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
-from rowmill.inspection import diff
 from rowmill.reports.build_view import load_build_view
 from rowmill.reports.summary import render_statistics
 from tests.support.recipes import LENIENT, Built, Workspace
@@ -100,7 +100,7 @@ def test_pages_of_records_do_not_mention_truncation(tmp_path: Path) -> None:
     idle = {name for name, value in facts.items() if value == "not_applicable"}
     assert idle == {"shortened", "tokens_removed", "trained_removed"}
     packed = made.manifest("rows", "packed_shards")
-    compared = diff.compare_versions(made.project, packed, packed)
+    compared = comparison.compare_versions(made.project, packed, packed)
     assert "tokens truncated" not in [line.name for one in compared for line in one.lines]
 
 

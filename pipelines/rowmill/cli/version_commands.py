@@ -73,8 +73,8 @@ def _run_versions(args: argparse.Namespace) -> int:
 
 
 def _run_diff(args: argparse.Namespace) -> int:
+    from rowmill.build.comparison import compare_versions
     from rowmill.core import console as terminal
-    from rowmill.inspection.diff import compare_versions
     from rowmill.reports import console as reports
     from rowmill.schema import manifest
 

@@ -24,13 +24,13 @@ from rowmill.schema.facts import read_facts
 from rowmill.stages import catalog
 
 if TYPE_CHECKING:
+    from rowmill.build.comparison import NumberComparison, ScopeComparison
     from rowmill.build.gc import CollectedGarbage
     from rowmill.build.plan import StepForecast
     from rowmill.build.preflight import Finding
     from rowmill.build.runner import StepReport
     from rowmill.build.steps import Project, Step
     from rowmill.checks.judge import CheckResult
-    from rowmill.inspection.diff import NumberComparison, ScopeComparison
     from rowmill.inspection.dry_run import DatasetTablePlan
     from rowmill.inspection.generated_output import ParsedFiles
     from rowmill.inspection.verify import StageVerification

@@ -22,13 +22,13 @@ import yaml
 
 import rowmill
 from rowmill import sources
+from rowmill.build.comparison import collect_lineage
 from rowmill.build.steps import Project, plan_steps
 from rowmill.core.arrays import NO_NUMBER
 from rowmill.core.console import escape_control_characters
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, PACKED_SHARDS, RAW_DATASET, TRAINING_SPLITS
 from rowmill.core.storage import File, Store, damaged_file_error
-from rowmill.inspection.diff import collect_lineage
 from rowmill.reader.published import PublishedBuild, open_published
 from rowmill.reports.build_view import BuildView
 from rowmill.schema import manifest

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rowmill.build import comparison
+from rowmill.build.comparison import ScopeComparison
 from rowmill.cli.error_boundary import ExitStatus
-from rowmill.inspection import diff
-from rowmill.inspection.diff import ScopeComparison
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from tests.support.cli_project import run
@@ -23,7 +23,7 @@ def versions(workspace: Workspace, *key: str) -> list[Manifest]:
 def compared(workspace: Workspace, *key: str) -> dict[str | None, ScopeComparison]:
     """Compare a stage's oldest version with its newest."""
     kept = versions(workspace, *key)
-    return {one.scope: one for one in diff.compare_versions(workspace.project, kept[0], kept[-1])}
+    return {one.scope: one for one in comparison.compare_versions(workspace.project, kept[0], kept[-1])}
 
 
 def numbers(one: ScopeComparison) -> dict[str, tuple[float | None, float | None]]:
@@ -78,7 +78,7 @@ def test_versions_of_one_dataset_compare_only_that_dataset(workspace: Workspace)
 
 def test_version_compared_with_itself_has_no_difference(workspace: Workspace) -> None:
     newest = versions(workspace, "training_splits")[-1]
-    for one in diff.compare_versions(workspace.project, newest, newest):
+    for one in comparison.compare_versions(workspace.project, newest, newest):
         assert one.added in (0, None)
         assert one.removed in (0, None)
         assert all(line.before == line.after for line in one.lines)
@@ -90,7 +90,7 @@ def test_collected_inputs_are_left_out(workspace: Workspace) -> None:
     content = path.read_bytes()
     path.unlink()
     try:
-        [found] = diff.compare_versions(workspace.project, old, versions(workspace, "chats", "packed_shards")[-1])
+        [found] = comparison.compare_versions(workspace.project, old, versions(workspace, "chats", "packed_shards")[-1])
     finally:
         path.write_bytes(content)
 
@@ -112,7 +112,7 @@ def test_rows_added_and_removed_are_the_difference_of_what_was_read(
         built = workspace.build(only=["raw_dataset", "canonical_rows"])
         made.append(built.manifest("rows", "canonical_rows"))
 
-    [found] = diff.compare_versions(workspace.project, *made)
+    [found] = comparison.compare_versions(workspace.project, *made)
     assert found.added == (Counter(after) - Counter(before)).total()
     assert found.removed == (Counter(before) - Counter(after)).total()
 

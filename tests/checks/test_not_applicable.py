@@ -70,8 +70,8 @@ def results_of(built: Built, dataset: str) -> dict[str, CheckResult]:
 def test_checks_that_a_kind_of_data_has_no_meaning_for_are_not_applicable(built: Built, dataset: str) -> None:
     results = results_of(built, dataset)
 
-    # Of a recipe that was never published, nothing can have shrunk.
-    idle = IDLE[dataset] | ON_REQUEST | {"shrunk"}
+    # Of a recipe that was never published, nothing can have shrunk or moved.
+    idle = IDLE[dataset] | ON_REQUEST | {"shrunk", "drift"}
     assert {check for check, one in results.items() if one.outcome == "not_applicable"} == idle
     for check in IDLE[dataset]:
         one = results[check]
@@ -122,7 +122,7 @@ def test_sql_tells_not_applicable_from_passed_and_failed(built: Built) -> None:
     )
     found = {check: (outcome, passed, value) for check, outcome, passed, value in answer}
 
-    assert {check for check, line in found.items() if line == ("not_applicable", None, None)} == OTHERS
+    assert {check for check, line in found.items() if line == ("not_applicable", None, None)} == OTHERS | {"drift"}
     assert found["mask_verified"] == ("passed", True, 1)
 
 

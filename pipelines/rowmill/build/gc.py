@@ -18,7 +18,7 @@ from rowmill import stats
 from rowmill.build import share, share_versions
 from rowmill.build.share_versions import find_held_version
 from rowmill.build.steps import Project, plan_steps
-from rowmill.checks import judge
+from rowmill.checks import drift, judge
 from rowmill.core.storage import Store
 from rowmill.reader.published import find_published_version
 from rowmill.schema import manifest
@@ -136,9 +136,10 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
     }
     for place, (kind, names) in named.items():
         yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)
-    for name in store.list(f"{at}/{judge.RESULTS_FOLDER}"):
-        if name.removesuffix(".json") not in versions:
-            yield "check result", f"{at}/{judge.RESULTS_FOLDER}/{name}"
+    for place, kind in ((judge.RESULTS_FOLDER, "check result"), (drift.PROFILES_FOLDER, "profile")):
+        for name in store.list(f"{at}/{place}"):
+            if name.removesuffix(".json") not in versions:
+                yield kind, f"{at}/{place}/{name}"
     yield from (("scratch folder", f"{at}/{name}") for name in store.list(at) if name.startswith("scratch-"))
 
 

@@ -309,6 +309,14 @@ CHECKS: tuple[Check, ...] = (
         "check that the source is complete and every file was fetched; if the decrease is intended, accept it for one "
         "build with a waiver in gates.waivers",
         warn_from=0.1, applies_to="recipes whose ranks were published before", is_share=True),
+    Check("drift", (TOKENIZED_EXAMPLES,), "at_most", 0.25, "error",
+        "population stability index of the distribution that moved most since the published build, of lengths, "
+        "domains, roles, schemas, turns, languages and trained shares; only a warning if options changed as well",
+        "look which files are new or gone in the section on the last build of `rowmill report {recipe}`, and correct "
+        "the source; if the data is meant to differ, accept it for one build with a waiver in gates.waivers",
+        of_kinds={"record": "read which columns changed in the table contract (`rowmill advise {recipe}`), and correct "
+        "the source; if the data is meant to differ, accept it for one build with a waiver in gates.waivers"},
+        warn_from=0.1, applies_to="datasets with enough rows in this build and in one published before"),
     Check("limit_cost", (PACKED_SHARDS,), "at_most", 0.05, "warn",
         "share of sequences added by packing.max_segments_per_example, compared with no limit",
         "raise packing.max_segments_per_example, or set it to null",

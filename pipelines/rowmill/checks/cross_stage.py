@@ -1,10 +1,11 @@
-"""Facts that no single stage can count: losses over all stages, and decreases since the published build.
+"""Facts that no single stage can count: losses over all stages, and what moved since the published build.
 
     raw_dataset ─► canonical_rows ─► tokenized_examples ─► packed_shards     end_to_end_loss: multiplied over the stages
-        │               │                                       │
+        │               │                   │                   │
     published.json: counts of the published build's stages                  shrunk: each compared with it
+                          versions of its examples                          drift: their distributions (`drift.py`)
 
-Both may change although the output does not. So neither is part of a manifest or its version: they are measured when
+They may change although the output does not. So neither is part of a manifest or its version: they are measured when
 they are judged, and a result is stored together with what it was measured against (`basis`). So is what is only noted
 of a source, and changes no row.
 """
@@ -15,6 +16,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from rowmill.checks import drift
 from rowmill.core.errors import IntegrityError
 from rowmill.core.json import parse_sealed
 from rowmill.core.stage_names import (
@@ -145,7 +147,7 @@ def _decode_published(content: bytes) -> Mapping[str, Any] | None:
     return parse_sealed(content)
 
 
-def _load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
+def load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
     """Return the published counts; if they are lost or were never written, recompute them from manifests."""
     path = published_path(recipe)
     kept = _decode_published(store.read(path)) if store.exists(path) else None
@@ -217,7 +219,7 @@ SHRINKING_COUNTS: Mapping[str, Callable[[Manifest], dict[str, float]]] = {
 
 def _measure_shrinkage(store: Store, output: Manifest) -> CrossStageMeasurement:
     """Return the largest share by which a count of an output fell since the published build."""
-    published = _load_published(store, output.key[0])
+    published = load_published(store, output.key[0])
     before = (published or {}).get("stages", {}).get("/".join(output.key))
     if published is None or before is None:
         return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet to compare it with")
@@ -234,13 +236,55 @@ def _measure_shrinkage(store: Store, output: Manifest) -> CrossStageMeasurement:
         f"{name}: {_format_count_or_share(now.get(name, 0))}, down from "
         f"{_format_count_or_share(before['counts'][name])} {since}"
     )
-    # A stage of the output's history whose options differ from the published build's.
-    earlier = published["stages"]
-    history = (("/".join(stage.key), stage.code_version) for stage in _iterate_history(store, output))
-    changed = next((name for name, code in history if earlier.get(name, {}).get("code_version") != code), "")
+    changed = _find_changed_options(store, output, published)
     return CrossStageMeasurement(
         value, f"{what}; the options of {changed} changed as well" if changed else what, bool(changed)
     )
+
+
+def _find_changed_options(store: Store, output: Manifest, published: Mapping[str, Any]) -> str:
+    """Return a stage of the output's history whose options differ from the published build's; empty if none does."""
+    earlier = published["stages"]
+    history = (("/".join(stage.key), stage.code_version) for stage in _iterate_history(store, output))
+    return next((name for name, code in history if earlier.get(name, {}).get("code_version") != code), "")
+
+
+def measure_shifts(store: Store, examples: Manifest, published: Mapping[str, Any]) -> list[drift.Shift] | None:
+    """Return how far the distributions of a dataset moved since a published build; None if it cannot be compared."""
+    before = published["stages"].get("/".join(examples.key))
+    if before is None:
+        return None
+    try:
+        earlier = manifest.load_version(store, examples.key, before["version"])
+    except IntegrityError:
+        return None
+    profiles = drift.load_profile(store, earlier), drift.load_profile(store, examples, earlier)
+    return None if profiles[0] is None or profiles[1] is None else drift.compare_profiles(profiles[0], profiles[1])
+
+
+def _measure_drift(store: Store, examples: Manifest) -> CrossStageMeasurement:
+    """Return the index of the distribution that moved most since the published build."""
+    published = load_published(store, examples.key[0])
+    shifts = None if published is None else measure_shifts(store, examples, published)
+    if published is None or shifts is None:
+        return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet to compare it with")
+    compared = [shift for shift in shifts if shift.index is not None]
+    if not compared:
+        fewest = f"{drift.MIN_ROWS_PER_BIN} rows per bin"
+        return CrossStageMeasurement(NOT_APPLICABLE, f"too few rows to compare distributions: fewer than {fewest}")
+    worst = compared[0]
+    bins = "; ".join(f"{name} {_format_count_or_share(p)} → {_format_count_or_share(q)}" for name, p, q in worst.bins)
+    since = f"since version {published['version'][:12]}, published {published['at'][:19]}"
+    what = f"distribution of {worst.distribution}: {bins or 'unchanged'} {since}"
+    changed = _find_changed_options(store, examples, published)
+    return CrossStageMeasurement(
+        worst.index or 0.0, f"{what}; the options of {changed} changed as well" if changed else what, bool(changed)
+    )
+
+
+def _identify_drift(store: Store, examples: Manifest) -> str:
+    """Return the basis of drift; rows may change although their examples do not."""
+    return digest_json(_find_compared_version(store, examples), examples.inputs)
 
 
 def _iterate_history(store: Store, output: Manifest) -> Iterator[Manifest]:
@@ -256,7 +300,7 @@ def _iterate_history(store: Store, output: Manifest) -> Iterator[Manifest]:
 
 def _find_compared_version(store: Store, output: Manifest) -> str:
     """Return the published version that an output is compared with; a published one keeps its comparison."""
-    published = _load_published(store, output.key[0])
+    published = load_published(store, output.key[0])
     if published is None:
         return ""
     entry = published["stages"].get("/".join(output.key), {})
@@ -284,6 +328,7 @@ def _measure_doubtful_headers(_: Store, scanned: Manifest) -> CrossStageMeasurem
 CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {
     "doubtful_header": CrossStageFact(lambda _, __: "", _measure_doubtful_headers),
     "end_to_end_loss": CrossStageFact(lambda _, output: digest_json(output.inputs), _measure_loss),
+    "drift": CrossStageFact(_identify_drift, _measure_drift, compares=True),
     "shrunk": CrossStageFact(_find_compared_version, _measure_shrinkage, compares=True),
 }
 """Measurement by check; the facts of all other checks are in the manifest."""

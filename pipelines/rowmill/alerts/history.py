@@ -40,8 +40,10 @@ def load_causes(store: Store, recipe: str, event: AlertEvent, names: Collection[
 
 def save_causes(store: Store, recipe: str, event: AlertEvent, causes: Mapping[str, Cause]) -> None:
     """Note the causes of an event; a build that is published ends all others."""
-    known = {} if event == "published" else _load_all(store, recipe)
-    store.write_sealed(_history_path(recipe), {"causes": {name: asdict(one) for name, one in (known | causes).items()}})
+    known = dict[str, Cause]() if event == "published" else _load_all(store, recipe)
+    store.write_sealed(
+        _history_path(recipe), {"causes": {name: asdict(one) for name, one in {**known, **causes}.items()}}
+    )
 
 
 def _load_all(store: Store, recipe: str) -> dict[str, Cause]:

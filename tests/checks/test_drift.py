@@ -126,7 +126,6 @@ def test_language_is_told_by_script_and_frequent_words(tmp_path: Path, language:
     built = write(Workspace(tmp_path), rows).build(only=["raw_dataset", "canonical_rows", "tokenized_examples"])
     profile = drift.load_profile(built.project.store, built.manifest("rows", "tokenized_examples"))
 
-    assert profile is not None
     assert profile["languages"] == {language: 3}
 
 
@@ -140,7 +139,6 @@ def test_profile_counts_what_a_person_can_count(tmp_path: Path) -> None:
     examples = built.manifest("rows", "tokenized_examples")
     profile = drift.load_profile(built.project.store, examples)
 
-    assert profile is not None
     assert profile["domains"] == {"a": 4, "b": 6}
     assert profile["turns"] == {"2": 5, "4": 5}
     assert profile["roles"] == {"user": 15, "assistant": 15}
@@ -166,7 +164,6 @@ def test_profile_counted_from_the_published_one_is_the_one_counted_afresh(tmp_pa
 
     assert first.version != second.version
     assert step_by_step == drift.load_profile(store, second)
-    assert step_by_step is not None
     assert step_by_step["languages"] == {"French": 25, "German": 120}
 
 

@@ -1,23 +1,33 @@
-"""Compares two kept versions of a stage: rows added and removed, lengths, fill, shares of datasets.
+"""What changed between two versions: rows and tokens, files, distributions, numbers, and checks.
+
+    rowmill diff          two kept versions of a stage, with all upstream stages of each
+    since the last build  what is built now, against the build that was published before it; computed when a build is
+                          published, and kept in gpu_partitions/changes/<version>.json
 
 A comparison covers every upstream stage as well: two versions of the order compare every dataset, two versions of one
-dataset's shards compare that dataset only.
+dataset's shards compare that dataset only. Only files that differ are read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import polars as pl
 
-from rowmill.build.steps import Project
-from rowmill.core.errors import IntegrityError
+from rowmill.build.steps import Project, plan_steps
+from rowmill.checks import cross_stage, judge
+from rowmill.checks.drift import Shift
+from rowmill.core.errors import IntegrityError, PipelineError
+from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, RAW_DATASET, TOKENIZED_EXAMPLES
+from rowmill.core.storage import Store
 from rowmill.parts.context import scan_rows
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 from rowmill.stages import catalog, truncation_stats
-from rowmill.stages.canonical_rows import stage as canonical_rows
-from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
+
+_LOG = logging.getLogger("rowmill.build")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +41,25 @@ class NumberComparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Moves:
+    """How many rows, or tokens, came, went, or are in another split than before, by their content."""
+
+    added: int = 0
+    removed: int = 0
+    moved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ScopeComparison:
-    """One dataset, or the whole recipe (`scope` None): its numbers, and the rows added and removed by content."""
+    """One dataset, or the whole recipe (`scope` None): its numbers, and its rows and tokens if both versions are kept.
+
+    The tokens are those of whole examples: one whose ids changed went, and another came.
+    """
 
     scope: str | None
     lines: tuple[NumberComparison, ...]
-    added: int | None = None
-    removed: int | None = None
+    rows: Moves | None = None
+    tokens: Moves | None = None
 
 
 def compare_versions(project: Project, before: Manifest, after: Manifest) -> list[ScopeComparison]:
@@ -48,9 +70,13 @@ def compare_versions(project: Project, before: Manifest, after: Manifest) -> lis
     # The recipe's datasets in order, then datasets that only an older version has.
     for name in dict.fromkeys([*project.recipe.datasets, *_list_datasets(left), *_list_datasets(right)]):
         if name in kept:
-            key = (project.recipe.name, name, canonical_rows.STAGE.name)
-            moved = _count_moved_rows(project, left.get(key), right.get(key)) or (None, None)
-            compared.append(ScopeComparison(name, tuple(_compare_numbers(left, right, name)), *moved))
+            lines = tuple(_compare_numbers(left, right, name))
+            moves: list[Moves | None] = []
+            for stage in (CANONICAL_ROWS, TOKENIZED_EXAMPLES):
+                key = (project.recipe.name, name, stage)
+                has_both = key in left and key in right
+                moves.append(_count_moves(project.store, left[key], right[key]) if has_both else None)
+            compared.append(ScopeComparison(name, lines, *moves))
     recipe_numbers = tuple(_compare_numbers(left, right, None))
     return [*compared, *([ScopeComparison(None, recipe_numbers)] if recipe_numbers else [])]
 
@@ -87,7 +113,7 @@ def collect_lineage(project: Project, output: Manifest) -> dict[StageKey, Manife
             except IntegrityError:
                 continue  # removed by gc
     for key, one in list(found.items()):
-        if one.stage == tokenized_examples.STAGE.name:
+        if one.stage == TOKENIZED_EXAMPLES:
             # No manifest names the statistics of examples, since they are no stage's input.
             at = (*key[:-1], truncation_stats.STAGE.name)
             versions = manifest.list_versions(project.store, at)
@@ -143,24 +169,224 @@ def _measure_order_share(splits: Manifest | None, dataset: str) -> float | None:
     return dataset_places / total if total else None
 
 
-def _count_moved_rows(project: Project, before: Manifest | None, after: Manifest | None) -> tuple[int, int] | None:
-    """Count the rows added and removed by content; equal rows count individually."""
-    if before is None or after is None:
+ROWS_AT_ONCE = 1 << 22
+"""Rows that are compared at once: files with more are read as often as it takes, so memory is flat."""
+
+
+def _count_moves(store: Store, before: Manifest | None, after: Manifest | None) -> Moves:
+    """Count the rows of canonical rows, or the tokens of examples, that came, went and moved; equal ones individually.
+
+    Files that both versions have are not read, so moves are of the others.
+    """
+    some = before or after
+    if some is None:
+        return Moves()
+    name, key, weight = ("rows", "content_hash", pl.lit(1)) if some.stage == CANONICAL_ROWS else (
+        "examples", "input_ids", pl.col("tokens"))  # fmt: skip
+    sides = [[] if output is None else [file for file in output.files(name) if file.rows] for output in (before, after)]
+    same = {file.digest for file in sides[0]} & {file.digest for file in sides[1]}
+    files = [[file for file in side if file.digest not in same] for side in sides]
+    total = Moves()
+    buckets = -(-sum(file.rows or 0 for side in files for file in side) // ROWS_AT_ONCE)
+    columns = [key, "split", *(["tokens"] if name == "examples" else [])]
+    for bucket in range(buckets):
+        counted = [
+            scan_rows(store, side, columns)
+            .select(pl.col(key).hash().alias("key"), "split", weight.cast(pl.Int64).alias("weight"))
+            .filter(pl.col("key") % buckets == bucket)
+            .group_by("key", "split")
+            .agg(pl.col("weight").first(), pl.len().cast(pl.Int64).alias("n"))
+            .with_columns(before=pl.col("n") * (at == 0), after=pl.col("n") * (at == 1))
+            for at, side in enumerate(files)
+            if side
+        ]
+        by_split = pl.concat(counted).group_by("key", "split").agg(pl.col("weight").first(), pl.sum("before", "after"))
+        by_key = by_split.group_by("key").agg(
+            pl.col("weight").first(), pl.sum("before", "after"), stayed=pl.min_horizontal("before", "after").sum()
+        )
+        both = pl.min_horizontal("before", "after")
+        numbers = (pl.col("after") - both, pl.col("before") - both, both - pl.col("stayed"))
+        sums = by_key.select((number * pl.col("weight")).sum().alias(str(i)) for i, number in enumerate(numbers))
+        added, removed, moved = map(int, sums.collect(engine="streaming").row(0))
+        total = Moves(total.added + added, total.removed + removed, total.moved + moved)
+    return total
+
+
+# ── Since the last build ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class FileChanges:
+    """How many source files are new, gone, or have other content; `named` begins with them, three at most."""
+
+    new: int = 0
+    gone: int = 0
+    changed: int = 0
+    named: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetChanges:
+    """What changed of a dataset; `shifts` are its distributions, the one that moved most first."""
+
+    dataset: str
+    files: FileChanges
+    rows: Moves
+    tokens: Moves
+    shifts: tuple[Shift, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckChange:
+    """A check that failed in one of the two builds alone; empty text where it did not fail."""
+
+    stage: str
+    check: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuildChanges:
+    """What changed since the build that was published before: its version and time, the datasets that are not the same.
+
+    A build in which nothing changed has neither datasets nor checks.
+    """
+
+    version: str
+    published_at: str
+    datasets: tuple[DatasetChanges, ...]
+    checks: tuple[CheckChange, ...]
+
+
+def find_changes(project: Project, made: Mapping[StageKey, Manifest | None]) -> BuildChanges | None:
+    """Return what changed since the last build; None if none was published before.
+
+    Of a published build this is what was noted when it was published. What is built now and is not published, because
+    a gate is closed or it is not complete, is compared with the published build.
+    """
+    published = cross_stage.load_published(project.store, project.recipe.name)
+    if published is None:
         return None
-    counts = [_count_contents(project, one.files("rows")) for one in (before, after)]
-    both = counts[0].join(counts[1], on="content_hash", how="full", coalesce=True, suffix="_after")
-    change = (pl.col("n_after").fill_null(0).cast(pl.Int64) - pl.col("n").fill_null(0).cast(pl.Int64)).alias("change")
-    moved = both.select(change).select(
-        pl.col("change").filter(pl.col("change") > 0).sum().alias("added"),
-        (-pl.col("change").filter(pl.col("change") < 0).sum()).alias("removed"),
-    )
-    added, removed = moved.collect(engine="streaming").row(0)
-    return int(added), int(removed)
+    current = {"/".join(key): output.version for key, output in made.items() if output is not None}
+    if all(current.get(name) == stage["version"] for name, stage in published["stages"].items()):
+        noted = _read_note(project, published["version"]).get("since")
+        return None if noted is None else _parse_changes(noted)
+    return _compare_with_published(project, published, {key: output for key, output in made.items() if output})
 
 
-def _count_contents(project: Project, files: Sequence[manifest.File]) -> pl.LazyFrame:
-    filled = [file for file in files if file.rows]
-    if not filled:
-        return pl.LazyFrame({"content_hash": [], "n": []}, schema={"content_hash": pl.Binary, "n": pl.UInt32})
-    rows = scan_rows(project.store, filled, ["content_hash"])
-    return rows.group_by(pl.col("content_hash").cast(pl.Binary)).agg(pl.len().alias("n"))
+def note_changes(project: Project, ranks: Manifest) -> None:
+    """Note what changes with these ranks since the published build, which they are about to replace."""
+    published = cross_stage.load_published(project.store, project.recipe.name)
+    if published is not None and published["version"] == ranks.version:
+        return
+    store, made = project.store, dict[StageKey, Manifest]()
+    for step in plan_steps(project):
+        # The checks of statistics close gates, too, and they are no input of the ranks.
+        if step.stage.scope == "dataset" and (output := manifest.load_current_if_intact(store, step.key)) is not None:
+            made[step.key] = output
+    made |= {output.key: output for output in cross_stage.iterate_history(store, ranks)}
+    since = None
+    try:
+        since = None if published is None else asdict(_compare_with_published(project, published, made))
+    except PipelineError as error:
+        # What an older build left may be damaged; that is no reason not to publish this one.
+        _LOG.warning("what changed since the last build is not known: %s", error)
+    note = {"failed": _list_failed_checks(project, made), "since": since}
+    project.store.write_sealed(_note_path(project, ranks.version), note)
+
+
+def _note_path(project: Project, version: str) -> str:
+    return f"{project.recipe.name}/{GPU_PARTITIONS}/{cross_stage.CHANGES_FOLDER}/{version}.json"
+
+
+def _read_note(project: Project, version: str) -> dict[str, Any]:
+    return project.store.read_sealed(_note_path(project, version)) or {}
+
+
+def _parse_changes(noted: Mapping[str, Any]) -> BuildChanges:
+    datasets = [
+        DatasetChanges(
+            one["dataset"],
+            FileChanges(**one["files"] | {"named": tuple(one["files"]["named"])}),
+            Moves(**one["rows"]),
+            Moves(**one["tokens"]),
+            tuple(
+                Shift(shift["distribution"], shift["index"], tuple((name, p, q) for name, p, q in shift["bins"]))
+                for shift in one["shifts"]
+            ),
+        )
+        for one in noted["datasets"]
+    ]
+    checks = tuple(CheckChange(**one) for one in noted["checks"])
+    return BuildChanges(noted["version"], noted["published_at"], tuple(datasets), checks)
+
+
+def _compare_with_published(
+    project: Project, published: Mapping[str, Any], made: Mapping[StageKey, Manifest]
+) -> BuildChanges:
+    store, recipe = project.store, project.recipe.name
+    versions: Mapping[str, str] = {name: stage["version"] for name, stage in published["stages"].items()}
+    of_published = (manifest.parse_stage_key(name)[1] for name in versions if name.count("/") == 2)
+    datasets: list[DatasetChanges] = []
+    for name in dict.fromkeys([*project.recipe.datasets, *of_published]):
+        keys = [(recipe, name, stage) for stage in (RAW_DATASET, CANONICAL_ROWS, TOKENIZED_EXAMPLES)]
+        pairs: list[tuple[Manifest | None, Manifest | None]] = []
+        for key in keys:
+            after, version = made.get(key), versions.get("/".join(key))
+            is_same = name in project.recipe.datasets and (after is None or after.version == version)
+            before = None if is_same or version is None else _load_if_kept(store, key, version)
+            pairs.append((None, None) if is_same or (before is None and version is not None) else (before, after))
+        (scans, rows, examples) = pairs
+        if any(side for pair in pairs for side in pair):
+            shifts = cross_stage.measure_shifts(store, examples[1], published) if examples[1] is not None else None
+            files = _compare_files(*scans)
+            datasets.append(
+                DatasetChanges(
+                    name, files, _count_moves(store, *rows), _count_moves(store, *examples), tuple(shifts or ())
+                )
+            )
+    before, after = _read_note(project, published["version"]).get("failed"), _list_failed_checks(project, made)
+    checks = [
+        CheckChange(stage, check, (before or {}).get(stage, {}).get(check, ""), after.get(stage, {}).get(check, ""))
+        for stage in sorted({*(before or {}), *after})
+        for check in sorted({*(before or {}).get(stage, {}), *after.get(stage, {})})
+    ]
+    changed = tuple(one for one in checks if before is not None and bool(one.before) != bool(one.after))
+    return BuildChanges(published["version"], published["at"], tuple(datasets), changed)
+
+
+def _load_if_kept(store: Store, key: StageKey, version: str) -> Manifest | None:
+    try:
+        return manifest.load_version(store, key, version)
+    except IntegrityError:
+        return None
+
+
+def _compare_files(before: Manifest | None, after: Manifest | None) -> FileChanges:
+    """Compare scanned source files by their names and by the digests of their parts."""
+    files: list[dict[str, list[str]]] = [
+        {} if output is None else {
+            scan["url"]: [part["sha256"] for part in scan["parts"]] for scan in output.details["scans"]
+        }
+        for output in (before, after)
+    ]  # fmt: skip
+    new, gone = sorted(files[1].keys() - files[0].keys()), sorted(files[0].keys() - files[1].keys())
+    changed = sorted(url for url in files[0].keys() & files[1].keys() if files[0][url] != files[1][url])
+    named = [f"{what} {url}" for what, urls in (("new", new), ("gone", gone), ("changed", changed)) for url in urls]
+    return FileChanges(len(new), len(gone), len(changed), tuple(named[:3]))
+
+
+def _list_failed_checks(project: Project, made: Mapping[StageKey, Manifest]) -> dict[str, dict[str, str]]:
+    """Return the checks that fail by stage, with their numbers and whether they are waived."""
+    steps = [
+        (step, made[step.key]) for step in plan_steps(project) if step.key in made and step.stage.scope != "export"
+    ]
+    judge.prefetch_check_results(project.store, {step.key: output.version for step, output in steps})
+    failed: dict[str, dict[str, str]] = {}
+    for step, output in steps:
+        for result in judge.load_check_results(project.store, output, step.shown_thresholds):
+            if result.failed:
+                name = "/".join(step.key[1:])
+                failed.setdefault(name, {})[result.check] = f"{result.shown}{' (waived)' if result.waiver else ''}"
+    return failed

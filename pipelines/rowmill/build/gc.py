@@ -18,7 +18,7 @@ from rowmill import stats
 from rowmill.build import share, share_versions
 from rowmill.build.share_versions import find_held_version
 from rowmill.build.steps import Project, plan_steps
-from rowmill.checks import drift, judge
+from rowmill.checks import cross_stage, drift, judge
 from rowmill.core.storage import Store
 from rowmill.reader.published import find_published_version
 from rowmill.schema import manifest
@@ -136,7 +136,12 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
     }
     for place, (kind, names) in named.items():
         yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)
-    for place, kind in ((judge.RESULTS_FOLDER, "check result"), (drift.PROFILES_FOLDER, "profile")):
+    kept_by_version = {
+        judge.RESULTS_FOLDER: "check result",
+        drift.PROFILES_FOLDER: "profile",
+        cross_stage.CHANGES_FOLDER: "note of changes",
+    }
+    for place, kind in kept_by_version.items():
         for name in store.list(f"{at}/{place}"):
             if name.removesuffix(".json") not in versions:
                 yield kind, f"{at}/{place}/{name}"

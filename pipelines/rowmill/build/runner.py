@@ -46,7 +46,7 @@ from rowmill.checks import expectation_suite, judge
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError
-from rowmill.core.stage_names import CANONICAL_ROWS
+from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS
 from rowmill.core.storage import Store, explain_disk_full
 from rowmill.kinds.shared.canonicalization import read_domain
 from rowmill.parts.context import ProgressCallback, StageOutput
@@ -338,6 +338,10 @@ def _publish_output(project: Project, step: Step, context: StageContext, output:
     results = judge.run_checks(project.store, output, step.thresholds)
     if not any(result.blocking for result in results):
         loosened = [line for one in plan_steps(project) for line in list_loosened_checks(one.key, one.thresholds)]
+        if step.name == GPU_PARTITIONS:
+            from rowmill.build import comparison
+
+            comparison.note_changes(project, output)
         publish(context, output, results, loosened)
 
 

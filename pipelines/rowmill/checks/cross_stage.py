@@ -125,6 +125,10 @@ def published_path(recipe: str) -> str:
     return f"{recipe}/{GPU_PARTITIONS}/published.json"
 
 
+CHANGES_FOLDER = "changes"
+"""Folder of the ranks with what each published build changed since the one before it (`build/comparison.py`)."""
+
+
 _NOTHING_PUBLISHED: Mapping[str, Any] = {"version": "", "stages": {}}
 
 
@@ -148,7 +152,7 @@ def _decode_published(content: bytes) -> Mapping[str, Any] | None:
 
 
 def load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
-    """Return the published counts; if they are lost or were never written, recompute them from manifests."""
+    """Return the published build as `write_published_counts` stores it; recomputed from manifests if that is lost."""
     path = published_path(recipe)
     kept = _decode_published(store.read(path)) if store.exists(path) else None
     if kept is not None:
@@ -166,7 +170,7 @@ def load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
 
 def _describe_stages(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) -> dict[str, Any]:
     stages: dict[str, dict[str, Any]] = {}
-    for output in _iterate_history(store, ranks):
+    for output in iterate_history(store, ranks):
         name = "/".join(output.key)
         before = earlier["stages"].get(name, {})
         is_known = before.get("version") == output.version
@@ -245,7 +249,7 @@ def _measure_shrinkage(store: Store, output: Manifest) -> CrossStageMeasurement:
 def _find_changed_options(store: Store, output: Manifest, published: Mapping[str, Any]) -> str:
     """Return a stage of the output's history whose options differ from the published build's; empty if none does."""
     earlier = published["stages"]
-    history = (("/".join(stage.key), stage.code_version) for stage in _iterate_history(store, output))
+    history = (("/".join(stage.key), stage.code_version) for stage in iterate_history(store, output))
     return next((name for name, code in history if earlier.get(name, {}).get("code_version") != code), "")
 
 
@@ -256,10 +260,10 @@ def measure_shifts(store: Store, examples: Manifest, published: Mapping[str, Any
         return None
     try:
         earlier = manifest.load_version(store, examples.key, before["version"])
+        profile = drift.load_profile(store, earlier)
     except IntegrityError:
-        return None
-    profiles = drift.load_profile(store, earlier), drift.load_profile(store, examples, earlier)
-    return None if profiles[0] is None or profiles[1] is None else drift.compare_profiles(profiles[0], profiles[1])
+        return None  # removed by gc, or damaged
+    return drift.compare_profiles(profile, drift.load_profile(store, examples, earlier))
 
 
 def _measure_drift(store: Store, examples: Manifest) -> CrossStageMeasurement:
@@ -287,7 +291,7 @@ def _identify_drift(store: Store, examples: Manifest) -> str:
     return digest_json(_find_compared_version(store, examples), examples.inputs)
 
 
-def _iterate_history(store: Store, output: Manifest) -> Iterator[Manifest]:
+def iterate_history(store: Store, output: Manifest) -> Iterator[Manifest]:
     """Yield an output and all its ancestors, each once."""
     waiting, seen = [output], set[StageKey]()
     while waiting:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from rowmill.core.errors import DamagedFileError, IntegrityError
+from rowmill.core.errors import IntegrityError
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
@@ -117,16 +117,22 @@ def _measure_shift(distribution: str, before: Mapping[str, int], after: Mapping[
         return Shift(distribution, None, shown)
     smoothed = [[(count + 0.5) / (total + 0.5 * len(bins)) for count, total in zip(counts, totals, strict=True)]
                 for counts in bins.values()]  # fmt: skip
-    return Shift(distribution, round(sum((q - p) * math.log(q / p) for p, q in smoothed), 6), shown)
+    return Shift(distribution, round(sum((q - p) * math.log(q / p) for p, q in smoothed), 4), shown)
 
 
 # ── Profiles ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_profile(store: Store, examples: Manifest, published: Manifest | None = None) -> Profile | None:
-    """Return the profile of a version of tokenized examples, counted if it is not kept; None if its files are gone.
+def load_profile(store: Store, examples: Manifest, published: Manifest | None = None) -> Profile:
+    """Return the profile of a version of tokenized examples, counted if it is not kept.
 
     `published` is the version whose profile it is counted from: only files that one of the two lacks are read.
+
+    Raises
+    ------
+    IntegrityError
+        If a file of the version is damaged or gone.
+
     """
     path = f"{get_stage_folder(examples.key)}/{PROFILES_FOLDER}/{examples.version}.json"
     kept = store.read_sealed(path)
@@ -136,8 +142,10 @@ def load_profile(store: Store, examples: Manifest, published: Manifest | None = 
         return cast("Profile", kept["profile"])
     try:
         profile = _count_profile(store, examples, published)
-    except (DamagedFileError, IntegrityError):
-        return None
+    except IntegrityError:
+        if published is None:
+            raise
+        profile = _count_profile(store, examples, None)
     store.write_sealed(path, {"asked": asked, "profile": profile})
     return profile
 

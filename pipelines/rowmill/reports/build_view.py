@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rowmill import stats
+from rowmill.build.comparison import BuildChanges, find_changes
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult, load_check_results
 from rowmill.core.arrays import NO_NUMBER, format_count, format_percent
@@ -118,6 +119,11 @@ class BuildView:
         if self.failed:
             return "✓", "good", f"Ready to train, with {format_count(len(self.failed), 'warning')}"
         return "✓", "good", "Ready to train: everything is built, and every applicable check passed"
+
+    @cached_property
+    def changes(self) -> BuildChanges | None:
+        """What changed since the build that was published before; None if there was none."""
+        return find_changes(self.project, self.made)
 
     # ── Datasets ───────────────────────────────────────────────────────────────────────────────────
 

@@ -308,8 +308,10 @@ def render_comparison(before: "Manifest", after: "Manifest", compared: "Sequence
     ]
     for scope in compared:
         lines.append(Text(f"\n{scope.scope or 'all datasets'}", HEAD))
-        if scope.added is not None:
-            lines.append(Text(f"  rows by content: {scope.added:,} added, {scope.removed:,} removed"))
+        for name, moves in (("rows", scope.rows), ("tokens", scope.tokens)):
+            if moves is not None:
+                counts = f"{moves.added:,} added, {moves.removed:,} removed, {moves.moved:,} in another split"
+                lines.append(Text(f"  {name} by content: {counts}"))
         rows = [
             (
                 line.name,

@@ -12,7 +12,7 @@ written.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from importlib import resources
 from itertools import groupby
@@ -39,6 +39,7 @@ from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
 from rowmill.inspection.sequences import SequenceTokens, view_sequence
 from rowmill.reports import console, flows, plots
+from rowmill.reports.build_changes import describe_changes, tabulate_changes
 from rowmill.reports.build_view import BuildView, list_tables, load_build_view
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.facts import TrainingSplitsFacts
@@ -51,7 +52,7 @@ from rowmill.tokenization.tokenizer import Encoder
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-PAGE_VERSION = 3
+PAGE_VERSION = 4
 """Increase it when the page's layout changes; a report with equal content is not written again."""
 MAX_PAGE_BYTES = 2_000_000
 MAX_SEQUENCE_BYTES = 250_000
@@ -108,7 +109,8 @@ def _digest_content(build: BuildView) -> str:
     results = [
         (result.check, result.threshold_digest, result.message) for group in build.results.values() for result in group
     ]
-    return digest_json(PAGE_VERSION, versions, [step.code_version for step in build.steps], results)
+    changes = None if build.changes is None else asdict(build.changes)
+    return digest_json(PAGE_VERSION, versions, [step.code_version for step in build.steps], results, changes)
 
 
 def render_report(build: BuildView) -> str:
@@ -117,7 +119,8 @@ def render_report(build: BuildView) -> str:
     rows = [*_iterate_samples(build, encoders), *_list_rejects(build)]
     reasons = Counter(row.reason for row in rows)
     has_findings = build.waivers or build.failed or build.missing
-    sections = [*(["findings"] if has_findings else []), *(["flow"] if any(build.flows.values()) else [])]
+    changes = [] if build.changes is None else ["since the last build"]
+    sections = [*changes, *(["findings"] if has_findings else []), *(["flow"] if any(build.flows.values()) else [])]
     body = (
         open_templates()
         .get_template("report.html.jinja")
@@ -126,6 +129,8 @@ def render_report(build: BuildView) -> str:
             links=["summary", *sections, *build.project.recipe.datasets, "order and ranks", "rows"],
             headline=list(_list_headline_numbers(build)),
             build_facts=join_facts(_list_build_facts(build)),
+            changes=None if build.changes is None else tabulate_changes(build.changes),
+            changed=[] if build.changes is None else describe_changes(build.changes),
             cards=[_make_card(build, at, name) for at, name in enumerate(build.project.recipe.datasets)],
             all_flows=[flows.sum_flows([pair[i] for pair in build.flows.values()]) for i in (0, 1)],
             max_drawn=MAX_DRAWN_DATASETS,

@@ -20,6 +20,7 @@ from rowmill.core.stage_names import (
     TRUNCATION_STATS,
 )
 from rowmill.reports import plots
+from rowmill.reports.build_changes import describe_changes
 from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, load_build_view
 from rowmill.reports.console import format_key, render_check_result, render_manifest_table, render_title
 from rowmill.schema.facts import (
@@ -58,6 +59,7 @@ def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> s
             make_grid(SUMMARY_COLUMNS, datasets, marked=total),
             Text(""),
             *_render_left_out(build),
+            *_render_changes(build),
             *_render_places(build),
             *_render_failed_checks(build, shown),
             *_render_next_commands(build),
@@ -76,6 +78,11 @@ def _render_left_out(build: BuildView) -> Iterator[RenderableType]:
         rest = sum(count for _, count in most[SHOWN_REASONS:])
         further = f", {rest:,} for {len(most) - SHOWN_REASONS} other reasons" if rest else ""
         yield label_value("left out", f"{named}{further}")
+
+
+def _render_changes(build: BuildView) -> Iterator[RenderableType]:
+    if build.changes is not None:
+        yield label_value("changed", "\n".join(describe_changes(build.changes)))
 
 
 def _render_places(build: BuildView) -> Iterator[RenderableType]:

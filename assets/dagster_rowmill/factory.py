@@ -169,6 +169,7 @@ def make_stage_asset(
             context.log.info("%s: %s, %s", "/".join(step.key[1:]), how, console.summarize_output(report.manifest))
             for event in iterate_materializations(step, report.manifest):
                 context.log_event(event)
+            changes = metadata.find_build_changes(placed, report)
             return dg.MaterializeResult(
                 data_version=dg.DataVersion(report.version),
                 metadata=metadata.make_stage_page(
@@ -177,7 +178,8 @@ def make_stage_asset(
                     storage.served(project.recipe.execution.reports_url),
                     # Judged without saving: a page that shows a result opens no gate.
                     results=judge.preview_checks(placed.store, report.manifest, chosen.shown_thresholds),
-                    changes=metadata.describe_changes(placed, report),
+                    changes=metadata.describe_changes(placed, report, changes),
+                    build_changes=changes,
                 ),
                 # Otherwise Dagster takes an output of other waivers for one of the recipe as it is.
                 tags={CODE_VERSION_TAG: chosen.code_version},

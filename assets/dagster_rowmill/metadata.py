@@ -27,18 +27,20 @@ import dagster as dg
 
 from dagster_rowmill.resources import write_waiver_config
 from rowmill.build import comparison
-from rowmill.build.comparison import NumberComparison
+from rowmill.build.comparison import BuildChanges, NumberComparison
 from rowmill.build.gate import propose_run_waiver
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project
 from rowmill.checks import expectation_suite
 from rowmill.checks.judge import CheckResult
 from rowmill.core import arrays
-from rowmill.core.stage_names import RAW_DATASET
+from rowmill.core.stage_names import GPU_PARTITIONS, RAW_DATASET
 from rowmill.core.storage import Store
-from rowmill.reports import build_view, console, plots, report_page
+from rowmill.reports import alert_text, build_view, console, plots, report_page
+from rowmill.reports.build_changes import describe_changes as describe_build_changes
+from rowmill.reports.build_changes import tabulate_changes
 from rowmill.schema.examples import COLUMN_DOCS
-from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, get_stage_folder
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, get_stage_folder
 from rowmill.stages import catalog
 
 MetadataPage: TypeAlias = dict[str, Any]
@@ -56,6 +58,8 @@ CHECK_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 
 SUMMARY_KEY = "summary"
 """Metadata key of the first entry of every stage's page."""
+CHANGES_KEY = "since the last build"
+"""Metadata key of the table of what the ranks changed, dataset by dataset."""
 COLUMNS_KEY = "columns"
 """Metadata key of the columns; under `dagster/column_schema`, they would come before all other metadata."""
 HELD_KEY = "held"
@@ -67,11 +71,18 @@ THRESHOLD_KEY = "threshold_digest"
 
 
 def make_stage_page(
-    report: StepReport, store: Store, reports_url: str = "", *, results: Sequence[CheckResult] = (), changes: str = ""
+    report: StepReport,
+    store: Store,
+    reports_url: str = "",
+    *,
+    results: Sequence[CheckResult] = (),
+    changes: str = "",
+    build_changes: BuildChanges | None = None,
 ) -> MetadataPage:
     """Return the page of a stage that was just run or reused.
 
-    `reports_url` is the base URL of served reports; `results` and `changes` are for the summary.
+    `reports_url` is the base URL of served reports; `results` and `changes` are for the summary; `build_changes` are
+    shown as a table.
     """
     manifest = report.manifest
     path = f"{report_page.report_path(manifest.key[0])}#{'/'.join(manifest.key[1:])}"
@@ -82,6 +93,7 @@ def make_stage_page(
     return {
         SUMMARY_KEY: dg.MetadataValue.md(summary),
         "report": link,
+        **_show_changes(build_changes),
         **_show_numbers(manifest),
         **{f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(manifest).items()},
         **_show_tables(manifest),
@@ -127,10 +139,21 @@ def _describe_results(results: Sequence[CheckResult]) -> list[str]:
     ]
 
 
-def describe_changes(project: Project, report: StepReport) -> str:
-    """Return what is new since the version before this one."""
+def find_build_changes(project: Project, report: StepReport) -> BuildChanges | None:
+    """Return what changed since the last build, for the page of the ranks that were just made."""
+    is_new = report.manifest.stage == GPU_PARTITIONS and not report.reused
+    return build_view.load_build_view(project).changes if is_new else None
+
+
+def describe_changes(project: Project, report: StepReport, changes: BuildChanges | None = None) -> str:
+    """Return what is new since the version before this one, and of the ranks whether trainers read them."""
     output = report.manifest
     notes = [report.held.sentence] if report.held is not None else []
+    if output.stage == GPU_PARTITIONS:
+        is_read = alert_text.find_published_version(project) == output.version
+        notes.append("Trainers read this version" if is_read else "Trainers do not read this version")
+    if changes is not None:
+        return "; ".join([*notes, *describe_build_changes(changes, names_bins=False)])
     if report.reused:
         return "; ".join(["Unchanged since " + _format_time(output.built_at), *notes])
     before = comparison.find_previous_version(project, output)
@@ -158,6 +181,11 @@ def link_report(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
     if reports_url:
         return dg.MetadataValue.url(f"{reports_url.rstrip('/')}/{path.removeprefix('reports/')}")
     return dg.MetadataValue.path(store.path(path.partition("#")[0]))
+
+
+def _show_changes(changes: BuildChanges | None) -> MetadataPage:
+    table = None if changes is None else tabulate_changes(changes)
+    return {CHANGES_KEY: _make_table_entry(table)} if table is not None and table.rows else {}
 
 
 def _show_build(report: StepReport, store: Store) -> MetadataPage:
@@ -255,15 +283,17 @@ def embed_plot(svg: str, name: str) -> dg.MetadataValue:
 def _show_tables(manifest: Manifest) -> MetadataPage:
     page: MetadataPage = {}
     for name, table, about in build_view.list_tables(manifest):
-        shown = [[_format_cell(value) for value in row] for row in table.rows[:MAX_TABLE_ROWS]]
-        columns = [
-            dg.TableColumn(name, type=_column_type(row[i] for row in shown)) for i, name in enumerate(table.columns)
-        ]
-        records = [dg.TableRecord(dict(zip(table.columns, row, strict=True))) for row in shown]
-        page[f"table {name}"] = dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+        page[f"table {name}"] = _make_table_entry(table)
         if about:
             page[f"about {name}"] = dg.MetadataValue.text(about)
     return page
+
+
+def _make_table_entry(table: DisplayTable) -> dg.MetadataValue:
+    shown = [[_format_cell(value) for value in row] for row in table.rows[:MAX_TABLE_ROWS]]
+    columns = [dg.TableColumn(name, type=_column_type(row[i] for row in shown)) for i, name in enumerate(table.columns)]
+    records = [dg.TableRecord(dict(zip(table.columns, row, strict=True))) for row in shown]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
 
 
 def _format_cell(value: object) -> str | int | float | bool | None:

@@ -88,8 +88,11 @@ def _iterate_events(
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     asset = make_asset_key(step.key)
     served = project.recipe.execution.reports_url or os.environ.get("ROWMILL_REPORTS_URL", "")
-    changes = metadata.describe_changes(project, report)
-    page = metadata.make_stage_page(report, project.store, served, results=results, changes=changes)
+    changed = metadata.find_build_changes(project, report)
+    changes = metadata.describe_changes(project, report, changed)
+    page = metadata.make_stage_page(
+        report, project.store, served, results=results, changes=changes, build_changes=changed
+    )
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from iterate_materializations(step, report.manifest)
     waivers = propose_run_waivers(results)

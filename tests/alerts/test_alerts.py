@@ -278,13 +278,16 @@ def test_build_tells_what_blocked_it_and_then_that_it_is_published(
         statuses = [project.rowmill("build", "--alert", "--skip-preflight") for _ in range(2)]
         project.write_data("chats.jsonl", good)
         statuses += [project.rowmill("build", "--alert", "--skip-preflight") for _ in range(2)]
+        project.write_data("chats.jsonl", "\n".join(good.splitlines()[:-2]))
+        statuses += [project.rowmill("build", "--alert", "--skip-preflight") for _ in range(2)]
 
-    assert statuses == [1, 1, 0, 0]
-    blocked, published = receiver.received
+    assert statuses == [1, 1, 0, 0, 0, 0]
+    blocked, published, smaller = receiver.received
     assert blocked["title"] == "small: blocked"
     assert "rejects is 50 %" in blocked["lines"][0]
     assert "Trainers have no build of this recipe yet." in blocked["lines"]
     assert blocked["link"] == "https://reports.example.org/small/report.html"
     assert published["event"] == "published"
     assert any(line.startswith("Trainers read version ") for line in published["lines"])
+    assert ": files: 1 changed; rows +0 -2; tokens +0 -" in smaller["lines"][0]
     assert "an alert was not delivered" not in capsys.readouterr().err

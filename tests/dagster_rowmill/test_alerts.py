@@ -1,6 +1,9 @@
 """Sensors of alerts: a broken night is told once, trainers keep their build, and the repaired one is told, too."""
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from email import message_from_bytes, policy
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ from dagster._daemon.freshness import FreshnessDaemon
 
 from dagster_rowmill import definitions
 from dagster_rowmill.names import make_asset_key
-from rowmill.reports import alert_text
+from rowmill.reader import Reader
+from rowmill.reports import alert_text, report_page
 from tests.alerts.test_alerts import receiving
+from tests.support.ports import take_free_ports
 from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny
 
 pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
@@ -36,27 +41,98 @@ def run_night(tiny: Tiny) -> dg.ExecuteInProcessResult:
     return result
 
 
+@pytest.mark.slow
 def test_broken_night_is_told_once_and_the_repaired_one_is_published(
     tiny_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny: Tiny = tiny_folder
-    with receiving() as receiver:
+    port = take_free_ports()
+    mail = {"kind": "email", "server": f"127.0.0.1:{port}", "sender": "a@example.org", "to": ["b@example.org"]}
+    alerts = [*ALERTS, {**mail, "encryption": "none"}]
+    execution = {**RECIPE["execution"], "alerts": alerts, "reports_url": "https://reports.example.org"}
+    with receiving() as receiver, receiving_mail(port) as mails:
         monkeypatch.setenv("HOOK", receiver.url)
-        tiny.write(execution={**RECIPE["execution"], "alerts": ALERTS, "freshness": {"hours": 30}})
+        tiny.write(execution=execution)
         assert run_night(tiny).success
-        before = alert_text.find_published_version(tiny.project)
-        tiny.write_rows("tasks", [{"prompt": "half an upload"}] * 60)
+        before, yesterday = alert_text.find_published_version(tiny.project), read_sequences(tiny)
+        # Half of an upload: the file ends within a record, and a part of it is not what was asked for.
+        whole = (tiny.folder / "data" / "tasks.jsonl").read_text()
+        half = whole[: len(whole) // 2] + "".join('{"prompt": "half an upl\n' for _ in range(9))
+        (tiny.folder / "data" / "tasks.jsonl").write_text(half)
         assert [run_night(tiny).success for _ in range(2)] == [False, False]
-        during = alert_text.find_published_version(tiny.project)
-        tiny.write(rows=61, execution={**RECIPE["execution"], "alerts": ALERTS, "freshness": {"hours": 30}})
+        during, read_meanwhile = alert_text.find_published_version(tiny.project), read_sequences(tiny)
+        page = tiny.project.store.read(report_page.report_path("tiny")).decode()
+        (tiny.folder / "data" / "tasks.jsonl").write_text(whole)
+        tiny.append("tasks", {"prompt": "Name a number above 60.", "answer": "61 is above 60."})
         assert run_night(tiny).success
 
     assert [message["event"] for message in receiver.received] == ["published", "blocked", "published"]
-    blocked = receiver.received[1]["lines"]
+    blocked, published = receiver.received[1]["lines"], receiver.received[2]["lines"]
     assert before is not None
-    assert blocked[0].startswith("tasks/canonical_rows: ")
-    assert f"Trainers read version {before[:12]}" in "\n".join(blocked)
+    assert [len(lines) for lines in (blocked, published)] == [5, 3]
+    assert blocked[0].startswith("tasks/canonical_rows: rejects is ")
+    assert blocked[1].startswith("invalid_json: 9, the first is data/tasks.jsonl line ")
+    assert blocked[2].startswith(f"Trainers read version {before[:12]}, of ")
+    assert "What is built now, since " in blocked[2]
+    assert blocked[2].endswith(": files: 1 changed; rows +0 -30.")
+    assert blocked[3] == "https://reports.example.org/tiny/report.html"
+    assert published[0].endswith(": files: 1 changed; rows +1 -0; tokens +15 -0")
+    # The mail has the same six lines, and nobody asked for mails of published builds.
+    [told] = mails
+    assert told.splitlines()[-6:] == ["tiny: blocked", *blocked]
+    assert "Not ready: " in page
+    assert "<h2>Since the last build</h2>" in page
+    assert "rows +0 -30" in page
     assert during == before != alert_text.find_published_version(tiny.project)
+    assert read_meanwhile == yesterday != read_sequences(tiny)
+
+
+def read_sequences(tiny: Tiny) -> list[list[int]]:
+    """Read what a trainer would get."""
+    readers = [Reader(tiny.store, "tiny", rank=rank, world_size=2, batch_size=2, verify=True) for rank in range(2)]
+    return [reader[i].input_ids.tolist() for reader in readers for i in range(len(reader))]
+
+
+@contextmanager
+def receiving_mail(port: int) -> Generator[list[str]]:
+    """Keep the text of the mails that a server on loopback gets."""
+    controller = pytest.importorskip("aiosmtpd.controller", reason="aiosmtpd is not installed")
+    received: list[str] = []
+
+    class Keeper:
+        async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: N802
+            parsed = message_from_bytes(envelope.content, policy=policy.default)
+            received.append(parsed.get_content())
+            return "250 OK"
+
+    server = controller.Controller(Keeper(), hostname="127.0.0.1", port=port)
+    server.start()
+    try:
+        yield received
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_first_screen_of_the_ranks_says_what_is_new_and_whether_trainers_read_it(tiny_folder: Any) -> None:
+    tiny: Tiny = tiny_folder
+    tiny.write().run()
+    first = tiny.shown("gpu_partitions").metadata["summary"].value
+    tiny.append("tasks", {"prompt": "Name a number above 60.", "answer": "61 is above 60."})
+    tiny.run()
+    page = tiny.shown("gpu_partitions").metadata
+    tiny.run()
+    quiet = tiny.shown("gpu_partitions").metadata["summary"].value
+
+    shown = " ".join(str(page["summary"].value).replace("\\\n", " ").split())
+    assert "Trainers read this version" in " ".join(str(first).replace("\\\n", " ").split())
+    assert "Trainers read this version; since " in shown
+    assert ": files: 1 changed; rows +1 -0; tokens +15 -0" in shown
+    assert len(str(page["summary"].value)) < 1_000
+    table: Any = page["since the last build"].value
+    [row] = table.records
+    assert (row.data["dataset"], row.data["rows"]) == ("tasks", "+1 -0")
+    assert "Unchanged since" in str(quiet).replace("\\\n", " ")
 
 
 @pytest.mark.slow

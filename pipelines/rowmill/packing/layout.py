@@ -4,7 +4,7 @@ plan      s0: examples 0 2   s1: example 1          lengths 3 2 │ 4
 position_ids  0 1 2 0 1 │ 0 1 2 3
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,15 @@ class SequencePlan:
     sequences by their first example.
 
     sequence_offsets int64[S + 1] · examples int64[K] · ranges int32[K, 2] (start, length in tokens)
+
+    If examples share prefixes, a segment is a stretch of an example that others may share, `examples[k]` the first of
+    them; segments are depth first, trees sorted by their lowest example.
     """
 
     sequence_offsets: NDArray[np.int64]
     examples: NDArray[np.int64]
     ranges: NDArray[np.int32]
+    trees: "PlannedTrees | None" = None
 
     @property
     def sequences(self) -> int:
@@ -40,6 +44,43 @@ class SequencePlan:
         """Tokens of each sequence, int64[S]."""
         before = np.concatenate([[0], np.cumsum(self.ranges[:, 1], dtype=np.int64)])
         return np.diff(before[self.sequence_offsets])
+
+    @property
+    def whole(self) -> "SequencePlan":
+        """The same sequences with a segment for each example, which shares no token."""
+        return self if self.trees is None else self.trees.leaves
+
+    def select(self, first: int, end: int) -> "SequencePlan":
+        """Return the sequences `[first, end)`."""
+        offsets = self.sequence_offsets[first : end + 1]
+        begin, last = int(offsets[0]), int(offsets[-1])
+        trees = None if self.trees is None else self.trees.select(first, end, slice(begin, last))
+        return SequencePlan(offsets - begin, self.examples[begin:last], self.ranges[begin:last], trees)
+
+    def renumber(self, numbers: NDArray[np.int64]) -> "SequencePlan":
+        """Return the plan with example `numbers[i]` in the place of example i."""
+        trees = None if self.trees is None else replace(self.trees, leaves=self.trees.leaves.renumber(numbers))
+        return replace(self, examples=numbers[self.examples], trees=trees)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedTrees:
+    """Where K segments continue others, and where the examples of the same sequences, the leaves, end.
+
+    `parents` int32[K] are segments of the same sequence, -1 for none. `leaves` has a segment for each of M examples, or
+    piece of one, and its own order of them; `ends` int32[M] are the segments that they end with, within their sequence.
+    """
+
+    parents: NDArray[np.int32]
+    leaves: SequencePlan
+    ends: NDArray[np.int32]
+
+    def select(self, first: int, end: int, segments: slice) -> "PlannedTrees":
+        """Return those of the sequences `[first, end)`, which have these segments."""
+        offsets = self.leaves.sequence_offsets
+        return PlannedTrees(
+            self.parents[segments], self.leaves.select(first, end), self.ends[offsets[first] : offsets[end]]
+        )
 
 
 # ── Arrays of planned sequences ──

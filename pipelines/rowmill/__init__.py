@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from rowmill.inspection.generated_output import ParsedFiles, parse_files
     from rowmill.kinds.custom import BuildContext, RowFormat, register_format
     from rowmill.reader import Batch, PackedSequence, Reader, TrainingStep, View
+    from rowmill.reader.tree_mask import tree_mask
     from rowmill.schema.examples import ExampleTokens
     from rowmill.schema.rows import Rejected, Row
 
@@ -102,6 +103,7 @@ __all__ = [
     "register_format",
     "row_to_datum",
     "sft_tokenize",
+    "tree_mask",
 ]
 
 _MODULES = {
@@ -119,6 +121,7 @@ _MODULES = {
     "rowmill.kinds.custom": "BuildContext RowFormat register_format",
     "rowmill.inspection.generated_output": "ParsedFiles parse_files",
     "rowmill.reader": "Batch PackedSequence Reader TrainingStep View",
+    "rowmill.reader.tree_mask": "tree_mask",
     "rowmill.schema.examples": "ExampleTokens",
     "rowmill.schema.rows": "Rejected Row",
 }

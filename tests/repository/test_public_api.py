@@ -27,7 +27,7 @@ PUBLIC = [
     *("Project", "build_recipe", "open_project"),
     *("Batch", "PackedSequence", "Reader", "TrainingStep", "View"),
     *("Datum", "ExampleTokens", "Rejected", "canonicalize_rows", "make_datum", "make_datums"),
-    *("row_to_datum", "sft_tokenize"),
+    *("row_to_datum", "sft_tokenize", "tree_mask"),
     *("get_chat_template", "register_chat_template"),
     *("Exported", "open_export", "read_datums"),
     *("ParsedFiles", "parse_files"),

@@ -58,6 +58,8 @@ class DatasetSummary:
     objective: Objective = "next_token"
     fields: tuple[str, ...] = ()
     """The names of the fields that its token rows carry."""
+    shares_prefixes: bool = False
+    """Whether its examples are trees of shared segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,13 @@ class Export(Config):
                 f"kind {self.kind_name} cannot hold datasets.{foreign[0]}, whose objective is "
                 f"{summary.datasets[foreign[0]].objective}; it holds {join_choices(sorted(self.OBJECTIVES))}; choose "
                 "another kind of export, or delete it"
+            )
+        sharing = [name for name, dataset in summary.datasets.items() if dataset.shares_prefixes]
+        if sharing:
+            raise ConfigError(
+                f"kind {self.kind_name} cannot store the trees of datasets.{sharing[0]}, which has "
+                "packing.share_prefixes; only the ranks hold them, and rowmill.Reader reads them; delete the export, "
+                "or set packing.share_prefixes: false"
             )
         weighted = [name for name, dataset in summary.datasets.items() if dataset.has_weights]
         if weighted and not self.HOLDS_WEIGHTS:

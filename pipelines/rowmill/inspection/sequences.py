@@ -29,7 +29,7 @@ from rowmill.inspection.trace import (
 )
 from rowmill.schema import manifest
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
-from rowmill.schema.rows import parse_row_id
+from rowmill.schema.rows import PARENTS_COLUMN, parse_row_id
 from rowmill.shards.native import drop_padding
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -64,6 +64,8 @@ class SequenceTokens:
     messages: Sequence[int]
     segments: Sequence[SegmentLocation]
     weights: Sequence[float] = field(default=())
+    parents: Sequence[int] = field(default=())
+    """The segment that each segment continues, if examples share prefixes; -1 for none."""
 
     @property
     def trained(self) -> Sequence[bool]:
@@ -82,8 +84,9 @@ def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_token
     at = choose_sequence(shard.column("starts")[:CANDIDATES].to_pylist())
     row: dict[str, Any] = drop_padding(shard.slice(at, 1)).to_pylist()[0]
     sequence = at + int(parts[0].facts["first_sequence"])
-    places = [place for _, place in locate_segments(lineage, parts[0], sequence, None)]
-    shown = [place for place in places if place.offset < max_tokens]
+    # A segment that several examples share is shown as part of the first of them.
+    places = {place.segment: place for _, place in reversed([*locate_segments(lineage, parts[0], sequence, None)])}
+    shown = [places[segment] for segment in sorted(places) if places[segment].offset < max_tokens]
     kinds, messages = _join_spans(lineage, shown)
     ids = row["input_ids"][:max_tokens]
     return SequenceTokens(
@@ -101,6 +104,7 @@ def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_token
         messages=messages[: len(ids)],
         segments=shown,
         weights=row[WEIGHT_COLUMN][:max_tokens] if WEIGHT_COLUMN in row else (),
+        parents=row.get(PARENTS_COLUMN, ()),
     )
 
 

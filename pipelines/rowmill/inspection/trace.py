@@ -163,13 +163,15 @@ def locate_examples(lineage: Lineage, examples: Collection[str]) -> tuple[list[S
 def locate_segments(
     lineage: Lineage, part: manifest.Part, sequence: int, order: "_TrainingOrder | None"
 ) -> Iterator[tuple[str, SegmentLocation]]:
-    """Yield the segments of a sequence, each with its row's id."""
+    """Yield the segments of a sequence, each with its row's id; one that examples share is yielded for each of them."""
     segments = lineage.project.store.table(part.files["segments"])
     split = str(part.facts["split"])
     occurrences = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
-    offset = 0
+    offset, end, current = 0, 0, -1
     shard_row = sequence - int(part.facts["first_sequence"])
     for one in sorted(filter_rows(segments, "shard_row", shard_row), key=lambda one: one["segment"]):
+        if one["segment"] != current:
+            offset, end, current = end, end + one["length"], one["segment"]
         place = SegmentLocation(
             split=split,
             sequence=sequence,
@@ -182,7 +184,6 @@ def locate_segments(
             shard_row=shard_row,
             showings=occurrences,
         )
-        offset += one["length"]
         yield one["row_id"], place
 
 

@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
@@ -74,6 +74,13 @@ class Packing(Config):
     block_cross_document_attention: bool = True
     """Whether each example is a separate attention span; false: the whole sequence is one span."""
 
+    share_prefixes: bool = False
+    """Whether examples that begin with the same tokens are stored as a tree, in which each of these tokens stands once;
+    a trainer needs the mask of `rowmill.tree_mask` for them. It must be the same for all datasets."""
+
+    min_shared: Annotated[int, Field(ge=1)] = 64
+    """For `share_prefixes`: the least tokens that examples share; of conversations, they end between two messages."""
+
     ignore_token_id: Annotated[int, Field(ge=0)] | None = None
     """A token id that is never a target."""
 
@@ -107,10 +114,43 @@ class Packing(Config):
                 f"pack_strategy: concat with pack: {str(self.pack).lower()}; concat fills every sequence and "
                 "has no limit; delete pack, or choose best_fit or greedy"
             )
-        joins = self.pack_strategy == "concat" or (self.pack_strategy is None and self.pack is None)
+        joins = self.pack_strategy == "concat" or (
+            self.pack_strategy is None and self.pack is None and not self.share_prefixes
+        )
         if self.tail == "drop" and not joins:
             raise ValueError("tail: drop without pack_strategy: concat; only concat has a tail; delete tail")
         return self
+
+    @model_validator(mode="after")
+    def _require_possible_sharing(self) -> "Packing":
+        if not self.share_prefixes:
+            if self.min_shared != type(self).model_fields["min_shared"].default:
+                raise ValueError(
+                    f"min_shared: {self.min_shared} without share_prefixes, which reads it; examples share nothing "
+                    "otherwise; set share_prefixes: true, or delete min_shared"
+                )
+            return self
+        problems = {
+            f"pack_strategy: {self.pack_strategy}": self.pack_strategy in ("greedy", "concat"),
+            f"pack: {str(self.pack).lower()}": self.pack is not None and self.pack is not True,
+            f"max_segments_per_example: {self.max_segments_per_example}": self.max_segments_per_example is not None,
+            f"segment_multiple_of: {self.segment_multiple_of}": self.segment_multiple_of > 1,
+            "block_cross_document_attention: false": not self.block_cross_document_attention,
+        }
+        for option in (option for option, is_set in problems.items() if is_set):
+            raise ValueError(
+                f"share_prefixes: true with {option}; trees are packed whole by best_fit, each token attends to its "
+                f"own example, and segments are neither counted nor padded; delete {option.partition(':')[0]}, or "
+                "share_prefixes"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_sharing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the options, those of sharing only if prefixes are shared: they decide nothing otherwise."""
+        values = serialize(self)
+        unread = () if self.share_prefixes else ("share_prefixes", "min_shared")
+        return {name: value for name, value in values.items() if name not in unread}
 
     @property
     def room_multiple(self) -> int:
@@ -136,7 +176,8 @@ class Packing(Config):
         """
         if self.pack is False:
             return "single"
-        chosen = self.pack_strategy or ("concat" if kind == "text" and self.pack is None else "best_fit")
+        joins = kind == "text" and self.pack is None and not self.share_prefixes
+        chosen = self.pack_strategy or ("concat" if joins else "best_fit")
         if chosen == "concat" and kind != "text":
             raise ConfigError(
                 f"packing.pack_strategy: concat for rows of kind {kind}; concat cuts examples anywhere, so it is only "

@@ -30,6 +30,10 @@ int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
     loss weights       loss_weights float32 in the shape of labels, 0 where there is no label
     token fields       float32 in the shape of labels by each field's name, not shifted, 0 on padding
     row fields         a value per span: reward float32 [K], NaN where there is none; group_id K texts or None
+    shared prefixes    segment_parents [K]: the span of the batch that each span continues, -1 for none; and in the
+                       shape of labels predecessors, where in its row the token before each one is (a first token and
+                       padding have themselves), and subtree_ends: query q attends to key k if k <= q < subtree_ends[k].
+                       `flat` has no seq_idx, cu_seq_lens_* and max_length_*, in which kernels would see no prefix
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,10 +45,12 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Tokens, Weights
+from rowmill.core.arrays import Ints, Tokens, Weights, compute_offsets
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.segment_trees import find_predecessors, find_token_subtree_ends, make_tree_positions
 from rowmill.reader.sequences import PackedSequence, make_position_ids
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN
+from rowmill.schema.rows import PARENTS_COLUMN
 
 Batch: TypeAlias = dict[str, Any]
 """NumPy arrays or torch tensors by name; `max_length_*` are plain integers."""
@@ -62,6 +68,9 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
         filler = np.full(gap, pad_id, np.int32)
         rows = [*rows, PackedSequence(filler, np.full(gap, IGNORED_LABEL, np.int32), np.array([gap], np.int32))]
     lengths = np.concatenate([row.seq_lengths for row in rows])
+    parents = _join_parents(rows)
+    if parents is not None:
+        return _join_flat_trees(rows, parents, lengths)
     bounds = _cumulate_lengths(lengths)
     longest = int(lengths.max(initial=0))
     weights = _collect_weights(rows)
@@ -89,6 +98,35 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
         **_join_row_fields(rows),
         **real_bounds,
     }
+
+
+def _join_flat_trees(rows: Sequence[PackedSequence], parents: Ints, lengths: Tokens) -> Batch:
+    """Join sequences whose spans continue others; `parents` int64[K] number the spans of all rows."""
+    weights = _collect_weights(rows)
+    return {
+        "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
+        "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
+        "position_ids": make_tree_positions(parents, lengths)[None],
+        **({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]}),
+        PARENTS_COLUMN: parents,
+        "predecessors": find_predecessors(parents, lengths)[None],
+        "subtree_ends": find_token_subtree_ends(parents, lengths)[None],
+    }
+
+
+def _join_parents(rows: Sequence[PackedSequence]) -> Ints | None:
+    """Return the parent of every span among those of all rows; None if none of them shares prefixes."""
+    if all(row.segment_parents is None for row in rows):
+        return None
+    # A row that fills up a batch, or that a mapped function returned, continues nothing.
+    parents = [
+        np.full(len(row.seq_lengths), -1) if row.segment_parents is None else row.segment_parents for row in rows
+    ]
+    firsts = compute_offsets([len(of_row) for of_row in parents])[:-1].tolist()
+    return np.concatenate(
+        [np.where(of_row < 0, -1, of_row + first) for of_row, first in zip(parents, firsts, strict=True)],
+        dtype=np.int64,
+    )
 
 
 def _cumulate_lengths(lengths: Tokens) -> Tokens:
@@ -128,6 +166,17 @@ def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | N
             added = np.flatnonzero(row.position_ids >= np.repeat(row.real_lengths, row.seq_lengths))
             batch["attention_mask"][i, added] = 0
             batch["segment_ids"][i, added] = -1
+    parents = _join_parents(rows)
+    if parents is not None:
+        # Padding continues nothing, and attends to itself alone.
+        places = np.arange(wide)
+        batch["predecessors"], batch["subtree_ends"] = (np.tile(of, (len(rows), 1)) for of in (places, places + 1))
+        for i, row in enumerate(rows):
+            if row.segment_parents is not None:
+                end = len(row.input_ids)
+                batch["predecessors"][i, :end] = find_predecessors(row.segment_parents, row.seq_lengths)
+                batch["subtree_ends"][i, :end] = find_token_subtree_ends(row.segment_parents, row.seq_lengths)
+        batch[PARENTS_COLUMN] = parents
     weights = _collect_weights(rows)
     numbers = _collect_token_fields(rows) | ({} if weights is None else {WEIGHT_COLUMN: weights})
     for name, of_rows in numbers.items():

@@ -12,11 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, Tokens, Weights, fill_null_numbers, sum_by_span, view_numbers
+from rowmill.core.segment_trees import make_tree_positions
 from rowmill.schema.examples import ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
-from rowmill.schema.rows import PADDING_COLUMN
+from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
-_OPTIONAL_COLUMNS = (WEIGHT_COLUMN, "sides", "prompt_lengths", "margins", PADDING_COLUMN)
+_OPTIONAL_COLUMNS = (WEIGHT_COLUMN, "sides", "prompt_lengths", "margins", PADDING_COLUMN, PARENTS_COLUMN)
 """Read only where the shards have them."""
 
 
@@ -40,6 +41,10 @@ class PackedSequence:
     If the recipe has `packing.segment_multiple_of`, the last `padding` int32[K] tokens of each span are padding,
     without a target; else there is none, and `padding` is None.
 
+    With `packing.share_prefixes` in the recipe, a span is a segment that several examples may share, and span k
+    continues the earlier span `segment_parents[k]`, int32[K]; -1 for none. A token's weight is then the sum over the
+    examples that train it. The logits at its predecessor predict it: for a span's first one, its parent's last token.
+
     If token rows carry fields, `token_fields` have a float32[T] by name, each number at the token that it is of, and
     `row_fields` an array of K values, one per span: a reward is float32 and NaN where there is none, a group's name is
     text or None.
@@ -55,10 +60,13 @@ class PackedSequence:
     padding: Tokens | None = None
     token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
     row_fields: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])
+    segment_parents: Tokens | None = None
 
     @property
     def position_ids(self) -> Ints:
-        """The position ids, int64[T], from 0 in each attention span."""
+        """The position ids, int64[T], from 0 in each attention span, or on from those of its parent."""
+        if self.segment_parents is not None:
+            return make_tree_positions(self.segment_parents, self.seq_lengths)
         return make_position_ids(self.seq_lengths)
 
     @property
@@ -100,6 +108,7 @@ class DecodedRowGroup:
     padding: Tokens | None = None
     token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
     row_fields: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])
+    parents: Tokens | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, pa.ListArray]) -> "DecodedRowGroup":
@@ -124,6 +133,7 @@ class DecodedRowGroup:
             padding=padding,
             token_fields={name: view_numbers(columns[name].values) for name in find_token_fields(columns)},
             row_fields={name: _decode_row_field(columns[name]) for name in ROW_FIELDS if name in columns},
+            parents=view_numbers(columns[PARENTS_COLUMN].values) if PARENTS_COLUMN in columns else None,
         )
 
     @property
@@ -146,6 +156,7 @@ class DecodedRowGroup:
                 padding=padding,
                 token_fields={name: values[tokens] for name, values in self.token_fields.items()},
                 row_fields={name: values[spans] for name, values in self.row_fields.items()},
+                segment_parents=None if self.parents is None else self.parents[spans],
             )
         return PackedSequence(
             self.ids[tokens],

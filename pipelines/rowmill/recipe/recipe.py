@@ -213,6 +213,7 @@ def summarize_dataset(dataset: Dataset) -> DatasetSummary:
         is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
         is_open=not dataset.packing.block_cross_document_attention,
         has_weights=bool(dataset.loss.weights),
+        shares_prefixes=dataset.packing.share_prefixes,
         objective=dataset.format.get_objective(),
         fields=dataset.format.get_rollout_fields().names,
     )
@@ -525,6 +526,38 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
+    def _prefixes_can_be_shared(self) -> "Recipe":
+        sharing = [name for name, dataset in self.datasets.items() if dataset.packing.share_prefixes]
+        for name, dataset in self.datasets.items() if sharing else ():
+            if name not in sharing:
+                raise ValueError(
+                    f"datasets.{name}.packing.share_prefixes: false, and datasets.{sharing[0]} has true; one trainer "
+                    "reads all datasets, so they have one; set it in defaults"
+                )
+            if dataset.format.get_objective() != "next_token":
+                raise ValueError(
+                    f"datasets.{name}.packing.share_prefixes: true for examples of kind {dataset.row_kind}; only "
+                    "examples that predict the next token can be trees; set it to false"
+                )
+            if fields := dataset.format.get_rollout_fields().names:
+                raise ValueError(
+                    f"datasets.{name}.packing.share_prefixes: true, and rows carry {fields[0]}; a token that rows "
+                    "share has one value of a field, and they may differ; set it to false, or drop the field"
+                )
+            if name in (self.mixture.num_validation_sequences or {}):
+                raise ValueError(
+                    f"datasets.{name}.packing.share_prefixes: true with mixture.num_validation_sequences.{name}, which "
+                    "counts sequences before tokens are compared; a share of rows can be held out; set "
+                    "splits.validation instead"
+                )
+        if sharing and self.partitions.balance == "flops":
+            raise ValueError(
+                "partitions.balance: flops with packing.share_prefixes, which does not count what a tree costs; "
+                "trained_tokens and none are allowed; choose one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ranks_share_every_step(self) -> "Recipe":
         check_world_size(self.partitions.world_size, self.mixture.batch_sizes)
         return self
@@ -649,8 +682,13 @@ class Recipe(Config):
 
     @property
     def has_loss_weights(self) -> bool:
-        """Whether shards have a weight per token: all shards do if any dataset has weights."""
-        return any(dataset.loss.weights for dataset in self.datasets.values())
+        """Whether shards have a weight per token: all shards do if any dataset has weights, or shares prefixes."""
+        return self.shares_prefixes or any(dataset.loss.weights for dataset in self.datasets.values())
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the sequences of all datasets are trees of segments that examples share."""
+        return next(iter(self.datasets.values())).packing.share_prefixes
 
     @property
     def rollout_fields(self) -> RolloutFields:

@@ -159,13 +159,15 @@ def _iterate_token_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: 
     if packed is None:
         yield FlowLevel("tokens in examples", "tokens", token_count)
         return
-    dropped = sum(count for _, _, count in packed.token_ledger)
-    yield FlowLevel(
-        "tokens in examples",
-        "tokens",
-        token_count,
-        (FlowBranch("dropped by packing", dropped, "rejected"),) if dropped else (),
+    dropped, shared = (
+        sum(count for _, name, count in packed.token_ledger if name == wanted) for wanted in ("dropped", "shared")
     )
+    branches: tuple[tuple[str, int, BranchKind], ...] = (
+        ("dropped by packing", dropped, "rejected"),
+        ("shared with other examples", shared, "left_out"),
+    )
+    lost = tuple(FlowBranch(*branch) for branch in branches if branch[1])
+    yield FlowLevel("tokens in examples", "tokens", token_count, lost)
     yield from _iterate_order_levels(chain, dataset, "tokens")
     yield from _iterate_position_levels(chain, dataset, seq_len)
 

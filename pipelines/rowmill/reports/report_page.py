@@ -329,7 +329,9 @@ def describe_sequence(sequence: SequenceTokens) -> dict[str, Any]:
     shown: list[tuple[str, list[tuple[str, list[str]]]]] = []
     for place in sequence.segments:
         cut = f"from its token {place.start:,}" if place.start else ""
-        about = [f"segment {place.segment}", place.example_id, format_count(place.length, "token"), cut]
+        parent = sequence.parents[place.segment] if sequence.parents else -1
+        continued = f"continues segment {parent}" if parent >= 0 else ""
+        about = [f"segment {place.segment}", continued, place.example_id, format_count(place.length, "token"), cut]
         places = range(place.offset, min(place.offset + place.length, len(sequence.ids)))
         spans = [(style, [texts[at] for at in run]) for style, run in groupby(places, key=styles.__getitem__)]
         shown.append((join_facts(about), spans))

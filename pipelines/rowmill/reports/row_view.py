@@ -244,9 +244,14 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
             *(Text(f"  {escape_control_characters(p)}", LOOK) for p in problems),
         )
     at = trace.token.at
-    i = next(i for i, place in enumerate(trace.places) if place.offset <= at < place.offset + place.length)
-    lines += _render_token(trace.token, trace.places[i])
-    lines += _render_origin(trace.origins[i])
+    holding = [i for i, place in enumerate(trace.places) if place.offset <= at < place.offset + place.length]
+    lines += _render_token(trace.token, trace.places[holding[0]])
+    # A token of a shared segment comes from the rows of all its examples.
+    origins = list({(trace.origins[i].url, trace.origins[i].record): trace.origins[i] for i in holding}.values())
+    for origin in origins[:MAX_SHOWN_OCCURRENCES]:
+        lines += _render_origin(origin)
+    if len(origins) > MAX_SHOWN_OCCURRENCES:
+        lines.append(label_value("", f"and {format_count(len(origins) - MAX_SHOWN_OCCURRENCES, 'more row')}"))
     return Group(*lines, Text(""))
 
 

@@ -168,6 +168,12 @@ COLUMN_DOCS: Final[Mapping[str, str]] = {
     "example_ids": "The example of each segment.",
     "starts": "The first token of each segment in its example.",
     "segment_lengths": "Tokens of each segment.",
+    "segment_parents": "The segment that each segment continues; -1 for none.",
+    "example_ends": "The segment that each example ends with.",
+    "target_examples": "The example of each run of targets: its number in the sequence.",
+    "target_starts": "The first token of each run of targets in its example.",
+    "target_lengths": "Tokens of each run of targets.",
+    "target_weights": "Weight in the loss of each run of targets.",
     "sequence_id": "The sequence's number in its split of its dataset; -1 for a filler.",
     "filler": "Whether it only fills a step, without targets.",
     "step": "The training step, from 0.",
@@ -212,8 +218,10 @@ BATCH_NAMES = frozenset(
         "margin",
         "max_length_k",
         "max_length_q",
+        "predecessors",
         "segment_ids",
         "seq_idx",
+        "subtree_ends",
     }
 )
 """Names in a reader's batches that are not columns of shards."""

@@ -228,6 +228,9 @@ class PackedShardsFacts:
     padding: int
     """Pad tokens after segments."""
     padding_share: float | str
+    # Shared prefixes only.
+    tokens_shared: int | Uncounted = UNCOUNTED
+    """Tokens of examples that are stored once with those of others."""
     # Preferences only.
     pair_intact: int | Uncounted = UNCOUNTED
     """Sides that are not followed by the other side of their pair in their sequence."""

@@ -1,7 +1,7 @@
 """The ledger: every source record and every token ends in exactly one named state, with a reason from a closed list.
 
 records   kept | rejected(reason) | not_taken | not_sampled | validation_surplus | tail | remainder | not_scheduled
-tokens    trained | context | template | truncated | dropped | padding
+tokens    trained | context | template | truncated | dropped | padding | shared
 """
 
 from collections import Counter
@@ -17,7 +17,8 @@ UNUSED_STATES = (NOT_TAKEN, "not_sampled", "validation_surplus", "tail", "remain
 """States of valid records that are not used, named after the cause."""
 
 RECORD_STATES = (KEPT, REJECTED, *UNUSED_STATES)
-TOKEN_CLASSES = ("trained", "context", "template", "truncated", "dropped", "padding")
+TOKEN_CLASSES = ("trained", "context", "template", "truncated", "dropped", "padding", "shared")
+"""A token is shared if another example's equal token stands for it, at the end of an equal beginning."""
 
 REJECT_REASONS = frozenset(
     # Unreadable records

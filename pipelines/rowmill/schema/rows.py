@@ -90,6 +90,25 @@ PADDING_FIELD = pa.field(PADDING_COLUMN, pa.int32())
 """Pad tokens after each segment, in shards of recipes that pad segments (`packing.segment_multiple_of`); a shard has a
 list of them for each sequence, after the columns of its kind of rows."""
 
+PARENTS_COLUMN = "segment_parents"
+
+TREE_FIELDS: tuple[pa.Field, ...] = (
+    pa.field(PARENTS_COLUMN, pa.int32()),
+    pa.field("example_ends", pa.int32()),
+    pa.field("target_examples", pa.int32()),
+    pa.field("target_starts", pa.int32()),
+    pa.field("target_lengths", pa.int32()),
+    pa.field("target_weights", pa.float32()),
+)
+"""What shards have if examples share prefixes (`packing.share_prefixes`); each column is a list for each sequence.
+
+`segment_parents`: the segment of the sequence that each segment continues, -1 for none. `example_ends`: the segment
+that each of `example_ids` ends with. Run r of targets is `target_lengths[r]` tokens from `target_starts[r]` on in the
+example `target_examples[r]` of the sequence, and each of them has the loss weight `target_weights[r]`.
+"""
+
+TREE_COLUMNS = tuple(column.name for column in TREE_FIELDS)
+
 
 def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> list[str]:
     """Return the columns of one kind for a stage's identity."""

@@ -9,6 +9,10 @@
     segments  a b c │ d e f g h          segment_lengths   3 5
     stored    a b c P d e f g h P P P    segment_padding   1 3     seq_lengths   4 8
 
+    with `packing.share_prefixes`, examples 10 11 2 and 10 11 7 are stored as a tree (`prefix_trees.py`)
+    segments         10 11 │ 2 │ 7       seq_lengths       2 1 1     example_ids   of the examples, not of segments
+    segment_parents  -1      0   0       position_ids  0 1 2 2     example_ends  1 2
+
 If the recipe has loss weights, the shard has a column of them, 0 for a token that is not a target. Fields of its token
 rows (`schema/examples.py`) have a column each, not shifted, 0 on padding. Hashes, exports and comparisons see the
 tokens of a segment without padding.
@@ -39,8 +43,9 @@ from rowmill.core.arrays import (
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD, find_token_fields, make_token_columns
 from rowmill.schema.manifest import File
-from rowmill.schema.rows import PADDING_COLUMN
+from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN, TREE_FIELDS
 from rowmill.shards import gather
+from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
 
 _TOKEN_COLUMNS = ("input_ids", "labels", "position_ids", WEIGHT_COLUMN)
 
@@ -198,6 +203,8 @@ class Segments:
     int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per segment.
     `weights` have one entry per token, 0 for one without a label; None: the recipe has no weights. `token_fields` have
     one entry per token, too, and `columns` one entry per segment; most recipes have none.
+
+    With `trees`, examples share segments: `example_ids` and `starts` have one entry per example.
     """
 
     ids: Tokens
@@ -209,6 +216,7 @@ class Segments:
     weights: Weights | None = None
     token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
     columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
+    trees: ExampleTrees | None = None
 
 
 def locate_tokens(row_offsets: Ints, rows: Ints, starts: Integers, lengths: Integers) -> Runs:
@@ -253,13 +261,14 @@ def make_shard_table(
         weights = None if weights is None else padded.insert(weights, 0)
         token_fields = {name: padded.insert(values, 0) for name, values in token_fields.items()}
         row_offsets = padded.offsets[segments.sequence_offsets]
+    example_offsets = segments.sequence_offsets if segments.trees is None else segments.trees.example_offsets
     columns = [
         make_list_array(row_offsets, ids),
         make_list_array(row_offsets, labels),
         make_list_array(row_offsets, spans.position_ids),
         make_list_array(spans.offsets, spans.lengths),
-        pa.ListArray.from_arrays(pa.array(segments.sequence_offsets, pa.int32()), segments.example_ids),
-        make_list_array(segments.sequence_offsets, segments.starts.astype(np.int32)),
+        pa.ListArray.from_arrays(pa.array(example_offsets, pa.int32()), segments.example_ids),
+        make_list_array(example_offsets, segments.starts.astype(np.int32)),
         make_list_array(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
         pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([dataset], pa.string())),
         pa.array(np.diff(token_offsets).astype(np.int32)),
@@ -275,6 +284,9 @@ def make_shard_table(
     fields = [pa.field(name, of_segments.type) for name, of_segments in values.items()]
     offsets = pa.array(segments.sequence_offsets, pa.int32())
     columns += [pa.ListArray.from_arrays(offsets, of_segments) for of_segments in values.values()]
+    if segments.trees is not None:
+        columns += segments.trees.to_columns().values()
+        fields += TREE_FIELDS
     schema = make_shard_schema(weighted=weights is not None, token_fields=token_fields, columns=fields)
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -300,10 +312,11 @@ def make_fillers(
     token_fields: Iterable[str] = (),
     columns: Iterable[pa.Field] = (),
     multiple: int = 1,
+    has_trees: bool = False,
 ) -> pa.Table:
     """Return sequences of two pad tokens without a target, which give all ranks the same number of sequences.
 
-    If segments are padded to a multiple, these are, too.
+    If segments are padded to a multiple, these are, too; if examples share segments, each is a tree of one.
     """
     padded = 2 + -2 % multiple
     segments = Segments(
@@ -316,6 +329,7 @@ def make_fillers(
         weights=np.zeros(2 * count, np.float32) if weighted else None,
         token_fields={name: np.zeros(2 * count, np.float32) for name in token_fields},
         columns={column.name: pa.nulls(count, column.type) for column in columns},
+        trees=_make_filler_trees(count) if has_trees else None,
     )
     spans = Spans(
         labels=np.full(2 * count, IGNORED_LABEL, np.int32),
@@ -326,6 +340,13 @@ def make_fillers(
     padding = Padding(np.full(count, padded - 2, np.int32), pad_id) if multiple > 1 else None
     table = make_shard_table(segments, spans, dataset=dataset, filler=True, padding=padding)
     return number_sequences(table, np.full(count, -1, np.int64))
+
+
+def _make_filler_trees(count: int) -> ExampleTrees:
+    numbers, nothing = np.arange(count + 1), np.empty(0, np.int32)
+    targets = TargetRuns(np.zeros(count + 1, np.int64), nothing, nothing, np.empty(0, np.float32))
+    roots, ends = np.full(count, -1, np.int32), np.zeros(count, np.int32)
+    return ExampleTrees(np.full(count, FILLER_TOKENS, np.int32), roots, numbers, ends, numbers, targets)
 
 
 def count_group_rows(seq_len: int) -> int:
@@ -361,7 +382,10 @@ def read_native_shard(content: bytes) -> pa.Table:
 
 
 def recover_segments(table: pa.Table) -> Segments:
-    """Recover the segments of a shard's rows from its columns, without their padding."""
+    """Recover the segments of a shard's rows from its columns, without their padding.
+
+    Of examples that share segments, each is returned as one, with its own mask and weights.
+    """
     table = drop_padding(table)
     if not table.num_rows:
         empty = np.zeros(1, np.int64)
@@ -370,9 +394,18 @@ def recover_segments(table: pa.Table) -> Segments:
         )
     ids = _flatten_shard_column(table, "input_ids")
     labels = _flatten_shard_column(table, "labels")
-    lengths = _flatten_shard_column(table, "segment_lengths")
     names = table.column("example_ids").chunk(0)
     sequence_offsets = np.asarray(names.offsets, np.int64)
+    if PARENTS_COLUMN in table.column_names:
+        trees = ExampleTrees.of(table)
+        places, offsets = trees.list_example_tokens()
+        targets, weights = trees.list_target_tokens(offsets)
+        mask, of_tokens = np.zeros(len(places), np.bool_), np.zeros(len(places), np.float32)
+        mask[targets], of_tokens[targets] = True, weights
+        starts = _flatten_shard_column(table, "starts")
+        cut = sequence_offsets - sequence_offsets[0]
+        return Segments(ids[places], mask, offsets, cut, names.flatten(), starts, of_tokens)
+    lengths = _flatten_shard_column(table, "segment_lengths")
     return Segments(
         ids=ids,
         mask=labels != IGNORED_LABEL,
@@ -383,6 +416,15 @@ def recover_segments(table: pa.Table) -> Segments:
         weights=_flatten_shard_column(table, WEIGHT_COLUMN) if WEIGHT_COLUMN in table.column_names else None,
         token_fields={name: _flatten_shard_column(table, name) for name in find_token_fields(table.column_names)},
     )
+
+
+def recover_example_ids(table: pa.Table) -> tuple[Tokens, Ints]:
+    """Return the token ids of segments, or of whole examples that share them, joined, and their offsets."""
+    ids, lengths = (_flatten_shard_column(table, name) for name in ("input_ids", "segment_lengths"))
+    if PARENTS_COLUMN not in table.column_names:
+        return ids, compute_offsets(lengths)
+    places, offsets = ExampleTrees.of(table).list_example_tokens()
+    return ids[places], offsets
 
 
 def _flatten_shard_column(table: pa.Table, name: str) -> NDArray[Any]:

@@ -166,6 +166,7 @@ class RankSources:
             token_fields=recipe.rollout_fields.per_token,
             columns=(*SEGMENT_COLUMNS.get(get_row_kind(recipe), ()), *recipe.rollout_fields.row_columns),
             multiple=recipe.segment_multiple_of,
+            has_trees=recipe.shares_prefixes,
         )
 
     @cached_property

@@ -8,7 +8,7 @@ from rowmill.core.stage_names import PACKED_SHARDS
 from rowmill.core.storage import Store, read_tables
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest
-from rowmill.schema.rows import PADDING_FIELD, SEGMENT_COLUMNS, RowKind
+from rowmill.schema.rows import PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
 from rowmill.stages.base import StageContext
 
 
@@ -23,9 +23,10 @@ def load_rank_steps(store: Store, splits: Manifest) -> pa.Table:
 
 
 def list_segment_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
-    """Return what shards have of each segment: columns of its kind, declared fields, and padding if the recipe pads."""
+    """Return what shards have of each segment: columns of its kind, declared fields, and padding or trees."""
     padding = [PADDING_FIELD] if recipe.segment_multiple_of > 1 else []
-    return [*SEGMENT_COLUMNS.get(kind, ()), *recipe.rollout_fields.row_columns, *padding]
+    trees = TREE_FIELDS if recipe.shares_prefixes else ()
+    return [*SEGMENT_COLUMNS.get(kind, ()), *recipe.rollout_fields.row_columns, *padding, *trees]
 
 
 def get_packed_shards(context: StageContext) -> dict[str, Manifest]:

@@ -123,7 +123,8 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "token_ledger": {
         "split": "train, validation or test; rejected or all if no split is known.",
-        "class": "trained, context, template, truncated, dropped or padding; template is context after packing.",
+        "class": "trained, context, template, truncated, dropped, padding or shared; template is context after "
+        "packing.",
         "tokens": "Tokens of this class.",
     },
     "rejects": {

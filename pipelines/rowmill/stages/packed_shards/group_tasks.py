@@ -51,12 +51,13 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def build_shard_card(context: StageContext) -> dict[str, Any]:
     """Return the identity card of a dataset's shards, which each of them carries."""
-    blocked = context.dataset.packing.block_cross_document_attention
+    packing = context.dataset.packing
+    attention = "tree" if packing.share_prefixes else "blocked" if packing.block_cross_document_attention else "open"
     own = {
         "format": "native",
         "format_version": VERSION,
         "seq_len": context.recipe.seq_len,
-        "attention": "blocked" if blocked else "open",
+        "attention": attention,
         "recipe": context.recipe.name,
         "dataset": context.dataset_name or "",
     }

@@ -42,6 +42,7 @@ from rowmill.stages.packed_shards.shard_files import (
     part_sides,
     read_back,
 )
+from rowmill.stages.packed_shards.shared_prefixes import SPAN_COLUMNS, find_cuts
 from rowmill.stages.packed_shards.split_plans import (
     SPLITS,
     SURPLUS_CODE,
@@ -128,7 +129,7 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
     store = place.store
     with _read_group(inputs, place) as (tokens, lengths):
         own_examples = int(lengths.first_rows[inputs.own])
-        plans = _plan_group(inputs, lengths, own_examples)
+        plans = _plan_group(inputs, lengths, own_examples, tokens)
         surplus = np.flatnonzero(lengths.splits[:own_examples] == SURPLUS_CODE)
         left = find_left_out(lengths, plans, surplus)
         writer = ShardWriter(
@@ -147,7 +148,7 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
         cuts = [cut for split, plan in parted for cut in cut_shards(split, plan, _count_shard_sequences(inputs, plan))]
         shards = _map_in_threads(place.threads, writer.write_shard, cuts)
-        expected = sum(hash_planned_segments(tokens, plan, inputs.rules.packing) for _, plan in parted)
+        expected = sum(hash_planned_segments(tokens, plan.whole, inputs.rules.packing) for _, plan in parted)
         files = _write_side_files(inputs, place, tokens, lengths, left, own_examples)
         back = _map_in_threads(place.threads, lambda written: read_back(store, written.shard, written.segments), shards)
         # Only pairs are read once more; what is damaged cannot be read, and is counted as such.
@@ -192,13 +193,16 @@ def _name_hashes_file(shard: str) -> str:
 
 
 def _count_shard_sequences(inputs: PackGroupInputs, plan: SequencePlan) -> int:
-    """Return the sequences of a shard: as many as fit if all were full, or of prompts, which are short, on average."""
-    if inputs.rules.row_kind != "prompt":
+    """Return the sequences of a shard: as many as fit if all were full, or on average.
+
+    Prompts are short, and of trees the examples count, whose masks are in memory.
+    """
+    if inputs.rules.row_kind != "prompt" and plan.trees is None:
         return max(1, SHARD_TOKENS // inputs.rules.seq_len)
-    return max(1, SHARD_TOKENS * plan.sequences // max(1, int(plan.tokens.sum())))
+    return max(1, SHARD_TOKENS * plan.sequences // max(1, int(plan.whole.tokens.sum())))
 
 
-def _plan_group(inputs: PackGroupInputs, lengths: ExampleLengths, own: int) -> list[SplitPlan]:
+def _plan_group(inputs: PackGroupInputs, lengths: ExampleLengths, own: int, tokens: GroupTokens) -> list[SplitPlan]:
     if inputs.planned is not None:
         return [inputs.planned]
     plans: list[SplitPlan] = []
@@ -209,7 +213,8 @@ def _plan_group(inputs: PackGroupInputs, lengths: ExampleLengths, own: int) -> l
         if not len(numbers) or numbers[0] >= own:
             continue
         if inputs.stretches is None:
-            plans.append(plan_split(inputs.rules, lengths, split, numbers))
+            sort_pieces = tokens.sort_pieces if inputs.rules.packing.share_prefixes else None
+            plans.append(plan_split(inputs.rules, lengths, split, numbers, sort_pieces))
         else:
             plans.append(plan_stretch(inputs.rules, lengths, split, numbers, inputs.stretches[split]))
     return plans
@@ -235,12 +240,15 @@ def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) 
     weights = _make_array(scratch, "weights", np.float32, inputs.tokens) if inputs.weighted else None
     fields = {name: _make_array(scratch, name, np.float32, inputs.tokens) for name in inputs.fields.per_token}
     kind_columns = [field.name for field in EXAMPLE_COLUMNS.get(inputs.rules.row_kind, ())]
+    packing = inputs.rules.packing
+    finds_cuts = packing.share_prefixes and inputs.rules.row_kind == "conversation"
+    cuts = _make_array(scratch, "cuts", np.bool_, inputs.tokens) if finds_cuts else None
     small: list[pa.Table] = []
     at = 0
     for file in inputs.files:
         stored = [*_TOKEN_COLUMNS, *((WEIGHT_COLUMN,) if inputs.stores_weights else ()), *inputs.fields.names]
         # A field that a dataset does not declare is not in its examples, and not read.
-        table = store.table(file, [*_SMALL_COLUMNS, *stored, *kind_columns])
+        table = store.table(file, [*_SMALL_COLUMNS, *stored, *kind_columns, *(SPAN_COLUMNS if finds_cuts else ())])
         for declared in inputs.fields.row_columns:
             if declared.name not in table.column_names:
                 table = table.append_column(declared, pa.nulls(table.num_rows, declared.type))
@@ -252,6 +260,8 @@ def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) 
         if weights is not None:
             # Examples of a dataset without loss weights weigh 1 where the mask is true.
             weights[at:end] = _flatten(table, WEIGHT_COLUMN if inputs.stores_weights else "loss_mask")
+        if cuts is not None:
+            cuts[at:end] = find_cuts(table)
         for name, values in fields.items():
             values[at:end] = _flatten(table, name) if name in table.column_names else 0
         at = end
@@ -260,7 +270,7 @@ def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) 
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(columns.column("tokens").to_numpy(), dtype=np.int64)))
     example_ids = columns.column("example_id").combine_chunks()
     of_kind = columns.select([*kind_columns, *inputs.fields.per_row]).combine_chunks()
-    tokens = GroupTokens(ids, mask, weights, fields, offsets, example_ids, of_kind)
+    tokens = GroupTokens(ids, mask, weights, fields, offsets, example_ids, of_kind, cuts, packing.min_shared)
     return tokens, _make_group_lengths(inputs, columns, [table.num_rows for table in small], tokens)
 
 
@@ -356,7 +366,13 @@ def _count_group(
         "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
         "unlimited": sum(_count_unlimited(inputs.rules, lengths, plan) for plan in plans),
         "fill": [int(count) for count in fill_counts],
+        **({"shared": sum(map(_count_shared, plans))} if inputs.rules.packing.share_prefixes else {}),
     }
+
+
+def _count_shared(one: SplitPlan) -> int:
+    """Return the tokens of examples that are not stored, as others share them."""
+    return int(one.plan.whole.tokens.sum() - one.plan.tokens.sum())
 
 
 def _count_unlimited(rules: PackingRules, lengths: ExampleLengths, one: SplitPlan) -> int:

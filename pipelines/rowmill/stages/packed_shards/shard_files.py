@@ -20,17 +20,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Runs, Tokens, Weights, compute_offsets, make_list_array, sum_by_span
+from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
-from rowmill.packing.layout import SequencePlan, position_ids
+from rowmill.packing.layout import PlannedTrees, SequencePlan, position_ids
 from rowmill.packing.options import Packing
+from rowmill.packing.pack_plan import ExampleSlices
+from rowmill.packing.prefix_trees import SortedPieces
 from rowmill.parts.functions import write_table
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.manifest import File
-from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
+from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN, SEGMENT_COLUMNS, RowKind
 from rowmill.shards import native
 from rowmill.shards.native import count_padding_tokens
+from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
 from rowmill.shards.sequences import SEQUENCE_HASHES, tabulate_hashes
+from rowmill.stages.packed_shards.shared_prefixes import sort_by_tokens
 
 SIDE_LENGTHS = "side_lengths"
 
@@ -101,6 +106,8 @@ def has_whole_spans(shard: pa.Table) -> bool:
     """Return whether each attention span of a shard is a segment or a sequence, and positions count from 0 in it."""
     if not shard.num_rows:
         return True
+    if PARENTS_COLUMN in shard.column_names:
+        return _has_whole_trees(shard)
     lengths, segments = _read_span_column(shard, "segment_lengths")
     if PADDING_COLUMN in shard.column_names:
         lengths = lengths + _read_span_column(shard, PADDING_COLUMN)[0]
@@ -110,6 +117,23 @@ def has_whole_spans(shard: pa.Table) -> bool:
         np.array_equal(found, sum_by_span(lengths, segments, spans))
         and np.array_equal(tokens, compute_offsets(found)[spans])
         and np.array_equal(positions, position_ids(found))
+    )
+
+
+def _has_whole_trees(shard: pa.Table) -> bool:
+    """Return whether spans are segments, positions continue those of parents, and weights are sums over examples."""
+    trees = ExampleTrees.of(shard)
+    (ids, tokens), (labels, _), (positions, _), (spans, span_offsets), (weights, _) = (
+        _read_span_column(shard, name) for name in ("input_ids", "labels", "position_ids", "seq_lengths", WEIGHT_COLUMN)
+    )
+    trained, sums = trees.sum_targets()
+    return (
+        np.array_equal(spans, trees.lengths)
+        and np.array_equal(span_offsets, trees.segment_offsets)
+        and np.array_equal(tokens, compute_offsets(spans)[span_offsets])
+        and np.array_equal(positions, make_tree_positions(trees.joined_parents, trees.lengths))
+        and np.array_equal(labels, np.where(trained, ids, IGNORED_LABEL))
+        and np.array_equal(weights, sums)
     )
 
 
@@ -160,6 +184,10 @@ class GroupTokens:
     example_ids: pa.Array
     own: pa.Table
     """The columns that only examples of one kind of rows have, and the fields of rows; mostly without columns."""
+    cuts: Bools | None = None
+    """Whether a message does not go on after a token, for conversations that share prefixes."""
+    min_shared: int = 0
+    """The least tokens that examples share, if they do."""
 
     def weights_at(self, runs: Runs, targets: Bools) -> Weights | None:
         """Return the weights of some tokens, 0 on those that are no `targets`."""
@@ -168,6 +196,12 @@ class GroupTokens:
     def fields_at(self, runs: Runs) -> dict[str, Weights]:
         """Return the further numbers of some tokens."""
         return {name: runs.take(values) for name, values in self.fields.items()}
+
+    def sort_pieces(self, pieces: ExampleSlices) -> SortedPieces:
+        """Sort pieces of examples by their tokens."""
+        runs = native.locate_tokens(self.offsets, pieces.examples, pieces.starts, pieces.lengths)
+        cuts = None if self.cuts is None else runs.take(self.cuts)
+        return sort_by_tokens(runs.take(self.ids), cuts, compute_offsets(pieces.lengths), min_shared=self.min_shared)
 
     def take(self, numbers: Ints, trained: Ints) -> pa.Table:
         """Return some examples as a table that can be packed like a part; `trained` int64[N] are their targets."""
@@ -208,26 +242,34 @@ def hash_planned_segments(tokens: GroupTokens, plan: SequencePlan, packing: Pack
 def _hash_segments(
     tokens: GroupTokens, plan: SequencePlan, some: Ints, begins: Bools, ignore_token_id: int | None
 ) -> int:
-    starts, lengths = plan.ranges[some, 0], plan.ranges[some, 1]
-    runs = native.locate_tokens(tokens.offsets, plan.examples[some], starts, lengths)
-    cut_ids, cut_mask = runs.take(tokens.ids), runs.take(tokens.mask)
-    bounds = compute_offsets(lengths)
-    targets = cut_mask.copy()
-    # Whether a segment's first token is a target depends on the attention spans, which the plan knows.
-    targets[bounds[:-1][begins]] = False
-    if ignore_token_id is not None:
-        targets &= cut_ids != ignore_token_id
+    examples, ranges = plan.examples[some], plan.ranges[some]
+    runs, bounds, cut_ids, targets = _take_targets(tokens, examples, ranges, begins, ignore_token_id)
     segments = native.Segments(
         cut_ids,
-        cut_mask,
+        targets,
         bounds,
         np.array([0, len(some)]),
-        tokens.example_ids.take(pa.array(plan.examples[some])),
-        starts,
+        tokens.example_ids.take(pa.array(examples)),
+        ranges[:, 0],
         tokens.weights_at(runs, targets),
         tokens.fields_at(runs),
     )
     return sum(native.hash_segments(segments, targets))
+
+
+def _take_targets(
+    tokens: GroupTokens, examples: Ints, ranges: Tokens, begins: Bools, ignore_token_id: int | None
+) -> tuple[Runs, Ints, Tokens, Bools]:
+    """Return where segments are, the offsets of their tokens, their ids, and which of them are targets.
+
+    Whether a segment's first token is one depends on the attention spans: it is not where `begins` is true.
+    """
+    runs = native.locate_tokens(tokens.offsets, examples, ranges[:, 0], ranges[:, 1])
+    ids, targets, bounds = runs.take(tokens.ids), runs.take(tokens.mask).copy(), compute_offsets(ranges[:, 1])
+    targets[bounds[:-1][begins]] = False
+    if ignore_token_id is not None:
+        targets &= ids != ignore_token_id
+    return runs, bounds, ids, targets
 
 
 # ── Shards ─────────────────────────────────────────────────────────────────────────────────────────
@@ -246,11 +288,7 @@ def cut_shards(split: str, plan: SequencePlan, per_shard: int) -> Iterator[Shard
     """Cut the sequences of a split into shards of `per_shard`."""
     for number, first in enumerate(range(0, plan.sequences, per_shard)):
         last = min(first + per_shard, plan.sequences)
-        begin, end = int(plan.sequence_offsets[first]), int(plan.sequence_offsets[last])
-        own = SequencePlan(
-            plan.sequence_offsets[first : last + 1] - begin, plan.examples[begin:end], plan.ranges[begin:end]
-        )
-        yield ShardCut(split, f"part-{number:05d}", own)
+        yield ShardCut(split, f"part-{number:05d}", plan.select(first, last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +341,9 @@ class ShardWriter:
         return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=rows)
 
     def _gather(self, plan: SequencePlan) -> pa.Table:
+        if plan.trees is not None:
+            ignored = self.packing.ignore_token_id
+            return gather_trees(self.tokens, plan, plan.trees, dataset=self.dataset, ignore_token_id=ignored)
         tokens = self.tokens
         starts, lengths = plan.ranges[:, 0], plan.ranges[:, 1]
         runs = native.locate_tokens(tokens.offsets, plan.examples, starts, lengths)
@@ -339,20 +380,64 @@ class ShardWriter:
 
     def _build_lineage(self, table: pa.Table, split: str, plan: SequencePlan) -> pa.Table:
         example_ids = table.column("example_ids").combine_chunks().flatten()
+        segments, starts = np.arange(len(plan.examples)), plan.ranges[:, 0]
+        if plan.trees is not None:
+            # A segment has a line for each example that holds it.
+            segments, examples, before = ExampleTrees.of(table).list_memberships()
+            example_ids = example_ids.take(pa.array(examples))
+            starts = (plan.trees.leaves.ranges[examples, 0] + before).astype(np.int32)
         row_ids, parts, records = pc.extract_regex(example_ids, _EXAMPLE_ID_PATTERN).flatten()
         named = parts.dictionary_encode()
         found = [self.sources[part] for part in named.dictionary.to_pylist()]
         urls = pa.array([url for url, _ in found], pa.string())
         firsts = np.array([first for _, first in found], np.int64)
-        counts = np.diff(plan.sequence_offsets)
-        numbers: NDArray[np.int64] = np.arange(len(plan.examples)) - np.repeat(plan.sequence_offsets[:-1], counts)
+        rows = np.searchsorted(plan.sequence_offsets, segments, "right") - 1
         columns = [
-            pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts)), pa.array(numbers.astype(np.int32)),
+            pa.array(rows.astype(np.int32)), pa.array((segments - plan.sequence_offsets[rows]).astype(np.int32)),
             example_ids, row_ids, urls.take(named.indices),
             pa.array(firsts[named.indices.to_numpy()] + records.cast(pa.int64()).to_numpy()),
-            pa.array(plan.ranges[:, 0]), pa.array(plan.ranges[:, 1]), pa.repeat(pa.scalar(split), len(row_ids)),
+            pa.array(starts), pa.array(plan.ranges[segments, 1]), pa.repeat(pa.scalar(split), len(row_ids)),
         ]  # fmt: skip
         return pa.Table.from_arrays(columns, schema=SEGMENTS)
+
+
+def gather_trees(
+    tokens: GroupTokens, plan: SequencePlan, planned: PlannedTrees, *, dataset: str, ignore_token_id: int | None
+) -> pa.Table:
+    """Return planned sequences of shared segments, in which a token has the weights of all examples that train it."""
+    leaves = planned.leaves
+    ids = native.locate_tokens(tokens.offsets, plan.examples, plan.ranges[:, 0], plan.ranges[:, 1]).take(tokens.ids)
+    # An example's first token follows no other one.
+    begins = np.ones(len(leaves.examples), np.bool_)
+    runs, bounds, _, targets = _take_targets(tokens, leaves.examples, leaves.ranges, begins, ignore_token_id)
+    of_leaves = tokens.weights_at(runs, targets)
+    assert of_leaves is not None, "a recipe that shares prefixes has weights"
+    trees = ExampleTrees(
+        lengths=plan.ranges[:, 1],
+        parents=planned.parents,
+        segment_offsets=plan.sequence_offsets,
+        ends=planned.ends,
+        example_offsets=leaves.sequence_offsets,
+        targets=TargetRuns.of(targets, of_leaves, bounds),
+    )
+    trained, weights = trees.sum_targets()
+    segments = native.Segments(
+        ids=ids,
+        mask=trained,
+        offsets=compute_offsets(trees.lengths),
+        sequence_offsets=plan.sequence_offsets,
+        example_ids=tokens.example_ids.take(pa.array(leaves.examples)),
+        starts=leaves.ranges[:, 0],
+        weights=weights,
+        trees=trees,
+    )
+    spans = native.Spans(
+        labels=np.where(trained, ids, np.int32(IGNORED_LABEL)),
+        position_ids=make_tree_positions(trees.joined_parents, trees.lengths).astype(np.int32),
+        lengths=trees.lengths,
+        offsets=plan.sequence_offsets,
+    )
+    return native.make_shard_table(segments, spans, dataset=dataset)
 
 
 _EXAMPLE_ID_PATTERN = "^(?P<row_id>(?P<part>.*):(?P<record>[0-9]+)[.0-9]*)#[0-9]+$"

@@ -34,6 +34,7 @@ from rowmill.packing import pack_plan as packing
 from rowmill.packing.layout import SequencePlan
 from rowmill.packing.options import Packing, Strategy
 from rowmill.packing.pack_plan import ExampleSlices, StreamStretch
+from rowmill.packing.prefix_trees import SortedPieces, plan_trees
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED
@@ -133,8 +134,16 @@ class SplitPlan:
     """Trained tokens of its examples that were cut off or dropped for their length."""
 
 
-def plan_split(rules: PackingRules, lengths: ExampleLengths, split: str, numbers: Ints) -> SplitPlan:
+def plan_split(
+    rules: PackingRules,
+    lengths: ExampleLengths,
+    split: str,
+    numbers: Ints,
+    sort_pieces: Callable[[ExampleSlices], SortedPieces] | None = None,
+) -> SplitPlan:
     """Plan some examples, by their numbers over all splits.
+
+    With `sort_pieces`, which sorts pieces of examples by their tokens, those that begin alike become trees.
 
     Raises
     ------
@@ -143,16 +152,20 @@ def plan_split(rules: PackingRules, lengths: ExampleLengths, split: str, numbers
 
     """
     pieces, rejected, trained_lost = slice_examples(rules, lengths, numbers)
-    plan = packing.plan_slices(
-        pieces,
-        limit=rules.seq_len,
-        strategy=rules.strategy,
-        max_segments=rules.packing.segment_limit,
-        tail=rules.packing.tail,
-        room=rules.measure_room(lengths, numbers[pieces.examples], pieces.lengths),
-    )
-    left = packing.count_left_out_tokens(plan, lengths.tokens[numbers])
-    return SplitPlan(split, _renumber(plan, numbers), numbers, left, rejected, trained_lost)
+    if sort_pieces is None:
+        plan = packing.plan_slices(
+            pieces,
+            limit=rules.seq_len,
+            strategy=rules.strategy,
+            max_segments=rules.packing.segment_limit,
+            tail=rules.packing.tail,
+            room=rules.measure_room(lengths, numbers[pieces.examples], pieces.lengths),
+        )
+    else:
+        by_tokens = sort_pieces(replace(pieces, examples=numbers[pieces.examples]))
+        plan = plan_trees(pieces, by_tokens, rules.seq_len)
+    left = packing.count_left_out_tokens(plan.whole, lengths.tokens[numbers])
+    return SplitPlan(split, plan.renumber(numbers), numbers, left, rejected, trained_lost)
 
 
 def plan_stretch(
@@ -167,11 +180,7 @@ def plan_stretch(
     plan = packing.leave_out_padding(packing.plan_stream(room, rules.seq_len, stretch.begin, stretch.end), own)
     begins = np.cumsum(room) - room
     left = np.minimum(begins + own, stretch.left_until) - np.maximum(begins, stretch.end)
-    return SplitPlan(split, _renumber(plan, numbers), numbers, np.maximum(left, 0))
-
-
-def _renumber(plan: SequencePlan, numbers: Ints) -> SequencePlan:
-    return SequencePlan(plan.sequence_offsets, numbers[plan.examples], plan.ranges)
+    return SplitPlan(split, plan.renumber(numbers), numbers, np.maximum(left, 0))
 
 
 def slice_examples(

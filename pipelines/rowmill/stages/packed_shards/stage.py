@@ -18,7 +18,7 @@ from rowmill.core.arrays import format_percent
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import Store
 from rowmill.parts.context import StageOutput, compute_share
-from rowmill.schema.facts import PackedShardsFacts
+from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.shards import native
@@ -95,6 +95,8 @@ def _build_shards_output(
     rejected, lost = (sum(int(group.facts[name]) for group in groups) for name in ("rejected", "trained_lost"))
     losses = {"examples": (rejected, entered), "trained_tokens": (min(entered_trained, lost), entered_trained)}
     found = _add_group_hashes(groups, "found")
+    shares = context.dataset.packing.share_prefixes
+    shared = sum(int(group.facts["shared"]) for group in groups) if shares else 0
     padding = sum(int(part.facts["padding"]) for part in shards)
     is_padded = context.recipe.segment_multiple_of > 1
     fills = np.sum([group.facts["fill"] for group in groups], axis=0) if groups else np.zeros(FILL_BINS, np.int64)
@@ -119,15 +121,17 @@ def _build_shards_output(
             segments=segments,
             tokens=planned,
             trained_tokens=trained,
-            tokens_left_out=total - planned,
+            tokens_left_out=total - planned - shared,
             content_hash=native.format_content_hash(found),
             padding=padding,
             padding_share=compute_share(padding, planned + padding) if is_padded else NOT_APPLICABLE,
+            tokens_shared=shared if shares else UNCOUNTED,
             **sum_counts(group.facts["pairs"] for group in groups),
         ),
         ledger=[(KEPT, "", kept), *((*fate, count) for fate, count in fates.items() if count)],
         token_ledger=[
-            *([("all", "dropped", total - planned)] if total > planned else []),
+            *([("all", "dropped", total - planned - shared)] if total > planned + shared else []),
+            *([("all", "shared", shared)] if shares else []),
             *([("all", "padding", padding)] if is_padded else []),
         ],
         tables={

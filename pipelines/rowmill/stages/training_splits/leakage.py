@@ -24,7 +24,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import compute_offsets, find_distinct
+from rowmill.core.arrays import find_distinct
 from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
@@ -35,7 +35,7 @@ from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
-from rowmill.schema.rows import Rejected
+from rowmill.schema.rows import TREE_COLUMNS, Rejected
 from rowmill.shards import native
 from rowmill.shards.native import read_unpadded
 from rowmill.stages.base import StageContext
@@ -310,7 +310,7 @@ def _find_near_examples(context: StageContext, packed: Sequence[Manifest]) -> tu
 
 def sample_held_out(store: Store, shard: File) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":
     """Return the example of each segment of a held-out shard, its sampled n-grams, and the segment of each."""
-    columns = ("input_ids", "labels", "segment_lengths", "example_ids", "starts")
+    columns = ("input_ids", "labels", "segment_lengths", "example_ids", "starts", *TREE_COLUMNS)
     segments = native.recover_segments(read_unpadded(store, shard, columns))
     hashes, owners = sample_ngrams(segments.ids, segments.offsets)
     return segments.example_ids.to_pylist(), hashes, owners
@@ -318,9 +318,8 @@ def sample_held_out(store: Store, shard: File) -> "tuple[list[str], NDArray[np.u
 
 def find_ngrams_in_train(store: Store, shard: File, held: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return which held-out n-grams, by index in their sorted list, occur in a training shard."""
-    table = read_unpadded(store, shard, ("input_ids", "segment_lengths"))
-    ids, lengths = (table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False) for name in table.column_names)
-    hashes, _ = sample_ngrams(ids, compute_offsets(lengths))
+    table = read_unpadded(store, shard, ("input_ids", "segment_lengths", *TREE_COLUMNS))
+    hashes, _ = sample_ngrams(*native.recover_example_ids(table))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
     return find_distinct(places[held[places] == hashes])
 

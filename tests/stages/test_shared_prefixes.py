@@ -1,0 +1,386 @@
+"""`packing.share_prefixes`: examples that begin alike are stored as trees, and are read back as they were."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rowmill
+from rowmill.core.console import render_text
+from rowmill.core.errors import ConfigError
+from rowmill.inspection.sequences import trace_sequence, view_sequence
+from rowmill.inspection.trace import trace_row
+from rowmill.packing.pack_plan import keep_examples_whole
+from rowmill.packing.prefix_trees import plan_trees
+from rowmill.reader import Reader
+from rowmill.reports import row_view
+from rowmill.schema.examples import SPAN_KINDS
+from rowmill.shards import native
+from rowmill.stages.packed_shards.shard_files import GroupTokens, gather_trees, has_whole_spans
+from rowmill.stages.packed_shards.shared_prefixes import find_cuts, sort_by_tokens
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import open_tokenizer
+from tests.support.loops import for_each
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat
+
+LEAST = 12
+SHARED = {"share_prefixes": True, "min_shared": LEAST}
+
+
+# ── Examples in memory ─────────────────────────────────────────────────────────────────────────────
+
+EXAMPLE = st.lists(
+    st.tuples(st.integers(0, 1), st.booleans(), st.sampled_from([0.25, 1.0, 2.0])), min_size=1, max_size=10
+)
+
+
+def join_examples(examples: Sequence[Sequence[tuple[int, bool, float]]], least: int) -> GroupTokens:
+    lengths = [len(example) for example in examples]
+    ids, mask, weights = (
+        np.array(column) for column in zip(*(token for one in examples for token in one), strict=True)
+    )
+    return GroupTokens(
+        ids=ids.astype(np.int32),
+        mask=mask,
+        weights=np.where(mask, weights, 0).astype(np.float32),
+        fields={},
+        offsets=np.cumsum([0, *lengths]),
+        example_ids=pa.array([f"part:{number}#0" for number in range(len(examples))]),
+        own=pa.table({}),
+        min_shared=least,
+    )
+
+
+@given(st.lists(EXAMPLE, min_size=1, max_size=30), st.integers(10, 40), st.integers(1, 3))
+def test_examples_read_back_from_trees_are_those_that_were_stored(
+    examples: list[list[tuple[int, bool, float]]], limit: int, least: int
+) -> None:
+    tokens = join_examples(examples, least)
+    pieces = keep_examples_whole(np.diff(tokens.offsets))
+    plan = plan_trees(pieces, tokens.sort_pieces(pieces), limit)
+    assert plan.trees is not None
+
+    table = gather_trees(tokens, plan, plan.trees, dataset="rows", ignore_token_id=None)
+    found = native.recover_segments(table.combine_chunks())
+
+    assert found.weights is not None
+    cuts = found.offsets[1:-1]
+    columns = (np.split(values, cuts) for values in (found.ids, found.mask, found.weights))
+    back = zip(found.example_ids.to_pylist(), *([part.tolist() for part in column] for column in columns), strict=True)
+    stored: list[tuple[str, list[int], list[bool], list[float]]] = []
+    for number, example in enumerate(examples):
+        # The first token of an example follows no other one.
+        mask = [False, *(trained for _, trained, _ in example[1:])]
+        weights = [weight if trained else 0 for trained, (_, _, weight) in zip(mask, example, strict=True)]
+        stored.append((f"part:{number}#0", [token for token, _, _ in example], mask, weights))
+    assert sorted(back) == sorted(stored)
+    assert has_whole_spans(table)
+    sums = table.column("loss_weights").combine_chunks().flatten().to_numpy()
+    assert sums.sum() == pytest.approx(sum(sum(weights) for *_, weights in stored))
+
+
+@given(st.lists(EXAMPLE, min_size=1, max_size=8))
+def test_stored_weights_or_labels_that_are_not_the_sums_are_found(
+    examples: list[list[tuple[int, bool, float]]],
+) -> None:
+    tokens = join_examples(examples, 1)
+    pieces = keep_examples_whole(np.diff(tokens.offsets))
+    plan = plan_trees(pieces, tokens.sort_pieces(pieces), 1000)
+    assert plan.trees is not None
+    table = gather_trees(tokens, plan, plan.trees, dataset="rows", ignore_token_id=None)
+
+    def changed(name: str) -> pa.Table:
+        column = table.column(name).combine_chunks()
+        values = column.flatten().to_numpy().copy()
+        values[-1] += 1
+        place = table.schema.get_field_index(name)
+        other = pa.ListArray.from_arrays(column.offsets, pa.array(values, column.type.value_type))
+        return table.set_column(place, table.schema.field(place), other)
+
+    assert not any(has_whole_spans(changed(name)) for name in ("loss_weights", "labels", "position_ids", "seq_lengths"))
+
+
+# ── Where conversations may be cut ─────────────────────────────────────────────────────────────────
+
+SPAN = st.tuples(st.sampled_from(["template", "user", "assistant", "reasoning"]), st.integers(-1, 2), st.integers(1, 3))
+
+
+@given(st.lists(st.lists(SPAN, min_size=1, max_size=6), min_size=1, max_size=5))
+def test_a_cut_is_where_no_message_has_text_on_both_sides(rows: list[list[tuple[str, int, int]]]) -> None:
+    table = pa.table(
+        {
+            "tokens": [sum(length for *_, length in row) for row in rows],
+            "span_starts": [np.cumsum([0, *(length for *_, length in row)])[:-1].tolist() for row in rows],
+            "span_messages": [[-1 if kind == "template" else message for kind, message, _ in row] for row in rows],
+            "span_kinds": [[SPAN_KINDS.index(kind) for kind, *_ in row] for row in rows],
+        }
+    )
+
+    cuts = find_cuts(table)
+
+    expected: list[bool] = []
+    for row in rows:
+        owners = [None if kind == "template" else message for kind, message, length in row for _ in range(length)]
+        for place in range(1, len(owners) + 1):
+            before = next((owner for owner in owners[:place][::-1] if owner is not None), "none before")
+            after = next((owner for owner in owners[place:] if owner is not None), "none after")
+            expected.append(before != after)
+    assert cuts.tolist() == expected
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 1), st.booleans()), min_size=1, max_size=9), min_size=1, max_size=20),
+       st.integers(1, 4))  # fmt: skip
+def test_sorted_neighbors_share_up_to_the_last_cut_that_both_have(
+    pieces: list[list[tuple[int, bool]]], least: int
+) -> None:
+    # A piece may always be cut at its end.
+    pieces = [[*piece[:-1], (piece[-1][0], True)] for piece in pieces]
+    ids, cuts = (np.array([token[part] for piece in pieces for token in piece]) for part in (0, 1))
+    offsets = np.cumsum([0, *(len(piece) for piece in pieces)])
+
+    found = sort_by_tokens(ids.astype(np.int32), cuts.astype(bool), offsets, min_shared=least)
+
+    assert sorted(found.order.tolist()) == list(range(len(pieces)))
+    for (first, second), shared in zip(pairwise(found.order), found.shared.tolist(), strict=True):
+        same = commonprefix([pieces[first], pieces[second]])
+        last = max((place for place, (_, is_cut) in enumerate(same, 1) if is_cut), default=0)
+        assert shared == (last if last >= least else 0)
+
+
+# ── Whole builds ───────────────────────────────────────────────────────────────────────────────────
+
+
+def branching_chats() -> list[dict[str, Any]]:
+    """Return chats of several turns, some of which answer one prompt in several ways, and one of them twice."""
+    rows = [chat(i, turns=1 + i % 4) for i in range(24)]
+    for i in range(8):
+        messages = chat(100, turns=1)["messages"]
+        rows.append({"messages": [*messages[:-1], {"role": "assistant", "content": f"Answer {i} of several."}]})
+    return [*rows, rows[-1]]
+
+
+def build(folder: Path, *, layout: str = "copied", workers: int = 1, **packing: Any) -> Built:
+    workspace = Workspace(folder)
+    urls = [workspace.write(f"{i}.jsonl", branching_chats()[i::3]) for i in range(3)]
+    dataset = {"source": {"train_urls": urls}, "format": CHAT, "packing": packing, "template": {"turns": "message"},
+               "filters": {"deduplicate": "off"}, "splits": {"validation": 0.2}}  # fmt: skip
+    return workspace.recipe(
+        {"rows": dataset}, mixture={"batch_size": 6}, partitions={"world_size": 2, "layout": layout},
+        execution={"workers": workers},
+    ).build()  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("shared"), **SHARED)
+
+
+def read_examples(table: pa.Table) -> Counter[tuple[Any, ...]]:
+    """Return the examples of some rows of shards: id, tokens and labels."""
+    found = native.recover_segments(table.combine_chunks())
+    cuts = found.offsets[1:-1]
+    parts = zip(np.split(found.ids, cuts), np.split(found.mask, cuts), strict=True)
+    values = [(tuple(ids.tolist()), tuple(mask.tolist())) for ids, mask in parts]
+    return Counter((name, *value) for name, value in zip(found.example_ids.to_pylist(), values, strict=True) if name)
+
+
+def test_every_example_is_read_back_from_shards_and_from_ranks(shared: Built) -> None:
+    store = shared.project.store
+    examples = Counter(
+        (row["example_id"], tuple(row["input_ids"]), tuple(row["loss_mask"])) for row in shared.examples()
+    )
+    trained = {row["example_id"] for row in shared.examples() if row["split"] == "train"}
+    train = Counter({example: count for example, count in examples.items() if example[0] in trained})
+
+    shards = [store.table(file) for file in shared.manifest("rows", "packed_shards").files("shard")]
+    parts = shared.manifest("gpu_partitions").parts
+    ranks = [store.table(file) for part in parts for name, file in part.files.items() if name.startswith("data/")]
+
+    assert sum(map(read_examples, shards), Counter[Any]()) == examples
+    assert sum(map(read_examples, ranks), Counter[Any]()) == train
+
+
+def test_each_token_is_stored_once_and_counted_as_stored_or_shared(shared: Built) -> None:
+    facts, examples = shared.manifest("rows", "packed_shards").facts, shared.examples()
+
+    ledger = {name: count for _, name, count in shared.manifest("rows", "packed_shards").token_ledger}
+
+    total = sum(row["tokens"] for row in examples)
+    assert facts["tokens"] + facts["tokens_shared"] == total
+    assert (facts["conservation"], facts["shard_digests"], facts["tokens_left_out"]) == (0, 0, 0)
+    assert ledger == {"shared": facts["tokens_shared"]}
+    assert facts["tokens"] == sum(count_trie([row for row in examples if row["split"] == split]) for split in SPLITS)
+    assert facts["tokens_shared"] > total / 3
+
+
+SPLITS = ("train", "validation")
+
+
+def count_trie(examples: Sequence[dict[str, Any]]) -> int:
+    """Return the tokens of examples of which those before the last common cut of two neighbors count once."""
+    coded = sorted(
+        [*zip(row["input_ids"], find_cuts(pa.Table.from_pylist([row])).tolist(), strict=True)] for row in examples
+    )
+    stored = len(coded[0]) if coded else 0
+    for before, one in pairwise(coded):
+        same = commonprefix([before, one])
+        last = max((place for place, (_, is_cut) in enumerate(same, 1) if is_cut), default=0)
+        stored += len(one) - (last if last >= LEAST else 0)
+    return stored
+
+
+def test_no_more_sequences_are_needed_than_without_sharing(shared: Built, tmp_path: Path) -> None:
+    plain = build(tmp_path)
+
+    counts = [one.manifest("rows", "packed_shards").facts["sequences"] for one in (shared, plain)]
+
+    assert counts[0] < counts[1]
+    assert "segment_parents" not in plain.rows_of("rows", "packed_shards", file="shard")[0]
+    assert "tokens_shared" not in plain.manifest("rows", "packed_shards").facts
+
+
+def list_batches(built: Built, layout: Any) -> list[dict[str, Any]]:
+    return [
+        {name: np.asarray(values).tolist() for name, values in batch.items()}
+        for rank in range(2)
+        for batch in Reader(
+            built.project.store.root, "mini", rank=rank, world_size=2, batch_size=3, layout=layout, as_torch=False
+        )
+    ]
+
+
+@pytest.mark.slow
+def test_batches_are_the_same_for_both_rank_layouts_and_any_number_of_workers(shared: Built, tmp_path: Path) -> None:
+    others = [
+        build(tmp_path / "indexed", layout="index", **SHARED),
+        build(tmp_path / "workers", workers=2, **SHARED),
+    ]
+
+    for layout in ("flat", "padded"):
+        assert list_batches(others[0], layout) == list_batches(others[1], layout) == list_batches(shared, layout)
+    digests = [[file.digest for file in one.manifest("rows", "packed_shards").files("shard")] for one in
+               (shared, *others)]  # fmt: skip
+    assert digests[0] == digests[1] == digests[2]
+
+
+def test_batches_name_predecessors_and_what_each_query_attends_to(shared: Built) -> None:
+    flat, padded = (
+        Reader(shared.project.store.root, "mini", rank=0, world_size=2, layout=layout, as_torch=False).get_batch([0, 1])
+        for layout in ("flat", "padded")
+    )
+
+    for batch in (flat, padded):
+        allowed, before = rowmill.tree_mask(batch), batch["predecessors"]
+        real = batch.get("attention_mask", np.ones_like(before)) == 1
+        own = np.arange(before.shape[1])
+        # A query attends to what its predecessor attends to, and to itself.
+        for row, mask in enumerate(allowed):
+            expected = mask[before[row]] | np.eye(len(own), dtype=bool)
+            assert (mask == np.where((before[row] == own)[:, None], np.eye(len(own), dtype=bool), expected)).all()
+        positions = np.where(real, batch["position_ids"], 0)
+        assert (np.where(real, allowed.sum(axis=2) - 1, 0) == positions).all()
+        assert (batch["labels"][before == own] == -100).all()
+        assert ((batch["labels"] != -100) == (batch["loss_weights"] > 0)).all()
+    assert (flat["segment_parents"] == padded["segment_parents"]).all()
+    assert (flat["segment_parents"] >= 0).any()
+
+
+def test_mask_of_a_batch_without_trees_is_refused(tmp_path: Path) -> None:
+    reader = Reader(build(tmp_path).project.store.root, "mini", rank=0, world_size=2, as_torch=False)
+
+    with pytest.raises(ConfigError, match="the batch has no subtree_ends; a recipe with"):
+        rowmill.tree_mask(next(iter(reader)))
+
+
+def test_shared_token_is_traced_to_every_row_that_has_it(shared: Built) -> None:
+    name = next(
+        row["example_id"]
+        for row in shared.examples()
+        if row["split"] == "train" and "Answer 0 of" in decode(shared, row["input_ids"])
+    )
+    place = trace_row(shared.project, name)[0].places[0]
+
+    traced = trace_sequence(shared.project, f"rows/train/{place.sequence}:{place.offset}")
+
+    sources = {(origin.url, origin.line) for origin, at in zip(traced.origins, traced.places, strict=True)
+               if at.offset == place.offset}  # fmt: skip
+    shown = render_text(row_view.render_sequence_trace(traced))
+    assert len(sources) > 4
+    assert all(f"{url}:{line}" in shown for url, line in sorted(sources)[:1])
+
+
+def decode(built: Built, ids: Sequence[int]) -> str:
+    return Encoder(open_tokenizer(str(built.project.base / "tokenizer"), Path())).decode(ids)
+
+
+def test_shown_sequence_has_each_stored_token_once(shared: Built) -> None:
+    encoder = Encoder(open_tokenizer(str(shared.project.base / "tokenizer"), Path()))
+
+    shown = view_sequence(shared.project, "rows", encoder, max_tokens=10_000)
+
+    assert shown is not None
+    assert len(shown.ids) == len(shown.texts) == len(shown.kinds) == sum(place.length for place in shown.segments)
+    assert [place.segment for place in shown.segments] == list(range(len(shown.parents)))
+
+
+@pytest.mark.parametrize(("kind", "rows"), [
+    (TEXT, [{"text": f"{'The same beginning of a document. ' * 3}It ends with {i}."} for i in range(12)]),
+    (PAIR, [{"prompt": f"{'One prompt, ' * 8}", "answer": f"answer {i} of many"} for i in range(12)]),
+])  # fmt: skip
+def test_texts_and_pairs_share_tokens_anywhere(tmp_path: Path, kind: dict[str, Any], rows: list[Any]) -> None:
+    built = Workspace(tmp_path).one("rows.jsonl", rows, kind, packing=SHARED).build()
+
+    facts, examples = built.manifest("rows", "packed_shards").facts, built.examples()
+
+    assert facts["conservation"] == 0
+    assert facts["tokens"] + facts["tokens_shared"] == sum(row["tokens"] for row in examples)
+    assert facts["tokens_shared"] > 10 * LEAST
+    targets = [sum(row["loss_mask"][1:]) for row in examples]
+    weights = sum(sum(row["loss_weights"]) for row in built.rows_of("rows", "packed_shards", file="shard"))
+    assert weights == sum(targets)
+
+
+# ── What cannot be shared ──────────────────────────────────────────────────────────────────────────
+
+
+@for_each("case", [
+    ({"packing": {"min_shared": 8}}, {}, "min_shared: 8 without share_prefixes"),
+    ({"packing": {**SHARED, "pack_strategy": "greedy"}}, {}, "share_prefixes: true with pack_strategy: greedy"),
+    ({"packing": {**SHARED, "pack": 3}}, {}, "share_prefixes: true with pack: 3"),
+    ({"packing": {**SHARED, "segment_multiple_of": 4}}, {}, "share_prefixes: true with segment_multiple_of: 4"),
+    ({"packing": {**SHARED, "block_cross_document_attention": False}}, {}, "block_cross_document_attention: false"),
+    ({"packing": SHARED}, {"partitions": {"world_size": 1, "balance": "flops"}}, "partitions.balance: flops with"),
+    ({"packing": SHARED}, {"mixture": {"num_validation_sequences": {"rows": 2}}}, "num_validation_sequences.rows"),
+    ({"packing": SHARED}, {"exports": [{"kind": "native", "name": "n"}]}, "kind native cannot store the trees"),
+    ({"packing": SHARED}, {"exports": [{"kind": "axolotl", "name": "a"}]}, "kind axolotl cannot store the trees"),
+])  # fmt: skip
+def test_what_cannot_be_said_of_trees_is_refused_when_the_recipe_is_loaded(
+    tmp_path: Path, case: tuple[dict[str, Any], dict[str, Any], str]
+) -> None:
+    groups, changes, expected = case
+    workspace = Workspace(tmp_path)
+    dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", [chat(0)])]}, "format": CHAT, **groups}
+    workspace.recipe({"rows": dataset}, **changes)
+
+    with pytest.raises(ConfigError) as refused:
+        _ = workspace.project
+
+    assert expected in str(refused.value)
+    assert str(refused.value).count(";") >= 2
+
+
+def test_datasets_that_differ_in_sharing_are_refused(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", [chat(0)])]}, "format": CHAT}
+    workspace.recipe({"rows": {**dataset, "packing": SHARED}, "others": dataset})
+
+    with pytest.raises(ConfigError, match=r"datasets\.others\.packing\.share_prefixes: false, and datasets\.rows has"):
+        _ = workspace.project

@@ -20,6 +20,10 @@ TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "nothing": (pa.null(), st.none()),
     "ids": (pa.list_(pa.int32()), st.lists(st.integers(0, 9) | st.none(), max_size=4)),
     "mask": (pa.list_(pa.bool_()), st.lists(st.booleans(), max_size=11)),
+    "likeliest": (
+        pa.list_(pa.list_(pa.float16(), 2)),
+        st.lists(st.lists(st.integers(-9, 0) | st.none(), min_size=2, max_size=2), max_size=4),
+    ),
     "names": (pa.large_list(pa.string()), st.lists(st.text(max_size=3) | st.none(), max_size=3)),
 }
 
@@ -39,7 +43,7 @@ def spoil(array: pa.Array) -> pa.Array:
     if pa.types.is_null(kind):
         return array
     valid = np.concatenate((array.is_valid().to_numpy(zero_copy_only=False), [True, True, True]))
-    filler = next(one for one in (True, 7, 7.5, "abc", b"abc", [1], [True], ["abc"]) if _fits(one, kind))
+    filler = next(one for one in (True, 7, 7.5, "abc", b"abc", [1], [True], ["abc"], [[7.0, None]]) if _fits(one, kind))
     filled = pa.array([filler if one is None else one for one in array.to_pylist()] + [filler] * 3, kind)
     bits = pa.py_buffer(np.packbits(np.concatenate((valid, np.ones(-len(valid) % 8, bool))), bitorder="little"))
     children = [filled.values] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None

@@ -92,6 +92,9 @@ def _clear_unused_bits(array: pa.Array) -> pa.Array:
         data = filled.buffers()[2]
         characters = pa.py_buffer(b"") if data is None else data.slice(first, last - first)
         return pa.Array.from_buffers(kind, len(array), [_pack_validity(array), offsets, characters])
+    if pa.types.is_fixed_size_list(kind) and not array.null_count:
+        values = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
+        return pa.Array.from_buffers(kind, len(array), [None], children=[_clear_unused_bits(values)])
     if not (pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)):
         raise TypeError(f"{kind}: no stage writes a column of this type; add it to rowmill.core.arrow_files")
     width = kind.bit_width // 8

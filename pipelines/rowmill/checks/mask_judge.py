@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -53,7 +54,7 @@ _PRIVATE_CHARACTERS = "".join(chr(point) for block in _PRIVATE_BLOCKS for point 
 """The code points that replace own characters; without enough of them a conversation cannot be proven."""
 
 
-_ALPHANUMERIC_RUN = re.compile(r"[^\W_]+")
+_ALPHANUMERIC_RUN = re.compile(r"([^\W_]+)")
 """A run of characters to replace: those of `str.isalnum`."""
 
 
@@ -291,14 +292,14 @@ class _TextHider:
     def hide(self, text: str, message: int, part: TextPart, where: str = "") -> str:
         key = (message, part, f"{where}\0{text}")
         if key not in self._known:
-            self._known[key] = _ALPHANUMERIC_RUN.sub(lambda run: self._replace_run(run.group(), message), text)
+            pieces = _ALPHANUMERIC_RUN.split(text)
+            runs = pieces[1::2]
+            edges = list(accumulate(map(len, runs), initial=self._count))
+            pieces[1::2] = [_PRIVATE_CHARACTERS[start:end] for start, end in pairwise(edges)]
+            self._count = edges[-1]
+            self._runs.append((message, "".join(runs)))
+            self._known[key] = "".join(pieces)
         return self._known[key] if part in self._parts else text
-
-    def _replace_run(self, run: str, message: int) -> str:
-        first = self._count
-        self._count += len(run)
-        self._runs.append((message, run))
-        return _PRIVATE_CHARACTERS[first : self._count]
 
     def message(self, message: Message, index: int) -> Message:
         hidden = dict(message)
@@ -540,10 +541,13 @@ class _MaskJudgement:
         # The template's characters between those that have an owner.
         _, positions, messages = self.proven.printings
         starts = np.append(0, positions + 1)
-        for i in np.flatnonzero(positions > starts[:-1]).tolist():
+        # One space between two words of a message may train or not, and most gaps are such spaces.
+        is_space = (_list_code_points(self.text)[starts[:-1]] == ord(" ")) & (positions == starts[:-1] + 1)
+        is_space[1:] &= messages[1:] == messages[:-1]
+        is_space[:1] = False
+        for i in np.flatnonzero((positions > starts[:-1]) & ~is_space).tolist():
             left, start = int(messages[i - 1]) if i else None, int(starts[i])
             right, end = int(messages[i]), int(positions[i])
-            # White space between two words of a message may train or not.
             if not (left == right and self.text[start:end].isspace()):
                 self._judge_gap(left, start, right, end)
         self._judge_gap(int(messages[-1]) if len(messages) else None, int(starts[-1]), None, len(self.text))

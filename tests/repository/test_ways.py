@@ -109,8 +109,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBa
 @pytest.mark.parametrize(
     ("row", "bound"),
     [
-        pytest.param(PLAIN, Way(modules=18, functions=81, deepest=12, package_changes=31), id="plain"),
-        pytest.param(WITH_TOOLS, Way(modules=25, functions=180, deepest=14, package_changes=41), id="tools"),
+        pytest.param(PLAIN, Way(modules=15, functions=80, deepest=12, package_changes=31), id="plain"),
+        pytest.param(WITH_TOOLS, Way(modules=22, functions=179, deepest=14, package_changes=41), id="tools"),
     ],
 )
 def test_way_of_a_conversation_is_no_longer_than_its_bound(

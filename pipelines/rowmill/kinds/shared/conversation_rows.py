@@ -39,7 +39,6 @@ from rowmill.core.json import Json, from_json, to_json
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns, MessageColumns
 from rowmill.kinds.shared.messages import (
-    OfferedTools,
     ToolCalls,
     get_at_path,
     has_typed_parts,
@@ -455,18 +454,6 @@ class _ConversationTally:
             self.noticed = True
             self.notes += [what] * times
 
-    def report(self, schema: str, offered: OfferedTools) -> ParseReport:
-        return ParseReport(
-            schema=schema,
-            extracted_think_from_content=self.extracted,
-            moved_reasoning_keys=self.moved,
-            dropped_think_messages=self.dropped_thoughts,
-            tools_present=offered.present,
-            tools_parsed_from_string=offered.from_text,
-            unknown_roles=tuple(self.unknown_roles),
-            notes=tuple(self.notes),
-        )
-
 
 class ConversationReader:
     """Reads the conversations of one dataset; everything that depends only on options is computed once.
@@ -563,7 +550,16 @@ class ConversationReader:
                 tally.note("ignored_add_generation_prompt")
         report = make_plain_report(found.schema)
         if tally.noticed or offered.present:
-            report = tally.report(found.schema, offered)
+            report = ParseReport(
+                schema=found.schema,
+                extracted_think_from_content=tally.extracted,
+                moved_reasoning_keys=tally.moved,
+                dropped_think_messages=tally.dropped_thoughts,
+                tools_present=offered.present,
+                tools_parsed_from_string=offered.from_text,
+                unknown_roles=tuple(tally.unknown_roles),
+                notes=tuple(tally.notes),
+            )
         return Row("conversation", tuple(messages), offered.tools, kwargs, report=report, read_columns=found.columns)
 
     def _read_messages(

@@ -336,22 +336,14 @@ class ConversationEncoder:
             conversation.messages[span.message].get(REASONING_KEY) for span in masked.trained
         )
 
-    def mask(self, conversation: Conversation, *, only: frozenset[int] | None = None) -> MaskedConversation | Rejected:
-        """Render and mask a conversation; `only` these messages train, None: all that the options choose."""
-        return self.masker.mask(self.inline_reasoning(conversation), only=only)
-
-    def judge_row(self, conversation: Conversation) -> Rejected | None:
-        """Return the reject of a row of the judged share whose text or mask is wrong."""
-        return self.judge.reject(self.inline_reasoning(conversation))
-
     def encode_masked(
         self,
-        masked: Sequence[MaskedConversation],
-        ordinary: Sequence[list[tuple[int, int]]],
+        masked: Sequence[tuple[MaskedConversation, list[tuple[int, int]]]],
         counts: TokenizationCounts,
     ) -> list[Example | Rejected]:
-        """Encode masked texts; `ordinary` are the character ranges in which control strings are text."""
-        made = make_examples(masked, ordinary, self.encoder, counts, split=self.cuts_apart)
+        """Encode masked texts, each with the character ranges in which control strings are text."""
+        texts, ordinary = zip(*masked, strict=True) if masked else ((), ())
+        made = make_examples(texts, ordinary, self.encoder, counts, split=self.cuts_apart)
         bos = self.bos
         return made if bos is None else [one if isinstance(one, Rejected) else prepend_bos(one, bos) for one in made]
 
@@ -376,8 +368,7 @@ class ConversationEncoder:
         if self.cuts_apart:
             masked = self.masker.mask(shown)
             if isinstance(masked, MaskedConversation):
-                masked, ordinary = show_control_strings(masked, placeholders)
-                example = self.encode_masked([masked], [ordinary], TokenizationCounts())[0]
+                example = self.encode_masked([show_control_strings(masked, placeholders)], TokenizationCounts())[0]
                 return None if isinstance(example, Rejected) else len(example.ids)
         printed = self.printer.render(shown.messages, tools, conversation.kwargs)
         if isinstance(printed, Rejected):
@@ -451,35 +442,33 @@ class ConversationExampleBuilder:
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row; the texts of all rows are encoded at once."""
-        controlled = self._find_control_strings(rows).tolist()
-        rendered = [
-            self._render_row(row, has_control, counts)
-            for row, has_control in zip(self._decode(rows), controlled, strict=True)
-        ]
-        candidates = [one for row in rendered if not isinstance(row, Rejected) for one in row]
-        encoded = iter(self._encode(candidates, counts))
-        return [
-            row if isinstance(row, Rejected) else self._finish_row(row, list(islice(encoded, len(row))), counts)
-            for row in rendered
-        ]
+        decoded, has_control = self._decode(rows)
+        rendered: list[list[RenderedCandidate] | Rejected] = []
+        for conversation, is_hidden in zip(decoded, has_control.tolist(), strict=True):
+            hidden = (conversation, dict[str, str]())
+            if is_hidden:
+                hidden = self._steps.hide_control(conversation, counts)
+            if isinstance(hidden, Rejected):
+                rendered.append(hidden)
+                continue
+            shortened = self._steps.limit_reasoning(hidden[0])
+            candidates = self._render(self._split(shortened), hidden[1], counts)
+            if self.kind == "conversation" and not isinstance(candidates, Rejected):
+                candidates = self._steps.judge.reject(self._steps.inline_reasoning(shortened)) or candidates
+            rendered.append(candidates)
+        masked = [(one.masked, one.ordinary) for row in rendered if not isinstance(row, Rejected) for one in row]
+        encoded = iter(self._steps.encode_masked(masked, counts))
+        outcomes: list[RowOutcome] = []
+        for row in rendered:
+            if not isinstance(row, Rejected):
+                outcomes.append(self._finish_row(row, list(islice(encoded, len(row))), counts))
+            else:
+                outcomes.append(row)
+        return outcomes
 
-    def _decode(self, rows: pa.Table) -> Sequence[Conversation]:
-        return decode_conversations(rows)
-
-    def _find_control_strings(self, rows: pa.Table) -> Bools:
-        return self._steps.control.find_rows(rows)
-
-    def _render_row(
-        self, conversation: Conversation, has_control: bool, counts: TokenizationCounts
-    ) -> list[RenderedCandidate] | Rejected:
-        hidden = self._steps.hide_control(conversation, counts) if has_control else (conversation, dict[str, str]())
-        if isinstance(hidden, Rejected):
-            return hidden
-        conversation = self._steps.limit_reasoning(hidden[0])
-        rendered = self._render(self._split(conversation), hidden[1], counts)
-        if isinstance(rendered, Rejected) or self.kind != "conversation":
-            return rendered
-        return self._steps.judge_row(conversation) or rendered
+    def _decode(self, rows: pa.Table) -> tuple[Sequence[Conversation], Bools]:
+        """Decode each row as one conversation, and return which of them have control strings: bool[N]."""
+        return decode_conversations(rows), self._steps.control.find_rows(rows)
 
     def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int] | None]]:
         """Return the conversation, or one per turn that the template prints otherwise while it is last."""
@@ -508,12 +497,7 @@ class ConversationExampleBuilder:
         return candidates
 
     def _mask(self, conversation: Conversation, only: frozenset[int] | None) -> MaskedConversation | Rejected:
-        return self._steps.mask(conversation, only=only)
-
-    def _encode(self, candidates: Sequence[RenderedCandidate], counts: TokenizationCounts) -> list[Example | Rejected]:
-        return self._steps.encode_masked(
-            [one.masked for one in candidates], [one.ordinary for one in candidates], counts
-        )
+        return self._steps.masker.mask(self._steps.inline_reasoning(conversation), only=only)
 
     def _finish_row(
         self,
@@ -579,12 +563,11 @@ class ConversationExampleBuilder:
         """Render and mask some of a conversation's messages; `kept[i]` is the original index of `messages[i]`."""
         conversation = replace(candidate.conversation, messages=list(messages))
         only = frozenset(new for new, old in enumerate(kept) if old in chosen)
-        masked = self._steps.mask(conversation, only=only)
+        masked = self._mask(conversation, only)
         if isinstance(masked, Rejected):
             return masked
         masked = _mask_cut_reasoning(masked, frozenset(reasoning_context))
-        masked, ordinary = show_control_strings(masked, candidate.placeholders)
-        return self._steps.encode_masked([masked], [ordinary], counts)[0]
+        return self._steps.encode_masked([show_control_strings(masked, candidate.placeholders)], counts)[0]
 
     def _attribute_removed_tokens(
         self,
@@ -674,23 +657,19 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
 
     kind = "preference"
 
-    def _decode(self, rows: pa.Table) -> Sequence[Preference]:
+    def _decode(self, rows: pa.Table) -> tuple[Sequence[Conversation], Bools]:
+        prompts, has_control = super()._decode(rows)
+        for name in ("chosen", "rejected"):
+            texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
+            has_control |= self._steps.control.find_rows(texts)
         answers = zip(*(from_json_column(rows.column(name)) for name in ("chosen", "rejected")), strict=True)
-        columns = decode_conversations(rows), answers, rows.column("margin").to_pylist()
         decoded: list[Preference] = []
-        for prompt, texts, margin in zip(*columns, strict=True):
+        for prompt, texts, margin in zip(prompts, answers, rows.column("margin").to_pylist(), strict=True):
             sides = {side: text for side, text in zip((CHOSEN, REJECTED), texts, strict=True) if text is not None}
             messages = [*prompt.messages, *chain(*sides.values())]
             values = {field.name: getattr(prompt, field.name) for field in fields(prompt)} | {"messages": messages}
             decoded.append(Preference(**values, sides=[*sides], lengths=[*map(len, sides.values())], margin=margin))
-        return decoded
-
-    def _find_control_strings(self, rows: pa.Table) -> Bools:
-        found = self._steps.control.find_rows(rows)
-        for name in ("chosen", "rejected"):
-            texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
-            found |= self._steps.control.find_rows(texts)
-        return found
+        return decoded, has_control
 
     def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
         assert isinstance(conversation, Preference)
@@ -700,7 +679,8 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
         return [_join_side(conversation, prompt, messages[begin:end]) for begin, end in pairwise(edges)]
 
     def _mask(self, conversation: Conversation, only: frozenset[int] | None) -> MaskedConversation | Rejected:
-        return self._steps.judge_row(conversation) or self._steps.mask(conversation, only=only)
+        shown = self._steps.inline_reasoning(conversation)
+        return self._steps.judge.reject(shown) or self._steps.masker.mask(shown, only=only)
 
     def _finish_row(
         self,
@@ -727,7 +707,9 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
             counts = TokenizationCounts()
             joined = [_join_side(first, kept, one.conversation.messages[begin:]) for one in some]
             rendered = self._render(joined, candidates[0].placeholders, counts)
-            return rendered if isinstance(rendered, Rejected) else _require_all(self._encode(rendered, counts))
+            if isinstance(rendered, Rejected):
+                return rendered
+            return _require_all(self._steps.encode_masked([(one.masked, one.ordinary) for one in rendered], counts))
 
         def measure(messages: Sequence[Message], tools: object) -> int | None:
             del tools

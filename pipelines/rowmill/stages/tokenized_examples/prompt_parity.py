@@ -83,8 +83,8 @@ class PromptComparison:
         # Counted separately, because these rows were already counted; what is in the part's sample stays in it.
         separate = TokenizationCounts(sample=counts.sample)
         prompts = self._steps.encode_prompts([one.prompt for one in endings], separate)
-        own = [MaskedConversation(one.text, one.trained, ()) for one in endings]
-        examples = self._steps.encode_masked(own, [[]] * len(own), separate) if own else []
+        own = [(MaskedConversation(one.text, one.trained, ()), list[tuple[int, int]]()) for one in endings]
+        examples = self._steps.encode_masked(own, separate) if own else []
         differing: set[str] = set()
         for one, example, prompt in zip(endings, examples, prompts, strict=True):
             if not isinstance(example, Rejected):

@@ -24,7 +24,6 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
@@ -89,9 +88,10 @@ class PreparedExamples:
 
     def outcomes(self, rows: int) -> "list[list[ExampleTokens] | Rejected]":
         """Return the ids and masks of each row's examples, or its reject."""
-        bounds = np.asarray(self.examples.column("input_ids").combine_chunks().offsets)
-        ids, mask = self._flatten_column("input_ids"), self._flatten_column("loss_mask")
-        weights = self._flatten_column(WEIGHT_COLUMN) if WEIGHT_COLUMN in self.examples.column_names else None
+        names = [name for name in ("input_ids", "loss_mask", WEIGHT_COLUMN) if name in self.examples.column_names]
+        lists = [self.examples.column(name).combine_chunks() for name in names]
+        columns = [column.flatten().to_numpy(zero_copy_only=False) for column in lists]
+        bounds = np.asarray(lists[0].offsets)
         found: list[list[ExampleTokens] | Rejected] = [[] for _ in range(rows)]
         for place, rejected in self.rejected:
             found[place] = rejected
@@ -99,11 +99,8 @@ class PreparedExamples:
             held = found[place]
             if not isinstance(held, Rejected):
                 own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
-                held.append(ExampleTokens(ids[own], mask[own], None if weights is None else weights[own]))
+                held.append(ExampleTokens(*[column[own] for column in columns]))
         return found
-
-    def _flatten_column(self, name: str) -> "NDArray[Any]":
-        return self.examples.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
 
 def cut_batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:

@@ -494,6 +494,33 @@ def _render_commands_section() -> Iterator[str]:
 # ── configs/schema/recipe.json and README.md ───────────────────────────────────────────────────────
 
 
+def _format_reasons() -> list[str]:
+    """Return Markdown lines: a table of the reasons of each group."""
+    titles = {
+        "sources": "Records that cannot be read",
+        "rows": "Rows",
+        "splits": "Splits",
+        "masks": "Templates, masks and tokens",
+        "lengths": "Lengths and targets",
+        "records": "Records of tables",
+        "generated": "Generated text",
+    }
+    lines: list[str] = []
+    for of, title in titles.items():
+        group = {
+            reason: description
+            for reason, description in ledger.REASON_DESCRIPTIONS.items()
+            if description.of == of and reason in ledger.REJECT_REASONS
+        }
+        if group:
+            lines += [f"## {title}", "", "| reason | what it means | what to do |", "|---|---|---|"]
+            lines += [
+                f"| `{reason}` | {description.what} | {description.remedy} |" for reason, description in group.items()
+            ]
+            lines.append("")
+    return lines
+
+
 def render_reasons_page() -> str:
     """Return docs/reasons.md."""
     head = [
@@ -510,7 +537,7 @@ def render_reasons_page() -> str:
         "```",
         "",
     ]
-    return "\n".join([*head, *ledger.format_reasons_page()]).rstrip("\n") + "\n"
+    return "\n".join([*head, *_format_reasons()]).rstrip("\n") + "\n"
 
 
 def render_schema() -> str:

@@ -17,10 +17,11 @@ from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
 from rowmill.kinds.catalog import Chat
-from rowmill.kinds.shared.canonicalization import RowOptionValues, canonicalize_row
+from rowmill.kinds.shared.canonicalization import RowOptionValues
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.tokenization.encoded_batch import find_degenerate_texts
 from rowmill.tokenization.token_positions import EncodedTexts
+from tests.support.canonical_rows import canonicalize_row
 from tests.support.messages import assistant, call, system, tool, trained_texts, user
 from tests.support.recipes import CHATML, Workspace, chat, text_of
 from tests.support.tiers import mark_all_but

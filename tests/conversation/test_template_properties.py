@@ -18,7 +18,7 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json, to_json
-from rowmill.kinds.shared.canonicalization import RowOptionValues, canonicalize_row
+from rowmill.kinds.shared.canonicalization import RowOptionValues
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.stages.tokenized_examples.conversation_examples import (
     decode_conversations,
@@ -30,6 +30,7 @@ from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.tokenizer import Encoder
 from tests.support import recipes
+from tests.support.canonical_rows import canonicalize_row
 from tests.support.messages import assistant, call, result, system, tool, trained_characters, trained_texts, user
 from tests.support.tiers import draw, mark_all_but
 

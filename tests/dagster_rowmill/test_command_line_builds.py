@@ -14,10 +14,11 @@ from dagster._core.loader import LoadingContextForTest
 
 from dagster_rowmill.definitions import build_definitions
 from dagster_rowmill.factory import find_checked_version, open_asset_inputs
-from rowmill.build.steps import list_rank_names, open_project, plan_steps
+from rowmill.build.steps import open_project, plan_steps
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.projects import find_dagster_home
 from rowmill.cli.ui import default_settings
+from rowmill.stages.gpu_partitions import rank_names
 from tests.support.cli_project import RECIPE, CliProject
 
 pytestmark = pytest.mark.slow
@@ -54,7 +55,7 @@ def test_build_of_the_command_line_stands_in_dagster_with_its_checks(
     for step in steps:
         assert find_checked_version(instance, step.key) == project.current(*step.key[1:]).version
     ranks = instance.get_materialized_partitions(dg.AssetKey(["small", "ranks"]))
-    assert ranks == set(list_rank_names(project.project))
+    assert ranks == set(rank_names(project.project.recipe.partitions.world_size))
     # The gate before the ranks reads the same events as after a run of Dagster.
     last = next(step for step in steps if step.name == "gpu_partitions")
     assert set(open_asset_inputs(instance, project.project, last)) == set(last.inputs)

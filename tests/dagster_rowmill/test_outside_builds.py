@@ -13,11 +13,12 @@ import pytest
 from dagster_rowmill.factory import find_checked_version
 from dagster_rowmill.names import make_asset_key
 from dagster_rowmill.outside_builds import make_outside_builds_sensor, report_unknown_outputs
-from rowmill.build.steps import Step, list_rank_names, plan_steps
+from rowmill.build.steps import Step, plan_steps
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
+from rowmill.stages.gpu_partitions import rank_names
 from tests.support.cli_project import RECIPE, CliProject
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,9 @@ def test_outputs_of_a_build_before_the_history_are_shown_with_checks_and_times(
         event, materialization = shown(instance, step)
         assert event.timestamp == pytest.approx(datetime.fromisoformat(made.built_at).timestamp(), abs=0.001)
         assert "summary" in materialization.metadata
-    assert instance.get_materialized_partitions(dg.AssetKey(["small", "ranks"])) == set(list_rank_names(built.project))
+    assert instance.get_materialized_partitions(dg.AssetKey(["small", "ranks"])) == set(
+        rank_names(built.project.recipe.partitions.world_size)
+    )
     assert report_unknown_outputs(instance, built.project) == (0, 0)
 
 

@@ -8,12 +8,13 @@ import pytest
 
 from rowmill.build import runner
 from rowmill.build.steps import open_project
-from rowmill.kinds.tables.parsing import PlacementColumns, Validation, parse_generated_text
+from rowmill.kinds.tables.parsing import PlacementColumns, Validation
 from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
 from rowmill.kinds.tables.time_order import ELAPSED
 from rowmill.schema.manifest import Manifest
 from rowmill.stages import catalog
 from rowmill.stages.packed_shards import stage as packed_shards
+from tests.support.generated_text import parse_generated_text
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/examples/records"

@@ -21,6 +21,7 @@ from rowmill.core.errors import IntegrityError
 from rowmill.inspection import verify
 from rowmill.reader import Reader
 from rowmill.schema import manifest
+from rowmill.stages.gpu_partitions import rank_names
 from tests.end_to_end.test_damage import write
 from tests.end_to_end.test_robustness import PROCESSES, finished
 from tests.support.recipes import Workspace
@@ -90,7 +91,7 @@ def after_flip(
 
 
 def _ranks(workspace: Workspace) -> tuple[str, ...]:
-    return steps.list_rank_names(workspace.project)
+    return rank_names(workspace.project.recipe.partitions.world_size)
 
 
 def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_clean_one(

@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,9 @@ def project(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture(autouse=True)
-def _registry() -> Iterator[None]:
-    """Restore the registered names after every test."""
-    before = dict(custom.list_registered_formats())
-    yield
-    for name in set(custom.list_registered_formats()) - set(before):
-        custom.unregister_format(name)
+def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test a registry of its own."""
+    monkeypatch.setattr(custom, "_REGISTERED", {})
 
 
 def made_by(workspace: Workspace, name: str, rows: Sequence[Mapping[str, Any]], **groups: Any) -> Built:

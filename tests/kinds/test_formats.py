@@ -11,9 +11,10 @@ from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_field
 from rowmill.core.json import Json, to_json
 from rowmill.kinds.catalog import Auto, Chat, Format, Python, Supervised, Text
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.kinds.shared.messages import Tools
 from rowmill.schema.rows import Rejected, Row
+from tests.support.canonical_rows import canonicalize_row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
 SHARED = {"base", "catalog", "custom", "joint_rows", "preference_shapes", "shared"}

@@ -14,11 +14,11 @@ import pytest
 
 from rowmill.core.json import from_json
 from rowmill.kinds.catalog import KINDS
-from rowmill.kinds.shared.canonicalization import canonicalize_row
 from rowmill.kinds.shared.recognition import FormatChoice, Recognition, Sample, recognise_format
 from rowmill.kinds.supervised import PAIR_COLUMNS
 from rowmill.recipe.recipe import parse_recipe
 from rowmill.schema.rows import Row
+from tests.support.canonical_rows import canonicalize_row
 
 SHAPES = Path(__file__).with_name("shapes")
 CHAT, PREFERENCE, PROMPTS = {"kind": "chat"}, {"kind": "preference"}, {"kind": "prompts"}

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from rowmill.build import runner, steps
-from rowmill.kinds.shared.canonicalization import Canonicalizer, canonicalize_row
+from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.rows import Rejected, Row
+from tests.support.canonical_rows import canonicalize_row
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "configs" / "demo"

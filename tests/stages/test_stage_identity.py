@@ -159,7 +159,8 @@ def test_fingerprint_differs_only_where_the_code_version_differs(
         at = (step.key, plan.options)
         if at not in known:
             inputs = {key: built[key] for key in step.inputs}
-            known[at] = prepare.compute_fingerprint(replace(project, recipe=plan.recipe), step, inputs)
+            context = prepare.make_stage_context(replace(project, recipe=plan.recipe), step, inputs)
+            known[at], _ = prepare.prepare_step(context, step)
         return known[at]
 
     for change in all_changes:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rowmill.kinds.tables.schema import Column, RecordSchema
+from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
+from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
 
 BOS, EOS = "<|im_start|>", "<|im_end|>"
 SCHEMA = RecordSchema(
@@ -211,3 +212,20 @@ _SORTS: tuple[Callable[[Corpus, str], None], ...] = (
     _whole, _with_bad_object, _whole, _with_prose, _mixed, _unordered, _undelimited, _raw_delimiter_in_a_string,
     _line_end_in_a_string, _empty,
 )  # fmt: skip
+
+
+def parse_generated_text(
+    text: str,
+    schema: RecordSchema,
+    mode: Mode,
+    *,
+    bos: str,
+    eos: str,
+    place: PlacementColumns,
+    validation: Validation,
+    open_at_start: bool = False,
+    closed_at_end: bool = False,
+) -> ParsedText:
+    """Parse one text; for many texts, reuse a `Parser`."""
+    parser = Parser(schema, mode, bos=bos, eos=eos, place=place, validation=validation)
+    return parser(text, open_at_start=open_at_start, closed_at_end=closed_at_end)

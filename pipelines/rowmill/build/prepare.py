@@ -98,11 +98,6 @@ def find_reusable_output(store: Store, step: Step, fingerprint: str, prepared: P
     return kept if kept is not None and prepared.accepts(kept) else None
 
 
-def compute_fingerprint(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> str:
-    """Return the fingerprint of a step's output for some inputs, without making it."""
-    return prepare_step(make_stage_context(project, step, inputs), step)[0]
-
-
 def make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> StageContext:
     """Return a stage's context with one worker, for inspection; a build gives it its executor."""
     return StageContext(

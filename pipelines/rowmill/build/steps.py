@@ -18,7 +18,6 @@ from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource
 from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration
-from rowmill.stages.gpu_partitions import rank_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +199,6 @@ def _find_generating_stage(loaded: Recipe, dataset: str) -> StageKey | None:
     made = [stage.name for stage in catalog.STAGES if stage.on_demand and own is not None and stage.applies(own)]
     name = source.stage or (made[0] if len(made) == 1 else None)
     return None if name is None else (recipe_name, origin, name)
-
-
-def list_rank_names(project: Project) -> tuple[str, ...]:
-    """Return the folder names of a recipe's ranks, in order; the number of ranks is part of each name."""
-    return rank_names(project.recipe.partitions.world_size)
 
 
 def find_step(project: Project, key: StageKey) -> Step:

@@ -150,11 +150,6 @@ def register_format(name: str) -> Callable[[FormatT], FormatT]:
     return register
 
 
-def unregister_format(name: str) -> None:
-    """Unregister a name."""
-    _REGISTERED.pop(name, None)
-
-
 def list_registered_formats() -> Mapping[str, str]:
     """Return the registered names with `module:Name` of each, including those of installed packages."""
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | _REGISTERED

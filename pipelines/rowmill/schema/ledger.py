@@ -530,30 +530,3 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
 }
 """Description of each reason, in the order of the stages."""
-
-
-def format_reasons_page() -> list[str]:
-    """Return Markdown lines: a table of the reasons of each group."""
-    titles = {
-        "sources": "Records that cannot be read",
-        "rows": "Rows",
-        "splits": "Splits",
-        "masks": "Templates, masks and tokens",
-        "lengths": "Lengths and targets",
-        "records": "Records of tables",
-        "generated": "Generated text",
-    }
-    lines: list[str] = []
-    for of, title in titles.items():
-        group = {
-            reason: description
-            for reason, description in REASON_DESCRIPTIONS.items()
-            if description.of == of and reason in REJECT_REASONS
-        }
-        if group:
-            lines += [f"## {title}", "", "| reason | what it means | what to do |", "|---|---|---|"]
-            lines += [
-                f"| `{reason}` | {description.what} | {description.remedy} |" for reason, description in group.items()
-            ]
-            lines.append("")
-    return lines

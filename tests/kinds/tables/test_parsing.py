@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation, parse_generated_text
+from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
 from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
 from rowmill.kinds.tables.serialization import Serialiser
 from rowmill.kinds.tables.time_order import ELAPSED, TIME_OF_DAY, SortKey
+from tests.support.generated_text import parse_generated_text
 from tests.support.record_strategies import SPECIAL, records, schemas
 from tests.support.tiers import draw
 

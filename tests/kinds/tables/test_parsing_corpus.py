@@ -10,10 +10,9 @@ from rowmill.kinds.tables.parsing import (
     PlacementColumns,
     Validation,
     merge_span_counts,
-    parse_generated_text,
 )
 from rowmill.kinds.tables.time_order import ISO8601
-from tests.support.generated_text import BOS, EOS, SCHEMA, Corpus, make
+from tests.support.generated_text import BOS, EOS, SCHEMA, Corpus, make, parse_generated_text
 
 PLACE = PlacementColumns(("shop",), "day", ISO8601)
 

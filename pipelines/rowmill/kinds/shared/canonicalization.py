@@ -104,11 +104,6 @@ class RowOptionValues:
     filters: Filters = field(default_factory=Filters)
 
 
-def canonicalize_row(record: Json, config: RowOptions, *, arrow: bool = False) -> Row | Rejected:
-    """Turn one record into its canonical row, report included; for many records keep a `Canonicalizer`."""
-    return Canonicalizer(config)(record, arrow=arrow)
-
-
 class Canonicalizer:
     """Turns records of one dataset into canonical rows; everything that depends only on options is computed once.
 

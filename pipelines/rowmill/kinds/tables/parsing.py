@@ -577,20 +577,3 @@ class Parser:
                 span.fail(*misplaced)
                 span.record = None
         return spans
-
-
-def parse_generated_text(
-    text: str,
-    schema: RecordSchema,
-    mode: Mode,
-    *,
-    bos: str,
-    eos: str,
-    place: PlacementColumns,
-    validation: Validation,
-    open_at_start: bool = False,
-    closed_at_end: bool = False,
-) -> ParsedText:
-    """Parse one text; for many texts, reuse a `Parser`."""
-    parser = Parser(schema, mode, bos=bos, eos=eos, place=place, validation=validation)
-    return parser(text, open_at_start=open_at_start, closed_at_end=closed_at_end)

@@ -1,0 +1,10 @@
+"""Canonical rows of single records."""
+
+from rowmill.core.json import Json
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptions
+from rowmill.schema.rows import Rejected, Row
+
+
+def canonicalize_row(record: Json, config: RowOptions, *, arrow: bool = False) -> Row | Rejected:
+    """Turn one record into its canonical row, report included; for many records keep a `Canonicalizer`."""
+    return Canonicalizer(config)(record, arrow=arrow)

@@ -18,14 +18,14 @@ from tests.support.recipes import CHAT, LENIENT, Workspace, chat, current
 
 QUESTIONS = {
     "English": "What is the capital of France, and how is it that you know?",
-    "German": "Was ist die Hauptstadt und wie heißt das Land, in dem ich nicht bin?",
+    "German": "Wo liegt die Hauptstadt und wie heißt das Land, in dem ich nicht bin?",
     "French": "Quelle est la capitale de la France et que dans les villes pour vous ?",
     "Spanish": "¿Cuál es la capital de los países que las personas visitan por placer?",
     "Italian": "Che cosa è la capitale della Francia e il fiume che non conosco?",
     "Portuguese": "Qual é a capital do país que você não conhece? Não sei, para uma viagem.",
     "Dutch": "Wat is de hoofdstad van het land dat ik niet ken en een stad voor mij?",
     "Polish": "Jak to jest, że nie wiem, co się dzieje na ulicy?",
-    "Turkish": "Bu ne için var ve bir soru ile ne kadar çok?",
+    "Turkish": "O ne için var ve bir soru ile ne kadar çok?",
     "Vietnamese": "Thủ đô của Pháp là gì và các thành phố của nó có lớn không?",
     "Indonesian": "Apa yang tidak kamu ketahui dari kota ini dan untuk siapa itu?",
     "Chinese": "法国的首都是哪里？请告诉我。",

@@ -60,14 +60,14 @@ SCRIPTS: Mapping[str, str] = {
 """Languages, or the script of several, that are told by their letters."""
 FREQUENT_WORDS: Mapping[str, str] = {
     "English": "the of and to is that you it for what",
-    "German": "der die und das ist nicht ein ich zu mit",
+    "German": "der die und das auch nicht ein ich zu mit",
     "French": "le les des et est une que vous dans pour",
     "Spanish": "el los las que una es por con para del",
     "Italian": "il che di una per sono gli della non con",
     "Portuguese": "os uma que não para com você em do é",
     "Dutch": "de het een van en niet dat ik voor zijn",
     "Polish": "nie to jest się na że jak do co czy",
-    "Turkish": "bir ve bu için ile ne var mı çok da",
+    "Turkish": "bir ve daha için ile ne var mı çok da",
     "Vietnamese": "của là và không có cho một được các người",
     "Indonesian": "yang dan di untuk dengan ini itu dari tidak adalah",
 }

@@ -3,7 +3,7 @@
 demo: blocked on the third night
 chats/canonical_rows: rejects is 3.3 % (share of records that became no row); wanted at most 1 %
 missing_field: 54, the first is data/chats.jsonl line 20
-Trainers read version 1f2e3d4c, of 2026-11-26 02:03 UTC. What is built now, since 2026-11-26 02:03 UTC: files: …
+Trainers read version 1f2e3d4c, of 2026-11-26 02:03 UTC. Held back since then: files: 1 changed; rows +10 -54.
 https://reports.example.org/demo/report.html
 Correct the records, or raise gates.rejects.
 """
@@ -21,7 +21,7 @@ from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import GateError
 from rowmill.core.stage_names import GPU_PARTITIONS
-from rowmill.reports.build_changes import describe_changes
+from rowmill.reports.build_changes import count_changes, describe_changes
 from rowmill.reports.build_view import BuildView, load_build_view
 from rowmill.reports.report_page import report_path
 from rowmill.schema import manifest
@@ -104,7 +104,6 @@ def compose_message(
     repeated = f" on the {_NIGHTS.get(nights, f'{nights}th')} night" if nights > 1 else ""
     verdict = view.verdict[2]
     first, why, remedy = verdict, "", ""
-    changed = [] if view.changes is None else describe_changes(view.changes)
     if results:
         result = results[0]
         others = f" (and {len(results) - 1} more)" if len(results) > 1 else ""
@@ -115,11 +114,14 @@ def compose_message(
         head, *rest = str(error).splitlines() or [type(error).__name__]
         first, why = head, "; ".join(rest[:3])
         remedy = "The log of the run has the full message; finished parts are kept, and the next build uses them."
-    elif event == "published" and changed:
-        first, why = changed[0], "; ".join(changed[1:])
-    readers = _describe_published(view)
-    if event != "published" and changed:
-        readers = f"{readers} What is built now, {changed[0]}."
+    readers, changes = _describe_published(view), view.changes
+    if changes is not None and event == "published":
+        first, *others = describe_changes(changes)
+        why = "; ".join(others)
+    elif changes is not None and changes.version == find_published_version(view.project):
+        # What is built now is compared with what trainers read, and is not published.
+        counts = count_changes(changes)
+        readers += f" Held back since then: {counts}." if counts else ""
     base = view.project.recipe.execution.reports_url
     link = "" if base is None else f"{base.rstrip('/')}/{quote(report_path(recipe).removeprefix('reports/'))}"
     lines = [first, why, readers, link or f"rowmill report {recipe}", remedy]

@@ -18,18 +18,13 @@ NAMED_DATASETS = 5
 _FILES = ("new", "gone", "changed")
 
 
-def summarize_changes(changes: BuildChanges) -> str:
-    """Return one sentence with the files, rows and tokens of all datasets."""
-    since = f"since {changes.published_at[:16].replace('T', ' ')} UTC"
+def count_changes(changes: BuildChanges) -> str:
+    """Return the files, rows and tokens that changed in all datasets; empty if none did."""
     datasets = changes.datasets
     new, gone, changed = (sum(getattr(one.files, name) for one in datasets) for name in _FILES)
     rows, tokens = (_sum_moves([getattr(one, name) for one in datasets]) for name in ("rows", "tokens"))
-    facts = [
-        _format_files(FileChanges(new, gone, changed)),
-        _format_moves("rows", rows),
-        _format_moves("tokens", tokens),
-    ]
-    return f"{since}: {'; '.join(fact for fact in facts if fact) or 'the same files, rows and tokens'}"
+    files = _format_files(FileChanges(new, gone, changed))
+    return "; ".join(fact for fact in (files, _format_moves("rows", rows), _format_moves("tokens", tokens)) if fact)
 
 
 def describe_changes(changes: BuildChanges, *, names_bins: bool = True) -> list[str]:
@@ -47,7 +42,9 @@ def describe_changes(changes: BuildChanges, *, names_bins: bool = True) -> list[
         f"{one.stage}: {one.check} {f'fails now, {one.after}' if one.after else f'passes again, after {one.before}'}"
         for one in changes.checks
     ]
-    return [summarize_changes(changes), *_take_first(lines, "dataset"), *_take_first(checks, "check")]
+    since = f"since {changes.published_at[:16].replace('T', ' ')} UTC"
+    counts = count_changes(changes) or "the same files, rows and tokens"
+    return [f"{since}: {counts}", *_take_first(lines, "dataset"), *_take_first(checks, "check")]
 
 
 def tabulate_changes(changes: BuildChanges) -> DisplayTable:

@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from dagster_rowmill import materialize
 from rowmill.reader import Reader
+from tests.support.recipes import CHAT, Workspace
+from tests.support.recipes import chat as row
 from tests.support.tiers import mark_all_but
 from tests.support.tiny_project import RECIPE, Tiny, chat
 
@@ -130,3 +133,23 @@ print([name for name in ("great_expectations", "transformers", "torch", "ray") i
 """
     quiet = start(tiny, program)
     assert (quiet.returncode, quiet.stdout.split()[-1]) == (0, "[]"), quiet.stderr
+
+
+@pytest.mark.campaign
+def test_nights_of_thirty_datasets_write_little_about_what_changed_and_a_quiet_one_nothing(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    datasets: dict[str, dict[str, Any]] = {
+        f"d{number}": {"source": {"train_urls": [f"data/{number}.jsonl"]}, "format": CHAT} for number in range(30)
+    }
+    sizes: list[int] = []
+    for night in (0, 1, 2, 2):
+        for number in range(30):
+            workspace.write(f"{number}.jsonl", [row(100 * number + i) for i in range(20 + night)])
+        workspace.recipe(datasets).build()
+        kept = [path for name in ("profiles", "changes") for path in workspace.store.rglob(f"{name}/*.json")]
+        sizes.append(sum(path.stat().st_size for path in kept))
+
+    first, second, third, quiet = sizes
+    assert 0 < first < second < third == quiet
+    # Ten nights may write a megabyte a night.
+    assert max(second - first, third - second) < 100_000

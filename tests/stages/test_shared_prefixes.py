@@ -26,8 +26,7 @@ from rowmill.schema.examples import SPAN_KINDS
 from rowmill.shards import native
 from rowmill.stages.packed_shards.shard_files import GroupTokens, gather_trees, has_whole_spans
 from rowmill.stages.packed_shards.shared_prefixes import find_cuts, sort_by_tokens
-from rowmill.tokenization.tokenizer import Encoder
-from rowmill.tokenization.tokenizer import open_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.loops import for_each
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 from rowmill.kinds.tables.generated_records import PARSED
 from rowmill.kinds.tables.record_tokens import RECORD_EXAMPLES
 from rowmill.schema.examples import COLUMN_DOCS, EXAMPLE_SCHEMA, ROW_FIELDS, WEIGHT_COLUMN
-from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, ROW_SCHEMA, SEGMENT_COLUMNS
+from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, ROW_SCHEMA, SEGMENT_COLUMNS, TREE_COLUMNS
 from rowmill.shards.native import SEQUENCE_SCHEMA
 from rowmill.stages.training_splits.stage import ORDER_SCHEMA
 
@@ -19,7 +19,11 @@ def test_columns_and_sentences_are_the_same_names() -> None:
         for field in f
     ]
 
-    assert {*own, *ROW_FIELDS, WEIGHT_COLUMN, *(name for schema in schemas for name in schema.names)} == set(
-        COLUMN_DOCS
-    )
+    assert {
+        *own,
+        *ROW_FIELDS,
+        *TREE_COLUMNS,
+        WEIGHT_COLUMN,
+        *(name for schema in schemas for name in schema.names),
+    } == set(COLUMN_DOCS)
     assert all(text.endswith(".") and len(text) <= 90 for text in COLUMN_DOCS.values())

@@ -1,6 +1,6 @@
 """The dataset card of a published build: README.md as the Hugging Face hub shows it, and Croissant JSON-LD.
 
-    current.json ─► ranks that trainers read ─► all that they were made of (`comparison.py`) ─► README.md, croissant.json
+    current.json ─► ranks that trainers read ─► all that they are made of ─► README.md, croissant.json
 
 Both describe the build that trainers read, which is not always the newest. Nothing is made up: a licence is what the
 recipe states, and a card without one is asked for.

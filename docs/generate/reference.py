@@ -41,6 +41,7 @@ from rowmill.kinds.tables.generation import Generation
 from rowmill.kinds.tables.options import FileGroups
 from rowmill.kinds.tables.parsing import Validation
 from rowmill.kinds.tables.table_contract import ColumnContract, TableContract
+from rowmill.kinds.tokens import TokenField
 from rowmill.packing.options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import recipe
@@ -86,6 +87,7 @@ TITLES: dict[type[Config], str] = {
     Validation: "Records: `generation.validation`",
     CallableBackend: "Records: `generation.backend`, `kind: callable`",
     OpenAIBackend: "Records: `generation.backend`, `kind: openai`",
+    TokenField: "Tokens: `token_fields.<name>`",
     Limits: "Limits of files",
     RecordLimits: "Limits of records",
     Mixture: "`mixture`",

@@ -52,7 +52,8 @@ def _stays_there(written: tuple[str, ...], place: OptionPlace) -> bool:
     in_format = written[:1] == ("datasets",) and written[-1:] == ("format",)
     moved = in_format and any(place.name in group.model_fields for group in OPTION_GROUPS.values())
     aliases = place.name in FIELD_ALIASES | FORMAT_ALIASES or place.name in ("chat_template", "ignore_token_id")
-    return not moved and not (aliases and len(written) < 2)
+    named = in_format and place.name in FORMAT_ALIASES
+    return not moved and not named and not (aliases and len(written) < 2)
 
 
 def write_recipe(misplaced: Misplaced) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """Fields of token rows: from a record's numbers to shards, ranks, reader and exports, each at its token.
 
 Every number follows from the token that it is of: a response has ids from 100 on, each with the logprob -id/8; of these
-the even ones are trained, and have the reward of their row as advantage.
+the even ones are trained, and have the reward of their row as advantage. A teacher's three likeliest ids are the id and
+the two after it, with logprobs that fall by one.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
@@ -23,10 +26,19 @@ from rowmill.shards import native
 from tests.reader.test_index_layout import run_reader_alone
 from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat
 
-FIELDS = {"token_fields": ["logprobs", "advantages"], "row_fields": ["reward", "group_id"]}
+LIKELIEST = 3
+TEACHER = {
+    "teacher_ids": {"type": "int32", "size": LIKELIEST},
+    "teacher_logprobs": {"type": "float16", "size": LIKELIEST},
+}
+FIELDS = {"token_fields": {"logprobs": {}, "advantages": {}, **TEACHER}, "row_fields": ["reward", "group_id"]}
 TOKENS: dict[str, Any] = {"kind": "tokens", **FIELDS}
 OWN_NAMES = {"input_ids", "labels", "position_ids", *TOKENS["token_fields"], *TOKENS["row_fields"]}
 GATES = LENIENT | {"same_tokenization": {"at_least": 0}}
+
+
+NO_TEACHER = [0] * LIKELIEST
+"""What a token without a teacher has."""
 
 
 def rollout(i: int) -> dict[str, Any]:
@@ -37,6 +49,8 @@ def rollout(i: int) -> dict[str, Any]:
     return {
         "prompt_ids": prompt, "response_ids": response, "response_mask": mask,
         "logprobs": [-one / 8 for one in response], "advantages": [i / 4] * sum(mask),
+        "teacher_ids": [[one, one + 1, one + 2] for one in response],
+        "teacher_logprobs": [[-one / 8, -one / 8 - 1, -one / 8 - 2] for one in response],
         "reward": i / 4, "group_id": i // 4,
     }  # fmt: skip
 
@@ -96,9 +110,10 @@ def split_segments(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     first = 0
     padding = row.get("segment_padding") or [0] * len(row["segment_lengths"])
     for number, (length, added) in enumerate(zip(row["segment_lengths"], padding, strict=True)):
-        names = ("input_ids", "labels", "logprobs", "advantages")
+        names = ("input_ids", "labels", "logprobs", "advantages", *TEACHER)
         own = {name: row[name][first : first + length] for name in names}
-        assert not any(row[name][first + length : first + length + added] != [0] * added for name in names[2:])
+        assert not any(row[name][first + length : first + length + added] != [0] * added for name in names[2:4])
+        assert not any(row[name][first + length : first + length + added] != [NO_TEACHER] * added for name in TEACHER)
         first += length + added
         yield {**own, "reward": row["reward"][number], "group_id": row["group_id"][number], "dataset": row["dataset"]}
     assert first == len(row["logprobs"]) == len(row["advantages"])
@@ -114,10 +129,14 @@ def require_own_numbers(segments: Iterable[Mapping[str, Any]]) -> None:
         if one.get("reward") is None:
             assert one["group_id"] is None
             assert not any(one["logprobs"]) and not any(one["advantages"])
+            assert all(one[name] == [NO_TEACHER] * len(one["input_ids"]) for name in TEACHER)
             continue
         assert one["group_id"] == str(int(one["reward"] * 4) // 4)
         assert one["logprobs"] == [-i / 8 if i >= 100 else 0 for i in one["input_ids"]]
         assert one["advantages"] == [one["reward"] if i >= 100 and i % 2 == 0 else 0 for i in one["input_ids"]]
+        assert one["teacher_ids"] == [[i, i + 1, i + 2] if i >= 100 else NO_TEACHER for i in one["input_ids"]]
+        falling = [[-i / 8, -i / 8 - 1, -i / 8 - 2] if i >= 100 else NO_TEACHER for i in one["input_ids"]]
+        assert one["teacher_logprobs"] == falling
 
 
 # ── From records to ranks ──────────────────────────────────────────────────────────────────────────
@@ -142,11 +161,25 @@ def test_ranks_hold_the_numbers_of_all_rows_and_fillers_none(mixed: Built) -> No
 
 
 def test_content_hash_covers_every_number() -> None:
-    one = native.make_fillers(1, pad_id=3, dataset="a", weighted=False, token_fields=["logprobs"])
+    one = native.make_fillers(1, pad_id=3, dataset="a", weighted=False, token_fields={"logprobs": pa.float32()})
     segments = native.recover_segments(one)
     other = replace(segments, token_fields={"logprobs": np.array([0, -0.5], np.float32)})
 
     assert one.column("logprobs").to_pylist() == [[0, 0]]
+    assert native.hash_sequences(segments) != native.hash_sequences(other)
+
+
+@pytest.mark.parametrize("token", [0, 1])
+@pytest.mark.parametrize("place", [0, 1])
+def test_content_hash_covers_every_number_of_a_list(token: int, place: int) -> None:
+    kind = pa.list_(pa.float16(), 2)
+    fillers = native.make_fillers(1, pad_id=3, dataset="a", weighted=False, token_fields={"logprobs": kind}, multiple=4)
+    segments = native.recover_segments(fillers)
+    changed = np.zeros((2, 2), np.float16)
+    changed[token, place] = -0.5
+
+    other = replace(segments, token_fields={"logprobs": changed})
+    assert fillers.column("logprobs").to_pylist() == [[[0, 0]] * 4]
     assert native.hash_sequences(segments) != native.hash_sequences(other)
 
 
@@ -161,6 +194,8 @@ def require_own_batch(batch: Mapping[str, Any], spans: NDArray[np.int64], count:
     assert batch.keys() - OWN_NAMES <= BATCH_NAMES
     for field in ("logprobs", "advantages"):
         assert (batch[field].dtype, batch[field].shape) == (np.dtype(np.float32), batch["labels"].shape)
+    for field, dtype in (("teacher_ids", np.int32), ("teacher_logprobs", np.float16)):
+        assert (batch[field].dtype, batch[field].shape) == (np.dtype(dtype), (*batch["labels"].shape, LIKELIEST))
     assert (batch["reward"].dtype, batch["reward"].shape, len(batch["group_id"])) == (np.float32, (count,), count)
     for reward, group in zip(batch["reward"].tolist(), batch["group_id"], strict=True):
         assert group == (None if np.isnan(reward) else str(int(4 * reward) // 4))
@@ -168,6 +203,10 @@ def require_own_batch(batch: Mapping[str, Any], spans: NDArray[np.int64], count:
     answers, trained = is_rollout & (ids >= 100), is_rollout & (ids >= 100) & (ids % 2 == 0)
     assert np.array_equal(batch["logprobs"], np.where(answers, -ids / 8, 0))
     assert np.array_equal(batch["advantages"], np.where(trained, rewards, 0))
+    likeliest = ids[..., None] + np.arange(LIKELIEST)
+    assert np.array_equal(batch["teacher_ids"], np.where(answers[..., None], likeliest, 0))
+    falling = -ids[..., None] / 8 - np.arange(LIKELIEST)
+    assert np.array_equal(batch["teacher_logprobs"], np.where(answers[..., None], falling, 0))
 
 
 @pytest.mark.parametrize("name", ["mixed", "padded"])
@@ -224,7 +263,13 @@ def test_export_in_the_form_of_padded_shards_pads_the_numbers(padded: Built) -> 
 
 # ── What a row may lack, and what is cut ───────────────────────────────────────────────────────────
 def test_rows_without_a_field_are_counted_and_wrong_ones_rejected(tmp_path: Path) -> None:
-    bad = [rollout(2) | {"logprobs": [0.5]}, rollout(3) | {"advantages": ["x"]}, rollout(4) | {"reward": "high"}]
+    bad = [
+        rollout(2) | {"logprobs": [-0.5]},
+        rollout(3) | {"advantages": ["x"]},
+        rollout(4) | {"reward": "high"},
+        rollout(5) | {"teacher_ids": [[1, 2]] * 20},
+        rollout(6) | {"teacher_ids": [[1, 2, 3]]},
+    ]
     rows = [rollout(0), rollout(1) | {"logprobs": None}, *bad]
 
     def build(name: str, kind: Mapping[str, Any]) -> tuple[Manifest, list[str]]:
@@ -233,7 +278,13 @@ def test_rows_without_a_field_are_counted_and_wrong_ones_rejected(tmp_path: Path
         return report.manifest, [one.outcome for one in results if one.check == "fields_absent"]
 
     made, outcome = build("fields", TOKENS)
-    assert dict(line[1:] for line in made.ledger if line[0] == "rejected") == {"bad_field": 2, "length_mismatch": 1}
+    rejects = [
+        row
+        for part in made.parts
+        for row in Workspace(tmp_path / "fields").project.store.table(part.files["rejects"]).to_pylist()
+    ]
+    assert [json.loads(row["raw"]) for row in rejects] == bad
+    assert dict(line[1:] for line in made.ledger if line[0] == "rejected") == {"bad_field": 2, "length_mismatch": 3}
     assert (made.facts["fields_absent"], outcome) == (0.5, ["failed"])
     assert build("plain", {"kind": "tokens"})[1] == ["not_applicable"]
 

@@ -1,10 +1,12 @@
 """Fields of token rows: which tokens a list of numbers is of, and one reason for each bad value."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from rowmill.core.errors import ConfigError
@@ -104,6 +106,72 @@ def test_bad_value_has_one_reason(record: dict[str, Any], reason: str) -> None:
     assert row.reason == reason
 
 
+TEACHER = {"teacher_ids": {"type": "int32", "size": 2}, "teacher_logprobs": {"type": "float16", "size": 2},
+           "entropy": {"type": "float16", "values": "logprobs"}, "rank": {"type": "int32", "values": "numbers"},
+           "teacher_weights": {"size": 2}}  # fmt: skip
+LISTS = [[1, 2], [3, 4], [5, 6]]
+LISTED: list[tuple[dict[str, Any], str, list[Any], type[np.generic]]] = [
+    (PROMPT | {"teacher_ids": LISTS}, "teacher_ids", [[0, 0], [0, 0], *LISTS], np.int32),
+    (PROMPT | {"teacher_ids": LISTS[:2]}, "teacher_ids", [[0, 0], [0, 0], [1, 2], [0, 0], [3, 4]], np.int32),
+    (PROMPT | {"teacher_logprobs": [[-0.5, -1], [0, -65504], [-1, -2]]}, "teacher_logprobs",
+     [[0, 0], [0, 0], [-0.5, -1], [0, -65504], [-1, -2]], np.float16),
+    (PROMPT | {"teacher_weights": [[0.5, 1], [2, 3], [4, 5]]}, "teacher_weights",
+     [[0, 0], [0, 0], [0.5, 1], [2, 3], [4, 5]], np.float32),
+    (PROMPT | {"entropy": [0, -1, -2]}, "entropy", [0, 0, 0, -1, -2], np.float16),
+    (PROMPT | {"rank": [-1, 2**31 - 1, 5]}, "rank", [0, 0, -1, 2**31 - 1, 5], np.int32),
+    (PROMPT, "teacher_ids", [[0, 0]] * 5, np.int32),
+    ({"turns": [TURNS["turns"][0] | {"teacher_ids": [[1, 2]]}, TURNS["turns"][1]]}, "teacher_ids",
+     [[0, 0], [0, 0], [1, 2], [0, 0], [0, 0]], np.int32),
+    ({"input_ids": [0, *IDS, 0], "mask": [0, 0, 0, 1, 0, 1, 0], "attention_mask": [0, 1, 1, 1, 1, 1, 0],
+      "teacher_ids": [[9, 9], *[[1, 2]] * 5, [9, 9]]}, "teacher_ids", [[1, 2]] * 5, np.int32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "name", "expected", "dtype"), LISTED, ids=range(len(LISTED)))
+def test_lists_of_a_size_are_at_the_tokens_that_they_are_of(
+    record: dict[str, Any], name: str, expected: list[Any], dtype: type[np.generic]
+) -> None:
+    row = _read(record, token_fields=TEACHER)
+
+    assert isinstance(row, Row), row
+    assert row.columns[name].dtype == dtype
+    assert row.columns[name].tolist() == expected
+
+
+BAD_LISTS: list[tuple[dict[str, Any], str]] = [
+    ({"teacher_ids": LISTS[:1]}, "length_mismatch: teacher_ids has 1 values, expected 5 or 3 or 2"),
+    ({"teacher_ids": [[1, 2], [3], [5, 6]]}, "length_mismatch: teacher_ids has 1 at 1, expected 2"),
+    ({"teacher_ids": [[1, 2, 3]] * 3}, "length_mismatch: teacher_ids has 3 at 0, expected 2"),
+    ({"teacher_ids": [1, 2, 3]}, "bad_field: teacher_ids is an integer at 0, expected a list of 2 integers"),
+    ({"teacher_ids": [None, [1, 2], [3, 4]]}, "bad_field: teacher_ids is null at 0, expected a list of 2 integers"),
+    ({"teacher_ids": 7}, "bad_field: teacher_ids is an integer, expected lists of 2 integers"),
+    ({"teacher_ids": [[1, 2.5], [3, 4], [5, 6]]}, "bad_field: teacher_ids is a list, expected lists of 2 integers"),
+    ({"teacher_ids": [[1, True], [3, 4], [5, 6]]}, "bad_field: teacher_ids is a list, expected lists of 2 integers"),
+    ({"teacher_ids": [[1, None], [3, 4], [5, 6]]}, "bad_field: teacher_ids is a list, expected lists of 2 integers"),
+    ({"teacher_ids": [[1, 2], [3, -1], [5, 6]]}, "bad_field: teacher_ids is -1 at 1, expected the id of a token"),
+    ({"teacher_ids": [[1, 2], [3, 2**31], [5, 6]]},
+     "bad_field: teacher_ids is 2147483648 at 1, expected the id of a token"),
+    ({"teacher_logprobs": [[-1, -2], [0.25, -1], [-1, -2]]},
+     "bad_field: teacher_logprobs is 0.25 at 1, expected a finite float16, at most 0"),
+    ({"teacher_logprobs": [[-1, -2], [-1, float("nan")], [-1, -2]]},
+     "bad_field: teacher_logprobs is nan at 1, expected a finite float16, at most 0"),
+    ({"teacher_logprobs": [[-1, -2], [-1, -65536], [-1, -2]]},
+     "bad_field: teacher_logprobs is -65536 at 1, expected a finite float16, at most 0"),
+    ({"teacher_logprobs": [["-1", -2], [-1, -2], [-1, -2]]},
+     "bad_field: teacher_logprobs is a list, expected lists of 2 numbers"),
+    ({"entropy": [-1, 0.5, 0]}, "bad_field: entropy is 0.5 at 1, expected a finite float16, at most 0"),
+    ({"rank": [1, 2, -(2**31) - 1]}, f"bad_field: rank is {-(2**31) - 1} at 2, expected a finite int32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "expected"), BAD_LISTS, ids=range(len(BAD_LISTS)))
+def test_bad_list_of_a_size_has_one_reason(fields: dict[str, Any], expected: str) -> None:
+    row = _read(PROMPT | fields, token_fields=TEACHER)
+
+    assert isinstance(row, Rejected)
+    assert f"{row.reason}: {row.detail}" == expected
+
+
 def test_row_without_a_declared_field_is_noted() -> None:
     fields: dict[str, Any] = {"token_fields": ["logprobs"], "row_fields": ["reward", "group_id"]}
     full = _read(PROMPT | {"logprobs": [1, 2, 3], "reward": 1, "group_id": 7}, **fields)
@@ -165,11 +233,51 @@ def test_exports_that_cannot_store_fields_are_refused(kind: str) -> None:
         _load({"token_fields": ["logprobs"]}, exports=exports)
 
 
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"type": "int64"}, "a.type: must be float32, float16 or int32; got 'int64'"),
+        ({"size": 0}, "a.size: input should be greater than or equal to 1; got 0"),
+        ({"length": 8}, "a.length: unknown key; allowed here: size, type or values"),
+        ({"type": "int32", "values": "logprobs"}, "a: values: logprobs of type int32; token_ids are int32"),
+        ({"values": "token_ids"}, "a: values: token_ids of type float32; token_ids are int32, logprobs are"),
+    ],
+)  # fmt: skip
+def test_bad_declaration_of_a_field_is_told(declared: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"datasets.rollouts.format.token_fields.{message}")):
+        _load({"token_fields": {"a": declared}})
+
+
+def test_field_of_another_size_in_another_dataset_is_refused() -> None:
+    dataset = {"source": {"train_urls": ["b.jsonl"]}, "format": {"kind": "tokens", "token_fields": {"a": {"size": 2}}}}
+    rollouts = {"source": {"train_urls": ["a.jsonl"]}, "format": {"kind": "tokens", "token_fields": ["a"]}}
+
+    with pytest.raises(
+        ConfigError, match=r"datasets\.more\.format\.token_fields: a is .*\[2\], and float in datasets\.r"
+    ):
+        recipe.parse_recipe(
+            {"tokenizer": "t", "seq_len": 64, "datasets": {"rollouts": rollouts, "more": dataset}},
+            name="demo",
+            where="configs/demo.yaml",
+        )
+
+
+def test_only_types_other_than_float32_change_the_identity() -> None:
+    plain = _load({"token_fields": ["a"], "row_fields": ["reward"]}).rollout_fields
+    same = _load({"token_fields": {"a": {}}, "row_fields": ["reward"]}).rollout_fields
+    lists = _load({"token_fields": {"a": {"size": 2}}, "row_fields": ["reward"]}).rollout_fields
+
+    assert plain.describe() == same.describe() == [["a"], ["reward"]]
+    assert lists.describe() == [["a"], ["reward"], ["a", "fixed_size_list<item: float>[2]"]]
+
+
 def test_columns_of_a_shard_that_are_not_ours_are_fields() -> None:
-    fields = join_fields([RolloutFields(("a", "b")), RolloutFields(("b", "c"), ("reward",)), RolloutFields()])
+    number = pa.float32()
+    several = RolloutFields({"a": number, "b": number}), RolloutFields({"b": number, "c": number}, ("reward",))
+    fields = join_fields({"one": several[0], "other": several[1], "none": RolloutFields()})
     schema = make_sequence_schema(weighted=True, token_fields=fields.per_token, columns=fields.row_columns)
 
-    assert (fields.per_token, fields.per_row) == (("a", "b", "c"), ("reward",))
+    assert (tuple(fields.per_token), fields.per_row) == (("a", "b", "c"), ("reward",))
     assert find_token_fields(schema.names) == ["a", "b", "c"]
     assert find_token_fields(SEQUENCE_SCHEMA.names) == []
     # A null list would be a sequence without a number for each of its tokens.

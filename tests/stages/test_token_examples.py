@@ -73,6 +73,18 @@ def test_ids_outside_the_vocabulary_are_rejected_and_holes_in_it_close_the_gate(
     assert _outcomes(unknown)["unknown_ids"] == "failed"
 
 
+def test_ids_of_a_teacher_outside_the_vocabulary_are_rejected(tmp_path: Path) -> None:
+    record = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}
+    records = [record | {"teacher_ids": [[8, 9], [10, last]]} for last in (599, 600)]
+    kind = TOKENS | {"token_fields": {"teacher_ids": {"type": "int32", "size": 2}}}
+
+    built = Workspace(tmp_path).one("a.jsonl", records, kind).build(only=UP_TO_EXAMPLES)
+
+    assert built.rejects() == [(1, "bad_field")]
+    assert built.details() == ["teacher_ids holds 600; ids are 0 to 599"]
+    assert [one["teacher_ids"] for one in built.examples()] == [[[0, 0], [8, 9], [10, 599]]]
+
+
 def test_ids_of_another_tokenizer_are_noticed(tmp_path: Path) -> None:
     records = [{"input_ids": [(7 * i + k) % 250 + 3 for k in range(30)], "response_length": 10} for i in range(20)]
 

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import make_column
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.kinds.shared.canonicalization import Canonicalizer
@@ -217,7 +218,7 @@ def _make_rows_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
             "text": pa.array([row.text for row in rows], texts),
             "output": pa.array([row.output for row in rows], texts),
             "record": pa.array([None if row.record is None else to_json(row.record) for row in rows], texts),
-            **{field.name: pa.array([row.columns.get(field.name) for row in rows], field.type) for field in own},
+            **{field.name: make_column([row.columns.get(field.name) for row in rows], field.type) for field in own},
         }
     )
 

@@ -13,7 +13,8 @@ NumPy copies value by value, along an index of eight bytes for each. Arrow copie
 does not look at what the bytes are; decision 36 has the times.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -35,6 +36,9 @@ Weights: TypeAlias = NDArray[np.float32]
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 """Integers of any width."""
+
+Numbers: TypeAlias = NDArray[Any]
+"""Numbers of each token: [T], or [T, size] if each token has a fixed number of them."""
 
 NumT = TypeVar("NumT", bound=np.number[Any])
 
@@ -124,8 +128,16 @@ def expand_ranges(starts: Integers, lengths: Integers) -> Ints:
 
 
 def view_numbers(array: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
-    """Return the numbers of an array without nulls: read-only, not copied unless the array has several chunks."""
-    return np.from_dlpack(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
+    """Return the numbers of an array without nulls: read-only, not copied unless the array has several chunks.
+
+    Fixed-size lists become the rows of an array of two dimensions.
+    """
+    array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    if pa.types.is_fixed_size_list(array.type):
+        # `flatten` imports `pyarrow.compute`.
+        size = array.type.list_size
+        return np.from_dlpack(array.values.slice(array.offset * size, len(array) * size)).reshape(-1, size)
+    return np.from_dlpack(array)
 
 
 def fill_null_numbers(array: pa.Array, null: float) -> NDArray[Any]:
@@ -143,8 +155,36 @@ def fill_null_numbers(array: pa.Array, null: float) -> NDArray[Any]:
 
 
 def make_list_array(offsets: Integers, values: NDArray[Any] | pa.Array) -> pa.ListArray:
-    """Return an Arrow list column: row i is `values[offsets[i]:offsets[i + 1]]`."""
+    """Return an Arrow list column: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    Of an array [T, size], each value is a list of that size.
+    """
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        values = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+
+
+def make_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return one value of an Arrow type per row; those of lists of fixed-size lists are arrays [T, size]."""
+    if pa.types.is_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
+        joined = np.concatenate([make_zeros(0, kind.value_type), *values])
+        return make_list_array(compute_offsets([len(rows) for rows in values]), joined)
+    return pa.array(values, kind)
+
+
+def flatten_lists(column: pa.ListArray | pa.ChunkedArray) -> NDArray[Any]:
+    """Return the values of all rows of a list column, joined: [T], or [T, size] of fixed-size lists."""
+    values = (column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column).flatten()
+    if pa.types.is_fixed_size_list(values.type):
+        return view_numbers(values)
+    return values.to_numpy(zero_copy_only=False)
+
+
+def make_zeros(count: int, kind: pa.DataType) -> Numbers:
+    """Return zeros for some tokens: numbers of an Arrow type, or fixed-size lists of numbers."""
+    if pa.types.is_fixed_size_list(kind):
+        return np.zeros((count, kind.list_size), kind.value_type.to_pandas_dtype())
+    return np.zeros(count, kind.to_pandas_dtype())
 
 
 # ── Runs of flat arrays, such as the tokens of examples, joined in any order ──
@@ -187,13 +227,14 @@ class Runs:
         if self.borders is None:
             return values[expand_ranges(self.starts, self.lengths)]
         # Texts are taken out of the bytes of the array, cut at `borders`.
-        width = values.dtype.itemsize
+        width = values.dtype.itemsize * math.prod(values.shape[1:])
         offsets = pa.py_buffer(self.borders * width)
-        content = pa.py_buffer(np.ascontiguousarray(values).view(np.uint8))
+        content = pa.py_buffer(np.ascontiguousarray(values).ravel().view(np.uint8))
         texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self.borders) - 1, [None, offsets, content])
         joined = texts.take(pa.array(self.places))
         size = np.frombuffer(joined.buffers()[1], np.int64)[len(self.places)]
-        return np.frombuffer(joined.buffers()[2], values.dtype, count=int(size) // width)
+        flat = np.frombuffer(joined.buffers()[2], values.dtype, count=int(size) // values.dtype.itemsize)
+        return flat.reshape(-1, *values.shape[1:])
 
 
 # ── Format counts, shares, durations and sizes for people, in a terminal, on a page and in a log ──

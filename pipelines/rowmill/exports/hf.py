@@ -169,11 +169,18 @@ def make_unpacked_table(sequences: SequenceBatch) -> pa.Table:
     """Return segments as rows."""
     ones = np.ones(len(sequences.ids), np.int8)
     labels = label_conventions.make_unshifted_labels(sequences.ids, sequences.trained)
-    of_tokens = (sequences.ids, ones, labels, *sequences.token_fields.values())
-    columns = [*(make_list_array(sequences.offsets, values) for values in of_tokens), *sequences.columns.values()]
+    fields = {name: make_list_array(sequences.offsets, values) for name, values in sequences.token_fields.items()}
+    of_tokens = (make_list_array(sequences.offsets, values) for values in (sequences.ids, ones, labels))
+    columns = [*of_tokens, *fields.values(), *sequences.columns.values()]
     # The fields that token rows carry are after the others.
     of_rows = (ROW_FIELDS[name] for name in sequences.columns)
-    schema = pa.schema([*UNPACKED_SCHEMA, *make_token_columns(sequences.token_fields), *of_rows])
+    schema = pa.schema(
+        [
+            *UNPACKED_SCHEMA,
+            *make_token_columns({name: column.type.value_type for name, column in fields.items()}),
+            *of_rows,
+        ]
+    )
     return pa.Table.from_arrays(columns, schema=schema)
 
 

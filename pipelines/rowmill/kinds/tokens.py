@@ -25,16 +25,18 @@ The first shape that matches wins.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rowmill.conversation.truncation import OverlongPolicy
-from rowmill.core.arrays import Bools, Weights
+from rowmill.core.arrays import Bools, Numbers, make_zeros
 from rowmill.core.arrays import Tokens as TokenIds
-from rowmill.core.config import describe_type
+from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
 from rowmill.kinds.custom import to_flat_array
@@ -54,31 +56,90 @@ class TokenPlaces:
     response: Bools | None
     trained: Bools
 
-    def place(self, values: Weights, name: str) -> Weights | Rejected:
-        """Return one value for each token, 0.0 where there is none; reject another number of values."""
+    def place(self, values: Numbers, name: str) -> Numbers | Rejected:
+        """Return one value for each token, 0 where there is none; reject another number of values."""
         every = np.ones(len(self.trained), np.bool_)
         chosen = [every, *(() if self.response is None else (self.response,)), self.trained]
         for places in chosen:
             if int(places.sum()) == len(values):
-                placed = np.zeros(len(places), np.float32)
+                placed = np.zeros((len(places), *values.shape[1:]), values.dtype)
                 placed[places] = values
                 return placed
         counts = " or ".join(str(count) for count in dict.fromkeys(int(places.sum()) for places in chosen))
         return Rejected("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
 
 
-def read_token_values(value: Json, name: str) -> Weights | Rejected:
-    """Return a list of finite numbers as float32."""
-    values = to_flat_array(value) if is_list(value) else None
-    # NumPy would turn true into 1 among numbers.
-    if values is None or (len(values) and values.dtype.kind not in "iuf") or bool in map(type, value):
-        return Rejected("bad_field", f"{name} is {describe_type(value)}, expected a flat list of numbers")
-    with np.errstate(over="ignore"):
-        single = values.astype(np.float32)
-    wrong = np.flatnonzero(~np.isfinite(single))
-    if len(wrong):
-        return Rejected("bad_field", f"{name} is {values[wrong[0]]} at {int(wrong[0])}, expected a finite float32")
-    return single
+class TokenField(Config):
+    """What a column holds for each token: one number, or a fixed number of them."""
+
+    type: Literal["float32", "float16", "int32"] = "float32"
+    """The type in which the numbers are stored."""
+    size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Numbers of each token, in a list of its own, such as the 8 likeliest ids of a teacher; null: one, without a list.
+    A token without any has zeros."""
+    values: Literal["auto", "numbers", "token_ids", "logprobs"] = "auto"
+    """What they are. `numbers`: any finite ones; `token_ids`: integers from 0 to the vocabulary's size; `logprobs`:
+    finite, at most 0; `auto`: token_ids for int32, logprobs for a column whose name ends with that word, else numbers.
+    A row with others is a reject."""
+
+    @model_validator(mode="after")
+    def _check_values(self) -> "TokenField":
+        if self.values == ("logprobs" if self.type == "int32" else "token_ids"):
+            raise ValueError(
+                f"values: {self.values} of type {self.type}; token_ids are int32, logprobs are float32 or float16; "
+                "change type or values"
+            )
+        return self
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of a token's value: a number, or a fixed-size list."""
+        number = {"float32": pa.float32(), "float16": pa.float16(), "int32": pa.int32()}[self.type]
+        return number if self.size is None else pa.list_(number, self.size)
+
+    def choose_values(self, name: str) -> Literal["numbers", "token_ids", "logprobs"]:
+        """Return what the numbers of a column are."""
+        if self.values != "auto":
+            return self.values
+        if self.type == "int32":
+            return "token_ids"
+        return "logprobs" if name.endswith("logprobs") else "numbers"
+
+    def read(self, value: Json, name: str) -> Numbers | Rejected:
+        """Return a list with a value for each token as [T], or as [T, size]."""
+        is_whole, values = self.type == "int32", self.choose_values(name)
+        noun = "integers" if is_whole else "numbers"
+        numbers: list[Any] = value if is_list(value) else []
+        if self.size is not None:
+            for at, of_token in enumerate(numbers):
+                if not is_list(of_token):
+                    what = f"{name} is {describe_type(of_token)} at {at}"
+                    return Rejected("bad_field", f"{what}, expected a list of {self.size} {noun}")
+                if len(of_token) != self.size:
+                    return Rejected("length_mismatch", f"{name} has {len(of_token)} at {at}, expected {self.size}")
+            numbers = list(chain.from_iterable(numbers))
+        flat = to_flat_array(numbers) if is_list(value) else None
+        # NumPy would turn true into 1 among numbers.
+        if (
+            flat is None
+            or (len(flat) and flat.dtype.kind not in ("iu" if is_whole else "iuf"))
+            or bool in map(type, numbers)
+        ):
+            expected = f"a flat list of {noun}" if self.size is None else f"lists of {self.size} {noun}"
+            return Rejected("bad_field", f"{name} is {describe_type(value)}, expected {expected}")
+        with np.errstate(over="ignore"):
+            stored = flat.astype(self.type)
+        if is_whole:
+            is_wrong = (flat < (0 if values == "token_ids" else -(2**31))) | (flat > _MAX_ID)
+        else:
+            is_wrong = ~np.isfinite(stored) | ((stored > 0) & (values == "logprobs"))
+        wrong = np.flatnonzero(is_wrong)
+        if len(wrong):
+            expected = "the id of a token" if values == "token_ids" else f"a finite {self.type}"
+            most = ", at most 0" if values == "logprobs" else ""
+            what = f"{name} is {flat[wrong[0]]} at {int(wrong[0]) // (self.size or 1)}"
+            return Rejected("bad_field", f"{what}, expected {expected}{most}")
+        return stored if self.size is None else stored.reshape(-1, self.size)
 
 
 def read_row_field(record: Mapping[str, Json], name: str) -> float | str | Rejected | None:
@@ -109,6 +170,8 @@ TURN_FIELDS = ("turns", "messages", "output", "response.output", "message_log")
 WITHOUT_FIELD = "without_"
 """Begins the note on a row that lacks a declared field, which ends with the field's name."""
 
+FieldsT = TypeVar("FieldsT", bound="list[str] | dict[str, TokenField]")
+
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _MAX_ID = 2**31 - 1
@@ -119,7 +182,7 @@ class _MaskedIds:
     """Ids with their loss mask, and the shape in which they were found.
 
     `response` marks the tokens of the answer, if the shape says which they are; `turns` are the record's own, if it has
-    some. `fields` have a number for each id.
+    some. `fields` have a value for each id.
     """
 
     schema: str
@@ -127,7 +190,7 @@ class _MaskedIds:
     mask: Bools
     response: Bools | None = None
     turns: Sequence[Mapping[str, Json]] = ()
-    fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
 
 
 class Tokens(DatasetKind):
@@ -150,9 +213,10 @@ class Tokens(DatasetKind):
     )
     """Columns that may hold 1 for a trained token and 0 for another, as long as the ids, or as `response_length` says
     for the last tokens; for a prompt and a response, as long as the response."""
-    token_fields: list[str] = Field(default=[])
+    token_fields: list[str] | dict[str, TokenField] = Field(default=[])
     """Columns with a number per token, such as `logprobs` or `advantages`, which go to the reader and to the exports
-    `native` and `hf`; as long as the ids, the response or the trained ids. 0.0 for a token without one."""
+    `native` and `hf`; as long as the ids, the response or the trained ids. 0 for a token without one. A mapping names
+    the type and the size of each: `{teacher_ids: {type: int32, size: 8}}`; a list means float32, one of each token."""
     row_fields: list[Literal["reward", "group_id"]] = Field(default=[])
     """Columns with a value per row that go the same way: `reward`, a number; `group_id`, text or an integer."""
     domain_key: str | None = None
@@ -160,15 +224,16 @@ class Tokens(DatasetKind):
 
     @field_validator("token_fields", "row_fields")
     @classmethod
-    def _check_field_names(cls, names: list[str]) -> list[str]:
-        twice = sorted({name for name in names if names.count(name) > 1})
+    def _check_field_names(cls, names: FieldsT) -> FieldsT:
+        listed = list(names)
+        twice = sorted({name for name in listed if listed.count(name) > 1})
         if twice:
             raise ValueError(f"{twice[0]!r} is listed twice; each field is one column of the shards; list it once")
         return names
 
     @field_validator("token_fields")
     @classmethod
-    def _check_token_fields(cls, names: list[str]) -> list[str]:
+    def _check_token_fields(cls, names: FieldsT) -> FieldsT:
         for name in names:
             if not _FIELD_NAME.fullmatch(name):
                 raise ValueError(
@@ -184,7 +249,18 @@ class Tokens(DatasetKind):
 
     def get_rollout_fields(self) -> RolloutFields:
         """Return the declared fields."""
-        return RolloutFields(tuple(self.token_fields), tuple(self.row_fields))
+        fields = self.list_token_fields()
+        return RolloutFields(
+            {name: declared.arrow_type for name, declared in fields.items()},
+            tuple(self.row_fields),
+            tuple(name for name, declared in fields.items() if declared.choose_values(name) == "token_ids"),
+        )
+
+    def list_token_fields(self) -> Mapping[str, TokenField]:
+        """Return what each declared column holds for a token."""
+        if isinstance(self.token_fields, dict):
+            return self.token_fields
+        return dict.fromkeys(self.token_fields, TokenField(values="numbers"))
 
     @classmethod
     def recognise(cls, sample: Sample) -> Recognition | None:
@@ -227,7 +303,8 @@ class Tokens(DatasetKind):
         if isinstance(found, Rejected):
             return found
         # Fields are as long as what the record holds, its padding included, and of what it trains.
-        found = _add_token_fields(found, record, self.token_fields)
+        declared = self.list_token_fields()
+        found = _add_token_fields(found, record, declared)
         if isinstance(found, Rejected):
             return found
         found = _remove_padding(found, record.get("attention_mask"))
@@ -242,8 +319,9 @@ class Tokens(DatasetKind):
             if isinstance(value, Rejected):
                 return value
             columns[name] = value
-        missing = [name for name in self.token_fields if name not in found.fields]
-        columns |= dict.fromkeys(missing, np.zeros(len(found.ids), np.float32)) | dict(found.fields)
+        missing = [name for name in declared if name not in found.fields]
+        columns |= {name: make_zeros(len(found.ids), declared[name].arrow_type) for name in missing}
+        columns |= found.fields
         missing += [name for name in self.row_fields if columns[name] is None]
         report = make_plain_report(found.schema)
         if missing:
@@ -375,12 +453,14 @@ def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | R
 # ── Fields of tokens ───────────────────────────────────────────────────────────────────────────────
 
 
-def _add_token_fields(found: _MaskedIds, record: Mapping[str, Json], names: Iterable[str]) -> _MaskedIds | Rejected:
+def _add_token_fields(
+    found: _MaskedIds, record: Mapping[str, Json], declared: Mapping[str, TokenField]
+) -> _MaskedIds | Rejected:
     """Read the fields that a record has, each placed at its tokens; a null counts as absent."""
     places: TokenPlaces | None = None
-    fields: dict[str, Weights] = {}
-    for name in names:
-        values = _read_field(record, found.turns, name)
+    fields: dict[str, Numbers] = {}
+    for name, declared_field in declared.items():
+        values = _read_field(record, found.turns, name, declared_field)
         if values is None:
             continue
         places = places or TokenPlaces(_find_response(record, found), found.mask)
@@ -392,17 +472,17 @@ def _add_token_fields(found: _MaskedIds, record: Mapping[str, Json], names: Iter
 
 
 def _read_field(
-    record: Mapping[str, Json], turns: Sequence[Mapping[str, Json]], name: str
-) -> Weights | Rejected | None:
+    record: Mapping[str, Json], turns: Sequence[Mapping[str, Json]], name: str, declared: TokenField
+) -> Numbers | Rejected | None:
     """Return a record's values, those of its turns end to end, or None; a turn without any has zeros."""
     if all(turn.get(name) is None for turn in turns):
         value = record.get(name)
-        return None if value is None else read_token_values(value, name)
-    joined: list[Weights] = []
+        return None if value is None else declared.read(value, name)
+    joined: list[Numbers] = []
     for number, turn in enumerate(turns):
         generated = len(turn["generation_token_ids"])
         value = turn.get(name)
-        values = np.zeros(generated, np.float32) if value is None else read_token_values(value, name)
+        values = make_zeros(generated, declared.arrow_type) if value is None else declared.read(value, name)
         if isinstance(values, Rejected):
             return values
         if len(values) != generated:

@@ -28,7 +28,7 @@ int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
 
     padded segments    cu_seqlens, the borders of spans without their padding, and cu_seqlens_padded, where they are
     loss weights       loss_weights float32 in the shape of labels, 0 where there is no label
-    token fields       float32 in the shape of labels by each field's name, not shifted, 0 on padding
+    token fields       by each field's name, in the shape of labels, or [batch, seq, size], not shifted, 0 on padding
     row fields         a value per span: reward float32 [K], NaN where there is none; group_id K texts or None
     shared prefixes    segment_parents [K]: the span of the batch that each span continues, -1 for none; and in the
                        shape of labels predecessors, where in its row the token before each one is (a first token and
@@ -45,7 +45,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Ints, Tokens, Weights, compute_offsets
+from rowmill.core.arrays import Ints, Numbers, Tokens, Weights, compute_offsets
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.segment_trees import find_predecessors, find_token_subtree_ends, make_tree_positions
 from rowmill.reader.sequences import PackedSequence, make_position_ids
@@ -180,17 +180,20 @@ def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | N
     weights = _collect_weights(rows)
     numbers = _collect_token_fields(rows) | ({} if weights is None else {WEIGHT_COLUMN: weights})
     for name, of_rows in numbers.items():
-        batch[name] = np.zeros((len(rows), wide), np.float32)
+        batch[name] = np.zeros((len(rows), wide, *of_rows[0].shape[1:]), of_rows[0].dtype)
         for i, values in enumerate(of_rows):
             batch[name][i, : len(values)] = values
     return batch | _join_row_fields(rows)
 
 
-def _collect_token_fields(rows: Sequence[PackedSequence]) -> dict[str, list[Weights]]:
+def _collect_token_fields(rows: Sequence[PackedSequence]) -> dict[str, list[Numbers]]:
     """Return each field of every sequence; one that a sequence lacks is 0 there."""
-    names = dict.fromkeys(name for row in rows for name in row.token_fields)
+    like = {name: values for row in rows for name, values in row.token_fields.items()}
     return {
-        name: [row.token_fields.get(name, np.zeros(len(row.input_ids), np.float32)) for row in rows] for name in names
+        name: [
+            row.token_fields.get(name, np.zeros((len(row.input_ids), *values.shape[1:]), values.dtype)) for row in rows
+        ]
+        for name, values in like.items()
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, Tokens, Weights, fill_null_numbers, sum_by_span, view_numbers
+from rowmill.core.arrays import Ints, Numbers, Tokens, Weights, fill_null_numbers, sum_by_span, view_numbers
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.schema.examples import ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
 from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN
@@ -45,9 +45,9 @@ class PackedSequence:
     continues the earlier span `segment_parents[k]`, int32[K]; -1 for none. A token's weight is then the sum over the
     examples that train it. The logits at its predecessor predict it: for a span's first one, its parent's last token.
 
-    If token rows carry fields, `token_fields` have a float32[T] by name, each number at the token that it is of, and
-    `row_fields` an array of K values, one per span: a reward is float32 and NaN where there is none, a group's name is
-    text or None.
+    If token rows carry fields, `token_fields` have [T] by name, or [T, size] of fixed-size lists, each number at the
+    token that it is of, and `row_fields` an array of K values, one per span: a reward is float32 and NaN where there is
+    none, a group's name is text or None.
     """
 
     input_ids: Tokens
@@ -58,7 +58,7 @@ class PackedSequence:
     prompt_lengths: Tokens | None = None
     margins: Weights | None = None
     padding: Tokens | None = None
-    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     row_fields: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])
     segment_parents: Tokens | None = None
 
@@ -106,7 +106,7 @@ class DecodedRowGroup:
     prompt_lengths: Tokens | None = None
     margins: Weights | None = None
     padding: Tokens | None = None
-    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     row_fields: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])
     parents: Tokens | None = None
 

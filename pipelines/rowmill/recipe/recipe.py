@@ -693,7 +693,7 @@ class Recipe(Config):
     @property
     def rollout_fields(self) -> RolloutFields:
         """The fields that token rows carry: all shards have those of every dataset."""
-        return join_fields(dataset.format.get_rollout_fields() for dataset in self.datasets.values())
+        return join_fields({name: dataset.format.get_rollout_fields() for name, dataset in self.datasets.items()})
 
     @property
     def segment_multiple_of(self) -> int:

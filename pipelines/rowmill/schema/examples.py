@@ -14,7 +14,7 @@ has 0.0 for each token, and null for each row.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -232,10 +232,14 @@ TAKEN_NAMES = frozenset({*COLUMN_DOCS, *ROW_FIELDS, *BATCH_NAMES, PADDING_COLUMN
 
 @dataclass(frozen=True, slots=True)
 class RolloutFields:
-    """The names of the declared fields: `per_token` have a float32 for each token, `per_row` are of `ROW_FIELDS`."""
+    """The declared fields: `per_token` have a value of an Arrow type for each token, `per_row` are of `ROW_FIELDS`.
 
-    per_token: tuple[str, ...] = ()
+    A value of a token is a number, or a fixed-size list of numbers. Those of `of_token_ids` are ids of tokens.
+    """
+
+    per_token: Mapping[str, pa.DataType] = field(default_factory=dict[str, pa.DataType])
     per_row: tuple[str, ...] = ()
+    of_token_ids: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether there is any field."""
@@ -257,21 +261,39 @@ class RolloutFields:
         return tuple(ROW_FIELDS[name] for name in self.per_row)
 
     def describe(self) -> list[list[str]]:
-        """Return the fields for a stage's identity."""
-        return [list(self.per_token), list(self.per_row)]
+        """Return the fields for a stage's identity; the types of those that are no float32 stand after the names."""
+        types = [[name, str(kind)] for name, kind in self.per_token.items() if kind != pa.float32()]
+        return [list(self.per_token), list(self.per_row), *types]
 
 
-def make_token_columns(names: Iterable[str]) -> tuple[pa.Field, ...]:
+def make_token_columns(types: Mapping[str, pa.DataType]) -> tuple[pa.Field, ...]:
     """Return the columns of fields per token, in rows, examples and shards."""
-    return tuple(pa.field(name, pa.list_(pa.float32()), nullable=False) for name in names)
+    return tuple(pa.field(name, pa.list_(kind), nullable=False) for name, kind in types.items())
 
 
-def join_fields(several: Iterable[RolloutFields]) -> RolloutFields:
-    """Return the fields of all datasets of a recipe, each once, in the order in which they are declared."""
-    declared = list(several)
+def join_fields(several: Mapping[str, RolloutFields]) -> RolloutFields:
+    """Return the fields of all datasets of a recipe, each once, in the order in which they are declared.
+
+    Raises
+    ------
+    ValueError
+        If a field has another type in another dataset: all shards have the same columns.
+
+    """
+    per_token: dict[str, pa.DataType] = {}
+    for dataset, fields in several.items():
+        for name, kind in fields.per_token.items():
+            if per_token.setdefault(name, kind) != kind:
+                first = next(other for other, found in several.items() if name in found.per_token)
+                raise ValueError(
+                    f"datasets.{dataset}.format.token_fields: {name} is {kind}, and {per_token[name]} in "
+                    f"datasets.{first}; all shards of a recipe have the same columns; declare one type and size, or "
+                    "rename one of the columns in its source"
+                )
     return RolloutFields(
-        tuple(dict.fromkeys(name for fields in declared for name in fields.per_token)),
-        tuple(dict.fromkeys(name for fields in declared for name in fields.per_row)),
+        per_token,
+        tuple(dict.fromkeys(name for fields in several.values() for name in fields.per_row)),
+        tuple(dict.fromkeys(name for fields in several.values() for name in fields.of_token_ids)),
     )
 
 

@@ -282,8 +282,8 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "bad_field": ReasonDescription(
         "rows",
-        "a column of `format.token_fields` is no flat list of finite numbers, a reward no finite number, or a group's "
-        "id neither text nor an integer",
+        "a column of `format.token_fields` is no list of finite numbers, or of lists of them, or holds an id that no "
+        "token has, or a log-probability above 0; a reward is no number; a group's id is neither text nor an integer",
         "correct the column, or take it off the list",
     ),
     "length_mismatch": ReasonDescription(

@@ -18,9 +18,11 @@ rows (`schema/examples.py`) have a column each, not shifted, 0 on padding. Hashe
 tokens of a segment without padding.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -32,12 +34,15 @@ from rowmill.core.arrays import (
     Bools,
     Integers,
     Ints,
+    Numbers,
     Runs,
     Tokens,
     Weights,
     compute_offsets,
     expand_ranges,
+    flatten_lists,
     make_list_array,
+    make_zeros,
     sum_by_span,
 )
 from rowmill.core.storage import Store
@@ -68,7 +73,7 @@ class PaddedSegments:
 
     def insert(self, values: NDArray[Any], fill: float) -> NDArray[Any]:
         """Return one value per padded token: those of the real tokens, and `fill`."""
-        padded = np.full(int(self.offsets[-1]), fill, values.dtype)
+        padded = np.full((int(self.offsets[-1]), *values.shape[1:]), fill, values.dtype)
         padded[self.places] = values
         return padded
 
@@ -114,7 +119,7 @@ def read_unpadded(store: Store, file: File, columns: Sequence[str]) -> pa.Table:
 
 
 def _flatten(table: pa.Table, name: str) -> NDArray[Any]:
-    return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return flatten_lists(table.column(name))
 
 
 def _cut(table: pa.Table, name: str) -> Ints:
@@ -164,26 +169,29 @@ SHARD_SCHEMA = SEQUENCE_SCHEMA.remove(SEQUENCE_SCHEMA.get_field_index("sequence_
 do."""
 
 
+_NO_FIELDS: Mapping[str, pa.DataType] = {}
+
+
 def make_sequence_schema(
-    *, weighted: bool, token_fields: Iterable[str] = (), columns: Iterable[pa.Field] = ()
+    *, weighted: bool, token_fields: Mapping[str, pa.DataType] = _NO_FIELDS, columns: Iterable[pa.Field] = ()
 ) -> pa.Schema:
     """Return the columns of sequences in training order; `weighted` adds the loss weights.
 
-    `token_fields` are further numbers of each token. `columns` are those of a segment that not all recipes have: of one
-    kind of rows (`rows.SEGMENT_COLUMNS`), fields of a row, padding.
+    `token_fields` are the types of further values of each token. `columns` are those of a segment that not all recipes
+    have: of one kind of rows (`rows.SEGMENT_COLUMNS`), fields of a row, padding.
     """
     return _extend_schema(SEQUENCE_SCHEMA, token_fields, columns, weighted=weighted)
 
 
 def make_shard_schema(
-    *, weighted: bool, token_fields: Iterable[str] = (), columns: Iterable[pa.Field] = ()
+    *, weighted: bool, token_fields: Mapping[str, pa.DataType] = _NO_FIELDS, columns: Iterable[pa.Field] = ()
 ) -> pa.Schema:
     """Return the columns of a packed shard, as `make_sequence_schema` does those of sequences."""
     return _extend_schema(SHARD_SCHEMA, token_fields, columns, weighted=weighted)
 
 
 def _extend_schema(
-    schema: pa.Schema, token_fields: Iterable[str], columns: Iterable[pa.Field], *, weighted: bool
+    schema: pa.Schema, token_fields: Mapping[str, pa.DataType], columns: Iterable[pa.Field], *, weighted: bool
 ) -> pa.Schema:
     lists = (pa.field(column.name, pa.list_(column.type), nullable=False) for column in columns)
     return pa.schema([*schema, *((WEIGHT_FIELD,) if weighted else ()), *make_token_columns(token_fields), *lists])
@@ -214,7 +222,7 @@ class Segments:
     example_ids: pa.Array
     starts: Tokens
     weights: Weights | None = None
-    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
     trees: ExampleTrees | None = None
 
@@ -277,7 +285,8 @@ def make_shard_table(
     ]
     if weights is not None:
         columns.append(make_list_array(row_offsets, weights))
-    columns += [make_list_array(row_offsets, values) for values in token_fields.values()]
+    of_tokens = {name: make_list_array(row_offsets, values) for name, values in token_fields.items()}
+    columns += of_tokens.values()
     values = dict(segments.columns)
     if padding is not None:
         values[PADDING_COLUMN] = pa.array(padding.lengths)
@@ -287,7 +296,8 @@ def make_shard_table(
     if segments.trees is not None:
         columns += segments.trees.to_columns().values()
         fields += TREE_FIELDS
-    schema = make_shard_schema(weighted=weights is not None, token_fields=token_fields, columns=fields)
+    types = {name: column.type.value_type for name, column in of_tokens.items()}
+    schema = make_shard_schema(weighted=weights is not None, token_fields=types, columns=fields)
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -309,7 +319,7 @@ def make_fillers(
     pad_id: int,
     dataset: str,
     weighted: bool,
-    token_fields: Iterable[str] = (),
+    token_fields: Mapping[str, pa.DataType] = _NO_FIELDS,
     columns: Iterable[pa.Field] = (),
     multiple: int = 1,
     has_trees: bool = False,
@@ -327,7 +337,7 @@ def make_fillers(
         example_ids=pa.array([""] * count, pa.string()),
         starts=np.zeros(count, np.int32),
         weights=np.zeros(2 * count, np.float32) if weighted else None,
-        token_fields={name: np.zeros(2 * count, np.float32) for name in token_fields},
+        token_fields={name: make_zeros(2 * count, kind) for name, kind in token_fields.items()},
         columns={column.name: pa.nulls(count, column.type) for column in columns},
         trees=_make_filler_trees(count) if has_trees else None,
     )
@@ -361,13 +371,16 @@ def encode_native_shard(table: pa.Table, card: Mapping[str, str], *, group_rows:
     Other columns have one value a row, which a compressor costs more to open than it saves. Decision 36 has the times.
     """
     metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(card.items())}
-    lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
-    other_columns = [name for name in table.column_names if name not in lists]
+    lists = [field for field in table.schema if pa.types.is_list(field.type)]
+    other_columns = [field.name for field in table.schema if not pa.types.is_list(field.type)]
+    paths = [
+        f"{field.name}{'.list.element' * (1 + pa.types.is_fixed_size_list(field.type.value_type))}" for field in lists
+    ]
     sink = pa.BufferOutputStream()
     pq.write_table(
         table.replace_schema_metadata(metadata),
         sink,
-        compression={f"{name}.list.element": "zstd" for name in lists} | dict.fromkeys(other_columns, "none"),
+        compression=dict.fromkeys(paths, "zstd") | dict.fromkeys(other_columns, "none"),
         row_group_size=group_rows,
         use_dictionary=["dataset"],
         write_statistics=other_columns,
@@ -428,7 +441,7 @@ def recover_example_ids(table: pa.Table) -> tuple[Tokens, Ints]:
 
 
 def _flatten_shard_column(table: pa.Table, name: str) -> NDArray[Any]:
-    return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
+    return flatten_lists(table.column(name).chunk(0))
 
 
 def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
@@ -440,8 +453,10 @@ def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
     from xxhash import xxh3_128_intdigest
 
     tokens, flags = _view_bytes(segments.ids, "<i4"), _view_bytes(targets, "?")
-    numbers = [] if segments.weights is None else [_view_bytes(segments.weights, "<f4")]
-    numbers += [_view_bytes(segments.token_fields[name], "<f4") for name in sorted(segments.token_fields)]
+    numbers = [] if segments.weights is None else [(4, _view_bytes(segments.weights, "<f4"))]
+    for _, values in sorted(segments.token_fields.items(), key=itemgetter(0)):
+        width = values.dtype.itemsize * math.prod(values.shape[1:])
+        numbers.append((width, _view_bytes(values, values.dtype.newbyteorder("<"))))
     starts: list[bytes] = segments.starts.astype("<i8").view("V8").tolist()
     bounds: list[int] = segments.offsets.tolist()
     names: list[bytes] = segments.example_ids.cast(pa.binary()).to_pylist()
@@ -449,13 +464,13 @@ def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
     for name, start, left, right in zip(names, starts, bounds, bounds[1:], strict=False):
         content = [name, start, tokens[4 * left : 4 * right], flags[left:right]]
         if numbers:
-            content += [values[4 * left : 4 * right] for values in numbers]
+            content += [values[width * left : width * right] for width, values in numbers]
         yield xxh3_128_intdigest(b"".join(content))
 
 
-def _view_bytes(values: NDArray[Any], dtype: str) -> memoryview:
+def _view_bytes(values: NDArray[Any], dtype: Any) -> memoryview:
     """Return the bytes of an array, copied only if they are others."""
-    return np.ascontiguousarray(values, dtype).view(np.uint8).data
+    return np.ascontiguousarray(values, dtype).ravel().view(np.uint8).data
 
 
 _HASH_NAME = "xxh3"

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, expand_ranges
+from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, Weights, expand_ranges, view_numbers
 from rowmill.core.errors import IntegrityError
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
@@ -86,8 +86,8 @@ class SequenceBatch:
     ids int32[T], trained bool[T], weights float32[T] or None · offsets int64[K + 1] · sequence_offsets
     int64[S + 1] · is_open bool[S] · example_ids, starts int32 per segment · datasets, numbers int64 per sequence.
     A token is trained if it is a target. `weights`, if given, are 0 for all other tokens. `token_fields` are further
-    float32[T] by name. `columns` have the values per segment that not all recipes have: of one kind of rows
-    (`rows.SEGMENT_COLUMNS`), and fields of a row.
+    numbers of each token by name, [T] or [T, size]. `columns` have the values per segment that not all recipes have: of
+    one kind of rows (`rows.SEGMENT_COLUMNS`), and fields of a row.
     """
 
     ids: Tokens
@@ -100,7 +100,7 @@ class SequenceBatch:
     starts: Tokens
     datasets: pa.Array
     numbers: Ints
-    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
 
     def __len__(self) -> int:
@@ -205,7 +205,7 @@ class _FileSegments:
     is_open: Bools
     datasets: pa.Array
     numbers: Ints
-    token_fields: Mapping[str, Weights]
+    token_fields: Mapping[str, Numbers]
     columns: Mapping[str, pa.Array]
 
 
@@ -244,7 +244,10 @@ _SEGMENT_COLUMN_NAMES = sorted(
 
 def _flatten_list_values(table: pa.Table, name: str) -> Any:
     """Return all values of a list column, without copying them."""
-    return table.column(name).chunk(0).values.to_numpy(zero_copy_only=False)
+    values = table.column(name).chunk(0).values
+    if pa.types.is_fixed_size_list(values.type):
+        return view_numbers(values)
+    return values.to_numpy(zero_copy_only=False)
 
 
 def _read_list_offsets(table: pa.Table, name: str) -> Ints:

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import (
     Bools,
     Ints,
+    Numbers,
     Tokens,
     Weights,
     compute_offsets,
     count_true,
     expand_ranges,
     make_list_array,
+    make_zeros,
 )
 from rowmill.schema.examples import SPAN_KINDS, make_example_schema
 from rowmill.schema.rows import ContentSpan, Conversation, MaskedConversation, Rejected, Span
@@ -342,8 +344,8 @@ class Example:
     domain: str | None = None
     """The example's domain, if a custom class sets it; else its row's domain applies."""
     weights: Weights | None = None
-    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
-    """Further numbers of each token by name, float32[T]: what the row's options declare."""
+    token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
+    """Further numbers of each token by name, [T] or [T, size]: what the row's options declare."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values of the columns that only examples of its kind of rows have (`rows.EXAMPLE_COLUMNS`)."""
 
@@ -558,7 +560,7 @@ class ExampleColumns:
     """The examples' domains, if a custom class sets them; empty: the rows' domains apply."""
     weights: Weights | None = None
     """The loss weight of every token; None: every target has weight 1."""
-    token_fields: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     """Further numbers of every token by name; an absent field is 0.0."""
     own: "tuple[Mapping[str, Any], ...]" = ()
     """Values of the columns that only examples of one kind of rows have; empty: their builder makes none."""
@@ -610,10 +612,10 @@ class ExampleColumns:
             schema=_SCHEMAS[weighted],
         )
 
-    def list_token_field(self, name: str) -> pa.ListArray:
-        """Return a field per token as a column of the examples."""
+    def list_token_field(self, name: str, kind: pa.DataType) -> pa.ListArray:
+        """Return a field per token, with values of a type, as a column of the examples."""
         values = self.token_fields.get(name)
-        zeros = np.zeros(len(self.ids), np.float32)
+        zeros = make_zeros(len(self.ids), kind)
         return make_list_array(compute_offsets(self.lengths), zeros if values is None else values)
 
     def verified(self) -> int:
@@ -718,12 +720,14 @@ def _concat_weights(several: "Sequence[tuple[Bools, Weights | None]]") -> Weight
     return np.concatenate([mask.astype(np.float32) if weights is None else weights for mask, weights in several])
 
 
-def _concat_fields(several: "Sequence[tuple[int, Mapping[str, Weights]]]") -> dict[str, Weights]:
-    """Concatenate fields of so many tokens each; a field that some lack is 0.0 there."""
-    names = dict.fromkeys(name for _, fields in several for name in fields)
+def _concat_fields(several: "Sequence[tuple[int, Mapping[str, Numbers]]]") -> dict[str, Numbers]:
+    """Concatenate fields of so many tokens each; a field that some lack is 0 there."""
+    like = {name: values for _, fields in several for name, values in fields.items()}
     return {
-        name: np.concatenate([fields.get(name, np.zeros(tokens, np.float32)) for tokens, fields in several])
-        for name in names
+        name: np.concatenate(
+            [fields.get(name, np.zeros((tokens, *one.shape[1:]), one.dtype)) for tokens, fields in several]
+        )
+        for name, one in like.items()
     }
 
 

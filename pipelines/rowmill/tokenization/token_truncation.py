@@ -63,7 +63,8 @@ def prepend_bos(example: Example, bos_id: int) -> Example:
         mask=np.concatenate((np.zeros(1, bool), example.mask)),
         weights=None if example.weights is None else np.concatenate((np.zeros(1, np.float32), example.weights)),
         token_fields={
-            name: np.concatenate((np.zeros(1, np.float32), values)) for name, values in example.token_fields.items()
+            name: np.concatenate((np.zeros_like(values, shape=(1, *values.shape[1:])), values))
+            for name, values in example.token_fields.items()
         },
         span_starts=np.concatenate((np.zeros(1, np.int64), example.span_starts[kept] + 1)),
         span_messages=np.concatenate((np.full(1, -1, np.int64), example.span_messages[kept])),

@@ -21,6 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 from rowmill import sources
+from rowmill.core.arrays import make_column
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
@@ -275,7 +276,7 @@ class RowColumns:
         ]  # fmt: skip
         schema = self.schema
         added = schema.names[len(columns) :]
-        columns += [pa.array([row.columns.get(name) for row in rows], schema.field(name).type) for name in added]
+        columns += [make_column([row.columns.get(name) for row in rows], schema.field(name).type) for name in added]
         return pa.table(columns, schema=schema)
 
 

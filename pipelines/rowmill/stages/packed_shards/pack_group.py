@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Numbers, flatten_lists, make_zeros
 from rowmill.core.storage import Store
 from rowmill.packing.layout import SequencePlan
 from rowmill.packing.pack_plan import StreamStretch, count_best_fit
@@ -238,7 +239,10 @@ def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) 
     ids = _make_array(scratch, "ids", np.int32, inputs.tokens)
     mask = _make_array(scratch, "mask", np.bool_, inputs.tokens)
     weights = _make_array(scratch, "weights", np.float32, inputs.tokens) if inputs.weighted else None
-    fields = {name: _make_array(scratch, name, np.float32, inputs.tokens) for name in inputs.fields.per_token}
+    fields: dict[str, Numbers] = {}
+    for name, kind in inputs.fields.per_token.items():
+        like = make_zeros(0, kind)
+        fields[name] = _make_array(scratch, name, like.dtype, inputs.tokens, *like.shape[1:])
     kind_columns = [field.name for field in EXAMPLE_COLUMNS.get(inputs.rules.row_kind, ())]
     packing = inputs.rules.packing
     finds_cuts = packing.share_prefixes and inputs.rules.row_kind == "conversation"
@@ -253,17 +257,17 @@ def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) 
             if declared.name not in table.column_names:
                 table = table.append_column(declared, pa.nulls(table.num_rows, declared.type))
         small.append(table.select([*_SMALL_COLUMNS, *kind_columns, *inputs.fields.per_row]))
-        flat = _flatten(table, "input_ids")
+        flat = flatten_lists(table.column("input_ids"))
         end = at + len(flat)
         ids[at:end] = flat
-        mask[at:end] = _flatten(table, "loss_mask")
+        mask[at:end] = flatten_lists(table.column("loss_mask"))
         if weights is not None:
             # Examples of a dataset without loss weights weigh 1 where the mask is true.
-            weights[at:end] = _flatten(table, WEIGHT_COLUMN if inputs.stores_weights else "loss_mask")
+            weights[at:end] = flatten_lists(table.column(WEIGHT_COLUMN if inputs.stores_weights else "loss_mask"))
         if cuts is not None:
             cuts[at:end] = find_cuts(table)
         for name, values in fields.items():
-            values[at:end] = _flatten(table, name) if name in table.column_names else 0
+            values[at:end] = flatten_lists(table.column(name)) if name in table.column_names else 0
         at = end
     assert at == inputs.tokens, (at, inputs.tokens)
     columns = pa.concat_tables(small)
@@ -299,14 +303,10 @@ def _make_group_lengths(
     return replace(lengths, splits=inputs.splits)
 
 
-def _make_array(scratch: Path | None, name: str, dtype: Any, size: int) -> "NDArray[Any]":
-    if scratch is None or not size:
-        return np.empty(size, dtype)
-    return np.memmap(scratch / name, dtype, "w+", shape=(size,))
-
-
-def _flatten(table: pa.Table, name: str) -> "NDArray[Any]":
-    return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+def _make_array(scratch: Path | None, name: str, dtype: Any, *shape: int) -> "NDArray[Any]":
+    if scratch is None or not shape[0]:
+        return np.empty(shape, dtype)
+    return np.memmap(scratch / name, dtype, "w+", shape=shape)
 
 
 # ── What is in no sequence ─────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Runs, Tokens, Weights, compute_offsets, make_list_array, sum_by_span
+from rowmill.core.arrays import (
+    Bools,
+    Ints,
+    Numbers,
+    Runs,
+    Tokens,
+    Weights,
+    compute_offsets,
+    make_list_array,
+    sum_by_span,
+)
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
@@ -179,7 +189,7 @@ class GroupTokens:
     ids: Tokens
     mask: Bools
     weights: Weights | None
-    fields: Mapping[str, Weights]
+    fields: Mapping[str, Numbers]
     offsets: Ints
     example_ids: pa.Array
     own: pa.Table
@@ -193,7 +203,7 @@ class GroupTokens:
         """Return the weights of some tokens, 0 on those that are no `targets`."""
         return None if self.weights is None else np.where(targets, runs.take(self.weights), np.float32(0))
 
-    def fields_at(self, runs: Runs) -> dict[str, Weights]:
+    def fields_at(self, runs: Runs) -> dict[str, Numbers]:
         """Return the further numbers of some tokens."""
         return {name: runs.take(values) for name, values in self.fields.items()}
 

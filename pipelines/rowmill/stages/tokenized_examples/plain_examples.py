@@ -23,13 +23,13 @@ import pyarrow as pa
 
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, flatten_lists
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column
 from rowmill.kinds.base import TokenBuilder
 from rowmill.kinds.custom import BuildContext, BuiltExample, check_built_example
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.examples import SPAN_KINDS
+from rowmill.schema.examples import SPAN_KINDS, RolloutFields
 from rowmill.schema.rows import Message, Rejected, RowKind
 from rowmill.stages.tokenized_examples.conversation_examples import (
     CHOSEN,
@@ -261,12 +261,14 @@ COMPARED_ROWS = 64
 class TokenExampleBuilder:
     """Builds the examples of one dataset's ids; ids must be below `vocab_size`.
 
-    `fields` are columns of the rows with a number per token, which stays beside its token.
+    Of `fields`, the values of a token stay beside it.
     """
 
-    def __init__(self, encoder: Encoder, limit: LengthLimit, vocab_size: int, fields: Sequence[str] = ()) -> None:
+    def __init__(
+        self, encoder: Encoder, limit: LengthLimit, vocab_size: int, fields: RolloutFields | None = None
+    ) -> None:
         """Store the tokenizer and the limits."""
-        self._fields = tuple(fields)
+        self._fields = fields or RolloutFields()
         self._encoder = encoder
         self._limit = limit
         self._vocab_size = vocab_size
@@ -274,7 +276,7 @@ class TokenExampleBuilder:
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the example of each row."""
         ids, masks = (_split_lists(rows.column(name)) for name in ("input_ids", "loss_mask"))
-        fields = {name: _split_lists(rows.column(name)) for name in self._fields}
+        fields = {name: _split_lists(rows.column(name)) for name in self._fields.per_token}
         outcomes = [
             self._build_row(own, mask, {name: values[place] for name, values in fields.items()}, counts)
             for place, (own, mask) in enumerate(zip(ids, masks, strict=True))
@@ -283,10 +285,14 @@ class TokenExampleBuilder:
         return outcomes
 
     def _build_row(
-        self, ids: Tokens, mask: Bools, fields: Mapping[str, Weights], counts: TokenizationCounts
+        self, ids: Tokens, mask: Bools, fields: Mapping[str, Numbers], counts: TokenizationCounts
     ) -> RowOutcome:
         if int(ids.max()) >= self._vocab_size:
             return Rejected("bad_tokens", f"id {int(ids.max())} is unknown; ids are 0 to {self._vocab_size - 1}")
+        for name in self._fields.of_token_ids:
+            highest = int(fields[name].max())
+            if highest >= self._vocab_size:
+                return Rejected("bad_field", f"{name} holds {highest}; ids are 0 to {self._vocab_size - 1}")
         example = replace(make_unstructured_example(ids, mask), token_fields=fields)
         return fit_unstructured(example, "tokens", self._limit, self._encoder.card.bos_id, counts)
 
@@ -314,7 +320,7 @@ class TokenExampleBuilder:
 def _split_lists(column: pa.ChunkedArray) -> list[np.ndarray]:
     lists = column.combine_chunks()
     offsets = np.asarray(lists.offsets)
-    return np.split(lists.flatten().to_numpy(zero_copy_only=False), offsets[1:-1] - offsets[0]) if len(lists) else []
+    return np.split(flatten_lists(lists), offsets[1:-1] - offsets[0]) if len(lists) else []
 
 
 # ── Preferences of plain text (`format.text: raw`): prompt and answer as tokens, end to end, without a c ──

@@ -139,7 +139,7 @@ class ExampleBuilder:
         self._dataset = dataset
         self._kind_columns = EXAMPLE_COLUMNS.get(dataset.row_kind, ())
         fields = dataset.format.get_rollout_fields()
-        self._fields, self._token_fields = tuple(fields.columns), fields.per_token
+        self._fields, self._token_fields = fields.columns, fields.per_token
         self._open_with = partial(
             ExampleBuilder, dataset=dataset, spec=spec, limit=limit, base=base, vocab_size=vocab_size
         )
@@ -160,9 +160,7 @@ class ExampleBuilder:
             "pair": plain_texts.build_pairs,
             "text": plain_texts.build_documents,
             "record": CustomExampleBuilder(encoder, dataset, length, base).build,
-            "tokens": TokenExampleBuilder(
-                encoder, length, vocab_size or encoder.card.vocab_size, fields.per_token
-            ).build,
+            "tokens": TokenExampleBuilder(encoder, length, vocab_size or encoder.card.vocab_size, fields).build,
         }
 
     @cached_property
@@ -227,10 +225,9 @@ class ExampleBuilder:
             examples = examples.append_column(declared, values)
         # Declared fields: those per token as they were cut, those per row from the rows.
         for declared in self._fields:
-            is_of_tokens = declared.name in self._token_fields
             values = (
-                columns.list_token_field(declared.name)
-                if is_of_tokens
+                columns.list_token_field(declared.name, self._token_fields[declared.name])
+                if declared.name in self._token_fields
                 else table.column(declared.name).take(columns.rows)
             )
             examples = examples.append_column(declared, values)

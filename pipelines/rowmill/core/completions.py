@@ -1,0 +1,150 @@
+"""Requests to a server that speaks OpenAI's `/completions`, with retries and deadlines; no error holds the key."""
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http.client import HTTPException
+from typing import Any, TypeVar
+
+from rowmill.core.errors import ConfigError, GenerationError
+
+URL_PATTERN = r"^https?://[^\s/?#]+[^\s?#]*$"
+"""The addresses that servers may have."""
+
+_RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 30.0
+_MAX_ANSWER_BYTES = 256 << 20
+_MAX_ERROR_CHARS = 300
+
+AnswerT = TypeVar("AnswerT")
+
+
+def read_api_key(variable: str | None, where: str) -> str | None:
+    """Return the key in an environment variable; None if no variable is named.
+
+    Raises
+    ------
+    ConfigError
+        If the variable is not set.
+
+    """
+    key = None if variable is None else os.environ.get(variable)
+    if variable is not None and not key:
+        raise ConfigError(
+            f"{where}.api_key_env: the environment variable {variable} is not set; "
+            "set it to the server's key, or delete api_key_env if the server needs none"
+        )
+    return key
+
+
+class CompletionsServer:
+    """Sends bodies to `POST {base_url}/completions`; `where` begins its errors, `wait` sleeps between attempts."""
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str | None,
+        *,
+        where: str,
+        timeout_seconds: float,
+        retries: int,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = f"{base_url.rstrip('/')}/completions"
+        self._key = key
+        self._where = where
+        self._timeout_seconds = timeout_seconds
+        self._retries = retries
+        self._wait = wait
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def ask(
+        self,
+        body: Mapping[str, Any],
+        parse: Callable[[bytes], AnswerT],
+        *,
+        note_failure: Callable[[Exception], object] | None = None,
+    ) -> AnswerT:
+        """Send one request until it is answered, fails permanently, or has no retries left.
+
+        An `OSError` of `parse` is retried like one of the connection. `note_failure` gets the error of each attempt.
+
+        Raises
+        ------
+        GenerationError
+            With the last attempt's error as its cause.
+
+        """
+        sent = json.dumps(body).encode()
+        pause, attempt = _FIRST_WAIT_S, 0
+        while True:
+            asked_for = None
+            try:
+                return parse(self._post(sent))
+            except urllib.error.HTTPError as error:
+                failure, problem = error, self._describe_http_error(error)
+                # The header may be absent, or a date.
+                with suppress(ValueError):
+                    asked_for = max(0.0, float(error.headers.get("Retry-After") or ""))
+                is_final = error.code not in _RETRIED_STATUSES
+            except (OSError, HTTPException) as error:
+                failure, problem, is_final = error, f"{type(error).__name__}: {error}", False
+            if note_failure is not None:
+                note_failure(failure)
+            if is_final or attempt == self._retries:
+                after = f" after {attempt} retries" if attempt else ""
+                raise self.make_error(
+                    f"{problem}{after}; check that the server runs and accepts this request"
+                ) from failure
+            self._wait(min(_LONGEST_WAIT_S, pause if asked_for is None else asked_for))
+            pause *= 2
+            attempt += 1
+
+    def make_error(self, problem: str) -> GenerationError:
+        """Return an error without the key, which the server may have repeated."""
+        text = f"{self._where}: {self.url}: {problem}"
+        return GenerationError(text if not self._key else text.replace(self._key, "***"))
+
+    def _post(self, sent: bytes) -> bytes:
+        """Return the response body; an attempt ends at its deadline even while bytes still arrive."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self.url, sent, headers, method="POST")  # noqa: S310  (http or https, checked)
+        deadline = time.monotonic() + self._timeout_seconds
+        with self._opener.open(request, timeout=self._timeout_seconds) as answer:
+            read: list[bytes] = []
+            size = 0
+            while piece := answer.read1(1 << 16):
+                read.append(piece)
+                size += len(piece)
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the answer did not end in time")
+                if size > _MAX_ANSWER_BYTES:
+                    raise self.make_error(f"the answer is over {_MAX_ANSWER_BYTES} bytes")
+            length = answer.headers.get("Content-Length")
+            if length is not None and length.isdigit() and int(length) != size:
+                raise ConnectionError(f"the answer ended after {size} of {length} bytes")
+            return b"".join(read)
+
+    def _describe_http_error(self, error: urllib.error.HTTPError) -> str:
+        """Return the server's error message, shortened."""
+        try:
+            said = error.read(1 << 16).decode("utf-8", "replace")
+        except (OSError, HTTPException):
+            said = ""
+        finally:
+            error.close()
+        return f"HTTP {error.code} {' '.join(said.split())[:_MAX_ERROR_CHARS]}".rstrip()
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Treats a redirect as an error."""
+
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+        """Follow none."""

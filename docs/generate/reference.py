@@ -46,6 +46,7 @@ from rowmill.packing.options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Dataset, Execution, Freshness, Recipe
+from rowmill.recipe.teacher import Teacher
 from rowmill.schema import ledger
 from rowmill.schema.rows import RowKind
 from rowmill.sources.encodings import CODECS
@@ -87,6 +88,7 @@ TITLES: dict[type[Config], str] = {
     Validation: "Records: `generation.validation`",
     CallableBackend: "Records: `generation.backend`, `kind: callable`",
     OpenAIBackend: "Records: `generation.backend`, `kind: openai`",
+    Teacher: "`datasets.<name>.teacher`",
     TokenField: "Tokens: `token_fields.<name>`",
     Limits: "Limits of files",
     RecordLimits: "Limits of records",
@@ -215,6 +217,7 @@ def render_reference() -> str:
         _render_source_section(),
         _render_format_section(),
         *(_render_group_section(model) for model in OPTION_GROUPS.values()),
+        _render_group_section(Teacher),
         _render_group_section(Mixture),
         _render_section(Partitions),
         _render_exports_section(),

@@ -51,6 +51,7 @@ BY_HAND: dict[OptionPath, Any] = {
     ("datasets", "*", "loss", "mask"): {"user": "train"},
     ("datasets", "tasks", "loss", "mask"): {"prompt": "train"},
     ("datasets", "*", "splits", "boundaries"): {"validation": 5},
+    ("datasets", "*", "teacher"): {"base_url": "http://127.0.0.1:9/v1", "model": "m"},
     ("mixture", "train_weights"): {"chats": 1, "tasks": 2, "texts": 1, "table": 1, "series": 1},
     ("mixture", "max_train_batches"): {"tasks": 1},
     ("mixture", "num_validation_sequences"): {"tasks": 1},

@@ -15,6 +15,7 @@ from rowmill.core.stage_names import (
     PACKED_SHARDS,
     PARSED_RECORDS,
     RAW_DATASET,
+    TEACHER_SCORES,
     TOKENIZED_EXAMPLES,
     TRAINING_SPLITS,
     TRUNCATION_STATS,
@@ -390,6 +391,10 @@ CHECKS: tuple[Check, ...] = (
         "compare with what repeats in train (table `beside train`): rows of few values agree by chance; a model that "
         "has memorized rows needs fewer epochs, more data, or differential privacy",
         applies_to="generated records of a table that is kept", is_share=True),
+    Check("unscored", (TEACHER_SCORES,), "at_most", 0.01, "error",
+        "share of examples that the teacher's server refused, or answered with other tokens than were sent",
+        "read the reasons; check that the served model has the recipe's tokenizer, a context as long as the longest "
+        "example, and --max-logprobs of at least teacher.top_k", is_share=True),
     Check("stale_rank", (GPU_PARTITIONS,), "at_most", 0, "warn",
         "ranks that were built from another order", "materialize all ranks"),
 )  # fmt: skip

@@ -424,6 +424,20 @@ def add_generation_commands(commands: "Commands") -> None:
     generate = add_command(
         commands, "generate", _run_generate, "generate series, groups or records with the recipe's backend"
     )
+    score = add_command(
+        commands, "score", _run_score, "ask a teacher's server for the likeliest ids of every trained token"
+    )
+    score.add_argument("--dataset", metavar="D", help="only this dataset")
+    score.add_argument("--backend", choices=["openai"], help="kind of server: one that speaks OpenAI's /completions")
+    score.add_argument("--base-url", metavar="URL", help="the URL that /completions is appended to")
+    score.add_argument("--model", metavar="M", help="the model's name on the server")
+    score.add_argument("--top-k", type=int, metavar="K", help="likeliest ids of each token (8)")
+    score.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
+    score.add_argument("--timeout", type=float, metavar="S", help="seconds until an attempt times out (120)")
+    score.add_argument("--retries", type=int, metavar="N", help="further attempts of a request (5)")
+    score.add_argument("--concurrency", type=int, metavar="N", help="requests of each worker at once (16)")
+    score.add_argument("--output", metavar="FOLDER", help="folder of the scored datasets (default: scored/RECIPE)")
+    add_workers_option(score)
     for parser in (parse, generate):
         parser.add_argument("--dataset", metavar="D", help="only this dataset")
         parser.add_argument("--output", metavar="FILE", help="also write the accepted records to FILE as JSON Lines")
@@ -453,6 +467,43 @@ def _run_generate(args: argparse.Namespace) -> int:
     from rowmill.stages import generated_series
 
     return _run_after_training(args, generated_series.STAGE.name)
+
+
+_TEACHER_FLAGS = {
+    "backend": "kind", "base_url": "base_url", "model": "model", "top_k": "top_k", "api_key_env": "api_key_env",
+    "timeout": "timeout_seconds", "retries": "retries", "concurrency": "concurrency",
+}  # fmt: skip
+"""Flags of `score`, and the options of `teacher` that they replace."""
+
+
+def _run_score(args: argparse.Namespace) -> int:
+    """Score the chosen datasets, and copy their scores to the output folder."""
+    from rowmill.build import runner
+    from rowmill.core import console as terminal
+    from rowmill.inspection import generated_output
+    from rowmill.reports.console import render_generated, render_outdated_builds
+    from rowmill.schema import manifest
+    from rowmill.stages import teacher_scores
+
+    flags = {option: value for flag, option in _TEACHER_FLAGS.items() if (value := getattr(args, flag)) is not None}
+    project = generated_output.choose_teacher(open_project(args), args.dataset, flags)
+    stage = teacher_scores.STAGE.name
+    steps = [step for step in runner.plan_steps(project) if step.name == stage and args.dataset in (None, step.dataset)]
+    datasets = [step.dataset for step in steps if step.dataset is not None]
+    terminal.make_console(sys.stderr).print(
+        render_outdated_builds(generated_output.find_outdated_builds(project, datasets))
+    )
+    blocked = build_stages(project, steps, [stage], datasets)
+    manifests = [output for step in steps if (output := manifest.load_current(project.store, step.key)) is not None]
+    terminal.make_console().print(render_generated(manifests))
+    if blocked:
+        return ExitStatus.GATE_CLOSED
+    output = Path(args.output) if args.output else project.base / "scored" / project.recipe.name
+    for scores in manifests:
+        folder = output / scores.key[1]
+        generated_output.copy_scored_dataset(project.store, scores, folder)
+        print(generated_output.format_scored_source(scores, folder))
+    return ExitStatus.SUCCESS
 
 
 def _run_after_training(args: argparse.Namespace, stage: str) -> int:

@@ -1,17 +1,23 @@
 """Results of generated text: files parsed without storing anything, and accepted records as JSON Lines."""
 
+import json
+import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rowmill.build.steps import Project, plan_steps
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import File, Store
 from rowmill.executors import LocalPool
 from rowmill.kinds.joint_rows import ParsedFiles, require_joint_rows
+from rowmill.recipe.teacher import Teacher
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages import generated_series, parsed_records
+from rowmill.stages import generated_series, parsed_records, teacher_scores
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -38,6 +44,80 @@ def select_datasets(project: Project, stage: str, dataset: str | None) -> list[s
             f"{join_choices(known)}; name one"
         )
     return known if dataset is None else [dataset]
+
+
+def choose_teacher(project: Project, dataset: str | None, changes: Mapping[str, Any]) -> Project:
+    """Return the project with options of its teachers replaced: of one dataset, or of all that can be scored.
+
+    Raises
+    ------
+    ConfigError
+        If no chosen dataset has a teacher then, or an option is wrong.
+
+    """
+    recipe = project.recipe
+    if dataset is not None and dataset not in recipe.datasets:
+        raise ConfigError(
+            f"{recipe.name}: --dataset {dataset}: no such dataset; there is {join_choices(recipe.datasets)}; name one"
+        )
+    chosen = dict(recipe.datasets)
+    for name, options in recipe.datasets.items():
+        if dataset not in (None, name) or (dataset is None and options.format.get_objective() != "next_token"):
+            continue
+        values = {} if options.teacher is None else options.teacher.model_dump()
+        if values or changes:
+            teacher = validate_options(Teacher, values | dict(changes), f"{recipe.name}: datasets.{name}.teacher")
+            chosen[name] = options.model_copy(update={"teacher": teacher})
+            problem = chosen[name].find_teacher_problem()
+            if problem:
+                raise ConfigError(f"{recipe.name}: datasets.{name}: {problem}")
+    if not any(options.teacher is not None and dataset in (None, name) for name, options in chosen.items()):
+        raise ConfigError(
+            f"{recipe.name}: no dataset has a teacher block; score needs the address of a server and its model's name; "
+            "pass --base-url and --model, or add datasets.NAME.teacher"
+        )
+    return replace(project, recipe=recipe.model_copy(update={"datasets": chosen}))
+
+
+SCORED_CARD = "scores.json"
+"""Says which teacher scored which version of which dataset."""
+
+
+def copy_scored_dataset(store: Store, output: Manifest, folder: Path) -> None:
+    """Write the files of a `teacher_scores` output to a folder, a folder per split, in place of earlier ones.
+
+    Raises
+    ------
+    ConfigError
+        If the folder holds anything else.
+
+    """
+    if folder.exists() and not (folder / SCORED_CARD).exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"--output {folder.parent}: {folder} holds files of something else; expected an empty folder, or one that "
+            "score wrote; choose another one"
+        )
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for split, files in teacher_scores.list_scored_files(output.parts).items():
+        for number, file in enumerate(files):
+            target = partial / split / f"part-{number:05d}.parquet"
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(store.content(file))
+    card = {"recipe": output.key[0], "dataset": output.key[1], "version": output.version, **output.card}
+    (partial / SCORED_CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def format_scored_source(output: Manifest, folder: Path) -> str:
+    """Return the lines of a recipe that read a scored dataset."""
+    files = teacher_scores.list_scored_files(output.parts)
+    urls = ", ".join(f"{split}_urls: [{folder / split}/]" for split, of_split in files.items() if of_split)
+    types = teacher_scores.COLUMN_TYPES.items()
+    fields = ", ".join(f"{name}: {{type: {kind}, size: {output.card['top_k']}}}" for name, kind in types)
+    return f"source: {{{urls}}}\nformat: {{kind: tokens, domain_key: domain, token_fields: {{{fields}}}}}"
 
 
 TRAINING_STAGES = (canonical_rows.STAGE.name, tokenized_examples.STAGE.name)

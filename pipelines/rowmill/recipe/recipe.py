@@ -32,6 +32,7 @@ from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.kinds.shared.splits import Splits
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
+from rowmill.recipe.teacher import Teacher
 from rowmill.schema.examples import Objective, RolloutFields, join_fields
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource, Source
@@ -162,6 +163,8 @@ class Dataset(Config):
     """Which rows are held out."""
     packing: Packing = Packing()
     """How examples share sequences."""
+    teacher: Teacher | None = None
+    """The server that `rowmill score` asks for the likeliest ids of trained tokens; null: none."""
 
     @model_validator(mode="after")
     def _require_packable_rows(self) -> "Dataset":
@@ -182,6 +185,30 @@ class Dataset(Config):
     def _check_kind(self) -> "Dataset":
         self.format.check_options(self)
         return self
+
+    @model_validator(mode="after")
+    def _check_teacher(self) -> "Dataset":
+        problem = self.find_teacher_problem()
+        if problem:
+            raise ValueError(problem)
+        return self
+
+    def find_teacher_problem(self) -> str:
+        """Return why a teacher cannot score these examples; empty if it can, or there is none."""
+        if self.teacher is None:
+            return ""
+        objective = self.format.get_objective()
+        if objective != "next_token":
+            return (
+                f"teacher: {self.format.get_name()} rows have the objective {objective}; scores are of next_token "
+                "examples; delete teacher"
+            )
+        if self.loss.weights:
+            return (
+                "teacher with loss.weights: true; scored rows are token ids, which have no weights; only one of the "
+                "two is possible; set loss.weights: false"
+            )
+        return ""
 
     @property
     def row_kind(self) -> RowKind:

@@ -114,10 +114,10 @@ def render_outdated_builds(names: Sequence[str]) -> RenderableType:
 
 
 def render_generated(manifests: "Sequence[Manifest]") -> RenderableType:
-    """Show the counts of generated text by class, and the outcome of each series."""
+    """Show the counts of generated text by class, the outcome of each series, and the requests that failed."""
     lines: list[RenderableType] = []
     for manifest in manifests:
-        for name in ("classes", "series"):
+        for name in ("classes", "series", "failed_requests"):
             if name in manifest.tables and manifest.tables[name].rows:
                 lines += [Text(f"\n{format_key(manifest.key)}", HEAD), render_manifest_table(manifest.tables[name])]
     return Group(*lines)

@@ -43,6 +43,8 @@ REJECT_REASONS = frozenset(
     "number_too_large duplicate_column unknown_column missing_column null type timestamp group_incomplete "
     "group_has_invalid group_mixed_key group_unordered step order after_failure not_chosen past_stop past_bound "
     "series_incomplete "
+    # Scores of a teacher
+    "teacher_misaligned teacher_refused "
     # Lengths
     "no_assistant no_loss_tokens overlong overlong_after_structure overlong_prompt".split()
 )
@@ -527,6 +529,16 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "generated",
         "the record's series failed before its end",
         "raise `generation.patience`, or set `generation.on_failed_group: keep`",
+    ),
+    "teacher_misaligned": ReasonDescription(
+        "generated",
+        "the teacher's server answered with another length, or with entries that lack the tokens that were sent",
+        "serve a model with the recipe's tokenizer, by a server that returns `prompt_logprobs`, and score again",
+    ),
+    "teacher_refused": ReasonDescription(
+        "generated",
+        "the teacher's server refused the tokens, such as more of them than its context has",
+        "read the detail; serve the model with a longer context, or shorten rows by `truncation.max_length`",
     ),
 }
 """Description of each reason, in the order of the stages."""

@@ -2,7 +2,15 @@
 
 from rowmill.core.errors import IntegrityError
 from rowmill.schema.manifest import Manifest
-from rowmill.stages import exports, generated_series, gpu_partitions, parsed_records, raw_dataset, truncation_stats
+from rowmill.stages import (
+    exports,
+    generated_series,
+    gpu_partitions,
+    parsed_records,
+    raw_dataset,
+    teacher_scores,
+    truncation_stats,
+)
 from rowmill.stages.base import Scope, StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.packed_shards import stage as packed_shards
@@ -21,6 +29,7 @@ STAGES: tuple[StageDeclaration, ...] = (
     exports.STAGE,
     parsed_records.STAGE,
     generated_series.STAGE,
+    teacher_scores.STAGE,
 )
 
 

@@ -1,14 +1,16 @@
-"""Values that several stages read from an input's manifest: packed shards, the order of training."""
+"""Values that several stages read from an input's manifest: examples, packed shards, the order of training."""
 
 from collections.abc import Sequence
 
 import pyarrow as pa
 
-from rowmill.core.stage_names import PACKED_SHARDS
+from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store, read_tables
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.manifest import Manifest
+from rowmill.schema.manifest import Manifest, Part
 from rowmill.schema.rows import PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
+from rowmill.sources import SourcePart
+from rowmill.sources.reading import load_part_groups, load_source_parts
 from rowmill.stages.base import StageContext
 
 
@@ -20,6 +22,17 @@ def load_order(store: Store, splits: Manifest, columns: Sequence[str] | None = N
 def load_rank_steps(store: Store, splits: Manifest) -> pa.Table:
     """Return the totals of each rank and step; those of a rank are in order of steps."""
     return pa.concat_tables(read_tables(store, splits.files("rank_steps")))
+
+
+def list_example_sources(context: StageContext) -> list[tuple[Part, Sequence[SourcePart]]]:
+    """Return the parts of a dataset's examples, each with the source parts of its rows."""
+    made = [part for part in context.input(TOKENIZED_EXAMPLES).parts if "examples" in part.files]
+    scanned = context.input(RAW_DATASET)
+    # A part of examples that join rows names the source parts of these: no other is in their lineage.
+    by_id = {part.part_id: part for part in load_source_parts(scanned)}
+    named = [[by_id[name] for name in part.facts["source_parts"]] for part in made if "source_parts" in part.facts]
+    sources: Sequence[Sequence[SourcePart]] = named if len(named) == len(made) else load_part_groups(scanned)
+    return list(zip(made, sources, strict=True))
 
 
 def list_segment_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
-from rowmill.core.stage_names import RAW_DATASET, TOKENIZED_EXAMPLES
+from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.packing.layout import round_up
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch
 from rowmill.recipe.recipe import Recipe
@@ -24,8 +24,8 @@ from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
 from rowmill.shards import native
 from rowmill.sources import SourcePart
-from rowmill.sources.reading import load_part_groups, load_source_parts
 from rowmill.stages.base import StageContext
+from rowmill.stages.inputs import list_example_sources
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs
 from rowmill.stages.packed_shards.split_plans import SPLITS, HeldOutValidation, PackingRules, get_holdout_size
 
@@ -131,12 +131,6 @@ class _ExamplePart:
 
 
 def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -> list[_ExamplePart]:
-    made = [part for part in context.input(TOKENIZED_EXAMPLES).parts if "examples" in part.files]
-    scanned = context.input(RAW_DATASET)
-    # A part of examples that join rows names the source parts of these: no other is in their lineage.
-    by_id = {part.part_id: part for part in load_source_parts(scanned)}
-    named = [[by_id[name] for name in part.facts["source_parts"]] for part in made if "source_parts" in part.facts]
-    sources: Sequence[Sequence[SourcePart]] = named if len(named) == len(made) else load_part_groups(scanned)
     firsts = None if held is None else held.first_rows
     return [
         _ExamplePart(
@@ -146,7 +140,7 @@ def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -
             sources=own,
             splits=None if held is None or firsts is None else held.splits[int(firsts[i]) : int(firsts[i + 1])],
         )
-        for i, (part, own) in enumerate(zip(made, sources, strict=True))
+        for i, (part, own) in enumerate(list_example_sources(context))
         if part.files["examples"].rows
     ]
 

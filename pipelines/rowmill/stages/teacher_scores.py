@@ -1,0 +1,357 @@
+"""Asks a teacher for the likeliest ids of every trained token, and writes them beside the ids as a dataset.
+
+    input_ids           5    6    7    8        sent as they are; no text is encoded again
+    prompt_logprobs   null  p(·|5) p(·|5 6) p(·|5 6 7)     entry i predicts token i from the tokens before it
+    loss_mask           0    0    1    1
+    teacher_ids                  [7 3] [9 8]    of trained tokens, likeliest first
+    teacher_logprobs             [-.1 -3] [-.5 -1]
+
+So the scores of a token are those of its own place, as its label is, and nothing is shifted. An entry always holds the
+token that is at its place, which is what an answer is checked by: one of another length, or whose entry lacks its own
+token, is not of these tokens. It is asked for again, and its row becomes a reject if it stays so.
+
+Like `generated_series` this is no function of its inputs, as a server may fail; it runs only on request. A part is a
+few examples, so that a run that ends early goes on where it was; one with a reject is asked for again by the next run.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.error import HTTPError
+
+import numpy as np
+import pyarrow as pa
+
+from rowmill.core.arrays import Bools, Tokens, compute_offsets, flatten_lists, make_list_array
+from rowmill.core.completions import CompletionsServer
+from rowmill.core.errors import GenerationError
+from rowmill.core.stage_names import RAW_DATASET, TEACHER_SCORES, TOKENIZED_EXAMPLES
+from rowmill.core.storage import File
+from rowmill.parts.accounts import RejectLog, count_accounts
+from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected
+from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
+from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.recipe.teacher import Teacher
+from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
+from rowmill.schema.manifest import DisplayTable, Manifest, Part
+from rowmill.schema.rows import Rejected, parse_row_id
+from rowmill.stages import inputs as stage_inputs
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
+from rowmill.stats import StatsInputs, count_rows_by_fact
+
+VERSION = 1
+"""Increase it when the same answers may give other scores."""
+
+PART_ROWS = 256
+"""Examples of a part, which is what an interrupted run asks for again."""
+
+LOWEST_LOGPROB = -9999.0
+"""What vLLM itself writes for less, down to minus infinity, of which a loss would make NaN."""
+
+TEACHER_IDS, TEACHER_LOGPROBS = "teacher_ids", "teacher_logprobs"
+COLUMN_TYPES = {TEACHER_IDS: "int32", TEACHER_LOGPROBS: "float16"}
+"""The columns of the scores, and their types in `format.token_fields` of a recipe that reads them."""
+
+_MOST_MASS = 1.01
+"""The probability of some ids together, with room for a server's rounding."""
+
+_REFUSED_STATUSES = frozenset({400, 413, 422})
+"""A server's answers to a row that it cannot score, such as one that is longer than its context."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherScoresFacts:
+    """Facts of the stage's output."""
+
+    unscored: float
+    kept: int
+    rejected: int
+    tokens: int
+    mean_logprob: float
+    top_k_mass: float
+
+
+# ── One answer ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class MisalignedAnswerError(ConnectionError):
+    """An answer that is not of the tokens that were sent; it is asked for again like one that did not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """The `ids` int32[N, k] and `logprobs` float16[N, k] of N tokens, likeliest first, and `own` float64[N], theirs."""
+
+    ids: Tokens
+    logprobs: "np.ndarray[Any, np.dtype[np.float16]]"
+    own: "np.ndarray[Any, np.dtype[np.float64]]"
+
+
+def read_prompt_logprobs(answer: bytes, ids: Sequence[int], places: Sequence[int], top_k: int) -> TokenScores:
+    """Return the scores of the tokens at some places of a prompt from vLLM's answer.
+
+    Raises
+    ------
+    MisalignedAnswerError
+        If the answer is not one to these tokens: it has not an entry for each, an entry lacks the token at its place,
+        or has fewer than `top_k` ids, or numbers that are no log-probabilities.
+
+    """
+    try:
+        # No token precedes the first one, so its entry is null.
+        rows = [
+            {int(token): float(given["logprob"]) for token, given in (entry or {}).items()}
+            for entry in json.loads(answer)["choices"][0]["prompt_logprobs"]
+        ]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        raise MisalignedAnswerError("no list prompt_logprobs of mappings from ids to a logprob each") from None
+    if len(rows) != len(ids):
+        raise MisalignedAnswerError(f"prompt_logprobs has {len(rows)} entries for {len(ids)} tokens")
+    for at, row in enumerate(rows[1:], 1):
+        if ids[at] not in row:
+            raise MisalignedAnswerError(f"prompt_logprobs[{at}] has no entry of token {ids[at]}, which is there")
+        if len(row) < top_k:
+            raise MisalignedAnswerError(f"prompt_logprobs[{at}] has {len(row)} ids, expected at least {top_k}")
+        if any(math.isnan(value) or value > 0 for value in row.values()) or min(row) < 0:
+            raise MisalignedAnswerError(f"prompt_logprobs[{at}] has an id or a log-probability that none can be")
+        mass = math.fsum(map(math.exp, row.values()))
+        if mass > _MOST_MASS:
+            raise MisalignedAnswerError(f"prompt_logprobs[{at}] has a mass of {mass:.2f}, expected at most 1")
+    chosen = [sorted(rows[at].items(), key=lambda one: (-one[1], one[0]))[:top_k] for at in places]
+    flat = np.array(chosen, np.float64).reshape(-1, top_k, 2)
+    return TokenScores(
+        ids=flat[..., 0].astype(np.int32),
+        logprobs=np.maximum(flat[..., 1], LOWEST_LOGPROB).astype(np.float16),
+        own=np.array([max(rows[at][ids[at]], LOWEST_LOGPROB) for at in places], np.float64),
+    )
+
+
+# ── One part ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreInputs(PartInputs):
+    """Some examples of a file; `sources` maps the parts of their rows to a file and its first record's number."""
+
+    examples: File
+    first: int
+    rows: int
+    scores: Mapping[str, Any]
+    sources: Mapping[str, tuple[str, int]]
+    teacher: Teacher = field(compare=False)
+    where: str = field(compare=False)
+
+    @property
+    def input_rows(self) -> int:
+        """Examples of the part."""
+        return self.rows
+
+
+def _has_all_scores(part: Part) -> bool:
+    return not part.facts["reasons"]
+
+
+@part_function(version=1, is_reusable=_has_all_scores)
+def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
+    """Ask for the scores of some examples, and write those of each split, with the place of each row in its source.
+
+    Raises
+    ------
+    GenerationError
+        If the server does not answer, or refuses every row.
+
+    """
+    columns = ("example_id", "split", "domain", "input_ids", "loss_mask")
+    table = place.store.table(inputs.examples, columns).slice(inputs.first, inputs.rows).combine_chunks()
+    names: list[str] = table.column("example_id").to_pylist()
+    ids = _split_lists(table, "input_ids")
+    masks: list[Bools] = _split_lists(table, "loss_mask")
+    failures: Counter[str] = Counter()
+    server = inputs.teacher.open(inputs.where)
+
+    def ask(row: int) -> TokenScores | Rejected:
+        return ask_for_scores(server, inputs.teacher, ids[row].tolist(), np.flatnonzero(masks[row]).tolist(), failures)
+
+    with ThreadPoolExecutor(min(inputs.teacher.concurrency, len(names))) as pool:
+        answers = list(pool.map(ask, range(len(names))))
+    log = RejectLog(TEACHER_SCORES)
+    scored: list[tuple[int, TokenScores]] = []
+    for row, answer in enumerate(answers):
+        if isinstance(answer, Rejected):
+            record = {"example_id": names[row], "input_ids": ids[row].tolist(), "loss_mask": masks[row].tolist()}
+            log.add(names[row].rpartition("#")[0], answer, json.dumps(record).encode())
+        else:
+            scored.append((row, answer))
+    files = {"rejects": place.write("rejects", log.table())}
+    splits = table.column("split").to_pylist()
+    for split in sorted(set(splits)):
+        of_split = [(row, answer) for row, answer in scored if splits[row] == split]
+        if of_split:
+            files[split] = place.write_parquet(split, _tabulate_scores(inputs, table, of_split))
+    own = [answer.own for _, answer in scored]
+    facts = {
+        "kept": len(scored),
+        "tokens": sum(map(len, own)),
+        "sum_logprobs": math.fsum(value for values in own for value in values.tolist()),
+        "sum_mass": math.fsum(float(np.exp(answer.logprobs.astype(np.float64)).sum()) for _, answer in scored),
+        "failures": dict(sorted(failures.items())),
+        **count_accounts(log),
+    }
+    return PartResult(files, facts)
+
+
+def ask_for_scores(
+    server: CompletionsServer, teacher: Teacher, ids: Sequence[int], places: Sequence[int], failures: Counter[str]
+) -> TokenScores | Rejected:
+    """Return the scores of the tokens at some places; counts the failed attempts by kind.
+
+    Raises
+    ------
+    GenerationError
+        If the server does not answer, or answers that it serves nobody: no row is to blame.
+
+    """
+
+    def note(failure: Exception) -> None:
+        is_http = isinstance(failure, HTTPError)
+        failures[f"HTTP {failure.code}" if is_http else type(failure).__name__.removesuffix("Error")] += 1
+
+    body = {
+        "model": teacher.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0,
+        "prompt_logprobs": teacher.top_k,
+    }  # fmt: skip
+    try:
+        return server.ask(
+            body, lambda answer: read_prompt_logprobs(answer, ids, places, teacher.top_k), note_failure=note
+        )
+    except GenerationError as error:
+        match error.__cause__:
+            case MisalignedAnswerError() as failure:
+                return Rejected("teacher_misaligned", str(failure))
+            case HTTPError(code=code) if code in _REFUSED_STATUSES:
+                return Rejected("teacher_refused", str(error))
+            case _:
+                raise
+
+
+def _split_lists(table: pa.Table, name: str) -> list[Any]:
+    lists = table.column(name).combine_chunks()
+    offsets = compute_offsets(lists.value_lengths().to_numpy())
+    return np.split(flatten_lists(lists), offsets[1:-1]) if len(lists) else []
+
+
+def _tabulate_scores(inputs: ScoreInputs, table: pa.Table, scored: Sequence[tuple[int, TokenScores]]) -> pa.Table:
+    """Return scored examples as rows of token ids, each with the file and the record that it is of."""
+    chosen = table.take(pa.array([row for row, _ in scored]))
+    offsets = compute_offsets([len(answer.own) for _, answer in scored])
+    names: list[str] = chosen.column("example_id").to_pylist()
+    parts = [parse_row_id(name.rpartition("#")[0]) for name in names]
+    found = [inputs.sources[part] for part, _ in parts]
+    records = [first + number for (_, first), (_, number) in zip(found, parts, strict=True)]
+    masks = chosen.column("loss_mask").combine_chunks()
+    return pa.table(
+        {
+            "input_ids": chosen.column("input_ids"),
+            "loss_mask": masks.cast(pa.list_(pa.int8())),
+            TEACHER_IDS: make_list_array(offsets, np.concatenate([answer.ids for _, answer in scored])),
+            TEACHER_LOGPROBS: make_list_array(offsets, np.concatenate([answer.logprobs for _, answer in scored])),
+            "domain": chosen.column("domain"),
+            "example_id": names,
+            "source": [url for url, _ in found],
+            "record": pa.array(records, pa.int64()),
+        }
+    )
+
+
+# ── The stage ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _identify_teacher_scores(recipe: Recipe, name: str) -> dict[str, Any]:
+    teacher = recipe.datasets[name].teacher
+    return {"versions": [VERSION], "scores": None if teacher is None else teacher.identify()}
+
+
+def _list_inputs(context: StageContext, teacher: Teacher) -> Iterator[ScoreInputs]:
+    for part, sources in stage_inputs.list_example_sources(context):
+        examples = part.files["examples"]
+        for first in range(0, examples.rows, PART_ROWS):
+            yield ScoreInputs(
+                examples=examples,
+                first=first,
+                rows=min(PART_ROWS, examples.rows - first),
+                scores=teacher.identify(),
+                sources={source.part_id: (source.url, source.first_record) for source in sources},
+                teacher=teacher,
+                where=f"datasets.{context.dataset_name}.teacher",
+            )
+
+
+def make_teacher_scores(context: StageContext) -> StageOutput:
+    """Score all examples of a dataset."""
+    teacher = context.dataset.teacher
+    assert teacher is not None
+    # A key that is not set is found before a worker starts.
+    teacher.open(f"datasets.{context.dataset_name}.teacher")
+    mapped = context.map(score_part, list(_list_inputs(context, teacher)))
+    facts = [part.facts for part in mapped.parts]
+    kept, tokens = (sum(int(own[name]) for own in facts) for name in ("kept", "tokens"))
+    reasons = sum_counts(own["reasons"] for own in facts)
+    rejected = sum(reasons.values())
+    failures = sum_counts(own["failures"] for own in facts)
+    logprobs, mass = (math.fsum(own[name] for own in facts) for name in ("sum_logprobs", "sum_mass"))
+    return StageOutput(
+        parts=mapped.parts,
+        facts=TeacherScoresFacts(
+            unscored=compute_share(rejected, kept + rejected),
+            kept=kept,
+            rejected=rejected,
+            tokens=tokens,
+            mean_logprob=round(logprobs / tokens, 6) if tokens else 0.0,
+            top_k_mass=round(mass / tokens, 6) if tokens else 0.0,
+        ),
+        ledger=[(KEPT, "", kept), *((REJECTED, reason, count) for reason, count in reasons.items())],
+        tables={"failed_requests": DisplayTable(("failure", "requests"), tuple(failures.items()))},
+        samples=collect_samples(mapped.parts, "examples_of_rejects"),
+        card={"teacher": teacher.model, "top_k": teacher.top_k},
+        parts_reused=mapped.reused,
+        rows_made=mapped.rows_made,
+    )
+
+
+def list_scored_files(parts: Sequence[Part]) -> dict[str, list[File]]:
+    """Return the Parquet files of each split, in the order of the examples."""
+    splits = ("train", "validation", "test")
+    return {split: [part.files[split] for part in parts if split in part.files] for split in splits}
+
+
+def _is_complete(output: Manifest) -> bool:
+    return not output.facts["rejected"]
+
+
+def _has_teacher(dataset: Dataset) -> bool:
+    return dataset.teacher is not None
+
+
+def _summarize_teacher_scores(facts: TeacherScoresFacts, rows: str) -> Sequence[str]:
+    mass = f"{100 * facts.top_k_mass:.1f} % of the mass in the likeliest" if facts.tokens else ""
+    return rows, f"{facts.tokens:,} tokens" if facts.tokens else "", mass, format_rejected(facts.rejected)
+
+
+STAGE = StageDeclaration(
+    name=TEACHER_SCORES,
+    facts=TeacherScoresFacts,
+    description="Likeliest ids of every trained token with their log-probabilities, from a teacher's server.",
+    identity=_identify_teacher_scores,
+    prepare=lambda context: PreparedStage((), partial(make_teacher_scores, context), _is_complete),
+    inputs=(TOKENIZED_EXAMPLES, RAW_DATASET),
+    applies=_has_teacher,
+    command="score",
+    uses_all_cores=True,
+    stats_inputs=StatsInputs(count_rows_by_fact("kept", "row"), files={"rejects": "rejects"}),
+    summarize=_summarize_teacher_scores,
+)

@@ -235,4 +235,4 @@ def test_recipe_survives_its_own_dump() -> None:
 
 
 def test_every_group_of_a_dataset_is_listed() -> None:
-    assert set(OPTION_GROUPS) == set(Dataset.model_fields) - {"source", "format"}
+    assert set(OPTION_GROUPS) == set(Dataset.model_fields) - {"source", "format", "teacher"}

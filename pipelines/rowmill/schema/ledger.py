@@ -538,7 +538,7 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "teacher_refused": ReasonDescription(
         "generated",
         "the teacher's server refused the tokens, such as more of them than its context has",
-        "read the detail; serve the model with a longer context, or shorten rows by `truncation.max_length`",
+        "read the detail; serve the model with a longer context, or score shorter rows",
     ),
 }
 """Description of each reason, in the order of the stages."""

@@ -21,7 +21,7 @@ from rowmill.reader import Reader
 from rowmill.reader.layouts import LayoutName
 from rowmill.reports import row_view, summary
 from rowmill.reports.build_view import load_build_view
-from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.rows import Rejected
 from rowmill.tokenization.encoded_batch import Example, make_columns
 from rowmill.tokenization.token_truncation import prepend_bos
@@ -207,6 +207,133 @@ def test_scaled_weights_scale_every_token_and_move_none(mixed: Built, weights: l
     assert other.loss_weights is not None
     assert one.loss_mask.tolist() == other.loss_mask.tolist() == (one.loss_weights > 0).tolist()
     assert np.array_equal(other.loss_weights, one.loss_weights * np.float32(factor))
+
+
+# ── Prompts ────────────────────────────────────────────────────────────────────────────────────────
+
+PROMPT_KINDS = {"system", "user", "tool_result", "prompt"}
+DIALOGUE = {"messages": [
+    {"role": "system", "content": "you are quick and brief"},
+    {"role": "user", "content": "look at the river and stone"},
+    {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "call_00001", "type": "function", "function": {"name": "look", "arguments": {"at": "river"}}}]},
+    {"role": "tool", "content": "deep cold water", "tool_call_id": "call_00001"},
+    {"role": "assistant", "content": "the river is deep"}, {"role": "user", "content": "and the stone"},
+    {"role": "assistant", "content": "the stone is old"},
+]}  # fmt: skip
+
+
+def kinds_of(row: dict[str, Any]) -> list[str]:
+    """Return the kind of each token of an example."""
+    bounds = [*row["span_starts"], len(row["input_ids"])]
+    return [
+        SPAN_KINDS[k] for k, a, b in zip(row["span_kinds"], bounds[:-1], bounds[1:], strict=True) for _ in range(a, b)
+    ]
+
+
+def compare_with_unweighted(tmp_path: Path, rows: list[dict[str, Any]], weight: float, **options: Any) -> list[str]:
+    """Build rows with and without a weight of prompts; return the kinds of tokens that train because of it."""
+    loss = {**options.pop("loss", {}), "prompt_weight": weight}
+    bare = {name: value for name, value in loss.items() if name not in ("prompt_weight", "allow_negative")}
+    one, other = (
+        Workspace(tmp_path / name).one("a.jsonl", rows, loss=given, **options).build().examples()
+        for name, given in (("with", loss), ("without", bare))
+    )
+    added: list[str] = []
+    for weighted, plain in zip(one, other, strict=True):
+        assert weighted["input_ids"] == plain["input_ids"]
+        assert weighted["template_tokens"] == plain["template_tokens"]
+        assert weighted["trained_removed"] == plain["trained_removed"]
+        moved = 0
+        for i, kind in enumerate(kinds_of(plain)):
+            of_prompt = i > 0 and not plain["loss_mask"][i] and kind in PROMPT_KINDS
+            expected = np.float32(weight) if of_prompt else plain.get(WEIGHT_COLUMN, plain["loss_mask"])[i]
+            assert weighted[WEIGHT_COLUMN][i] == expected
+            assert weighted["loss_mask"][i] == (of_prompt or plain["loss_mask"][i])
+            added += [kind] * of_prompt
+            moved += of_prompt
+        # Counted as trained, no longer as context.
+        assert weighted["trained_tokens"] == plain["trained_tokens"] + moved
+        assert weighted["context_tokens"] == plain["context_tokens"] - moved
+    return added
+
+
+def test_prompt_weight_trains_what_the_model_reads_and_nothing_else(tmp_path: Path) -> None:
+    assert set(compare_with_unweighted(tmp_path, [DIALOGUE], 0.1)) == {"system", "user", "tool_result"}
+
+
+def test_prompt_weight_of_plain_chats_pairs_and_cut_chats(tmp_path: Path) -> None:
+    rows = [chat(i, turns=1 + i % 5, words=4 + i) for i in range(12)]
+    cut = {"truncation": {"max_length": 60, "overlong": "truncate"}}
+    assert set(compare_with_unweighted(tmp_path / "chats", rows, 0.5)) == {"user"}
+    assert set(compare_with_unweighted(tmp_path / "cut", rows, 0.5, **cut)) == {"user"}
+    assert set(compare_with_unweighted(tmp_path / "pairs", [pair(i) for i in range(5)], 0.5, format=PAIR)) == {"prompt"}
+    last = {"loss": {"supervise": "last_assistant"}}
+    assert set(compare_with_unweighted(tmp_path / "last", rows, 0.5, **last)) == {"user"}
+
+
+def test_prompt_weight_reaches_ledger_statistics_and_batches(tmp_path: Path) -> None:
+    built = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(9)], loss={"prompt_weight": 0.25}).build()
+    expected = Counter(weight for row in built.examples() for weight in row[WEIGHT_COLUMN] if weight)
+    assert set(expected) == {0.25, 1}
+    assert dict(built.manifest("rows", "tokenized_examples").tables["loss_weights"].rows) == expected
+    ledger = {name: count for _, name, count in built.manifest("rows", "tokenized_examples").token_ledger}
+    assert ledger["trained"] == sum(expected.values())
+    batches = Reader(built.project.store.root, built.project.recipe.name, rank=0, world_size=1, as_torch=False)
+    assert Counter(float(w) for batch in batches for w in batch[WEIGHT_COLUMN].ravel() if w) == expected
+
+
+def test_row_with_a_prompt_alone_is_still_rejected(tmp_path: Path) -> None:
+    silent = {"messages": [{"role": "user", "content": "who is there"}]}
+    built = Workspace(tmp_path).one("a.jsonl", [chat(0), silent], loss={"prompt_weight": 0.25}).build()
+    assert built.rejects() == [(1, "no_assistant")]
+
+
+def test_negative_weights_need_the_recipe_to_say_so(tmp_path: Path) -> None:
+    rows = [weighed(chat(0), (-0.5,)), weighed(chat(1), (2,))]
+    refused = Workspace(tmp_path / "a").one("a.jsonl", rows, **WEIGHED).build()
+    assert refused.rejects() == [(0, "bad_weight")]
+
+    allowed = {"weights": True, "allow_negative": True, "prompt_weight": -0.125}
+    built = Workspace(tmp_path / "b").one("a.jsonl", rows, loss=allowed).build()
+
+    assert built.rejects() == []
+    assert set(numbers(shard_rows(built))) == {-0.5, -0.125, 2}
+    for row in [*built.examples(), *shard_rows(built)]:
+        is_target = row.get("loss_mask") or [label >= 0 for label in row["labels"]]
+        assert [weight != 0 for weight in row[WEIGHT_COLUMN]] == is_target
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            {"prompt_weight": -0.5},
+            "loss: prompt_weight: -0.5 is negative; weights are at least 0 unless .*; set loss.allow",
+        ),
+        ({"prompt_weight": 1e-60}, "loss: prompt_weight: 1e-60 is not a float32; weights are 0, or .*; choose one"),
+        ({"prompt_weight": 1, "mask_user_turns": False}, "trains every token, but prompt_weight selects"),
+    ],
+)
+def test_prompt_weight_that_is_impossible_is_refused(tmp_path: Path, loss: dict[str, Any], message: str) -> None:
+    workspace = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}, "loss": loss}})
+    with pytest.raises(ConfigError, match=message):
+        _ = workspace.project
+
+
+def test_weights_of_prompts_need_an_export_with_a_place_for_them(tmp_path: Path) -> None:
+    dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": CHAT, "loss": {"prompt_weight": 0.5}}
+    workspace = Workspace(tmp_path).recipe({"rows": dataset}, exports=[{"kind": "hf", "name": "mine"}])
+    with pytest.raises(
+        ConfigError, match=r"exports\.mine: kind hf cannot store the loss weights of .*prompt_weight: 0"
+    ):
+        _ = workspace.project
+
+
+def test_options_at_their_default_leave_the_identity_of_a_recipe(tmp_path: Path) -> None:
+    recipe = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}}}).project.recipe
+    options = recipe.datasets["rows"]
+    assert not {"prompt_weight", "allow_negative"} & options.loss.model_dump(mode="json").keys()
 
 
 # ── Cuts ───────────────────────────────────────────────────────────────────────────────────────────

@@ -57,10 +57,11 @@ def make_datum(
 ) -> Datum | None:
     """Shift an example by one; return None if it has fewer than two tokens or no target.
 
-    Weights are the mask, or `loss_weights` if given. `reduction: mean` divides them so that they add up to 1.
+    Weights are the mask, or `loss_weights` if given. `reduction: mean` divides them so that they add up to 1, negative
+    ones taken as positive.
     """
     weights = np.asarray(loss_mask if loss_weights is None else loss_weights, np.float32)[1:]
-    total = float(weights.sum(dtype=np.float64))
+    total = float(np.abs(weights).sum(dtype=np.float64))
     if len(ids) < MIN_DATUM_TOKENS or total <= 0:
         return None
     tokens = np.asarray(ids, np.int64)

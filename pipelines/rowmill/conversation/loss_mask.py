@@ -239,7 +239,7 @@ class Masker:
             role = message["role"]
             flag, weight = message.get("train"), message.get("weight")
             if flag is None and weight is not None:
-                flag = weight > 0
+                flag = weight != 0
             if flag is None:
                 is_model = role in roles
                 trains = is_model if by_default else loss.mask.get(role, loss.mask_default) == "train"

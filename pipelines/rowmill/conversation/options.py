@@ -3,6 +3,7 @@
 Each group's class, the template that the options name, and the plain values that a renderer and a masker are made of.
 """
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -205,6 +206,11 @@ def make_renderer_spec(
 # ── the loss ──
 
 
+MIN_WEIGHT = 2.0**-126
+MAX_WEIGHT = (2 - 2.0**-23) * 2.0**127
+"""Range of normal float32 values: outside it, a weight would become 0, imprecise or infinite."""
+
+
 class Loss(Config):
     """The options of the group `loss`: which text trains."""
 
@@ -213,7 +219,7 @@ class Loss(Config):
     mask_default: Literal["mask", "train"] = "mask"
     """Whether roles that `mask` does not name train."""
     mask_user_turns: bool = True
-    """False: every token but the first trains; excludes mask, supervise, think_loss and weights."""
+    """False: every token but the first trains; excludes mask, supervise, think_loss, weights and prompt_weight."""
     mask_inputs: bool = True
     """The same option for pairs."""
     supervise: Literal["all_assistant", "last_assistant", "last_turn"] = "all_assistant"
@@ -234,6 +240,26 @@ class Loss(Config):
     """Encode the text as a whole, or split it where training starts; null: split for pairs, else whole."""
     weights: bool = False
     """Whether messages may have weights other than 0 and 1; tokens then have float32 `loss_weights`, 1 by default."""
+    prompt_weight: float = Field(default=0, exclude_if=operator.not_)
+    """Weight of the prompt: the text of system, user and tool messages, or of a pair's prompt, that is not trained
+    otherwise. Its tokens count as trained, and batches have `loss_weights`. Template text, such as headers and tool
+    definitions, and the model's untrained text stay context. 0: the prompt does not train."""
+    allow_negative: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether `prompt_weight` and the weights of messages may be negative, which makes their text less likely."""
+
+    @model_validator(mode="after")
+    def _require_usable_prompt_weight(self) -> "Loss":
+        if self.prompt_weight and not MIN_WEIGHT <= abs(self.prompt_weight) <= MAX_WEIGHT:
+            raise ValueError(
+                f"prompt_weight: {self.prompt_weight:g} is not a float32; weights are 0, or {MIN_WEIGHT:.3g} to "
+                f"{MAX_WEIGHT:.3g}; choose one of these"
+            )
+        if self.prompt_weight < 0 and not self.allow_negative:
+            raise ValueError(
+                f"prompt_weight: {self.prompt_weight:g} is negative; weights are at least 0 unless a recipe says "
+                "otherwise; set loss.allow_negative: true, or choose a positive weight"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_contradictions(self) -> "Loss":
@@ -245,6 +271,7 @@ class Loss(Config):
                 ("supervise", self.supervise != "all_assistant"),
                 ("think_loss", self.think_loss != "all"),
                 ("weights", self.weights),
+                ("prompt_weight", bool(self.prompt_weight)),
             )
             if given
         ]
@@ -254,6 +281,11 @@ class Loss(Config):
                 "train; only one of the two is allowed; delete the other"
             )
         return self
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether examples have a weight per token."""
+        return self.weights or bool(self.prompt_weight)
 
     @property
     def trains_everything(self) -> bool:

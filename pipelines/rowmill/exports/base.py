@@ -245,7 +245,7 @@ class Export(Config):
         if weighted and not self.HOLDS_WEIGHTS:
             raise ConfigError(
                 f"kind {self.kind_name} cannot store the loss weights of datasets.{weighted[0]}; native, mds and "
-                "tinker can; choose one of them, or set loss.weights: false"
+                "tinker can; choose one of them, or set loss.weights: false and loss.prompt_weight: 0"
             )
         carrying = [(name, dataset.fields) for name, dataset in summary.datasets.items() if dataset.fields]
         if carrying and not self.HOLDS_FIELDS:

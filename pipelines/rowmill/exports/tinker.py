@@ -101,8 +101,8 @@ class Tinker(Sharded):
 
 
 def normalize_weights(datums: ShiftedTargets) -> Weights:
-    """Return weights that add up to 1 in each span; a span whose weights are all 0 keeps them."""
-    before = np.concatenate((np.zeros(1), np.cumsum(datums.weights, dtype=np.float64)))
+    """Return weights whose sizes add up to 1 in each span; a span whose weights are all 0 keeps them."""
+    before = np.concatenate((np.zeros(1), np.cumsum(np.abs(datums.weights), dtype=np.float64)))
     sums = before[datums.offsets[1:]] - before[datums.offsets[:-1]]
     divisors = np.repeat(np.where(sums == 0, 1.0, sums), np.diff(datums.offsets))
     return (datums.weights / divisors).astype(np.float32)

@@ -49,7 +49,7 @@ class Preference(MessageColumns):
         "filters": frozenset({"min_chars", "max_chars"}),
         "template": frozenset({"turns"}),
         "truncation": frozenset({"truncate_side"}),
-        "loss": frozenset({"weights", "mask_user_turns", "mask_inputs"}),
+        "loss": frozenset({"weights", "prompt_weight", "allow_negative", "mask_user_turns", "mask_inputs"}),
         "packing": frozenset({"slice_strategy", "tail"}),
     }
 

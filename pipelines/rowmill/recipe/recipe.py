@@ -239,7 +239,7 @@ def summarize_dataset(dataset: Dataset) -> DatasetSummary:
         kind=dataset.row_kind,
         is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
         is_open=not dataset.packing.block_cross_document_attention,
-        has_weights=bool(dataset.loss.weights),
+        has_weights=dataset.loss.has_weights,
         shares_prefixes=dataset.packing.share_prefixes,
         objective=dataset.format.get_objective(),
         fields=dataset.format.get_rollout_fields().names,
@@ -710,7 +710,7 @@ class Recipe(Config):
     @property
     def has_loss_weights(self) -> bool:
         """Whether shards have a weight per token: all shards do if any dataset has weights, or shares prefixes."""
-        return self.shares_prefixes or any(dataset.loss.weights for dataset in self.datasets.values())
+        return self.shares_prefixes or any(dataset.loss.has_weights for dataset in self.datasets.values())
 
     @property
     def shares_prefixes(self) -> bool:

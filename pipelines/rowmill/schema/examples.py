@@ -9,7 +9,7 @@
     reward        1.0                             one value for the row
 
 Nothing is shifted: position i itself is the target, and index 0 is never trained. With `loss.weights` there is a column
-of weights, positive where the mask is true. All shards of a recipe have the same columns, so a dataset without a field
+of weights, not 0 where the mask is true. All shards of a recipe have the same columns, so a dataset without a field
 has 0.0 for each token, and null for each row.
 """
 
@@ -77,7 +77,7 @@ template prints for the remaining messages may add some.
 class ExampleTokens:
     """One example: `ids` int32[T] and `loss_mask` bool[T], unshifted: position i itself is the target.
 
-    With `loss: {weights: true}` in the options, `loss_weights` float32[T]: positive where the mask is true, else 0.
+    With `loss: {weights: true}` in the options, `loss_weights` float32[T]: 0 where the mask is false.
     """
 
     ids: NDArray[np.int32]

@@ -210,8 +210,9 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "bad_weight": ReasonDescription(
         "rows",
-        "a weight is negative, not a float32, or neither 0 nor 1 without `loss.weights`",
-        "use 0 and 1, set `loss.weights: true` (not for preferences), or rename a key that is not a loss weight",
+        "a weight is negative without `loss.allow_negative`, not a float32, or neither 0 nor 1 without `loss.weights`",
+        "use 0 and 1, set `loss.weights: true` (not for preferences), also `loss.allow_negative: true`, "
+        "or rename a key that is not a loss weight",
     ),
     "bad_system_prompt": ReasonDescription(
         "rows",

@@ -143,6 +143,9 @@ def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
 
 TEMPLATE_KIND = SPAN_KINDS.index("template")
 
+PROMPT_KINDS = tuple(map(SPAN_KINDS.index, ("system", "user", "tool_result", "prompt")))
+"""The kinds of text that `loss.prompt_weight` is for: what a model reads before it answers."""
+
 
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(SPAN_KINDS)}
 
@@ -611,6 +614,18 @@ class ExampleColumns:
             ],
             schema=_SCHEMAS[weighted],
         )
+
+    def weigh_prompts(self, weight: float) -> "ExampleColumns":
+        """Train the prompts too, with a weight: their text that is not a target, but for an example's first token."""
+        offsets = compute_offsets(self.lengths)
+        begins = self.span_starts + np.repeat(offsets[:-1], self.span_counts)
+        of_prompt = np.isin(self.span_kinds, PROMPT_KINDS)
+        added = np.repeat(of_prompt, np.diff(np.append(begins, len(self.mask)))) & ~self.mask
+        added[offsets[:-1]] = False
+        # What truncation removed of a prompt is not a target that was lost.
+        trained = self.original_trained + count_true(added, offsets)
+        weights = np.where(added, np.float32(weight), self.token_weights)
+        return replace(self, mask=self.mask | added, weights=weights, original_trained=trained)
 
     def list_token_field(self, name: str, kind: pa.DataType) -> pa.ListArray:
         """Return a field per token, with values of a type, as a column of the examples."""

@@ -479,7 +479,7 @@ class ConversationReader:
         self._tally = _ConversationTally()
         self._tools = options.tools
         self._kwargs_column = options.template.chat_template_kwargs
-        self._weighted = options.loss.weights
+        self._loss = options.loss
         reasoning = options.reasoning
         # The canonical key is always included: reasoning found elsewhere must not overwrite its value.
         self._reasoning_keys: list[str] = list(dict.fromkeys([*reasoning.reasoning_keys, REASONING_KEY]))
@@ -625,7 +625,7 @@ class ConversationReader:
         if isinstance(calls, Rejected):
             return calls
         if not self._flags.isdisjoint(extras):
-            flags = read_flags(extras, columns.message_flags, weighted=self._weighted)
+            flags = read_flags(extras, columns.message_flags, self._loss)
             if isinstance(flags, Rejected):
                 return flags
             extras = {**remove_keys(extras, columns.message_flags), **flags}

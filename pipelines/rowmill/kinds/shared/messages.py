@@ -33,6 +33,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 from pydantic import Field
 
+from rowmill.conversation.options import MAX_WEIGHT, MIN_WEIGHT, Loss
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json, from_json, from_json_without_repeats
 from rowmill.schema.rows import Message, Rejected, Row
@@ -241,9 +242,6 @@ MEDIA_PARTS = (
     "input_video",
     "input_file",
 )
-MIN_WEIGHT = 2.0**-126
-MAX_WEIGHT = (2 - 2.0**-23) * 2.0**127
-"""Range of normal float32 values: outside it, a weight would become 0, imprecise or infinite."""
 FORBIDDEN_KWARGS = frozenset({"messages", "tools", "tokenize", "chat_template"})
 
 
@@ -320,11 +318,11 @@ def _get_part_text(part: Mapping[str, Json], keys: Iterable[str]) -> str | None:
     return None
 
 
-def read_flags(message: Message, names: Iterable[str], *, weighted: bool) -> dict[str, Json] | Rejected:
+def read_flags(message: Message, names: Iterable[str], loss: Loss) -> dict[str, Json] | Rejected:
     """Turn a message's flags into `train` and, if a number was given, `weight`.
 
-    A boolean decides whether the message is trained, a number its weight. With `weighted` (the recipe's
-    `loss.weights`), numbers other than 0 and 1 are allowed.
+    A boolean decides whether the message is trained, a number its weight. With `loss.weights`,
+    numbers other than 0 and 1 are allowed, and with `loss.allow_negative` negative ones.
     """
     train: bool | None = None
     weight: float | None = None
@@ -335,11 +333,12 @@ def read_flags(message: Message, names: Iterable[str], *, weighted: bool) -> dic
         if type(value) is bool:
             trains = value
         elif type(value) in (int, float):
-            if not (value in (0, 1) or (weighted and MIN_WEIGHT <= value <= MAX_WEIGHT)):
+            size = abs(value) if loss.allow_negative else value
+            if not (value in (0, 1) or (loss.weights and MIN_WEIGHT <= size <= MAX_WEIGHT)):
                 return Rejected("bad_weight", f"{name} is {value}")
             if weight not in (None, float(value)):
                 return Rejected("flag_conflict", f"{name} is {value}, but another flag is {weight}")
-            weight, trains = float(value), value > 0
+            weight, trains = float(value), value != 0
         else:
             return Rejected("bad_weight", f"{name} is {describe_type(value)}, expected a boolean or a number")
         if train not in (None, trains):

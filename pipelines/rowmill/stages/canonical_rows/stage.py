@@ -152,6 +152,8 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     # A part's rows are made without these filters, so a change of one makes none of them again.
     rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS))
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
+    if dataset.loss.allow_negative:
+        rows["allow_negative"] = True
     rows |= {"versions": [VERSION, sources.SCAN_VERSION], "max_run_chars": dataset.source.limits.max_run_chars}
     return {"rows": rows, **near_duplicate_rows.identify_filters(recipe, name)}
 

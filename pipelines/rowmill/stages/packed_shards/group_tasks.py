@@ -43,7 +43,7 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
         "row_kind": dataset.row_kind,
         "seq_len": recipe.seq_len,
         "carved": None if held is None else [held, dataset.splits.model_dump(mode="json")],
-        "weights": [dataset.loss.weights, recipe.has_loss_weights],
+        "weights": [dataset.loss.has_weights, recipe.has_loss_weights],
         "columns": describe_columns(SEGMENT_COLUMNS, dataset.row_kind),
         "rollout_fields": recipe.rollout_fields.describe(),
     }
@@ -164,7 +164,7 @@ def _make_inputs(
         tokens=sum(part.tokens for part in parts),
         sources=_locate_sources([source for part in parts for source in part.sources]),
         rules=rules,
-        stores_weights=context.dataset.loss.weights,
+        stores_weights=context.dataset.loss.has_weights,
         stretches=stretches,
         splits=np.concatenate(splits) if splits else None,
     )

@@ -292,7 +292,7 @@ def _summarize_pairs(context: StageContext, parts: Sequence[Part]) -> dict[str, 
 
 def _make_part_schema(dataset: Dataset) -> pa.Schema:
     columns = (*EXAMPLE_COLUMNS.get(dataset.row_kind, ()), *dataset.format.get_rollout_fields().columns)
-    return make_example_schema(weighted=dataset.loss.weights, columns=columns)
+    return make_example_schema(weighted=dataset.loss.has_weights, columns=columns)
 
 
 def _name_template(template: Template) -> str:

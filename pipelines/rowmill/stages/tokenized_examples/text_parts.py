@@ -145,6 +145,7 @@ class ExampleBuilder:
         )
         self._encoder = encoder
         self._trains = dataset.format.get_objective() != "prompts"
+        self._is_weighted = dataset.loss.has_weights
         length = LengthLimit.of_dataset(dataset, limit)
         plain_texts = PlainTextExampleBuilder(encoder, dataset, length)
         self._steps = None if spec is None else ConversationEncoder.open(encoder, dataset, spec)
@@ -214,8 +215,10 @@ class ExampleBuilder:
         on_fast_path = [chats.rows for chats in fast.get("conversation", ())]
         built += itertools.chain(*fast.values())
         columns = concat_columns(built or [make_columns([])])
+        if self._dataset.loss.prompt_weight:
+            columns = columns.weigh_prompts(self._dataset.loss.prompt_weight)
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
-        examples = columns.table(*names, weighted=self._dataset.loss.weights)
+        examples = columns.table(*names, weighted=self._is_weighted)
         for declared in self._kind_columns:
             # A column that only examples of this kind of rows have: what their builder made, or the row's.
             if columns.own or not len(columns.rows):

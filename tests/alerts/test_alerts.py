@@ -19,7 +19,7 @@ from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
 from rowmill.alerts.history import load_causes, save_causes
 from rowmill.core.errors import PipelineError
 from rowmill.core.storage import Store
-from rowmill.reports import alert_text
+from rowmill.reports import alert_text, report_page
 from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, CliProject
 from tests.support.ports import take_free_ports
 
@@ -242,10 +242,16 @@ def test_message_is_sent_again_only_to_those_who_missed_it(tmp_path: Path, monke
     with receiving() as first, receiving(404) as second:
         monkeypatch.setenv("HOOK", first.url)
         monkeypatch.setenv("OTHER", second.url)
-        said = [alert_text.announce(project.project, error=gone) for _ in range(3)]
+        said, pages = list[list[str]](), list[str]()
+        for _ in range(3):
+            said.append(alert_text.announce(project.project, error=gone))
+            report_page.write_report(project.project)
+            pages.append(project.project.store.read(report_page.report_path("small")).decode())
 
     assert said == [["an alert was not delivered: webhook: 127.0.0.1 answered 404 Not Found"], [], []]
     assert [len(receiver.received) for receiver in (first, second)] == [1, 1]
+    shown = "An alert was not delivered: webhook: 127.0.0.1 answered 404 Not Found"
+    assert [shown in page for page in pages] == [True, False, False]
     assert not any(
         url in (tmp_path / ".rowmill" / "small" / "alerts.json").read_text() for url in (first.url, "s3cret")
     )

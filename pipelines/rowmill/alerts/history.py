@@ -5,7 +5,7 @@
 A target is noted once a message reached it, so a message that was refused is sent again, to those who missed it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 
@@ -38,12 +38,19 @@ def load_causes(store: Store, recipe: str, event: AlertEvent, names: Collection[
     return causes
 
 
-def save_causes(store: Store, recipe: str, event: AlertEvent, causes: Mapping[str, Cause]) -> None:
-    """Note the causes of an event; a build that is published ends all others."""
+def save_causes(
+    store: Store, recipe: str, event: AlertEvent, causes: Mapping[str, Cause], undelivered: Sequence[str] = ()
+) -> None:
+    """Note the causes of an event, and why some were not told of it; a build that is published ends all others."""
     known = dict[str, Cause]() if event == "published" else _load_all(store, recipe)
-    store.write_sealed(
-        _history_path(recipe), {"causes": {name: asdict(one) for name, one in {**known, **causes}.items()}}
-    )
+    known.update(causes)
+    noted = {name: asdict(cause) for name, cause in known.items()}
+    store.write_sealed(_history_path(recipe), {"causes": noted, "undelivered": list(undelivered)})
+
+
+def list_undelivered(store: Store, recipe: str) -> list[str]:
+    """Return why the last message did not reach everybody, a line for each; empty if it did."""
+    return list((store.read_sealed(_history_path(recipe)) or {}).get("undelivered", ()))
 
 
 def _load_all(store: Store, recipe: str) -> dict[str, Cause]:

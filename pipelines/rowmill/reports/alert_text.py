@@ -67,7 +67,7 @@ def announce(
                 problems.append(problem)
                 continue
             causes = {name: replace(cause, told=(*cause.told, target)) for name, cause in causes.items()}
-        save_causes(store, recipe.name, event, causes)
+        save_causes(store, recipe.name, event, causes, problems)
     except Exception as failure:  # noqa: BLE001  (an alert never changes what a build ends with)
         problems.append(f"{type(failure).__name__}: {failure}")
     return [f"an alert was not delivered: {problem}" for problem in problems]

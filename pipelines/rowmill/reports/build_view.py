@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rowmill import stats
+from rowmill.alerts.history import list_undelivered
 from rowmill.build.comparison import BuildChanges, find_changes
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks.judge import CheckResult, load_check_results
@@ -124,6 +125,12 @@ class BuildView:
     def changes(self) -> BuildChanges | None:
         """What changed since the build that was published before; None if there was none."""
         return find_changes(self.project, self.made)
+
+    @cached_property
+    def undelivered(self) -> list[str]:
+        """Why the last alert did not reach everybody."""
+        has_alerts = bool(self.project.recipe.execution.alerts)
+        return list_undelivered(self.project.store, self.project.recipe.name) if has_alerts else []
 
     # ── Datasets ───────────────────────────────────────────────────────────────────────────────────
 

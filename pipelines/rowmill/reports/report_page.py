@@ -110,7 +110,9 @@ def _digest_content(build: BuildView) -> str:
         (result.check, result.threshold_digest, result.message) for group in build.results.values() for result in group
     ]
     changes = None if build.changes is None else asdict(build.changes)
-    return digest_json(PAGE_VERSION, versions, [step.code_version for step in build.steps], results, changes)
+    return digest_json(
+        PAGE_VERSION, versions, [step.code_version for step in build.steps], results, changes, build.undelivered
+    )
 
 
 def render_report(build: BuildView) -> str:
@@ -118,7 +120,7 @@ def render_report(build: BuildView) -> str:
     encoders = _open_encoders(build)
     rows = [*_iterate_samples(build, encoders), *_list_rejects(build)]
     reasons = Counter(row.reason for row in rows)
-    has_findings = build.waivers or build.failed or build.missing
+    has_findings = build.waivers or build.failed or build.missing or build.undelivered
     changes = [] if build.changes is None else ["since the last build"]
     sections = [*changes, *(["findings"] if has_findings else []), *(["flow"] if any(build.flows.values()) else [])]
     body = (

@@ -19,7 +19,7 @@ from rowmill.reader import Reader
 from rowmill.reports import alert_text, report_page
 from tests.alerts.test_alerts import receiving
 from tests.support.ports import take_free_ports
-from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny
+from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, task
 
 pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
 
@@ -63,7 +63,9 @@ def test_broken_night_is_told_once_and_the_repaired_one_is_published(
         during, read_meanwhile = alert_text.find_published_version(tiny.project), read_sequences(tiny)
         page = tiny.project.store.read(report_page.report_path("tiny")).decode()
         (tiny.folder / "data" / "tasks.jsonl").write_text(whole)
-        tiny.append("tasks", {"prompt": "Name a number above 60.", "answer": "61 is above 60."})
+        # Some of five rows are for training.
+        for i in range(60, 65):
+            tiny.append("tasks", task(i))
         assert run_night(tiny).success
 
     assert [message["event"] for message in receiver.received] == ["published", "blocked", "published"]
@@ -75,7 +77,7 @@ def test_broken_night_is_told_once_and_the_repaired_one_is_published(
     assert blocked[2].startswith(f"Trainers read version {before[:12]}, of ")
     assert blocked[2].endswith(" UTC. Held back since then: files: 1 changed; rows +0 -30.")
     assert blocked[3] == "https://reports.example.org/tiny/report.html"
-    assert published[0].endswith(": files: 1 changed; rows +1 -0; tokens +15 -0")
+    assert ": files: 1 changed; rows +5 -0; tokens +7" in published[0]
     # The mail has the same six lines, and nobody asked for mails of published builds.
     [told] = mails
     assert told.splitlines()[-6:] == ["tiny: blocked", *blocked]

@@ -1,6 +1,6 @@
-"""JSON Lines to packed shards, in turn with TRL's preparation of the same rows: whole processes, and a plot of them.
+"""JSON Lines to packed shards, in turn with what peers do with the same rows: whole processes, and a plot of them.
 
-    python -m benchmarks.against_trl [workloads …] [--rounds 3] [--trl PYTHON]
+    python -m benchmarks.against_trl [workloads …] [--rounds 3] [--trl PYTHON] [--axolotl PYTHON]
     python -m benchmarks.against_trl --plot
 
 | workload | rows |
@@ -12,8 +12,9 @@
 
 Every row has another number in its first question. Tools and the arguments of calls are JSON text, as TRL advises for
 rows whose keys differ. Every round of ours is a new process with two workers and an empty store but for the opened
-tokenizer; the round before the first opens it, and is reported as `first_s`. TRL runs `peer_trl.py` with two processes,
-in the environment of the given Python that has torch and TRL; without it only ours run.
+tokenizer; the round before the first opens it, and is reported as `first_s`. TRL runs `peer_trl.py` and axolotl
+`peer_axolotl.py` with two processes, in the environments of the given Pythons. Bare tokenizing is `peer_encode.py`: the
+rendered text through `tokenizers` on both cores, without a mask, packing or a file; the rendering is not counted.
 """
 
 import argparse
@@ -119,7 +120,20 @@ def time_process(command: Sequence[str], folder: Path, path: str) -> tuple[float
     return time.perf_counter() - started, done.stdout
 
 
-def compare(name: str, rounds: int, trl: str | None) -> None:
+def write_rendered(rows: Path, texts: Path) -> None:
+    """Write each row as the template prints it, a line of JSON each."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(corpus.TOKENIZER)
+    tokenizer.chat_template = corpus.TRAINING_TEMPLATE.read_text(encoding="utf-8")
+    with texts.open("w", encoding="utf-8") as sink:
+        for line in rows.read_bytes().splitlines():
+            row = json.loads(line)
+            tools = json.loads(row["tools"]) if row.get("tools") else None
+            sink.write(json.dumps(tokenizer.apply_chat_template(row["messages"], tools=tools, tokenize=False)) + "\n")
+
+
+def compare(name: str, rounds: int, trl: str | None, axolotl: str | None = None) -> None:
     """Run both in turn, and print a line."""
     workload = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as folder_name:
@@ -139,49 +153,67 @@ def compare(name: str, rounds: int, trl: str | None) -> None:
         import_path = os.pathsep.join(str(measure.ROOT / one) for one in ("", "pipelines", "assets"))
         peer = [trl or "", str(measure.ROOT / "benchmarks/peer_trl.py"), "rows.jsonl", str(corpus.TOKENIZER),
                 str(corpus.TRAINING_TEMPLATE), "--max-length", str(workload.seq_len), "2"]  # fmt: skip
+        write_rendered(folder / "rows.jsonl", folder / "texts.jsonl")
+        encode = [sys.executable, str(measure.ROOT / "benchmarks/peer_encode.py"), "texts.jsonl",
+                  str(corpus.TOKENIZER / "tokenizer.json")]  # fmt: skip
+        other = [axolotl or "", str(measure.ROOT / "benchmarks/peer_axolotl.py"), *peer[2:-1]]
+        peers = {"encode_batch": encode} | ({"trl": peer} if trl else {}) | ({"axolotl": other} if axolotl else {})
         first, _ = time_process(build, folder, import_path)
-        ours, theirs, printed = list[float](), list[float](), ""
+        runs: dict[str, list[float]] = {name: [] for name in ("", *peers)}
+        printed: dict[str, Any] = {}
         for _ in range(rounds):
             measure.fresh(folder / "store")
-            ours.append(time_process(build, folder, import_path)[0])
-            if trl is not None:
-                seconds, printed = time_process(peer, folder, "")
-                theirs.append(seconds)
+            runs[""].append(time_process(build, folder, import_path)[0])
+            for label, command in peers.items():
+                seconds, output = time_process(command, folder, "")
+                printed[label] = json.loads(output.splitlines()[-1])
+                # What prepares and counts for axolotl is not counted.
+                runs[label].append(printed[label].get("process_s", seconds))
+        ours = runs.pop("")
         found: dict[str, Any] = {"rows": rows, "first_s": round(first, 1), "runs_s": [round(one, 1) for one in ours]}
-        if theirs:
-            times = statistics.median(theirs) / statistics.median(ours)
-            found |= {"trl_runs_s": [round(one, 1) for one in theirs], "times": round(times, 2)}
-            found["trl"] = json.loads(printed.splitlines()[-1])
+        for label, seconds_of_peer in runs.items():
+            found |= {f"{label}_runs_s": [round(one, 1) for one in seconds_of_peer], label: printed[label]}
+        if trl:
+            found["times"] = round(statistics.median(runs["trl"]) / statistics.median(ours), 2)
         measure.emit(
             "against_trl", workload=name, seq_len=workload.seq_len, median_s=round(statistics.median(ours), 1), **found
         )
 
 
-def draw() -> str:
-    """Return the plot of the last results of each workload: seconds of both, and how many times as fast we are."""
+PEERS = (("trl", "TRL"), ("axolotl", "axolotl"), ("encode_batch", "encode_batch"))
+"""What is drawn beside ours, where it was measured, and its label."""
+
+
+def find_last_results() -> dict[str, dict[str, Any]]:
+    """Return the last result of each workload that was measured against TRL."""
     lines = (measure.ROOT / "benchmarks/results.jsonl").read_text(encoding="utf-8").splitlines()
     results = [json.loads(line) for line in lines]
     last = {one["workload"]: one for one in results if one.get("benchmark") == "against_trl" and "times" in one}
-    longest = max(statistics.median(one["trl_runs_s"]) for one in last.values())
+    return {name: last[name] for name in WORKLOADS if name in last}
+
+
+def draw() -> str:
+    """Return the plot of the last results of each workload: million tokens per second of all that ran in turn."""
+    drawn = find_last_results()
+    fastest = max(one["trl"]["tokens"] / one["median_s"] for one in drawn.values())
     parts, y = list[str](), 56
-    for name, workload in WORKLOADS.items():
-        if name not in last:
-            continue
-        result = last[name]
-        tokens = result["trl"]["tokens"] / 1e6
-        note = f"{result['rows']:,} rows, {tokens:.1f} M tokens: {result['times']:.1f} times as fast"
-        parts.append(f'<text x="16" y="{y}" font-weight="600">{workload.label}</text><text x="624" y="{y}" '
+    for name, result in drawn.items():
+        tokens = result["trl"]["tokens"]
+        note = f"{result['rows']:,} rows, {tokens / 1e6:.1f} M tokens: {result['times']:.1f} times as fast as TRL"
+        parts.append(f'<text x="16" y="{y}" font-weight="600">{WORKLOADS[name].label}</text><text x="624" y="{y}" '
                      f'text-anchor="end" fill="#555">{note}</text>')  # fmt: skip
-        bars = (("rowmill", result["median_s"], "#2563eb"), ("TRL", statistics.median(result["trl_runs_s"]), "#9ca3af"))
+        bars = [("rowmill", result["median_s"], "#2563eb")]
+        bars += [(label, statistics.median(result[f"{peer}_runs_s"]), "#9ca3af")
+                 for peer, label in PEERS if peer in result]  # fmt: skip
         for label, seconds, colour in bars:
             y += 22
-            width = max(2, round(440 * seconds / longest))
-            parts.append(f'<text x="84" y="{y}" text-anchor="end">{label}</text><rect x="92" y="{y - 12}" '
-                         f'width="{width}" height="15" rx="2" fill="{colour}"/><text x="{width + 98}" y="{y}">'
-                         f"{seconds:.1f} s</text>")  # fmt: skip
+            width = max(2, round(380 * tokens / seconds / fastest))
+            parts.append(f'<text x="112" y="{y}" text-anchor="end">{label}</text><rect x="120" y="{y - 12}" '
+                         f'width="{width}" height="15" rx="2" fill="{colour}"/><text x="{width + 126}" y="{y}">'
+                         f"{tokens / seconds / 1e6:.2f} M/s, {seconds:.1f} s</text>")  # fmt: skip
         y += 36
     style = 'font-family="system-ui, sans-serif" font-size="13" fill="#111"'
-    title = "JSON Lines to packed shards with masks, whole processes, two cores"
+    title = "Tokens per second: JSON Lines to packed shards with masks, whole processes, two cores"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{y - 12}" viewBox="0 0 640 {y - 12}" role="img" '
         f'{style} aria-label="{title}"><rect width="640" height="{y - 12}" fill="#ffffff"/>'
@@ -195,13 +227,14 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}; default: all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trl", help="the Python of an environment with torch and TRL")
+    parser.add_argument("--axolotl", help="the Python of an environment with axolotl")
     parser.add_argument("--plot", action="store_true", help=f"draw {PICTURE} from the last results")
     options = parser.parse_args()
     if options.plot:
         (measure.ROOT / PICTURE).write_text(draw(), encoding="utf-8")
         return
     for name in options.workloads or WORKLOADS:
-        compare(name, options.rounds, options.trl)
+        compare(name, options.rounds, options.trl, options.axolotl)
 
 
 if __name__ == "__main__":

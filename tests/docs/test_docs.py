@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -14,6 +15,7 @@ from typing import Any, get_args
 
 import pytest
 
+from benchmarks import against_trl
 from docs.generate import reference, walkthrough
 from rowmill import exports, sources, stats
 from rowmill.build.steps import Project
@@ -232,6 +234,31 @@ def test_schema_knows_every_key_of_the_demo_and_refuses_a_mistyped_one() -> None
     assert unknown_keys(schema, schema, wrong) == [".datasets.chats.los", ".seqlen"]
 
 
+# ── Measured figures ──
+
+
+def test_plot_of_the_readme_is_drawn_from_the_results() -> None:
+    assert (ROOT / against_trl.PICTURE).read_text(encoding="utf-8") == against_trl.draw()
+
+
+def test_benchmarks_page_has_the_last_results_against_peers() -> None:
+    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    times = r"([\d.]+) s \| (TRL|axolotl|`encode_batch`) ([\d.]+) s \| ([\d.]+) ×"
+    rows = re.findall(rf"^\| .* \| {times} .* `benchmarks\.against_trl (\w+)` \|$", page, re.MULTILINE)
+    last = against_trl.find_last_results()
+
+    shown = {(name, label.strip("`")) for _, label, _, _, name in rows}
+    assert shown == {
+        (name, label) for name, found in last.items() for peer, label in against_trl.PEERS if peer in found
+    }
+    for ours, label, theirs, ratio, name in rows:
+        peer, found = label.strip("`").lower(), last[name]
+        seconds = statistics.median(found[f"{peer}_runs_s"])
+        assert float(ours) == found["median_s"]
+        assert float(theirs) == pytest.approx(seconds, abs=0.051)
+        assert float(ratio) == pytest.approx(seconds / float(ours), rel=0.03)
+
+
 # ── First sentences, links, commands, snippets ──
 
 
@@ -324,7 +351,7 @@ WITHOUT_EXAMPLE = {
     "glossary.md": "Words, and what other projects call them.",
     "why.md": "Failures of other programs; each is shown by the README or a how-to.",
     "what-is-verified.md": "Names the tests that are its examples.",
-    "how-to/train.md": "Its program train.py, its loops and its options of TRL are run by the tests of training.",
+    "how-to/train.md": "Its program train.py and its options of TRL are run by the tests of training.",
     "how-to/run-it-for-a-team.md": "Its files are checked against each other and the programs that they start.",
     "extend-the-engine.md": "Its edits are made in a copy of the engine, which then builds its recipe.",
     "explanation/*.md": "What a build costs and what Dagster shows; the commands are on the how-to pages.",

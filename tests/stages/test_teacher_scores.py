@@ -118,7 +118,17 @@ def test_scores_are_those_of_their_tokens_and_rows_name_their_source(
     assert (facts["unscored"], facts["kept"], facts["rejected"]) == (0, ROWS, 0)
     assert facts["tokens"] == sum(sum(row["loss_mask"]) for row in rows)
     assert facts["top_k_mass"] == pytest.approx(sum(np.exp(-(j + 1.5)) for j in range(TOP_K)), abs=1e-3)
+    own = [one for row in rows for one in own_logprobs(row)]
+    assert facts["mean_logprob"] == pytest.approx(sum(own) / len(own), abs=1e-6)
+    card = json.loads((built.folder / "scored/mini/chats/scores.json").read_text())
+    assert (card["teacher"], card["top_k"], card["mean_logprob"]) == ("m", TOP_K, facts["mean_logprob"])
     assert "token_fields: {teacher_ids: {type: int32, size: 4}" in capsys.readouterr().out
+
+
+def own_logprobs(row: Mapping[str, Any]) -> list[float]:
+    """Return the teacher's log-probability of each trained token of a row."""
+    ids = row["input_ids"]
+    return [dict(teacher.rank(ids, at, TOP_K))[ids[at]] for at in np.flatnonzero(row["loss_mask"]).tolist()]
 
 
 def current_examples(workspace: Workspace, dataset: str) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ def copy_scored_dataset(store: Store, output: Manifest, folder: Path) -> None:
             target = partial / split / f"part-{number:05d}.parquet"
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(store.content(file))
-    card = {"recipe": output.key[0], "dataset": output.key[1], "version": output.version, **output.card}
+    card = {"recipe": output.key[0], "dataset": output.key[1], "version": output.version, **output.card, **output.facts}
     (partial / SCORED_CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

@@ -254,16 +254,17 @@ def _tabulate_scores(inputs: ScoreInputs, table: pa.Table, scored: Sequence[tupl
     found = [inputs.sources[part] for part, _ in parts]
     records = [first + number for (_, first), (_, number) in zip(found, parts, strict=True)]
     masks = chosen.column("loss_mask").combine_chunks()
+    # What `rowmill trace` shows of a long record is its beginning.
     return pa.table(
         {
-            "input_ids": chosen.column("input_ids"),
-            "loss_mask": masks.cast(pa.list_(pa.int8())),
-            TEACHER_IDS: make_list_array(offsets, np.concatenate([answer.ids for _, answer in scored])),
-            TEACHER_LOGPROBS: make_list_array(offsets, np.concatenate([answer.logprobs for _, answer in scored])),
             "domain": chosen.column("domain"),
             "example_id": names,
             "source": [url for url, _ in found],
             "record": pa.array(records, pa.int64()),
+            "input_ids": chosen.column("input_ids"),
+            "loss_mask": masks.cast(pa.list_(pa.int8())),
+            TEACHER_IDS: make_list_array(offsets, np.concatenate([answer.ids for _, answer in scored])),
+            TEACHER_LOGPROBS: make_list_array(offsets, np.concatenate([answer.logprobs for _, answer in scored])),
         }
     )
 
@@ -338,8 +339,11 @@ def _has_teacher(dataset: Dataset) -> bool:
 
 
 def _summarize_teacher_scores(facts: TeacherScoresFacts, rows: str) -> Sequence[str]:
-    mass = f"{100 * facts.top_k_mass:.1f} % of the mass in the likeliest" if facts.tokens else ""
-    return rows, f"{facts.tokens:,} tokens" if facts.tokens else "", mass, format_rejected(facts.rejected)
+    if not facts.tokens:
+        return rows, format_rejected(facts.rejected)
+    mass = f"{100 * facts.top_k_mass:.1f} % of the mass in the likeliest"
+    mean = f"mean log-probability {facts.mean_logprob:.2f}"
+    return rows, f"{facts.tokens:,} tokens", mean, mass, format_rejected(facts.rejected)
 
 
 STAGE = StageDeclaration(

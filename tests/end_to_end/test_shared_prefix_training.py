@@ -1,6 +1,7 @@
 """A model that trains on trees has the loss and the gradients of one that trains on each example by itself."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,14 +74,36 @@ def test_loss_of_trees_is_that_of_the_examples_in_numpy(built: Built, layout: st
             targets = np.flatnonzero(labels != -100)
             found -= float((weights[targets] * ahead[targets, labels[targets]]).sum())
 
-    expected = 0.0
-    for example in built.examples():
-        ids, weights = np.array(example["input_ids"]), np.array(example["loss_weights"])
-        count = len(ids)
-        scores = model.log_probabilities(ids, np.arange(count), np.tri(count, dtype=bool))
-        expected -= float((weights[1:] * scores[np.arange(count - 1), ids[1:]]).sum())
-    assert found == pytest.approx(expected, rel=1e-10)
+    assert found == pytest.approx(sum_example_log_probabilities(built)[0], rel=1e-10)
     assert found > 100
+
+
+def sum_example_log_probabilities(built: Built) -> tuple[float, float]:
+    """Return the weighted loss of all examples, each with a plain causal mask, and the sum of their weights."""
+    model, total, weight = ArrayModel(VOCABULARY), 0.0, 0.0
+    for example in built.examples():
+        ids, weights = np.array(example["input_ids"]), np.array(example["loss_weights"])[1:]
+        scores = model.log_probabilities(ids, np.arange(len(ids)), np.tri(len(ids), dtype=bool))
+        total -= float((weights * scores[np.arange(len(ids) - 1), ids[1:]]).sum())
+        weight += float(weights.sum())
+    return total, weight
+
+
+def test_loop_of_the_page_prints_the_mean_loss_of_the_examples(
+    built: Built, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = PROGRAM.with_name("shared-prefixes.md").read_text(encoding="utf-8")
+    [loop] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    model = ArrayModel(VOCABULARY)
+
+    def log_probabilities(*arrays: Any) -> Any:
+        return np.stack([model.log_probabilities(*row) for row in zip(*arrays, strict=True)])
+
+    monkeypatch.chdir(built.project.base)
+    exec(loop.replace('"dialogues"', '"mini"'), {"model": log_probabilities})
+
+    total, weight = sum_example_log_probabilities(built)
+    assert float(capsys.readouterr().out) == pytest.approx(total / weight, rel=1e-10)
 
 
 # ── torch ──────────────────────────────────────────────────────────────────────────────────────────

@@ -299,6 +299,13 @@ def test_mask_of_a_batch_without_trees_is_refused(tmp_path: Path) -> None:
         rowmill.tree_mask(next(iter(reader)))
 
 
+def test_files_are_not_handed_to_trainers_that_read_them(shared: Built) -> None:
+    reader = Reader(shared.project.store.root, "mini", rank=0, world_size=2, as_torch=False)
+
+    with pytest.raises(ConfigError, match="data_files of a build with"):
+        _ = reader.data_files
+
+
 def test_shared_token_is_traced_to_every_row_that_has_it(shared: Built) -> None:
     name = next(
         row["example_id"]

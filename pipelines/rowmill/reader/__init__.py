@@ -455,9 +455,15 @@ class Reader:
         Raises
         ------
         ConfigError
-            If ranks are indexes, which have no sequences of their own.
+            If ranks are indexes, which have no sequences of their own, or examples share prefixes.
 
         """
+        if self._published.card["attention"] == "tree":
+            raise ConfigError(
+                f"{self._published.where}: data_files of a build with packing.share_prefixes: true; a trainer that "
+                "reads files does not know which tokens attend to each other; read it with this reader, or build with "
+                "share_prefixes: false"
+            )
         if self._published.layout == "index":
             raise ConfigError(
                 f"{self._published.where}: data_files of a build with partitions.layout: index; its ranks name rows of "

@@ -37,10 +37,11 @@ from rowmill.core import arrays
 from rowmill.core.errors import PipelineError, is_transient
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
-from rowmill.reports import console
+from rowmill.reports import build_record, console
 from rowmill.reports.progress import RateMeter
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.tracking.delivery import find_tracker_problems
 
 RETRY_POLICY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
 """For disks, networks and lost workers; everything else becomes a Failure that forbids retries."""
@@ -148,6 +149,9 @@ def make_stage_asset(
             # The waivers of this run are part of what it builds, as the recipe's are.
             chosen = find_step(placed, step.key)
             runner.publish_statistics(placed)
+            if step == plan_steps(placed)[0]:
+                for problem in filter(None, find_tracker_problems(placed.recipe.execution.log_to)):
+                    context.log.warning(problem)
             held_version = None if config.version else find_held_version(placed.store, step.key)
             # A kept version is gated by its own inputs, whatever is current now.
             if config.version:
@@ -169,6 +173,8 @@ def make_stage_asset(
             context.log.info("%s: %s, %s", "/".join(step.key[1:]), how, console.summarize_output(report.manifest))
             for event in iterate_materializations(step, report.manifest):
                 context.log_event(event)
+            for result in build_record.log_outputs(placed, [report.manifest]):
+                (context.log.warning if result.problem else context.log.info)(result.sentence)
             changes = metadata.find_build_changes(placed, report)
             return dg.MaterializeResult(
                 data_version=dg.DataVersion(report.version),
@@ -180,6 +186,7 @@ def make_stage_asset(
                     results=judge.preview_checks(placed.store, report.manifest, chosen.shown_thresholds),
                     changes=metadata.describe_changes(placed, report, changes),
                     build_changes=changes,
+                    logged=build_record.load_log_results(placed, report.manifest),
                 ),
                 # Otherwise Dagster takes an output of other waivers for one of the recipe as it is.
                 tags={CODE_VERSION_TAG: chosen.code_version},

@@ -21,6 +21,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import dagster as dg
@@ -42,6 +43,7 @@ from rowmill.reports.build_changes import tabulate_changes
 from rowmill.schema.examples import COLUMN_DOCS
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, get_stage_folder
 from rowmill.stages import catalog
+from rowmill.tracking.delivery import LogResult
 
 MetadataPage: TypeAlias = dict[str, Any]
 """Metadata entries by key; every value is one of Dagster's metadata values."""
@@ -64,6 +66,8 @@ COLUMNS_KEY = "columns"
 """Metadata key of the columns; under `dagster/column_schema`, they would come before all other metadata."""
 HELD_KEY = "held"
 """Metadata key of a version that `rowmill use` holds."""
+LOGGED_KEY = "logged to"
+"""First words of the metadata keys of trackers, before the tracker's kind."""
 VERSION_KEY = "version"
 """Metadata key of the manifest version, in every materialization and check result."""
 THRESHOLD_KEY = "threshold_digest"
@@ -78,11 +82,12 @@ def make_stage_page(
     results: Sequence[CheckResult] = (),
     changes: str = "",
     build_changes: BuildChanges | None = None,
+    logged: Mapping[str, LogResult] = MappingProxyType({}),
 ) -> MetadataPage:
     """Return the page of a stage that was just run or reused.
 
     `reports_url` is the base URL of served reports; `results` and `changes` are for the summary; `build_changes` are
-    shown as a table.
+    shown as a table; `logged` is what became of logging the output to trackers.
     """
     manifest = report.manifest
     path = f"{report_page.report_path(manifest.key[0])}#{'/'.join(manifest.key[1:])}"
@@ -94,6 +99,7 @@ def make_stage_page(
         SUMMARY_KEY: dg.MetadataValue.md(summary),
         "report": link,
         **_show_changes(build_changes),
+        **_show_trackers(logged.values()),
         **_show_numbers(manifest),
         **{f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(manifest).items()},
         **_show_tables(manifest),
@@ -202,6 +208,17 @@ def _show_build(report: StepReport, store: Store) -> MetadataPage:
         "fingerprint": dg.MetadataValue.text(manifest.fingerprint),
         VERSION_KEY: dg.MetadataValue.text(manifest.version),
     }
+
+
+def _show_trackers(logged: Iterable[LogResult]) -> MetadataPage:
+    page: MetadataPage = {}
+    for result in logged:
+        key = f"{LOGGED_KEY} {result.kind}"
+        # Two trackers of one kind.
+        key += f" {sum(name.startswith(key) for name in page) + 1}" if key in page else ""
+        is_link = result.address.startswith("http")
+        page[key] = dg.MetadataValue.url(result.address) if is_link else dg.MetadataValue.text(result.shown)
+    return page
 
 
 def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:

@@ -37,6 +37,7 @@ from rowmill.checks import judge
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import PipelineError
 from rowmill.core.storage import digest_json
+from rowmill.reports import build_record
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 
@@ -90,8 +91,9 @@ def _iterate_events(
     served = project.recipe.execution.reports_url or os.environ.get("ROWMILL_REPORTS_URL", "")
     changed = metadata.find_build_changes(project, report)
     changes = metadata.describe_changes(project, report, changed)
+    logged = build_record.load_log_results(project, report.manifest)
     page = metadata.make_stage_page(
-        report, project.store, served, results=results, changes=changes, build_changes=changed
+        report, project.store, served, results=results, changes=changes, build_changes=changed, logged=logged
     )
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from iterate_materializations(step, report.manifest)

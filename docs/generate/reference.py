@@ -54,6 +54,7 @@ from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
 from rowmill.sources.limits import Limits, RecordLimits
 from rowmill.stats import views
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
+from rowmill.tracking import MlflowTracker, OpenLineageTracker, WandbTracker
 
 GENERATED_NOTICE = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"
 TABLE_BEGIN = "<!-- formats and sources: written by `make docs` -->"
@@ -106,6 +107,9 @@ TITLES: dict[type[Config], str] = {
     WebhookAlert: "`execution.alerts`, `kind: webhook`",
     EmailAlert: "`execution.alerts`, `kind: email`",
     CommandAlert: "`execution.alerts`, `kind: command`",
+    MlflowTracker: "`execution.log_to`, `kind: mlflow`",
+    WandbTracker: "`execution.log_to`, `kind: wandb`",
+    OpenLineageTracker: "`execution.log_to`, `kind: openlineage`",
 }
 """Models with their own section, and its title."""
 

@@ -16,10 +16,10 @@ PLACES = [
     place
     for place in iterate_option_places(Recipe)
     if place.group[:1] not in [("gates",), ("exports",)]
-    and place.group[:2] != ("execution", "alerts")
+    and place.group[:2] not in [("execution", "alerts"), ("execution", "log_to")]
     and place.name not in ("kind", "name")
 ]
-"""The options of a recipe; those of checks, exports and alerts have the same names in many places."""
+"""The options of a recipe; those of checks, exports, alerts and trackers have the same names in many places."""
 
 
 class Misplaced(NamedTuple):

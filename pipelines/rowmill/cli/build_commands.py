@@ -321,6 +321,12 @@ def build_stages(
     from rowmill.reports.progress import BuildProgress
 
     ended = [] if finished is None else finished
+    trackers = project.recipe.execution.log_to
+    if trackers:
+        from rowmill.tracking.delivery import find_tracker_problems
+
+        for sentence in filter(None, find_tracker_problems(trackers)):
+            print(f"! {sentence}", file=sys.stderr)
     with (
         ThreadPoolExecutor(1, "publish-statistics") as background,
         BuildProgress(project, steps, terminal.make_console(screen), terminal.make_console(sys.stderr)) as progress,
@@ -338,6 +344,11 @@ def build_stages(
             runner.build(project, progress=progress, begin=progress.begin, finish=finish, only=only, datasets=datasets)
             published.result()
         finally:
+            if trackers:
+                from rowmill.reports import build_record
+
+                for result in build_record.log_outputs(project, [report.manifest for _, report, _ in ended]):
+                    print(f"{'! ' if result.problem else ''}{result.sentence}", file=sys.stderr)
             problem = report_to_dagster(project, ended)
     if problem is not None:
         print(f"! {problem}", file=sys.stderr)

@@ -42,6 +42,7 @@ from rowmill.tokenization.tokenizer_source import (
     hash_tokenizer_folder,
     require_no_revision,
 )
+from rowmill.tracking import AnyTracker
 
 if TYPE_CHECKING:
     from rowmill.kinds.joint_rows import JointRows
@@ -81,6 +82,8 @@ class Execution(Config):
     """Where reports are served, for links from Dagster's pages and from alerts."""
     alerts: tuple[AnyAlert, ...] = ()
     """Who is told what became of a build, and how."""
+    log_to: tuple[AnyTracker, ...] = ()
+    """Trackers in which published builds are put on record."""
 
     def limit_to_this_machine(self, workers: int | None = None) -> "Execution":
         """Return the same with processes of this machine, for work that must not leave it."""

@@ -1,0 +1,151 @@
+"""The record of a published build for trackers, and the note of what was logged, so that nothing is logged twice.
+
+    <stage>/logged/<version>.json    {"<tracker>": {"kind": "mlflow", "address": "http://…", "problem": ""}}
+
+Trackers hear of the ranks once trainers read them, with every stage that they were made of; OpenLineage hears of each
+export as well. A night without a new version reads the note and does nothing else.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+
+import rowmill
+from rowmill.build.steps import Project, find_step, find_upstream_steps
+from rowmill.checks import judge
+from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS
+from rowmill.core.storage import digest_json
+from rowmill.reader.published import find_published_version
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
+from rowmill.sources import GeneratedSource, HuggingFaceSource
+from rowmill.stages import catalog
+from rowmill.tracking import OpenLineageTracker
+from rowmill.tracking.client import BuildRecord, LoggedCheck, LoggedStage
+from rowmill.tracking.delivery import LogResult, log_build
+
+_LOG = logging.getLogger("rowmill.tracking")
+
+
+def log_outputs(project: Project, outputs: Iterable[Manifest]) -> list[LogResult]:
+    """Log those of some outputs that are published to `execution.log_to`; return what became of it, by tracker.
+
+    Nothing that goes wrong here is raised: the build is what it is, and the next one tries again.
+    """
+    logged: list[LogResult] = []
+    # By the digest of their options: a build is logged again to another project of the same service.
+    trackers = {digest_json(tracker.model_dump())[:12]: tracker for tracker in project.recipe.execution.log_to}
+    events = {name: tracker for name, tracker in trackers.items() if isinstance(tracker, OpenLineageTracker)}
+    for output in outputs:
+        wanted = {GPU_PARTITIONS: trackers, EXPORTS: events}.get(output.stage, {})
+        if not wanted:
+            continue
+        try:
+            known = load_log_results(project, output)
+            wanted = {name: wanted[name] for name in wanted if name not in known or known[name].problem}
+            if not wanted:
+                continue
+            published = find_published_version(project.store, project.recipe.name)
+            if output.stage == GPU_PARTITIONS and output.version != published:
+                continue
+            results = log_build(list(wanted.values()), describe_build(project, output), project.base)
+            known |= dict(zip(wanted, results, strict=True))
+            project.store.write_sealed(_note_path(output), {name: asdict(result) for name, result in known.items()})
+            logged += results
+        except Exception as failure:  # noqa: BLE001  (a tracker never changes what a build ends with)
+            logged.append(LogResult("trackers", problem=f"{type(failure).__name__}: {failure}"))
+    for result in logged:
+        _LOG.log(logging.WARNING if result.problem else logging.INFO, "%s", result.sentence)
+    return logged
+
+
+def load_log_results(project: Project, output: Manifest) -> dict[str, LogResult]:
+    """Return what became of logging an output, by tracker; empty if the recipe has none, or was not logged."""
+    if not project.recipe.execution.log_to or output.stage not in (GPU_PARTITIONS, EXPORTS):
+        return {}
+    note = project.store.read_sealed(_note_path(output)) or {}
+    return {name: LogResult(**result) for name, result in note.items()}
+
+
+def _note_path(output: Manifest) -> str:
+    return f"{get_stage_folder(output.key)}/logged/{output.version}.json"
+
+
+def describe_build(project: Project, output: Manifest) -> BuildRecord:
+    """Return the record of an output and of every stage behind it, at the versions that its manifest names."""
+    store = project.store
+    outputs: dict[StageKey, Manifest] = {}
+    waiting = [output]
+    while waiting:
+        current = waiting.pop()
+        if current.key not in outputs:
+            outputs[current.key] = current
+            waiting += manifest.load_inputs(store, current).values()
+    # Stages whose checks it waited for, and that it did not read.
+    for step in find_upstream_steps(project, [find_step(project, output.key)]):
+        if step.key not in outputs and (gated := manifest.load_current_if_intact(store, step.key)) is not None:
+            outputs[step.key] = gated
+    stages = {"/".join(key): _describe_stage(project, made) for key, made in outputs.items()}
+    ordered = dict(sorted(stages.items(), key=lambda item: (item[1].built_at, item[0])))
+    name = "/".join(output.key)
+    return BuildRecord(
+        recipe=project.recipe.name,
+        output=name,
+        rowmill=rowmill.__version__,
+        waivers=output.waivers,
+        stages=ordered,
+        new=(name,) if output.stage == EXPORTS else tuple(ordered),
+        manifest=store.read(f"{get_stage_folder(output.key)}/versions/{output.version}.json"),
+    )
+
+
+def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
+    step = find_step(project, output.key)
+    rows = catalog.count_output_rows(output)
+    files = [file for part in output.parts for file in part.files.values()]
+    checks = judge.preview_checks(project.store, output, step.shown_thresholds)
+    return LoggedStage(
+        name="/".join(output.key),
+        stage=output.stage,
+        description=step.description,
+        version=output.version,
+        fingerprint=output.fingerprint,
+        built_at=output.built_at,
+        address=project.store.path(get_stage_folder(output.key)),
+        rows=None if rows is None else rows.count,
+        bytes=sum(file.bytes for file in files),
+        files=len(files),
+        facts={
+            name: value
+            for name, value in output.facts.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        },
+        schema=output.schema,
+        inputs=tuple(output.inputs),
+        sources=() if output.inputs else _list_sources(project, output.key[1]),
+        checks=tuple(
+            LoggedCheck(
+                result.check,
+                result.outcome,
+                result.severity,
+                "" if result.outcome == "not_applicable" else result.shown,
+                result.wanted,
+                result.what,
+            )
+            for result in checks
+        ),
+    )
+
+
+def _list_sources(project: Project, dataset: str) -> tuple[str, ...]:
+    """Return the addresses of a dataset's raw data, without secrets."""
+    source = project.recipe.datasets[dataset].source
+    if isinstance(source, HuggingFaceSource):
+        return (f"hf://datasets/{source.id}",)
+    if isinstance(source, GeneratedSource):
+        return (project.store.path("/".join(source.dataset_key(project.recipe.name))),)
+    public = source.model_dump(include={"train_urls", "validation_urls"})
+    urls = [*public["train_urls"], *public["validation_urls"]]
+    return tuple(url if "://" in url else os.path.join(project.base, url) for url in urls)

@@ -105,6 +105,7 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
     step = find_step(project, output.key)
     rows = catalog.count_output_rows(output)
     files = [file for part in output.parts for file in part.files.values()]
+    address = project.store.path(get_stage_folder(output.key))
     checks = judge.preview_checks(project.store, output, step.shown_thresholds)
     return LoggedStage(
         name="/".join(output.key),
@@ -113,7 +114,7 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
         version=output.version,
         fingerprint=output.fingerprint,
         built_at=output.built_at,
-        address=project.store.path(get_stage_folder(output.key)),
+        address=os.path.abspath(address) if project.store.is_local else address,
         rows=None if rows is None else rows.count,
         bytes=sum(file.bytes for file in files),
         files=len(files),

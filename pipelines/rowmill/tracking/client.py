@@ -103,6 +103,7 @@ def log_to_mlflow(tracker: MlflowTracker, record: BuildRecord, folder: Path) -> 
     variables = {"TOKEN": tracker.token_env, "USERNAME": tracker.user_env, "PASSWORD": tracker.password_env}
     os.environ |= {f"MLFLOW_TRACKING_{name}": os.environ[env] for name, env in variables.items() if env is not None}
     os.environ |= {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_TIMEOUT_S)}
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     _require_mlflow_server(tracker.tracking_uri)
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.tracking import MlflowClient
@@ -132,6 +133,7 @@ def log_to_mlflow(tracker: MlflowTracker, record: BuildRecord, folder: Path) -> 
         run_id = runs[0].info.run_id
     else:
         tags = {"rowmill.output": key, "rowmill.recipe": record.recipe, "rowmill.version": published.version}
+        tags["mlflow.source.name"] = f"rowmill {record.rowmill}"
         run_name = f"{record.recipe} {published.version[:12]}"
         run_id = client.create_run(experiment, tags=tags, run_name=run_name).info.run_id
     inputs = [make_input(record.recipe, published, published.address, "training")]
@@ -200,9 +202,10 @@ def log_to_wandb(tracker: WandbTracker, record: BuildRecord, folder: Path) -> st
     kept_in = Path(tracker.folder).absolute()
     # What an offline artifact holds, too, stays in the folder: `wandb sync` reads it.
     os.environ.setdefault("WANDB_DATA_DIR", str(kept_in / "wandb" / "data"))
-    # No monitoring of this machine, and no list of its packages.
-    os.environ |= dict.fromkeys(("WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_META"), "true")
-    os.environ |= {"WANDB_X_SAVE_REQUIREMENTS": "false", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
+    # No monitoring of this machine, no list of its packages, no reports of errors to the service's maker.
+    os.environ |= dict.fromkeys(("WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_META", "WANDB_SILENT"), "true")
+    os.environ |= dict.fromkeys(("WANDB_X_SAVE_REQUIREMENTS", "WANDB_ERROR_REPORTING"), "false")
+    os.environ["WANDB_CONSOLE"] = "off"
     import wandb
 
     published = record.published

@@ -13,16 +13,21 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import yaml
 
 from tests.support.dagster_server import ROOT, Server, eventually, serving
+from tests.support.ports import take_free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +111,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield started
 
 
-def open_page(browser: Any, server: Server) -> Visit:
+def open_page(browser: Any, server: Any) -> Visit:
     pictures = os.environ.get("ROWMILL_SCREENSHOTS")
     # Dagster's moving signs would be drawn without a graphics card, many times a second.
     page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
@@ -155,6 +160,68 @@ def test_what_was_built_before_the_pages_is_green_with_its_numbers(browser: Any,
         visit.go("/assets/chats/chats.canonical_rows?view=checks", "unknown_roles")
         visit.page.get_by_text("Succeeded").first.wait_for()
         assert visit.foreign == []
+
+
+@pytest.fixture
+def mlflow_server(browser: Any, tmp_path: Path) -> Iterator[str]:
+    """Serve MLflow from an environment of its own; requested after the browser, which may be missing."""
+    del browser
+    program = os.environ.get("ROWMILL_MLFLOW")
+    if program is None or find_spec("mlflow") is None:
+        pytest.skip("no MLflow server; pip install mlflow elsewhere, and set ROWMILL_MLFLOW to its program mlflow")
+    address, port = "127.0.0.1", take_free_ports()
+    places = [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "--artifacts-destination",
+        str(tmp_path / "mlflow"),
+    ]
+    command = [program, "server", "--host", address, "--port", str(port), "--workers", "1", *places]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with (
+        (tmp_path / "mlflow.log").open("wb") as log,
+        subprocess.Popen(
+            command,
+            env=environment | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            eventually(lambda: _answers(f"http://{address}:{port}/health"), "MLflow answers")
+            yield f"http://{address}:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urlopen(address, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.browser
+def test_mlflow_shows_the_datasets_of_a_published_build(browser: Any, mlflow_server: str) -> None:
+    with TemporaryDirectory(prefix="demo-") as folder:
+        configs = Path(folder, "configs", "demo")
+        shutil.copytree(ROOT / "configs" / "demo", configs)
+        recipe = yaml.safe_load((configs / "demo.yaml").read_text(encoding="utf-8"))
+        recipe.setdefault("execution", {})["log_to"] = [{"kind": "mlflow", "tracking_uri": mlflow_server}]
+        (configs / "demo.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+        command = [sys.executable, "-m", "rowmill.cli.main", "build", str(configs / "demo.yaml")]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+
+    [address] = re.findall(r"^logged to mlflow: (http\S+)$", said, re.MULTILINE)
+    visit = open_page(browser, None)
+    visit.go(address, "rowmill.version")
+    visit.page.get_by_text(re.compile(r"^demo \([0-9a-f]{32}\)$")).first.click()
+    for words in ("input_ids", "trained tokens", "gpu_partitions"):
+        visit.page.get_by_text(words).last.wait_for()
+    visit.picture("mlflow-dataset")
+    assert visit.foreign == []
 
 
 @pytest.mark.browser

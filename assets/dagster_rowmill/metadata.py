@@ -99,7 +99,7 @@ def make_stage_page(
         SUMMARY_KEY: dg.MetadataValue.md(summary),
         "report": link,
         **_show_changes(build_changes),
-        **_show_trackers(logged.values()),
+        **show_trackers(logged.values()),
         **_show_numbers(manifest),
         **{f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(manifest).items()},
         **_show_tables(manifest),
@@ -210,7 +210,8 @@ def _show_build(report: StepReport, store: Store) -> MetadataPage:
     }
 
 
-def _show_trackers(logged: Iterable[LogResult]) -> MetadataPage:
+def show_trackers(logged: Iterable[LogResult]) -> MetadataPage:
+    """Return an entry per tracker: where the build can be seen there, or why it is not logged."""
     page: MetadataPage = {}
     for result in logged:
         key = f"{LOGGED_KEY} {result.kind}"

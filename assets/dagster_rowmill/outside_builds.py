@@ -59,7 +59,8 @@ def report_finished_steps(instance: dg.DagsterInstance, project: Project, finish
         inputs = [*map(make_asset_key, deps[step.key]), *find_upstream_assets(project, step)]
         tags, pointers = _make_version_tags(instance, report.manifest, inputs)
         newest = instance.get_latest_materialization_event(make_asset_key(step.key))
-        if _is_shown(newest, report, tags):
+        logged = metadata.show_trackers(build_record.load_log_results(project, report.manifest).values())
+        if _is_shown(newest, report, tags, logged):
             continue
         made_at = datetime.fromisoformat(report.manifest.built_at).timestamp()
         # An older version that is current again came after the newest event.
@@ -112,13 +113,17 @@ def _iterate_events(
         )
 
 
-def _is_shown(event: dg.EventLogEntry | None, report: StepReport, tags: Mapping[str, str]) -> bool:
-    """Return whether the newest event says the same: these versions, and whether `rowmill use` holds them."""
+def _is_shown(
+    event: dg.EventLogEntry | None, report: StepReport, tags: Mapping[str, str], logged: metadata.MetadataPage
+) -> bool:
+    """Return whether the newest event says the same: versions, held or not, and where they are logged."""
     if event is None or event.asset_materialization is None:
         return False
     shown = event.asset_materialization
     is_held = metadata.HELD_KEY in shown.metadata
-    return tags.items() <= (shown.tags or {}).items() and is_held == (report.held is not None)
+    shown_logged = {name: value for name, value in shown.metadata.items() if name.startswith(metadata.LOGGED_KEY)}
+    is_same = is_held == (report.held is not None) and shown_logged == logged
+    return tags.items() <= (shown.tags or {}).items() and is_same
 
 
 def _make_version_tags(

@@ -9,7 +9,10 @@ import dagster as dg
 import pytest
 
 from dagster_rowmill.names import make_asset_key
+from dagster_rowmill.outside_builds import report_finished_steps, report_unknown_outputs
+from rowmill.build import runner
 from rowmill.cli import main
+from rowmill.reports import build_record
 from tests.alerts.test_alerts import receiving
 from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny
 
@@ -67,7 +70,7 @@ def test_secret_that_is_not_set_is_one_warning_before_the_build(
         page = read_page(instance)
 
     assert run.success
-    missing = "execution.log_to.0.api_key_env: the environment variable LINEAGE_KEY is not set"
+    missing = "execution.log_to, openlineage: api_key_env: the environment variable LINEAGE_KEY is not set"
     assert [line.startswith(missing) for line in logs] == [True, False]
     assert page["logged to openlineage"].startswith(f"not logged: {missing}")
 
@@ -78,8 +81,29 @@ def test_build_of_the_command_line_is_not_logged_again_by_dagster(tmp_path: Path
         tiny = write(tmp_path, instance, {"kind": "openlineage", "file": "events.jsonl"})
         assert main.main(["build", str(tiny.path), "--root", tiny.store, "--skip-preflight"]) == 0
         before = file.read_bytes()
+        report_unknown_outputs(instance, tiny.project)
+        pages = [read_page(instance)]
         assert tiny.run().success
-        page = read_page(instance)
+        pages.append(read_page(instance))
 
     assert file.read_bytes() == before
-    assert page == {"logged to openlineage": str(file)}
+    assert pages == [{"logged to openlineage": str(file)}] * 2
+
+
+def test_page_of_a_build_elsewhere_is_renewed_once_its_tracker_answers(tmp_path: Path) -> None:
+    with dg.DagsterInstance.ephemeral() as instance, receiving() as receiver:
+        address = receiver.url.partition("/hook")[0]
+        tiny = write(tmp_path, instance, {"kind": "openlineage", "url": address, "api_key_env": "LINEAGE_KEY"})
+        project = tiny.project
+        counts, pages, finished = list[int](), list[str](), list[Any]()
+        for key in ("", "secret", "secret"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("LINEAGE_KEY", key)
+                finished = runner.build(project)
+                build_record.log_outputs(project, [report.manifest for _, report, _ in finished])
+            counts.append(report_finished_steps(instance, project, finished))
+            pages += [str(value) for value in read_page(instance).values()]
+
+    assert counts == [len(finished), 1, 0]
+    assert pages[0].startswith("not logged: ")
+    assert pages[1:] == [address] * 2

@@ -318,8 +318,8 @@ def test_secret_that_is_not_set_is_one_line_before_the_build(tmp_path: Path, mon
     monkeypatch.delenv("LINEAGE_KEY", raising=False)
     project = write(tmp_path, {"kind": "openlineage", "url": "http://127.0.0.1:9", "api_key_env": "LINEAGE_KEY"})
     missing = (
-        "execution.log_to.0.api_key_env: the environment variable LINEAGE_KEY is not set; it holds the secret of this "
-        "tracker, which gets nothing without it; set it"
+        "execution.log_to, openlineage: api_key_env: the environment variable LINEAGE_KEY is not set; it holds the "
+        "secret of this tracker, which gets nothing without it; set it"
     )
 
     assert build(project) == [f"! {missing}", f"! not logged to openlineage: {missing}"]
@@ -341,7 +341,7 @@ def test_client_of_another_version_is_named_with_those_supported(
 
     assert problem is not None
     where, found, allowed, remedy = (part.strip() for part in f"{problem}".replace(": ", "; ", 1).split("; "))
-    assert (where, found) == ("execution.log_to.0", f"{name} {version} is installed")
+    assert (where, found) == (f"execution.log_to, {kind}", f"{name} {version} is installed")
     assert allowed.startswith("supported are versions from ")
     assert remedy == f"run pip install 'rowmill[{kind}]'"
 
@@ -356,8 +356,8 @@ def test_client_that_is_not_installed_is_named_with_the_extra(
     [result] = log_build([OpenLineageTracker(file="events.jsonl")], record, tmp_path)
 
     assert result.problem == (
-        "execution.log_to.0: the package openlineage-python is not installed; supported are versions from 1.48 to "
-        "before 2.0; run pip install 'rowmill[openlineage]'"
+        "execution.log_to, openlineage: the package openlineage-python is not installed; supported are versions "
+        "from 1.48 to before 2.0; run pip install 'rowmill[openlineage]'"
     )
 
 

@@ -58,16 +58,17 @@ class LogResult:
 
 def find_tracker_problems(trackers: Sequence[AnyTracker]) -> list[str | None]:
     """Return for each tracker why nothing can be logged to it: no secret, no client, or one of another version."""
-    return [_find_problem(tracker, f"execution.log_to.{number}") for number, tracker in enumerate(trackers)]
+    return [_find_problem(tracker) for tracker in trackers]
 
 
-def _find_problem(tracker: AnyTracker, where: str) -> str | None:
+def _find_problem(tracker: AnyTracker) -> str | None:
+    where = f"execution.log_to, {tracker.kind}"
     for name in type(tracker).model_fields:
         variable = getattr(tracker, name) if name.endswith("_env") else None
         if variable is not None and not os.environ.get(variable):
             return (
-                f"{where}.{name}: the environment variable {variable} is not set; it holds the secret of this tracker, "
-                "which gets nothing without it; set it"
+                f"{where}: {name}: the environment variable {variable} is not set; it holds the secret of this "
+                "tracker, which gets nothing without it; set it"
             )
     distributions, lowest, below = _CLIENTS[tracker.kind]
     first, last = (".".join(map(str, version)) for version in (lowest, below))

@@ -78,7 +78,20 @@ def test_flags_of_a_row_do_not_make_its_mask_wrong() -> None:
         {"role": "assistant", "content": "Then.", "weight": 0.5},
     ]
 
-    assert RowJudge(renderer, MaskRules(), 1.0).reject(Conversation(messages)) is None
+    assert RowJudge(renderer, MaskRules(), Loss(), 1.0).reject(Conversation(messages)) is None
+
+
+def test_mask_that_was_made_is_the_one_that_is_judged() -> None:
+    renderer = Renderer(RendererSpec(read_named_template("qwen3"), TOKENS))
+    row = Conversation([{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}])
+    made = Masker(renderer, Loss(), MaskRules()).mask(row)
+    assert isinstance(made, MaskedConversation)
+    judge = RowJudge(renderer, MaskRules(), Loss(), 1.0)
+
+    assert judge.reject(row, made) is None
+    assert judge.reject(row, damage(made)[0]) is not None
+    # With another loss the row is masked once more.
+    assert RowJudge(renderer, MaskRules(), Loss(lead="train"), 1.0).reject(row, damage(made)[0]) is None
 
 
 # ── what becomes of it ──

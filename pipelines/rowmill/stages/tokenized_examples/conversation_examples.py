@@ -194,26 +194,34 @@ class RowJudge:
 
     `checks/mask_judge.py` renders a row as transformers does and finds characters that train, or do not train, by
     mistake. It judges masks in which every message of the model is supervised, so a chosen row is masked once more with
-    the default loss. Which rows are chosen depends on their hashes and `template.verify_render` alone.
+    the default loss, unless its mask is that already. Which rows are chosen depends on their hashes and
+    `template.verify_render` alone.
     """
 
-    def __init__(self, renderer: Renderer, rules: MaskRules, share: float) -> None:
-        """Judge the given share of the rows of a template, 0–1."""
+    def __init__(self, renderer: Renderer, rules: MaskRules, loss: Loss, share: float) -> None:
+        """Judge the given share of the rows of a template, 0–1; `rules` and `loss` are those of the rows' masks."""
         self.share = share
         counted = dict.fromkeys(get_args(DroppedKind), "count")
+        self._has_default_loss = loss == Loss()
         self._masker = Masker(renderer, Loss(), MaskRules(rules.assistant_roles, on_dropped=counted))
         self._judge = MaskJudge(renderer, rules.assistant_roles, remembers=True)
 
-    def reject(self, conversation: Conversation) -> Rejected | None:
-        """Return the reject of a row whose text or mask is wrong; None too for a row that is not chosen."""
+    def reject(self, conversation: Conversation, made: MaskedConversation | None = None) -> Rejected | None:
+        """Return the reject of a row whose text or mask is wrong; None too for a row that is not chosen.
+
+        `made` is the mask that was made of the whole row, if there is one.
+        """
         if not is_judged(conversation.row_hash, self.share):
             return None
         unflagged = [{k: v for k, v in one.items() if k not in _FLAGS} for one in conversation.messages]
-        conversation = replace(conversation, messages=unflagged)
-        masked = self._masker.mask(conversation)
-        if isinstance(masked, Rejected):
-            return None
-        for defect in self._judge.judge(conversation, masked) or ():
+        # What the template drops may be a reason not to train other messages.
+        if made is None or made.dropped or not self._has_default_loss or unflagged != conversation.messages:
+            conversation = replace(conversation, messages=unflagged)
+            masked = self._masker.mask(conversation)
+            if isinstance(masked, Rejected):
+                return None
+            made = masked
+        for defect in self._judge.judge(conversation, made) or ():
             if defect.kind == "text_differs":
                 return Rejected("render_mismatch", f"character {defect.start}: {defect.text[:40]!r} by rowmill")
             return Rejected("mask_judged_wrong", f"message {defect.message}: {defect.kind} {defect.text[:40]!r}")
@@ -280,7 +288,8 @@ class ConversationEncoder:
         """Open the renderer and the masker."""
         printer = open_renderer(spec)
         rules = make_mask_rules(dataset)
-        masker, judge = Masker(printer, dataset.loss, rules), RowJudge(printer, rules, dataset.template.verify_render)
+        masker = Masker(printer, dataset.loss, rules)
+        judge = RowJudge(printer, rules, dataset.loss, dataset.template.verify_render)
         control = ControlStrings(encoder.card, spec.text)
         prints_none = printer.contract.reasoning == "none"
         bos = None
@@ -454,7 +463,10 @@ class ConversationExampleBuilder:
             shortened = self._steps.limit_reasoning(hidden[0])
             candidates = self._render(self._split(shortened), hidden[1], counts)
             if self.kind == "conversation" and not isinstance(candidates, Rejected):
-                candidates = self._steps.judge.reject(self._steps.inline_reasoning(shortened)) or candidates
+                # A row that is split, or has stand-ins of control strings, is masked once more to be judged.
+                whole = [one.only for one in candidates] == [None] and not hidden[1]
+                made = candidates[0].masked if whole else None
+                candidates = self._steps.judge.reject(self._steps.inline_reasoning(shortened), made) or candidates
             rendered.append(candidates)
         masked = [(one.masked, one.ordinary) for row in rendered if not isinstance(row, Rejected) for one in row]
         encoded = iter(self._steps.encode_masked(masked, counts))

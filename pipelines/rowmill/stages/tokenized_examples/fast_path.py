@@ -226,7 +226,7 @@ class BatchedChatPath:
             if judged[shape.roles] >= JUDGED_ROWS:
                 continue
             judged[shape.roles] += 1
-            if self._judge.reject(one) if self._masker.trains else self._judge.reject_prompt(one, masked.text):
+            if self._judge.reject(one, masked) if self._masker.trains else self._judge.reject_prompt(one, masked.text):
                 return False
         return True
 

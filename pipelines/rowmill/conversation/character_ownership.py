@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
+from json.encoder import encode_basestring
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -85,25 +86,26 @@ _PRIVATE_PLANES = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """The private-use planes of Unicode, without the non-characters at their ends."""
 _PRIVATE_CODES = np.concatenate([np.arange(first, last, dtype=np.uint32) for first, last in _PRIVATE_PLANES])
 _FIRST_PRIVATE_CODE = _PRIVATE_PLANES[0][0]
-_COVERED_EDGE_CHARS = (256, 64, 16, 4)
+_PRIVATE_CHARACTER = re.compile(f"[{chr(_FIRST_PRIVATE_CODE)}-{chr(0x10FFFF)}]")
+_COVERED_EDGE_CHARS = (256, 64, 16, 4, 0)
 """Characters covered at each end of a text, tried in turn if the row has more characters than there are private code
 points."""
 
 
-def _make_kept_table() -> "NDArray[np.bool_]":
-    table = np.zeros(0x110000, bool)
-    table[:0x20] = True
+def _make_coverable_table() -> "NDArray[np.bool_]":
+    table = np.ones(0x110000, bool)
+    table[:0x20] = False
     for character in '"\\':
-        table[ord(character)] = True
+        table[ord(character)] = False
     for code in range(0x3001):
         if chr(code).isspace():
-            table[code] = True
+            table[code] = False
     # A surrogate cannot be encoded next to other characters.
-    table[0xD800:0xE000] = True
+    table[0xD800:0xE000] = False
     return table
 
 
-_KEPT_CHARACTERS = _make_kept_table()
+_COVERABLE_CHARACTERS = _make_coverable_table()
 
 
 _TextReplacer = Callable[[int, OwnTextPart, int, str], str]
@@ -155,6 +157,10 @@ def list_compared_literals(tree: nodes.Template) -> tuple[str, ...]:
     return tuple(sorted((one for one in found if one.strip()), key=lambda one: (-len(one), one)))
 
 
+_BY_FREQUENCY = "zqj!?:;()kxv\"w-bpgyfmucdl'hrsinota,.e "
+"""The most frequent characters of texts, from rare to common; all others are rarer."""
+
+
 class TemplateLiterals:
     """The literals of a template that must stay uncovered inside own text."""
 
@@ -163,22 +169,18 @@ class TemplateLiterals:
         """Whether the template sorts something, possibly the arguments of a call."""
         every = list_compared_literals(tree)
         tags = [one for one in every if not one.isalnum()]
-        self._texts = {"tags": tags, "all": every}
+        rarest = {one: min(one, key=_BY_FREQUENCY.find) for one in every}
+        self._texts = {"tags": [(rarest[one], one) for one in tags], "all": [(rarest[one], one) for one in every]}
         self.hidden = re.compile("(?:" + "|".join([*map(re.escape, tags), r'[\s"\\\x00-\x1f]']) + ")+")
         """Matches texts of which no character is covered."""
 
-    def within(self, text: str, which: Literal["tags", "all"]) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of a text at which such a literal occurs."""
-        # Most rows have none or few of them, and few are found faster than all.
-        present = tuple(filter(text.__contains__, self._texts[which]))
-        if present:
-            for found in _compile_alternatives(present).finditer(text):
-                yield found.span()
-
-
-@lru_cache(maxsize=256)
-def _compile_alternatives(texts: tuple[str, ...]) -> "re.Pattern[str]":
-    return re.compile("|".join(map(re.escape, texts)))
+    def blank_out(self, text: str, which: Literal["tags", "all"]) -> str:
+        """Return the text with control characters in the place of such literals."""
+        for rarest, one in self._texts[which]:
+            # Most rows have none or few of them, and one character is looked for faster than several.
+            if rarest in text and one in text:
+                text = text.replace(one, "\0" * len(one))
+        return text
 
 
 # ── covering ──
@@ -214,33 +216,35 @@ class CoveredConversation:
         texts, self._numbers = [source.text for source in self.sources], list(range(len(self.sources)))
         if attempt.alike:
             texts = self._share_alike_contents()
+        self._texts = texts
         self._joined = "".join(texts)
         self._starts = starts = [0, *accumulate(map(len, texts))]
         self._codes = _encode_code_points(self._joined)
-        kept = _KEPT_CHARACTERS[self._codes]
-        for start, end in literals.within(self._joined, attempt.literals):
-            kept[start:end] = True
+        blanked = literals.blank_out(self._joined, attempt.literals)
+        coverable = _COVERABLE_CHARACTERS.take(self._codes if blanked is self._joined else _encode_code_points(blanked))
         if attempt.literals == "all":
             # A template may parse a text without a letter as a number.
             for number, text in enumerate(texts):
                 if not any(map(str.isalpha, text)):
-                    kept[starts[number] : starts[number + 1]] = True
+                    coverable[starts[number] : starts[number + 1]] = False
         self._private = _PRIVATE_CODES
         if not rendered.text.isascii():
             printed = _encode_code_points(rendered.text)
             if int(printed.max()) >= _FIRST_PRIVATE_CODE:
                 self._private = _PRIVATE_CODES[~np.isin(_PRIVATE_CODES, printed)]
-        covered = self._choose_covered(texts, kept)
-        self._covered_ranges = [(0, 0)] * len(texts)
-        """From the first to behind the last covered character of each text."""
-        for number, (first, stop) in enumerate(pairwise(covered.searchsorted(starts).tolist())):
-            if first < stop:
-                self._covered_ranges[number] = int(covered[first]), int(covered[stop - 1]) + 1
+        covered = self._choose_covered(coverable)
+        flags = coverable.tobytes()
+        self._covered_ranges = [
+            (max(0, flags.find(1, start, end) - start), flags.rfind(1, start, end) + 1 - start)
+            for start, end in pairwise(starts)
+        ]
+        """From the first to behind the last covered character of each text; nothing if none is covered."""
         self._covered = self._order_covered(covered) if literals.sorts else covered
         changed = self._codes.copy()
         changed[self._covered] = self._private[: len(covered)]
-        self._changed = changed.tobytes().decode("utf-32-le", "surrogatepass")
-        new = iter([self._changed[starts[number] : starts[number + 1]] for number in self._numbers])
+        joined = changed.tobytes().decode("utf-32-le", "surrogatepass")
+        self._changed = [joined[start:end] for start, end in pairwise(starts)]
+        new = map(self._changed.__getitem__, self._numbers)
         self.messages = self._replace_texts(rendered.messages, lambda *_: next(new))
 
     def _replace_texts(self, messages: Sequence[Message], replace: _TextReplacer) -> list[Message]:
@@ -329,26 +333,26 @@ class CoveredConversation:
         texts = np.searchsorted(self._starts, covered, "right") - 1
         return covered[np.argsort(rank[texts], kind="stable")]
 
-    def _choose_covered(self, texts: Sequence[str], kept: "NDArray[np.bool_]") -> "NDArray[np.int64]":
-        """Return the positions of the characters to cover, ascending: those that are not kept."""
-        covered = (~kept).nonzero()[0]
+    def _choose_covered(self, coverable: "NDArray[np.bool_]") -> "NDArray[np.int64]":
+        """Return the positions of the characters to cover, ascending, which `coverable` is changed to."""
+        starts = self._starts
         if self._attempt.whole:
             # Few templates escape a text of only quotes, backslashes and control characters.
-            bounds = covered.searchsorted(self._starts).tolist()
-            for number, (text, begin, end) in enumerate(zip(texts, bounds, bounds[1:], strict=False)):
+            flags = coverable.tobytes()
+            for text, start, end in zip(self._texts, starts, starts[1:], strict=False):
                 if (
-                    begin == end
+                    flags.find(1, start, end) < 0
                     and text.strip()
                     and not any(map(str.isprintable, text.replace('"', "").replace("\\", "")))
                 ):
-                    kept[self._starts[number] : self._starts[number + 1]] = [one.isspace() for one in text]
-            covered = (~kept).nonzero()[0]
-        for edge in _COVERED_EDGE_CHARS:
-            if len(covered) > len(self._private):
-                for start, end in pairwise(self._starts):
-                    kept[start + edge : max(start + edge, end - edge)] = True
-                covered = (~kept).nonzero()[0]
-        return covered if len(covered) <= len(self._private) else covered[:0]
+                    coverable[start:end] = [not one.isspace() for one in text]
+        covered, edges = coverable.nonzero()[0], iter(_COVERED_EDGE_CHARS)
+        while len(covered) > len(self._private):
+            edge = next(edges)
+            for start, end in pairwise(starts):
+                coverable[start + edge : max(start + edge, end - edge)] = False
+            covered = coverable.nonzero()[0]
+        return covered
 
     # ── mapping back ──
 
@@ -356,10 +360,7 @@ class CoveredConversation:
         """Return the positions of own texts in the plain render; None if the mapped-back render differs from it."""
         if len(covered) != len(self._plain):
             return None
-        printed: dict[int, list[tuple[int, int]]] | None = None
-        if self._private is _PRIVATE_CODES:
-            printed = self._find_printed(covered, repeated=False)
-            printed = self._find_printed(covered, repeated=True) if printed is None else printed
+        printed = self._find_printed(covered) if self._private is _PRIVATE_CODES else None
         printed = self._map_back(covered) if printed is None else printed
         if printed is None:
             return None
@@ -368,66 +369,53 @@ class CoveredConversation:
         missing: list[OwnedText] = []
         hidden: list[tuple[OwnedText, str]] = []
         taken: dict[int, int] = {}
-        for i, source in enumerate(self.sources):
-            if not source.text.strip():
+        for number, (message, part, call, text) in zip(self._numbers, self.sources, strict=True):
+            if not text or text.isspace():
                 continue
-            number = self._numbers[i]
-            places = printed.get(number, [])
-            turn = taken.get(number, 0)
+            places, turn = printed.get(number, ()), taken.get(number, 0)
             if turn < len(places):
                 taken[number] = turn + 1
-                found.append(OwnedText(*places[turn], source.message, source.part, source.call))
-            elif self._covered_ranges[number][1]:
-                missing.append(OwnedText(0, 0, source.message, source.part, source.call))
+                start, end = places[turn]
+                found.append(OwnedText(start, end, message, part, call))
+            elif self._covered_ranges[number][1] > 0:
+                missing.append(OwnedText(0, 0, message, part, call))
             else:
-                hidden.append((OwnedText(0, 0, source.message, source.part, source.call), source.text))
+                hidden.append((OwnedText(0, 0, message, part, call), text))
         found.sort()
         return CharacterOwnership(tuple(found), tuple(missing), tuple(hidden))
 
-    def _find_printed(self, covered: str, *, repeated: bool) -> dict[int, list[tuple[int, int]]] | None:
-        """Return what `_map_back` returns, if every text is printed in full, in a quarter of its time; else None.
-
-        Unless `repeated`, each is looked for once, behind the text before it.
-        """
-        found: list[tuple[int, int, int, str]] = []
-        position = 0
-        for number, (first, last) in enumerate(self._covered_ranges):
-            if first == last:
-                continue
-            new, own = self._changed[first:last], self._joined[first:last]
-            at = covered.find(new, 0 if repeated else position)
-            if at < 0 and position:
-                at = covered.find(new)
-            if at < 0:
-                new, own = (json.dumps(one, ensure_ascii=False)[1:-1] for one in (new, own))
-                at = covered.find(new)
-            while at >= 0:
-                position = at + len(new)
-                found.append((at, position, number, own))
-                at = covered.find(new, position) if repeated else -1
-        found.sort()
+    def _find_printed(self, covered: str) -> dict[int, list[tuple[int, int]]] | None:
+        """Return what `_map_back` returns, if every text is printed in full, in a quarter of its time; else None."""
+        changed, ranges = self._changed, self._covered_ranges
+        numbers: dict[str, int] = {}
+        for number, (first, last) in enumerate(ranges):
+            if first < last:
+                numbers[changed[number][first]] = number
+        printed: dict[int, list[tuple[int, int]]] = {}
         parts: list[str] = []
         position = 0
-        for at, end, _, own in found:
+        while (found := _PRIVATE_CHARACTER.search(covered, position)) is not None:
+            at, number = found.start(), numbers.get(found[0])
+            if number is None:
+                return None
+            (first, last), text = ranges[number], self._texts[number]
+            new, own = changed[number][first:last], text[first:last]
+            if not covered.startswith(new, at):
+                new, own = _escape(new), _escape(own)
+                if not covered.startswith(new, at):
+                    return None
             parts += (covered[position:at], own)
-            position = end
-        # A character that is printed elsewhere as well, or without its text, is still covered here.
-        if "".join((*parts, covered[position:])) != self._plain:
-            return None
-        printed: dict[int, list[tuple[int, int]]] = {}
-        for at, end, number, _ in found:
-            is_whole = self._covered_ranges[number] == (self._starts[number], self._starts[number + 1])
-            place = (at, end) if is_whole else self._extend(number, at, end)
+            position = at + len(new)
+            place = (at, position) if own is text else self._extend(number, at, position)
             if place is not None:
                 printed.setdefault(number, []).append(place)
-        return printed
+        return printed if "".join((*parts, covered[position:])) == self._plain else None
 
     def _extend(self, number: int, start: int, end: int) -> tuple[int, int] | None:
         """Return where a text is printed whose covered range is at `[start, end)`; None if its ends are not there."""
-        first, last = self._covered_ranges[number]
-        lead, tail = self._joined[self._starts[number] : first], self._joined[last : self._starts[number + 1]]
-        begin = _extend_match(lead, self._plain, start, backwards=True) if lead else start
-        stop = _extend_match(tail, self._plain, end, backwards=False) if tail else end
+        (first, last), text = self._covered_ranges[number], self._texts[number]
+        begin = _extend_match(text[:first], self._plain, start, backwards=True) if first else start
+        stop = _extend_match(text[last:], self._plain, end, backwards=False) if last < len(text) else end
         return None if begin is None or stop is None else (begin, stop)
 
     def _map_back(self, covered: str) -> dict[int, list[tuple[int, int]]] | None:
@@ -477,19 +465,22 @@ def _encode_code_points(text: str) -> "NDArray[np.uint32]":
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
 
 
+def _escape(text: str) -> str:
+    """Return a text as it is printed within JSON."""
+    return encode_basestring(text)[1:-1]
+
+
 @lru_cache(maxsize=4096)
 def _is_printed_form(rendered: str, own: str) -> bool:
     """Return whether `rendered` is a text as it is or JSON-escaped."""
-    return rendered in (own, json.dumps(own, ensure_ascii=False)[1:-1], json.dumps(own)[1:-1])
+    return rendered in (own, _escape(own), json.dumps(own)[1:-1])
 
 
 def _extend_match(text: str, plain: str, position: int, *, backwards: bool) -> int | None:
     """Return how far the uncovered characters at an end of a text reach in the render; None if it lacks them."""
-    if not text:
-        return position
     trimmed = text.lstrip() if backwards else text.rstrip()
     for one in (text, trimmed):
-        for form in (one, json.dumps(one, ensure_ascii=False)[1:-1], json.dumps(one)[1:-1]):
+        for form in (one, _escape(one), json.dumps(one)[1:-1]):
             if backwards and plain.endswith(form, 0, position):
                 return position - len(form)
             if not backwards and plain.startswith(form, position):
@@ -661,8 +652,12 @@ def _add_call_content(
         _add_scalar_content(located, index, arguments, texts, every, text)
 
 
+_dump_json = json.JSONEncoder(ensure_ascii=False).encode
+"""`json.dumps` as most templates call it, which would make the encoder each time."""
+
+
 def _list_json_forms(value: Json) -> Iterator[str]:
-    yield json.dumps(value, ensure_ascii=False)
+    yield _dump_json(value)
     yield json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     yield json.dumps(value, ensure_ascii=False, indent=4)
     yield json.dumps(value, ensure_ascii=False, indent=2)
@@ -747,7 +742,7 @@ def _add_hidden_content(
     before = max((p.end for p in pieces if p.message < one.message), default=0)
     after = min((p.start for p in pieces if p.message > one.message), default=len(text))
     kind = "tool_call" if one.call >= 0 else "reasoning" if one.part == "reasoning" else get_content_kind(role, roles)
-    for form in dict.fromkeys((own, own.strip(), json.dumps(own.strip(), ensure_ascii=False)[1:-1])):
+    for form in dict.fromkeys((own, own.strip(), _escape(own.strip()))):
         at = text.rfind(form, before, after)
         if at >= 0 and not any(p.start < at + len(form) and at < p.end for p in pieces):
             piece = ContentSpan(at, at + len(form), one.message, kind)

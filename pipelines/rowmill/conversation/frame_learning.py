@@ -24,6 +24,7 @@ from rowmill.conversation.template_frames import (
     find_first_control_token,
     find_opening_token,
     get_call_ids,
+    list_end_tokens,
     measure_json_closing,
     normalize_inner_text,
     replace_call_ids,
@@ -151,6 +152,7 @@ class FrameLearner:
             model_roles=self._roles,
             next_header_ends=self._next_header_ends,
             bos_token=self._renderer.bos_token,
+            end_tokens=list_end_tokens(self._renderer.eos_token, self._tokens),
         )
         headers = {role: known.find_header(header) or header for role, header in self._headers.items()}
         return replace(known, headers=headers, closings=self._learn_closings(seen, headers, known))

@@ -18,8 +18,8 @@ from rowmill.conversation.frame_learning import MAX_CACHED_FRAMES, learn_frames_
 from rowmill.conversation.options import Loss, MaskRules
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior
-from rowmill.conversation.template_frames import TemplateFrames, get_call_ids
-from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
+from rowmill.conversation.template_frames import TemplateFrames, get_call_ids, list_end_tokens
+from rowmill.conversation.turn_cutting import TurnCutter
 from rowmill.conversation.turn_layouts import MIN_FOREIGN_CHARS, TurnLayout, learn_layout
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
@@ -57,8 +57,8 @@ class Masker:
             )
         self._by_blocks = renderer.has_blocks and not loss.trains_everything
         self._frames: dict[str, TemplateFrames] = {}
-        self._end_tokens = list_end_tokens(renderer.eos_token, renderer.control_tokens)
-        ends = [self._contract.printed_end, renderer.eos_token, *self._end_tokens]
+        end_tokens = list_end_tokens(renderer.eos_token, renderer.control_tokens)
+        ends = [self._contract.printed_end, renderer.eos_token, *end_tokens]
         frames = [*self._contract.empty_reasoning, *self._contract.reasoning_close, self._contract.finish]
         self._constants = frozenset(text.strip() for text in (*frames, *ends))
 
@@ -149,15 +149,14 @@ class Masker:
         cutter = TurnCutter(
             rendered,
             conversation.messages,
-            located,
+            located.unproven,
             frames,
-            self._end_tokens,
             self._renderer.eos_token,
             self._loss,
             self._roles,
             by_blocks=self._by_blocks,
         )
-        cut = cutter.cut(supervised)
+        cut = cutter.cut(pieces, supervised)
         if isinstance(cut, Rejected):
             return cut
         region = self._exclude_reasoning(conversation.messages, cut.text, cut.trained, located)

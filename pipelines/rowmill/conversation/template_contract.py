@@ -21,7 +21,7 @@ from rowmill.conversation.template_frames import (
     split_into_units,
     split_turn_prefix,
 )
-from rowmill.conversation.turn_cutting import TurnCutter, list_end_tokens
+from rowmill.conversation.turn_cutting import TurnCutter
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected, Span
 
@@ -253,7 +253,6 @@ def _find_block_differences(renderer: "Renderer", frames: TemplateFrames) -> Ite
     """Yield text of probes that `{% generation %}` blocks train and the closed list does not, then the reverse."""
     if not renderer.has_blocks:
         return
-    ends = list_end_tokens(renderer.eos_token, renderer.control_tokens)
     for _, probe, tools in _SHAPES:
         rendered = renderer.render(probe, tools, {})
         located = None if isinstance(rendered, Rejected) else locate_own_text(renderer, rendered, probe, _MODEL)
@@ -264,14 +263,13 @@ def _find_block_differences(renderer: "Renderer", frames: TemplateFrames) -> Ite
             TurnCutter(
                 rendered,
                 probe,
-                located,
+                located.unproven,
                 frames,
-                ends,
                 renderer.eos_token,
                 Loss(finish="none"),
                 _MODEL,
                 by_blocks=blocks,
-            ).cut(supervised)
+            ).cut(located.pieces(), supervised)
             for blocks in (True, False)
         )
         if not isinstance(by_blocks, Rejected) and not isinstance(by_frames, Rejected):

@@ -30,6 +30,7 @@ _JSON_END = re.compile(rf"{_JSON_SYNTAX}\Z")
 
 ID_PLACEHOLDER = "\0"
 """Placeholder for a call's id, which templates print within template text."""
+_MAX_KNOWN_ENDINGS = 4096
 MIN_ID_CHARS = 3
 """Ids shorter than this are ignored: they occur in other text by chance."""
 
@@ -86,6 +87,8 @@ class TemplateFrames:
     next_header_ends: bool = False
     """Whether the first token of the user's header is all that ends an answer."""
     bos_token: str = ""
+    end_tokens: tuple[str, ...] = ()
+    """The tokens that may end a turn."""
 
     @cached_property
     def _ends_by_kind(self) -> dict[str, list[str]]:
@@ -108,15 +111,20 @@ class TemplateFrames:
         at = max((gap.rfind(end) + len(end) for known in ends for end in known if end and end in gap), default=0)
         return gap[at:].lstrip().removeprefix(self.bos_token)
 
+    @cached_property
+    def _varying_prefixes(self) -> dict[TurnPrefix, bool]:
+        """All prefixes, longest first, and whether their rest holds ids or numbers, which differ from row to row."""
+        return {one: ID_PLACEHOLDER in one.rest or bool(_DIGITS.search(one.rest)) for one in self.prefixes}
+
     def match_prefix(self, text: str, start: int, position: int, ids: Sequence[str]) -> TurnPrefix | None:
         """Return the prefix that ends at `position` of a render and begins at `start` or later.
 
         `ids` are the ids of the message's calls, here and below.
         """
-        for prefix in self.prefixes:
-            for rest in fill_in_call_ids(prefix.rest, ids) if ID_PLACEHOLDER in prefix.rest else (prefix.rest,):
+        for prefix, varies in self._varying_prefixes.items():
+            for rest in fill_in_call_ids(prefix.rest, ids) if varies else (prefix.rest,):
                 own = rest if text.endswith(rest, start, position) else None
-                if own is None and _DIGITS.search(rest):
+                if own is None and varies and _DIGITS.search(rest):
                     own = _match_ignoring_numbers(rest, text, start, position)
                 if own is None or not text.endswith(prefix.header, start, position - len(own)):
                     continue
@@ -140,18 +148,42 @@ class TemplateFrames:
         first, then all ends of turns of that kind.
         """
         after = position + (measure_json_closing(text, position) if kind == "tool_call" else 0)
-        known, every, found = [self.ends.get((kind, role)) for role in roles], self.list_ends(kind), ""
-        for ends in known:
-            found = max(found, _find_end_at(ends or (), text, after, ids), key=len)
+        every, found = self.list_ends(kind), ""
+        for role in roles:
+            end = _find_end_at(self.ends.get((kind, role), ()), text, after, ids)
+            found = end if len(end) > len(found) else found
         found = found or _find_end_at(every, text, after, ids)
         if found:
             return text[position:after] + found
         # The template prints no end before such a message, or never ends an answer.
+        known = [self.ends.get((kind, role)) for role in roles]
         runs_on = any(
             ends is not None and (not any(ends) or ("" in ends and role in self.model_roles))
             for ends, role in zip(known, roles, strict=True)
         )
         return "" if runs_on or (not every and kind == "assistant") else None
+
+    @cached_property
+    def _tokens_of_endings(self) -> dict[tuple[str, str], str]:
+        return {}
+
+    def find_end_token(self, kind: str, ending: str) -> str:
+        """Return the part of a turn's ending that does not belong to its body.
+
+        What closes the frame of the last own text, as `</tool_call>` does, belongs to the body.
+        """
+        known = self._tokens_of_endings
+        if (kind, ending) not in known:
+            tokens = [one for one in self.end_tokens if ending.endswith(one)]
+            if kind == "assistant":
+                token = tokens[0] if tokens else ending
+            else:
+                tokens = [*filter(ending.endswith, self.list_ends("assistant")), *tokens]
+                token = max(tokens, key=len, default="")
+            if len(known) >= _MAX_KNOWN_ENDINGS:
+                known.clear()
+            known[kind, ending] = token
+        return known[kind, ending]
 
     def get_finish(self, kind: str, ids: Sequence[str]) -> str:
         """Return the end of a turn of that kind that other messages follow."""
@@ -200,6 +232,12 @@ def measure_json_closing(text: str, position: int) -> int:
     """Return how many characters of JSON syntax and scalars begin at a position."""
     found = _JSON_START.match(text, position)
     return found.end() - position if found else 0
+
+
+@lru_cache(maxsize=64)
+def list_end_tokens(eos: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the tokens that may end a turn: all but closing tags."""
+    return tuple(token for token in (eos, *control_tokens) if token and not token.startswith("</"))
 
 
 # ── units of template text ──

@@ -15,12 +15,11 @@ An option that is set overrides both columns.
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise, zip_longest
 from operator import itemgetter
 from typing import NamedTuple
 
-from rowmill.conversation.character_ownership import LocatedContent, RenderedConversation, group_by_message
+from rowmill.conversation.character_ownership import RenderedConversation, group_by_message
 from rowmill.conversation.options import Loss
 from rowmill.conversation.template_frames import TemplateFrames, get_call_ids, measure_json_closing
 from rowmill.schema.rows import ContentSpan, Message, Rejected, Span
@@ -69,22 +68,20 @@ class TurnCutter:
         self,
         rendered: RenderedConversation,
         messages: Sequence[Message],
-        located: LocatedContent,
+        unproven: Sequence[ContentSpan],
         frames: TemplateFrames,
-        end_tokens: Sequence[str],
         eos_token: str,
         loss: Loss,
         roles: frozenset[str],
         *,
         by_blocks: bool,
     ) -> None:
-        """Read a render; `end_tokens` are the tokens that may end a turn."""
+        """Read a render; `unproven` are the pieces of texts that could not be covered."""
         self._rendered = rendered
         self._text = rendered.text
         self._messages = messages
-        self._located = located
+        self._unproven = unproven
         self._frames = frames
-        self._end_tokens = end_tokens
         self._eos_token = eos_token
         self._loss = loss
         self._roles = roles
@@ -92,18 +89,15 @@ class TurnCutter:
         options = (loss.lead, loss.end_of_turn, loss.trailing, None if loss.finish == "auto" else loss.finish)
         self._overrides_blocks = options != (None, None, None, None)
 
-    def cut(self, supervised: Sequence[int]) -> TrainedText | Rejected:
-        """Return the trained spans of the supervised messages.
+    def cut(self, pieces: Sequence[ContentSpan], supervised: Sequence[int]) -> TrainedText | Rejected:
+        """Return the trained spans of the supervised messages; `pieces` are all own texts in the order of the text.
 
         Rejects with `foreign_text_trained` if template text would train that is not on the closed list.
         """
         wanted = set(supervised)
-        pieces = self._located.pieces()
         trained = self._select_blocks(pieces, wanted) if self._by_blocks else []
         text = self._text
-        for group in _make_content_groups(pieces, self._text):
-            if group.message not in wanted:
-                continue
+        for group in _make_content_groups(pieces, self._text, wanted):
             if self._messages[group.message]["role"] not in self._roles:
                 trained.append(self._cut_other_role(group))
                 continue
@@ -133,7 +127,7 @@ class TurnCutter:
         for span in sorted(trained, key=itemgetter(0)):
             start = max(span.start, ordered[-1].end) if ordered else span.start
             if span.end > start:
-                ordered.append(Span(start, span.end, span.message))
+                ordered.append(span if start == span.start else Span(start, span.end, span.message))
         return TrainedText(ordered, text)
 
     # ── generation blocks ──
@@ -146,7 +140,7 @@ class TurnCutter:
         space and blocks separate them. Nothing says whose any other block without own text is, so it does not train.
         """
         blocks = self._rendered.blocks
-        unproven = set(self._located.unproven)
+        unproven = set(self._unproven)
         trained: list[Span] = []
         for start, end in blocks:
             if start == end:
@@ -167,7 +161,7 @@ class TurnCutter:
     def _is_end(self, text: str) -> bool:
         """Return whether a text ends a turn."""
         return bool(text) and (
-            text in self._end_tokens
+            text in self._frames.end_tokens
             or text == self._eos_token
             or any(text == end.strip() for ends in self._frames.ends.values() for end in ends)
         )
@@ -215,23 +209,14 @@ class TurnCutter:
             stripped = last.start + len(text[last.start : content_end].rstrip())
             other = frames.match_end(text, stripped, last.kind, roles, ids)
             content_end, ending = (stripped, other) if other else (content_end, ending)
-        is_known = (
-            self._is_partial_end(last.kind, text[content_end : group.after], ids)
-            if roles == ("",)
-            else ending is not None
-        )
-        if not ending and not is_known:
-            unknown = text[content_end : min(group.after, content_end + 40)]
-            return Rejected("foreign_text_trained", f"message {index}: unknown template text {unknown!r} after it")
+        if not ending:
+            after = text[content_end : group.after]
+            if not self._is_partial_end(last.kind, after, ids) if roles == ("",) else ending is None:
+                why = f"message {index}: unknown template text {after[:40]!r} after it"
+                return Rejected("foreign_text_trained", why)
         ending = ending or ""
-        # What closes the frame of the last own text, as `</tool_call>` does, belongs to the body.
-        if last.kind == "assistant":
-            token = next((one for one in self._end_tokens if ending.endswith(one)), ending)
-        else:
-            ends = (*frames.list_ends("assistant"), *self._end_tokens)
-            token = max((one for one in ends if ending.endswith(one)), key=len, default="")
         end = content_end + len(ending)
-        stop = end - len(token)
+        stop = end - len(frames.find_end_token(last.kind, ending))
         space = text[end : group.after]
         trailing = end + len(space) - len(space.lstrip()) if ending else end
         return TurnBounds(index, last.kind, start - len(prefix.header), start, content_end, stop, end, trailing)
@@ -282,23 +267,18 @@ class TurnCutter:
         return Span(start, end, index)
 
 
-def _make_content_groups(pieces: Sequence[ContentSpan], text: str) -> list[_ContentGroup]:
-    """Group consecutive pieces of the same message, with the bounds of the template text around each group."""
+def _make_content_groups(pieces: Sequence[ContentSpan], text: str, wanted: set[int]) -> list[_ContentGroup]:
+    """Group consecutive pieces of each wanted message, with the bounds of the template text around each group."""
     groups = group_by_message(pieces)
     found: list[_ContentGroup] = []
     before = 0
     for group, following in zip_longest(groups, groups[1:]):
         after, follower = (len(text), -1) if following is None else (following[0].start, following[0].message)
-        found.append(_ContentGroup(group[0].message, group, before, after, follower))
+        if group[0].message in wanted:
+            found.append(_ContentGroup(group[0].message, group, before, after, follower))
         last = group[0] if len(group) == 1 else max(group, key=itemgetter(1))
         before = max(before, last.start + len(text[last.start : last.end].rstrip()))
     return found
-
-
-@lru_cache(maxsize=64)
-def list_end_tokens(eos: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the tokens that may end a turn: all but closing tags."""
-    return tuple(token for token in (eos, *control_tokens) if token and not token.startswith("</"))
 
 
 def _find_missing_end(ending: str, rendered: str) -> str:

@@ -222,6 +222,39 @@ def test_proof_of_a_template_that_depends_on_the_text_is_impossible() -> None:
     assert judge.judge([user("What"), assistant("Four")], None, "4;Four;", [(2, 7)]) is None
 
 
+RESULTS_WITHIN_CALLS = """{% for m in messages %}{% if m.role != "tool" %}{% set here = loop.index %}<|turn>{{ m.role }}
+{% for c in m.tool_calls or [] %}<|call>{{ c.function.name }}{{ c.function.arguments | tojson }}<call|><|result>
+{%- if here < messages | length and messages[here].role == "tool" %}{{ messages[here].content }}<result|>{% endif %}
+{% endfor %}{{ m.content }}{% if m.content %}<turn|>{% endif %}
+{% endif %}{% endfor %}{% if add_generation_prompt and messages[-1].role != "tool" %}<|turn>assistant
+{% endif %}"""
+"""Prints the result of a call before the text beside the call."""
+NO_PROMPT_AFTER_RESULTS = """{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == "user" %}
+{% set last.user = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}{% if m.role == "tool" %}<|result>{{ m.content }}<result|>{% else %}<|turn>{{ m.role }}
+{% if m.reasoning_content and loop.index0 > last.user %}<|think>{{ m.reasoning_content }}<think|>{% endif %}
+{% for c in m.tool_calls or [] %}<|call>{{ c.function.name }}{{ c.function.arguments | tojson }}<call|>{% endfor %}
+{{ m.content }}{% if m.content %}<turn|>{% endif %}
+{% endif %}{% endfor %}{% if add_generation_prompt and messages[-1].role != "tool" %}<|turn>assistant
+{% endif %}"""
+"""Begins a turn after a result, but asks for it without a word; reasoning is printed after the last question only."""
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "result"), [(RESULTS_WITHIN_CALLS, "I look.", "[]"), (NO_PROMPT_AFTER_RESULTS, "", "cold")]
+)
+def test_judge_agrees_with_the_mask_around_a_result(text: str, content: str, result: str) -> None:
+    renderer = Renderer(RendererSpec(text, TOKENS))
+    call = {"id": "call_abc12", "type": "function", "function": {"name": "find", "arguments": {"city": "Oslo"}}}
+    called = {"role": "assistant", "content": content, "reasoning_content": "I must look.", "tool_calls": [call]}
+    answered = {"role": "tool", "content": result, "tool_call_id": "call_abc12", "name": "find"}
+    row = Conversation([user("Weather?"), called, answered, assistant("It is cold."), user("Why?"), assistant("So.")])
+    masked = Masker(renderer, Loss(), MaskRules()).mask(row)
+
+    assert isinstance(masked, MaskedConversation)
+    assert MaskJudge(renderer).judge(row, masked) == []
+
+
 def test_clock_of_the_proven_template_is_fixed() -> None:
     template = TransformersTemplate("\n{{ strftime_now('%Y') }} {{ messages[0].content }}", TOKENS, {}, NOW)
     assert template.render([user("Hi")], None) == "\n2025 Hi"

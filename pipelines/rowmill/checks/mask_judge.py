@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -577,6 +577,8 @@ class _MaskJudgement:
             return
         if left is not None and left == right:
             train = self._is_supervised(left)
+            if train and self._holds_result_without_letters(left, start, end):
+                return
             kind: MaskDefectKind = "frame_untrained" if train else "other_text_trained"
             self._expect_training(start, end, left, kind, train=train)
             return
@@ -611,6 +613,15 @@ class _MaskJudgement:
             self._expect_training(closing.allowed, max(closing.allowed, header), message, kind, train=False)
         if exact and right is not None and not self.judge.by_blocks:
             self._expect_training(max(header, closing.allowed), end, right, "start_untrained", train=True)
+
+    def _holds_result_without_letters(self, message: int, start: int, end: int) -> bool:
+        """Return whether a result such as `[]`, of which nothing is proven, is printed within its call's message."""
+        results = takewhile(
+            lambda index: self.messages[index]["role"] == "tool", range(message + 1, len(self.messages))
+        )
+        contents = [self.messages[index].get("content") for index in results if index not in self.proven.last_code]
+        gap = self.text[start:end]
+        return any(isinstance(one, str) and one.strip() and one.strip() in gap for one in contents)
 
     def _continues_after(self, message: int, start: int) -> bool:
         """Return whether a tool result is printed inside the model's turn, which then ends after it."""
@@ -795,6 +806,9 @@ class _MaskJudgement:
         if prompted and self.text.startswith(prompted) and len(prompted) <= end:
             first = self.judge.template.header_token(self.tools)
             return max(len(prompted), start), bool(first) and first in suffix
+        if before is not None and before == prompted:
+            # The template asks for this answer without a word, so the model writes the header as well.
+            return start, False
         suffix = suffix or default_prompt
         header_text = self.text[start:end]
         # All prefixes that end after a whole token or word, longest first.

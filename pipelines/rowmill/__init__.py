@@ -55,7 +55,16 @@ if TYPE_CHECKING:
     from rowmill.exports.tinker import read_datums
     from rowmill.inspection.generated_output import ParsedFiles, parse_files
     from rowmill.kinds.custom import BuildContext, RowFormat, register_format
-    from rowmill.reader import Batch, PackedSequence, Reader, TrainingStep, View
+    from rowmill.reader import (
+        Batch,
+        PackedSequence,
+        Reader,
+        SourceLosses,
+        SourceNames,
+        TrainingStep,
+        View,
+        loss_by_source,
+    )
     from rowmill.reader.tree_mask import tree_mask
     from rowmill.schema.examples import ExampleTokens
     from rowmill.schema.rows import Rejected, Row
@@ -87,12 +96,15 @@ __all__ = [
     "RowFormat",
     "SchemaError",
     "SourceError",
+    "SourceLosses",
+    "SourceNames",
     "TrainingStep",
     "UnreachableError",
     "View",
     "build_recipe",
     "canonicalize_rows",
     "get_chat_template",
+    "loss_by_source",
     "make_datum",
     "make_datums",
     "open_export",
@@ -120,7 +132,7 @@ _MODULES = {
     "rowmill.exports.tinker": "read_datums",
     "rowmill.kinds.custom": "BuildContext RowFormat register_format",
     "rowmill.inspection.generated_output": "ParsedFiles parse_files",
-    "rowmill.reader": "Batch PackedSequence Reader TrainingStep View",
+    "rowmill.reader": "Batch PackedSequence Reader SourceLosses SourceNames TrainingStep View loss_by_source",
     "rowmill.reader.tree_mask": "tree_mask",
     "rowmill.schema.examples": "ExampleTokens",
     "rowmill.schema.rows": "Rejected Row",

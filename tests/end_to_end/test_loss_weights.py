@@ -334,6 +334,7 @@ def test_options_at_their_default_leave_the_identity_of_a_recipe(tmp_path: Path)
     recipe = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}}}).project.recipe
     options = recipe.datasets["rows"]
     assert not {"prompt_weight", "allow_negative"} & options.loss.model_dump(mode="json").keys()
+    assert "store_domains" not in options.packing.model_dump(mode="json")
 
 
 # ── Cuts ───────────────────────────────────────────────────────────────────────────────────────────

@@ -1,5 +1,6 @@
 """The option groups `packing` and `mixture`."""
 
+import operator
 from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
@@ -89,6 +90,10 @@ class Packing(Config):
     keep these tokens; `error` (`raise`): stop the build; `split`: into several examples; `drop`. Unset: `keep_start`
     for conversations, `keep_end` for pairs, `split` for text, `error` for records."""
 
+    store_domains: bool = Field(default=False, exclude_if=operator.not_)
+    """Whether shards say the domain of each segment's row (`format.domain_key`), for the loss by domain. The shards of
+    all datasets of the recipe then have such a column."""
+
     @model_validator(mode="before")
     @classmethod
     def _merge_limits(cls, values: Any) -> Any:
@@ -136,11 +141,13 @@ class Packing(Config):
             f"max_segments_per_example: {self.max_segments_per_example}": self.max_segments_per_example is not None,
             f"segment_multiple_of: {self.segment_multiple_of}": self.segment_multiple_of > 1,
             "block_cross_document_attention: false": not self.block_cross_document_attention,
+            "store_domains: true": self.store_domains,
         }
         for option in (option for option, is_set in problems.items() if is_set):
             raise ValueError(
                 f"share_prefixes: true with {option}; trees are packed whole by best_fit, each token attends to its "
-                f"own example, and segments are neither counted nor padded; delete {option.partition(':')[0]}, or "
+                f"own example, and segments, which are of several rows, are neither counted, padded nor named; delete "
+                f"{option.partition(':')[0]}, or "
                 "share_prefixes"
             )
         return self

@@ -29,9 +29,19 @@ from rowmill.reader.places import SequenceSource
 from rowmill.reader.read_ahead import WHOLE_SHARE, BatchesBetweenPasses, WorkerShare, find_current_worker, read_ahead
 from rowmill.reader.schedule import PlannedBatch, RankSchedule
 from rowmill.reader.sequences import PackedSequence
+from rowmill.reader.source_losses import SourceLosses, SourceNames, loss_by_source
 from rowmill.reader.views import BatchFunction, SequenceFunction, View
 
-__all__ = ["Batch", "PackedSequence", "Reader", "TrainingStep", "View"]
+__all__ = [
+    "Batch",
+    "PackedSequence",
+    "Reader",
+    "SourceLosses",
+    "SourceNames",
+    "TrainingStep",
+    "View",
+    "loss_by_source",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class Reader:
     rank's share of a whole step (of a recipe without `batch_size`: one sequence). `layout` and `pad_to` are
     described in `layouts.py` and `layouts.py`. `as_torch` None gives tensors where torch is installed.
     `tokenizer` is a folder whose tokenizer.json must be the build's. `verify` reads every file once and compares
-    digests.
+    digests. `segment_sources` adds the dataset and the domain of each segment to batches, for `loss_by_source`.
 
     `len(reader)` and `reader[i]` are this rank's sequences; iteration yields batches.
 
@@ -84,6 +94,7 @@ class Reader:
         as_torch: bool | None = None,
         tokenizer: str | Path | None = None,
         verify: bool = False,
+        segment_sources: bool = False,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size}; ranks are 0 to {world_size - 1}; correct the rank")
@@ -97,11 +108,14 @@ class Reader:
             rank, world_size, self._published.step_offsets, self._published.has_steps, batch_size
         )
         published.require_sequences(self._published, rank, len(self._schedule))
-        self._source = places.open_order(self._published, rank, world_size, verify=verify)
+        self._names = self._published.source_names if segment_sources else None
+        self._source = places.open_order(self._published, rank, world_size, verify=verify, names=self._names)
         self._view = View(
             length=len(self._schedule),
             fetch=partial(_fetch_rank_sequences, self._source, rank, world_size),
-            layout=layouts.make_layout(layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch),
+            layout=layouts.make_layout(
+                layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch, names=self._names
+            ),
             batch_size=batch_size or 1,
         )
         self._next = 0
@@ -417,7 +431,7 @@ class Reader:
         }
 
     def _open_set(self, dataset: str, split: str) -> View:
-        source = places.open_split(self._published, dataset, split, verify=self._verify)
+        source = places.open_split(self._published, dataset, split, verify=self._verify, names=self._names)
         length = sum(shard.rows for shard in self._published.sets[dataset].shards.get(split, ()))
         return replace(self._view, length=length, fetch=source.at)
 
@@ -442,6 +456,11 @@ class Reader:
     def vocab_size(self) -> int:
         """The number of ids that a model's embedding needs."""
         return int(self._published.card["vocab_size"])
+
+    @property
+    def source_names(self) -> SourceNames:
+        """The names of datasets, and of domains if the recipe stores them (`packing.store_domains`), by number."""
+        return self._published.source_names
 
     @property
     def steps(self) -> int | None:

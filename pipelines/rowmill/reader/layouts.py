@@ -34,6 +34,9 @@ int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
                        shape of labels predecessors, where in its row the token before each one is (a first token and
                        padding have themselves), and subtree_ends: query q attends to key k if k <= q < subtree_ends[k].
                        `flat` has no seq_idx, cu_seq_lens_* and max_length_*, in which kernels would see no prefix
+    segment sources    segment_lengths, segment_dataset, segment_domain: [K] for the segments of `flat`, the last being
+                       its padding; [B, S] in `padded`, with length 0 and -1 after a row's last; source_names, the names
+                       of these numbers (`source_losses.py`)
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,6 +52,7 @@ from rowmill.core.arrays import Ints, Numbers, Tokens, Weights, compute_offsets
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.segment_trees import find_predecessors, find_token_subtree_ends, make_tree_positions
 from rowmill.reader.sequences import PackedSequence, make_position_ids
+from rowmill.reader.source_losses import SourceNames
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN
 from rowmill.schema.rows import PARENTS_COLUMN
 
@@ -96,6 +100,7 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
         **({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]}),
         **{name: np.concatenate(values)[None] for name, values in _collect_token_fields(rows).items()},
         **_join_row_fields(rows),
+        **{name: np.concatenate(values) for name, values in _collect_sources(rows).items()},
         **real_bounds,
     }
 
@@ -183,7 +188,25 @@ def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | N
         batch[name] = np.zeros((len(rows), wide, *of_rows[0].shape[1:]), of_rows[0].dtype)
         for i, values in enumerate(of_rows):
             batch[name][i, : len(values)] = values
+    for name, of_rows in _collect_sources(rows).items():
+        fill = 0 if name == "segment_lengths" else -1
+        batch[name] = np.full((len(rows), max(map(len, of_rows))), fill, np.int64)
+        for i, values in enumerate(of_rows):
+            batch[name][i, : len(values)] = values
     return batch | _join_row_fields(rows)
+
+
+def _collect_sources(rows: Sequence[PackedSequence]) -> dict[str, list[Ints]]:
+    """Return the sources of every sequence's segments; one without is a single segment of no source."""
+    if all(row.segment_lengths is None for row in rows):
+        return {}
+    found: dict[str, list[Ints]] = {"segment_lengths": [], "segment_dataset": [], "segment_domain": []}
+    for row in rows:
+        unknown = (np.array([len(row.input_ids)]), np.array([-1]), np.array([-1]))
+        known = (row.segment_lengths, row.segment_datasets, row.segment_domains)
+        for values, of_row, missing in zip(found.values(), known, unknown, strict=True):
+            values.append(missing if of_row is None else of_row)
+    return found
 
 
 def _collect_token_fields(rows: Sequence[PackedSequence]) -> dict[str, list[Numbers]]:
@@ -290,6 +313,7 @@ class BatchLayout:
     pad_id: int
     pad_to: int | None
     as_torch: bool
+    names: SourceNames | None = None
 
     def make_batch(self, rows: Sequence[PackedSequence]) -> Batch:
         """Make a batch of one or more sequences."""
@@ -300,6 +324,8 @@ class BatchLayout:
                 batch = stack_padded(rows, pad_id=self.pad_id, length=self.pad_to)
             case "preference":
                 batch = stack_pairs(rows, pad_id=self.pad_id, length=self.pad_to)
+        if self.names is not None and self.name != "preference":
+            batch["source_names"] = self.names
         if not self.as_torch:
             return batch
         torch: Any = import_module("torch")
@@ -308,7 +334,9 @@ class BatchLayout:
         }
 
 
-def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> BatchLayout:
+def make_layout(
+    name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None, names: SourceNames | None = None
+) -> BatchLayout:
     """Validate a layout and return it; `as_torch` None: tensors if torch is installed."""
     choices = get_args(LayoutName)
     if name not in choices:
@@ -318,4 +346,9 @@ def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: 
         raise ConfigError(
             "as_torch: torch is not installed here; it is needed for tensors; install it, or omit as_torch"
         )
-    return BatchLayout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
+    if name == "preference" and names is not None:
+        raise ConfigError(
+            "segment_sources with layout='preference'; sources are those of the segments of layout='flat' or 'padded'; "
+            "choose one of these, or omit segment_sources"
+        )
+    return BatchLayout(name, pad_id, pad_to, installed if as_torch is None else as_torch, names)

@@ -19,6 +19,7 @@ import numpy as np
 from rowmill.core.arrays import Ints, Tokens, compute_offsets, find_distinct, view_numbers
 from rowmill.reader.published import PublishedBuild
 from rowmill.reader.sequences import PackedSequence
+from rowmill.reader.source_losses import SourceNames
 from rowmill.reader.stored_rows import ExpectedShard, ShardFooter, StoredRows, check_shard, read_row_group
 
 CHECKED_REMOTE_SHARDS = 64
@@ -133,7 +134,9 @@ class IndexedPlaces:
 # ── Opening ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def open_order(build: PublishedBuild, rank: int, world_size: int, *, verify: bool) -> SequenceSource:
+def open_order(
+    build: PublishedBuild, rank: int, world_size: int, *, verify: bool, names: SourceNames | None = None
+) -> SequenceSource:
     """Open the stored ranks that a rank of any world size reads, and check their files.
 
     Raises
@@ -146,15 +149,17 @@ def open_order(build: PublishedBuild, rank: int, world_size: int, *, verify: boo
     rounds = build.world_size // gcd(build.world_size, world_size)
     needed = sorted({(rank + k * world_size) % build.world_size for k in range(rounds)})
     open_layout = _open_copied if build.layout == "copied" else _open_indexed
-    return open_layout(build, needed, verify=verify)
+    return open_layout(build, needed, verify=verify, names=names)
 
 
-def _open_copied(build: PublishedBuild, needed: Sequence[int], *, verify: bool) -> SequenceSource:
+def _open_copied(
+    build: PublishedBuild, needed: Sequence[int], *, verify: bool, names: SourceNames | None
+) -> SequenceSource:
     of_ranks = list(build.ranks.values())
     cards = [_make_rank_card(build, rank) for rank in range(len(of_ranks))]
     shards = [ExpectedShard(shard, card) for card, of_rank in zip(cards, of_ranks, strict=True) for shard in of_rank]
     firsts = compute_offsets([len(of_rank) for of_rank in of_ranks])
-    rows = StoredRows(build.store, shards, in_turn=len(needed))
+    rows = StoredRows(build.store, shards, in_turn=len(needed), names=names)
     # Side by side, as they are read: the first shards of all ranks, then the second ones.
     by_rank = (range(firsts[rank], firsts[rank + 1]) for rank in needed)
     numbers_needed = [number for numbers in zip_longest(*by_rank) for number in numbers if number is not None]
@@ -163,12 +168,16 @@ def _open_copied(build: PublishedBuild, needed: Sequence[int], *, verify: bool) 
     return SequenceSource(rows, CopiedPlaces(build.world_size, build.places // build.world_size, starts))
 
 
-def _open_indexed(build: PublishedBuild, needed: Sequence[int], *, verify: bool) -> SequenceSource:
-    names = list(build.ranks)
-    indexes = [ExpectedShard(build.ranks[name][0], _make_rank_card(build, rank)) for rank, name in enumerate(names)]
+def _open_indexed(
+    build: PublishedBuild, needed: Sequence[int], *, verify: bool, names: SourceNames | None
+) -> SequenceSource:
+    rank_names = list(build.ranks)
+    indexes = [
+        ExpectedShard(build.ranks[name][0], _make_rank_card(build, rank)) for rank, name in enumerate(rank_names)
+    ]
     shards = [shard for name in build.datasets for shard in list_set(build, name, "train")]
-    filler = ExpectedShard(build.fillers[names[needed[0]]], _make_rank_card(build, needed[0]))
-    rows = StoredRows(build.store, [*shards, filler])
+    filler = ExpectedShard(build.fillers[rank_names[needed[0]]], _make_rank_card(build, needed[0]))
+    rows = StoredRows(build.store, [*shards, filler], names=names)
     places = IndexedPlaces(build, indexes, len(shards))
     places.require(needed, verify=verify)
     numbers = [len(shards), *range(len(shards))]
@@ -176,10 +185,12 @@ def _open_indexed(build: PublishedBuild, needed: Sequence[int], *, verify: bool)
     return SequenceSource(rows, places)
 
 
-def open_split(build: PublishedBuild, dataset: str, split: str, *, verify: bool) -> SequenceSource:
+def open_split(
+    build: PublishedBuild, dataset: str, split: str, *, verify: bool, names: SourceNames | None = None
+) -> SequenceSource:
     """Open a dataset's sequences of a split, in the order of its plan, and check their files; errors as above."""
     shards = list_set(build, dataset, split)
-    rows = StoredRows(build.store, shards)
+    rows = StoredRows(build.store, shards, names=names)
     rows.require(_choose_checked(build, range(len(shards)), verify=verify), verify=verify)
     starts = compute_offsets([expected.shard.rows for expected in shards])
     return SequenceSource(rows, CopiedPlaces(1, int(starts[-1]), starts))

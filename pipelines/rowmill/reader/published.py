@@ -17,6 +17,7 @@ from rowmill.core.arrays import Ints, view_numbers
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_json
+from rowmill.reader.source_losses import SourceNames
 from rowmill.reader.stored_rows import Shard, raise_missing
 
 STATE_VERSION = 1
@@ -47,7 +48,8 @@ class PublishedBuild:
     `p // world_size`; `ranks` are the files that hold these rows, or lines of an index, and `fillers` the shard of
     one filler for each rank with an index. Step s is the places `[step_offsets[s], step_offsets[s + 1])`, and
     `step_trained_tokens[s]` its targets over all ranks; without steps (`has_steps` false), the offsets are the start
-    and the end of the whole order.
+    and the end of the whole order. `source_names` are those of datasets, and
+    of domains if the recipe stores them.
     """
 
     store: Store
@@ -69,6 +71,7 @@ class PublishedBuild:
     fillers: dict[str, Shard]
     sets: dict[str, DatasetShards]
     waivers: tuple[str, ...]
+    source_names: SourceNames
 
     def describe_identity(self) -> dict[str, Any]:
         """Return what names these bytes, as JSON values: equal identities are equal tokens in an equal order."""
@@ -211,6 +214,7 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
             for name, dataset in raw["sets"].items()
         },
         waivers=tuple(raw["waivers"]),
+        source_names=SourceNames(tuple(raw["sets"]), tuple(raw.get("domains", ()))),
     )
 
 

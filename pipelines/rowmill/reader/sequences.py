@@ -9,22 +9,32 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, Numbers, Tokens, Weights, fill_null_numbers, sum_by_span, view_numbers
 from rowmill.core.segment_trees import make_tree_positions
+from rowmill.reader.source_losses import SourceNames
 from rowmill.schema.examples import ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
-from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN
+from rowmill.schema.rows import DOMAIN_COLUMN, PADDING_COLUMN, PARENTS_COLUMN
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
 _OPTIONAL_COLUMNS = (WEIGHT_COLUMN, "sides", "prompt_lengths", "margins", PADDING_COLUMN, PARENTS_COLUMN)
 """Read only where the shards have them."""
+_SOURCE_COLUMNS = ("dataset", "segment_lengths", DOMAIN_COLUMN)
 
 
-def list_columns(stored: Collection[str]) -> list[str]:
+def list_columns(stored: Collection[str], *, with_sources: bool) -> list[str]:
     """Return the columns to decode of a shard that has these."""
+    sources = (name for name in _SOURCE_COLUMNS if with_sources and name in stored)
     fields = (name for name in ROW_FIELDS if name in stored)
-    return [*_COLUMNS, *(name for name in _OPTIONAL_COLUMNS if name in stored), *find_token_fields(stored), *fields]
+    return [
+        *_COLUMNS,
+        *(name for name in _OPTIONAL_COLUMNS if name in stored),
+        *find_token_fields(stored),
+        *fields,
+        *sources,
+    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +58,10 @@ class PackedSequence:
     If token rows carry fields, `token_fields` have [T] by name, or [T, size] of fixed-size lists, each number at the
     token that it is of, and `row_fields` an array of K values, one per span: a reward is float32 and NaN where there is
     none, a group's name is text or None.
+
+    If sources are asked for, `segment_lengths`, `segment_datasets` and `segment_domains` have an entry for each
+    segment, of which an attention span has several if attention is open: tokens with padding, and numbers in the
+    reader's `source_names`, -1 for none.
     """
 
     input_ids: Tokens
@@ -61,6 +75,9 @@ class PackedSequence:
     token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     row_fields: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])
     segment_parents: Tokens | None = None
+    segment_lengths: Ints | None = None
+    segment_datasets: Ints | None = None
+    segment_domains: Ints | None = None
 
     @property
     def position_ids(self) -> Ints:
@@ -109,10 +126,11 @@ class DecodedRowGroup:
     token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     row_fields: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])
     parents: Tokens | None = None
+    sources: "_SegmentSources | None" = None
 
     @classmethod
-    def of(cls, columns: Mapping[str, pa.ListArray]) -> "DecodedRowGroup":
-        """Take over decoded columns, those of `list_columns`."""
+    def of(cls, columns: Mapping[str, Any], names: SourceNames | None = None) -> "DecodedRowGroup":
+        """Take over decoded columns, those of `list_columns`; `names` number the sources."""
         ids, lengths = columns["input_ids"], columns["seq_lengths"]
         padding = None
         if PADDING_COLUMN in columns:
@@ -134,6 +152,7 @@ class DecodedRowGroup:
             token_fields={name: view_numbers(columns[name].values) for name in find_token_fields(columns)},
             row_fields={name: _decode_row_field(columns[name]) for name in ROW_FIELDS if name in columns},
             parents=view_numbers(columns[PARENTS_COLUMN].values) if PARENTS_COLUMN in columns else None,
+            sources=None if names is None else _SegmentSources.of(columns, names),
         )
 
     @property
@@ -147,6 +166,7 @@ class DecodedRowGroup:
         tokens, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
         weights = None if self.weights is None else self.weights[tokens]
         padding = None if self.padding is None else self.padding[spans]
+        sources: dict[str, Any] = {} if self.sources is None else self.sources.row(i)
         if self.sides is None:
             return PackedSequence(
                 self.ids[tokens],
@@ -157,6 +177,7 @@ class DecodedRowGroup:
                 token_fields={name: values[tokens] for name, values in self.token_fields.items()},
                 row_fields={name: values[spans] for name, values in self.row_fields.items()},
                 segment_parents=None if self.parents is None else self.parents[spans],
+                **sources,
             )
         return PackedSequence(
             self.ids[tokens],
@@ -167,7 +188,40 @@ class DecodedRowGroup:
             prompt_lengths=None if self.prompt_lengths is None else self.prompt_lengths[spans],
             margins=None if self.margins is None else self.margins[spans],
             padding=padding,
+            **sources,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SegmentSources:
+    """The sources of a row group's segments: `datasets` int64 by row, the others by segment."""
+
+    bounds: list[int]
+    lengths: Ints
+    datasets: Ints
+    domains: Ints
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any], names: SourceNames) -> "_SegmentSources":
+        lengths = view_numbers(columns["segment_lengths"].values).astype(np.int64)
+        if PADDING_COLUMN in columns:
+            lengths += view_numbers(columns[PADDING_COLUMN].values)
+        domains = np.full(len(lengths), -1)
+        if DOMAIN_COLUMN in columns:
+            domains = _number_names(columns[DOMAIN_COLUMN].values, names.domains)
+        datasets = _number_names(columns["dataset"].cast(pa.string()), names.datasets)
+        return cls(columns["segment_lengths"].offsets.to_pylist(), lengths, datasets, domains)
+
+    def row(self, i: int) -> dict[str, Any]:
+        segments = slice(self.bounds[i], self.bounds[i + 1])
+        lengths = self.lengths[segments]
+        datasets = np.full(len(lengths), self.datasets[i])
+        return {"segment_lengths": lengths, "segment_datasets": datasets, "segment_domains": self.domains[segments]}
+
+
+def _number_names(values: pa.Array, names: tuple[str, ...]) -> Ints:
+    """Return each value's number among the names, -1 for another one."""
+    return pc.index_in(values, pa.array(names, pa.string())).fill_null(-1).to_numpy().astype(np.int64)
 
 
 def _decode_row_field(column: pa.ListArray) -> NDArray[Any]:

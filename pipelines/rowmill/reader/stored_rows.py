@@ -27,6 +27,7 @@ from rowmill.core.errors import IntegrityError, PipelineError
 from rowmill.core.remote import read_end, read_range
 from rowmill.core.storage import Store, digest_bytes, digest_file
 from rowmill.reader.sequences import DecodedRowGroup, PackedSequence, list_columns
+from rowmill.reader.source_losses import SourceNames
 
 # A Parquet file ends with its footer's length and four magic bytes.
 _PARQUET_TAIL_BYTES = 8
@@ -204,11 +205,15 @@ _SPARSE_SHARE = 4
 class StoredRows:
     """Rows of some shards. `in_turn` is the number of shards that are read in turn, such as one per stored rank.
 
+    With `names` the sequences say where their segments come from.
+
     Safe to share among threads. A copy in another process, forked or pickled, opens its own files.
     """
 
-    def __init__(self, store: Store, shards: Sequence[ExpectedShard], *, in_turn: int = 1) -> None:
-        self._store, self._shards, self._in_turn = store, shards, in_turn
+    def __init__(
+        self, store: Store, shards: Sequence[ExpectedShard], *, in_turn: int = 1, names: SourceNames | None = None
+    ) -> None:
+        self._store, self._shards, self._in_turn, self._names = store, shards, in_turn, names
         self._begin()
 
     def _begin(self) -> None:
@@ -220,7 +225,7 @@ class StoredRows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments alone, so that another process opens its own files."""
-        return _restore_rows, (self._store, self._shards, self._in_turn)
+        return _restore_rows, (self._store, self._shards, self._in_turn, self._names)
 
     def require(self, numbers: Iterable[int], *, verify: bool) -> None:
         """Check some shards concurrently.
@@ -324,7 +329,8 @@ class StoredRows:
             if group is not None:
                 self._groups.move_to_end(key)
                 return group
-        group = DecodedRowGroup.of(self._read_columns(shard, number, list_columns(self._load_footer(shard).columns)))
+        columns = list_columns(self._load_footer(shard).columns, with_sources=self._names is not None)
+        group = DecodedRowGroup.of(self._read_columns(shard, number, columns), self._names)
         with self._lock:
             self._kept_bytes += group.size_bytes - (self._groups[key].size_bytes if key in self._groups else 0)
             self._groups[key] = group
@@ -338,5 +344,5 @@ class StoredRows:
         return {name: table.column(name).chunk(0) for name in names}
 
 
-def _restore_rows(store: Store, shards: Sequence[ExpectedShard], in_turn: int) -> StoredRows:
-    return StoredRows(store, shards, in_turn=in_turn)
+def _restore_rows(store: Store, shards: Sequence[ExpectedShard], in_turn: int, names: SourceNames | None) -> StoredRows:
+    return StoredRows(store, shards, in_turn=in_turn, names=names)

@@ -721,6 +721,11 @@ class Recipe(Config):
         return next(iter(self.datasets.values())).packing.share_prefixes
 
     @property
+    def stores_domains(self) -> bool:
+        """Whether shards have the domain of each segment: all shards do if any dataset asks for it."""
+        return any(dataset.packing.store_domains for dataset in self.datasets.values())
+
+    @property
     def rollout_fields(self) -> RolloutFields:
         """The fields that token rows carry: all shards have those of every dataset."""
         return join_fields({name: dataset.format.get_rollout_fields() for name, dataset in self.datasets.items()})

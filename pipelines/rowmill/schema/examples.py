@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.schema.rows import PADDING_COLUMN
+from rowmill.schema.rows import DOMAIN_COLUMN, PADDING_COLUMN
 
 SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
 """Kinds of token spans; stored as an index into this tuple, so the order is part of the format."""
@@ -219,14 +219,17 @@ BATCH_NAMES = frozenset(
         "max_length_k",
         "max_length_q",
         "predecessors",
+        "segment_dataset",
+        "segment_domain",
         "segment_ids",
         "seq_idx",
+        "source_names",
         "subtree_ends",
     }
 )
 """Names in a reader's batches that are not columns of shards."""
 
-TAKEN_NAMES = frozenset({*COLUMN_DOCS, *ROW_FIELDS, *BATCH_NAMES, PADDING_COLUMN})
+TAKEN_NAMES = frozenset({*COLUMN_DOCS, *ROW_FIELDS, *BATCH_NAMES, PADDING_COLUMN, DOMAIN_COLUMN})
 """Names that no field per token can have: every other column of a shard is such a field."""
 
 

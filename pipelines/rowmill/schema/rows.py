@@ -110,6 +110,12 @@ example `target_examples[r]` of the sequence, and each of them has the loss weig
 TREE_COLUMNS = tuple(column.name for column in TREE_FIELDS)
 
 
+DOMAIN_COLUMN = "domains"
+
+DOMAIN_FIELD = pa.field(DOMAIN_COLUMN, pa.string())
+"""The domain of each segment's row, in shards of recipes that store it (`packing.store_domains`)."""
+
+
 def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> list[str]:
     """Return the columns of one kind for a stage's identity."""
     return [f"{column.name} {column.type}" for column in columns.get(kind, ())]

@@ -53,7 +53,7 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
-from rowmill.schema.rows import PADDING_COLUMN, SEGMENT_COLUMNS, RowKind
+from rowmill.schema.rows import PADDING_COLUMN, RowKind
 from rowmill.shards import gather, native
 from rowmill.shards.native import count_padding_tokens, find_content_damage, list_padding_tokens
 from rowmill.shards.sequences import SequenceHashes, join_hashes, read_hashes, tabulate_hashes
@@ -97,6 +97,7 @@ def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
             "layout": recipe.partitions.layout,
             "rollout_fields": recipe.rollout_fields.describe(),
             "segment_multiple_of": recipe.segment_multiple_of,
+            **({"domains": True} if recipe.stores_domains else {}),
         },
         "tags": {name: list(dataset.source.tags) for name, dataset in recipe.datasets.items()},
     }
@@ -164,7 +165,7 @@ class RankSources:
             dataset="",
             weighted=recipe.has_loss_weights,
             token_fields=recipe.rollout_fields.per_token,
-            columns=(*SEGMENT_COLUMNS.get(get_row_kind(recipe), ()), *recipe.rollout_fields.row_columns),
+            columns=inputs.list_filled_columns(recipe, get_row_kind(recipe)),
             multiple=recipe.segment_multiple_of,
             has_trees=recipe.shares_prefixes,
         )
@@ -583,6 +584,9 @@ def publish_gpu_partitions(
         "card": {k: v for k, v in first.card.items() if k != "dataset"},
         "ranks": ranks,
     }
+    domains = {name for one in packed.values() for part in one.parts for name in part.facts.get("domains", ())}
+    if domains:
+        content["domains"] = sorted(domains)
     context.store.write_sealed(f"{context.folder}/current.json", content)
     cross_stage.write_published_counts(context.store, output)
 

@@ -8,7 +8,7 @@ from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMP
 from rowmill.core.storage import Store, read_tables
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, Part
-from rowmill.schema.rows import PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
+from rowmill.schema.rows import DOMAIN_FIELD, PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
 from rowmill.sources import SourcePart
 from rowmill.sources.reading import load_part_groups, load_source_parts
 from rowmill.stages.base import StageContext
@@ -36,10 +36,16 @@ def list_example_sources(context: StageContext) -> list[tuple[Part, Sequence[Sou
 
 
 def list_segment_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
-    """Return what shards have of each segment: columns of its kind, declared fields, and padding or trees."""
+    """Return what shards have of each segment: columns of its kind, declared fields, domains, padding or trees."""
     padding = [PADDING_FIELD] if recipe.segment_multiple_of > 1 else []
     trees = TREE_FIELDS if recipe.shares_prefixes else ()
-    return [*SEGMENT_COLUMNS.get(kind, ()), *recipe.rollout_fields.row_columns, *padding, *trees]
+    return [*list_filled_columns(recipe, kind), *padding, *trees]
+
+
+def list_filled_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
+    """Return the columns of segments whose values come from examples."""
+    domains = [DOMAIN_FIELD] if recipe.stores_domains else []
+    return [*SEGMENT_COLUMNS.get(kind, ()), *recipe.rollout_fields.row_columns, *domains]
 
 
 def get_packed_shards(context: StageContext) -> dict[str, Manifest]:

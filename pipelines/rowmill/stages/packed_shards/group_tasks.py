@@ -24,6 +24,7 @@ from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
 from rowmill.shards import native
 from rowmill.sources import SourcePart
+from rowmill.stages import inputs
 from rowmill.stages.base import StageContext
 from rowmill.stages.inputs import list_example_sources
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs
@@ -38,6 +39,8 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
     dataset = recipe.datasets[name]
     held = get_holdout_size(recipe, name)
     return {
+        # Absent where it is not asked for, as in recipes from before it.
+        **({"domains": True} if recipe.stores_domains else {}),
         "versions": [VERSION],
         "packing": dataset.packing.model_dump(mode="json"),
         "row_kind": dataset.row_kind,
@@ -181,6 +184,7 @@ def _get_common_inputs(context: StageContext) -> dict[str, Any]:
         "card": {field: str(value) for field, value in card.items()},
         "weighted": context.recipe.has_loss_weights,
         "fields": context.recipe.rollout_fields,
+        "columns": tuple(inputs.list_filled_columns(context.recipe, context.dataset.row_kind)),
         "pad_id": native.choose_pad_id(card) if context.recipe.segment_multiple_of > 1 else None,
     }
 

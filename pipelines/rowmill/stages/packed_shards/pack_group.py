@@ -29,7 +29,7 @@ from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_func
 from rowmill.schema.examples import WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
-from rowmill.schema.rows import EXAMPLE_COLUMNS
+from rowmill.schema.rows import DOMAIN_FIELD, EXAMPLE_COLUMNS
 from rowmill.shards import native
 from rowmill.shards.native import drop_padding
 from rowmill.shards.sequences import join_hashes
@@ -102,6 +102,8 @@ class PackGroupInputs(PartInputs):
     card: Mapping[str, str] = field(compare=False)
     weighted: bool = field(compare=False)
     fields: RolloutFields = field(compare=False)
+    columns: tuple[pa.Field, ...] = field(compare=False)
+    """What the shards have of each segment beside its tokens."""
     stretches: Mapping[str, StreamStretch] | None = None
     splits: "NDArray[np.int8] | None" = None
     planned: SplitPlan | None = None
@@ -141,8 +143,7 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
             sources=inputs.sources,
             card=inputs.card,
             packing=inputs.rules.packing,
-            row_kind=inputs.rules.row_kind,
-            fields=inputs.fields,
+            columns=inputs.columns,
             group_rows=native.count_group_rows(inputs.rules.seq_len),
             pad_id=inputs.pad_id,
         )
@@ -244,6 +245,7 @@ def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) 
         like = make_zeros(0, kind)
         fields[name] = _make_array(scratch, name, like.dtype, inputs.tokens, *like.shape[1:])
     kind_columns = [field.name for field in EXAMPLE_COLUMNS.get(inputs.rules.row_kind, ())]
+    kind_columns += ["domain"] if DOMAIN_FIELD in inputs.columns else []
     packing = inputs.rules.packing
     finds_cuts = packing.share_prefixes and inputs.rules.row_kind == "conversation"
     cuts = _make_array(scratch, "cuts", np.bool_, inputs.tokens) if finds_cuts else None

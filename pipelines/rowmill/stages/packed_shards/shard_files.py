@@ -10,7 +10,7 @@ Whether the spans and positions of a written shard follow from its segments.
 segment_lengths 3 2     seq_lengths 3 2     position_ids 0 1 2 0 1     or with open attention  5  and  0 1 2 3 4
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,9 @@ from rowmill.packing.options import Packing
 from rowmill.packing.pack_plan import ExampleSlices
 from rowmill.packing.prefix_trees import SortedPieces
 from rowmill.parts.functions import write_table
-from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, RolloutFields
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.manifest import File
-from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN, SEGMENT_COLUMNS, RowKind
+from rowmill.schema.rows import DOMAIN_COLUMN, PADDING_COLUMN, PARENTS_COLUMN
 from rowmill.shards import native
 from rowmill.shards.native import count_padding_tokens
 from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
@@ -68,7 +68,7 @@ def make_segment_columns(columns: Iterable[pa.Field], examples: pa.Table, plan: 
     return {field.name: _take(examples, field.name, plan).cast(field.type) for field in columns}
 
 
-_SINGULAR = {"prompt_lengths": "prompt_length", "margins": "margin"}
+_SINGULAR = {"prompt_lengths": "prompt_length", "margins": "margin", DOMAIN_COLUMN: "domain"}
 
 
 def _take(examples: pa.Table, name: str, plan: SequencePlan) -> pa.Array:
@@ -321,8 +321,7 @@ class ShardWriter:
     sources: Mapping[str, tuple[str, int]]
     card: Mapping[str, str]
     packing: Packing
-    row_kind: RowKind
-    fields: RolloutFields
+    columns: Sequence[pa.Field]
     group_rows: int
     pad_id: int | None
     """None: the recipe does not pad segments."""
@@ -343,6 +342,9 @@ class ShardWriter:
             "trained_tokens": int(table.column("trained_tokens").to_numpy().sum()),
             "padding": 0 if self.pad_id is None else count_padding_tokens(table),
         }
+        if DOMAIN_COLUMN in table.column_names:
+            domains = table.column(DOMAIN_COLUMN).combine_chunks().flatten().unique().drop_null()
+            facts["domains"] = sorted(domains.to_pylist())
         return WrittenShard(shard, segments, facts)
 
     def _save(self, name: str, content: bytes, rows: int) -> File:
@@ -370,9 +372,7 @@ class ShardWriter:
             starts=starts,
             weights=tokens.weights_at(runs, labels != IGNORED_LABEL),
             token_fields=tokens.fields_at(runs),
-            columns=make_segment_columns(
-                [*SEGMENT_COLUMNS.get(self.row_kind, ()), *self.fields.row_columns], tokens.own, plan
-            ),
+            columns=make_segment_columns(self.columns, tokens.own, plan),
         )
         padding = None
         if self.pad_id is not None:

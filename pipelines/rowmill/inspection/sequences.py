@@ -29,6 +29,7 @@ from rowmill.inspection.trace import (
 )
 from rowmill.schema import manifest
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
+from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.rows import PARENTS_COLUMN, parse_row_id
 from rowmill.shards.native import drop_padding
 from rowmill.stages.packed_shards import stage as packed_shards
@@ -80,7 +81,7 @@ def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_token
     parts = [part for part in (packed.parts if packed else ()) if "shard" in part.files and part.files["shard"].rows]
     if not parts:
         return None
-    shard = project.store.table(parts[0].files["shard"])
+    shard = read_sequences(project.store, parts[0].files["shard"])
     at = choose_sequence(shard.column("starts")[:CANDIDATES].to_pylist())
     row: dict[str, Any] = drop_padding(shard.slice(at, 1)).to_pylist()[0]
     sequence = at + int(parts[0].facts["first_sequence"])
@@ -214,7 +215,7 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
     part = _find_shard_part(lineage, split, sequence, place)
     order, note = load_order(lineage)
     named = list(locate_segments(lineage, part, sequence, order))
-    shard = project.store.table(part.files["shard"]).slice(sequence - int(part.facts["first_sequence"]), 1)
+    shard = read_sequences(project.store, part.files["shard"]).slice(sequence - int(part.facts["first_sequence"]), 1)
     row = drop_padding(shard).to_pylist()[0]
     if token is not None and token >= row["tokens"]:
         raise ConfigError(

@@ -90,6 +90,11 @@ class Packing(Config):
     keep these tokens; `error` (`raise`): stop the build; `split`: into several examples; `drop`. Unset: `keep_start`
     for conversations, `keep_end` for pairs, `split` for text, `error` for records."""
 
+    layout: Literal["copied", "index"] = Field(default="copied", exclude_if=lambda layout: layout == "copied")
+    """What packed shards hold: `copied` the tokens of their sequences; `index` only which tokens of which examples they
+    are, so that tokens are stored once up to the ranks. Every reader opens both; an index reads many small files, so it
+    is not for stores in which each takes a while."""
+
     store_domains: bool = Field(default=False, exclude_if=operator.not_)
     """Whether shards say the domain of each segment's row (`format.domain_key`), for the loss by domain. The shards of
     all datasets of the recipe then have such a column."""
@@ -142,6 +147,7 @@ class Packing(Config):
             f"segment_multiple_of: {self.segment_multiple_of}": self.segment_multiple_of > 1,
             "block_cross_document_attention: false": not self.block_cross_document_attention,
             "store_domains: true": self.store_domains,
+            "layout: index": self.layout == "index",
         }
         for option in (option for option, is_set in problems.items() if is_set):
             raise ValueError(

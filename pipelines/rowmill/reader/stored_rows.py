@@ -28,6 +28,8 @@ from rowmill.core.remote import read_end, read_range
 from rowmill.core.storage import Store, digest_bytes, digest_file
 from rowmill.reader.sequences import DecodedRowGroup, PackedSequence, list_columns
 from rowmill.reader.source_losses import SourceNames
+from rowmill.schema.indexed_shards import NEEDED_COLUMNS, ExampleCache, ExampleReferences, insert_tokens
+from rowmill.schema.manifest import File
 
 # A Parquet file ends with its footer's length and four magic bytes.
 _PARQUET_TAIL_BYTES = 8
@@ -60,6 +62,8 @@ class ShardFooter:
     offsets: Ints
     columns: frozenset[str]
     size_bytes: int
+    references: ExampleReferences | None
+    """The examples that hold its tokens; None: it holds them itself."""
 
     @property
     def memory_bytes(self) -> int:
@@ -113,7 +117,8 @@ def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> Shard
         digest = digest_file(store.local(path)) if store.is_local else digest_bytes(store.read(path))
         _require_equal(where, "digest", digest, shard.digest)
     groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    return ShardFooter(metadata, compute_offsets(groups), frozenset(schema.names), size_bytes)
+    references = ExampleReferences.parse(schema.metadata)
+    return ShardFooter(metadata, compute_offsets(groups), frozenset(schema.names), size_bytes, references)
 
 
 def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, columns: Sequence[str]) -> pa.Table:
@@ -198,6 +203,9 @@ KEPT_FOOTER_BYTES = 16 << 20
 """Memory for footers, unless the shards that are read in turn need more: a build may have tens of thousands."""
 
 
+KEPT_EXAMPLES_BYTES = 64 << 20
+"""Memory for files of examples, out of which sequences of shards without tokens are joined."""
+
 _SPARSE_SHARE = 4
 """A sequence is copied out of its row group if it is not one of at least every fourth of it."""
 
@@ -222,6 +230,7 @@ class StoredRows:
         self._groups: OrderedDict[tuple[int, int], DecodedRowGroup] = OrderedDict()
         self._kept_bytes = self._kept_footer_bytes = 0
         self._threads: ThreadPoolExecutor | None = None
+        self._examples = ExampleCache(self._store, KEPT_EXAMPLES_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments alone, so that another process opens its own files."""
@@ -237,8 +246,14 @@ class StoredRows:
 
         """
         with ThreadPoolExecutor(CHECKED_AT_ONCE) as threads:
+            named: dict[str, File] = {}
             for number, footer in threads.map(lambda n: (n, self._check(n, verify=verify)), numbers):
                 self._keep_footer(number, footer)
+                if verify and footer.references is not None:
+                    named |= {file.path: file for file in footer.references.files}
+            # Reading a file of examples compares its digest.
+            for _ in threads.map(self._store.content, named.values()):
+                pass
 
     def at(self, shards: Ints, rows: Ints) -> list[PackedSequence]:
         """Return the sequences at these rows of these shards, which need not be sorted.
@@ -276,18 +291,36 @@ class StoredRows:
 
     def _take_sequences(self, task: tuple[int, Ints]) -> list[PackedSequence]:
         shard, rows = task
-        offsets = self._load_footer(shard).offsets
+        footer = self._load_footer(shard)
+        offsets = footer.offsets
         groups = np.searchsorted(offsets, rows, "right") - 1
         sequences: list[PackedSequence] = []
         # Rows are sorted: a row group has a run of them.
         runs = np.unique(groups, return_index=True, return_counts=True)
         for group, first, count in zip(*(column.tolist() for column in runs), strict=True):
-            decoded, begin = self._load_group(shard, group), int(offsets[group])
-            some = [decoded.row(row - begin) for row in rows[first : first + count].tolist()]
+            begin, chosen = int(offsets[group]), rows[first : first + count]
+            if footer.references is not None:
+                sequences += self._join_examples(shard, group, chosen - begin)
+                continue
+            decoded = self._load_group(shard, group)
+            some = [decoded.row(row - begin) for row in chosen.tolist()]
             # A few sequences must not keep the memory of a whole row group while they wait.
             is_sparse = _SPARSE_SHARE * count < offsets[group + 1] - begin
             sequences += [sequence.copy() for sequence in some] if is_sparse else some
         return sequences
+
+    def _join_examples(self, shard: int, group: int, rows: Ints) -> list[PackedSequence]:
+        """Return sequences of a row group that names their tokens; each file of examples is looked up once."""
+        footer = self._load_footer(shard)
+        assert footer.references is not None
+        with_sources = self._names is not None
+        columns = list_columns(footer.references.list_columns(footer.columns), with_sources=with_sources)
+        stored = [name for name in footer.columns if name in {*columns, *NEEDED_COLUMNS}]
+        path = self._shards[shard].shard.path
+        table = read_row_group(self._store, path, footer, group, stored).take(pa.array(rows))
+        joined = insert_tokens(table, footer.references, self._examples.load, columns).combine_chunks()
+        decoded = DecodedRowGroup.of({name: joined.column(name).combine_chunks() for name in columns}, self._names)
+        return [decoded.row(row) for row in range(len(rows))]
 
     def _take_example_ids(self, task: tuple[int, Ints]) -> list[list[str]]:
         shard, rows = task

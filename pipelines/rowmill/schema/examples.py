@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.schema.rows import DOMAIN_COLUMN, PADDING_COLUMN
+from rowmill.schema.rows import DOMAIN_COLUMN, PADDING_COLUMN, REFERENCE_FIELDS
 
 SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
 """Kinds of token spans; stored as an index into this tuple, so the order is part of the format."""
@@ -229,7 +229,16 @@ BATCH_NAMES = frozenset(
 )
 """Names in a reader's batches that are not columns of shards."""
 
-TAKEN_NAMES = frozenset({*COLUMN_DOCS, *ROW_FIELDS, *BATCH_NAMES, PADDING_COLUMN, DOMAIN_COLUMN})
+TAKEN_NAMES = frozenset(
+    {
+        *COLUMN_DOCS,
+        *ROW_FIELDS,
+        *BATCH_NAMES,
+        PADDING_COLUMN,
+        DOMAIN_COLUMN,
+        *(reference.name for reference in REFERENCE_FIELDS),
+    }
+)
 """Names that no field per token can have: every other column of a shard is such a field."""
 
 

@@ -116,6 +116,10 @@ DOMAIN_FIELD = pa.field(DOMAIN_COLUMN, pa.string())
 """The domain of each segment's row, in shards of recipes that store it (`packing.store_domains`)."""
 
 
+REFERENCE_FIELDS = (pa.field("example_files", pa.int32()), pa.field("example_rows", pa.int32()))
+"""The file and the row of each segment's example, in shards without tokens of their own (`packing.layout: index`)."""
+
+
 def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> list[str]:
     """Return the columns of one kind for a stage's identity."""
     return [f"{column.name} {column.type}" for column in columns.get(kind, ())]

@@ -47,6 +47,7 @@ from rowmill.core.arrays import (
 )
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD, find_token_fields, make_token_columns
+from rowmill.schema.indexed_shards import METADATA_KEY, ExampleReferences, read_sequences
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN, TREE_FIELDS
 from rowmill.shards import gather
@@ -115,7 +116,7 @@ def drop_padding(table: pa.Table) -> pa.Table:
 def read_unpadded(store: Store, file: File, columns: Sequence[str]) -> pa.Table:
     """Read columns of a shard, `segment_lengths` among them, without padding."""
     # A column that the file lacks is not read.
-    return drop_padding(store.table(file, [*columns, PADDING_COLUMN])).combine_chunks()
+    return drop_padding(read_sequences(store, file, [*columns, PADDING_COLUMN])).combine_chunks()
 
 
 def _flatten(table: pa.Table, name: str) -> NDArray[Any]:
@@ -364,13 +365,18 @@ def count_group_rows(seq_len: int) -> int:
     return max(1, min(SHARD_GROUP_ROWS, SHARD_GROUP_TOKENS // seq_len))
 
 
-def encode_native_shard(table: pa.Table, card: Mapping[str, str], *, group_rows: int) -> bytes:
+def encode_native_shard(
+    table: pa.Table, card: Mapping[str, str], *, group_rows: int, references: ExampleReferences | None = None
+) -> bytes:
     """Return a shard as a Parquet file: `group_rows` rows per group, `card` in the schema's metadata.
+
+    A table without tokens needs the `references` to its examples.
 
     Lists are compressed with zstd and have no statistics: the least and the greatest token of a group choose no rows.
     Other columns have one value a row, which a compressor costs more to open than it saves. Decision 36 has the times.
     """
-    metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(card.items())}
+    described = card if references is None else {**card, METADATA_KEY: references.encode()}
+    metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(described.items())}
     lists = [field for field in table.schema if pa.types.is_list(field.type)]
     other_columns = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     paths = [
@@ -492,7 +498,7 @@ def find_content_damage(store: Store, where: str, files: Sequence[File], expecte
     """Yield an error if the content hash of the files' sequences differs from the one in the stage's manifest."""
     total = 0
     for file in files:
-        table = store.table(file).combine_chunks()
+        table = read_sequences(store, file).combine_chunks()
         total += sum(hash_sequences(recover_segments(table)))
     content_hash = format_content_hash(total)
     if content_hash != expected:

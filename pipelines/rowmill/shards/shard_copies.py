@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.core.storage import Store
+from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.manifest import File
 from rowmill.shards import native
 from rowmill.shards.host_scratch import HostScratch
@@ -47,12 +48,12 @@ class ShardCopies:
 
     def read(self, shard: NumberedShard) -> native.Segments:
         """Return a shard's segments, and copy it while it is in memory."""
-        table = Store(self.root).table(shard.file).combine_chunks()
+        table = read_sequences(Store(self.root), shard.file).combine_chunks()
         self.scratch.require({_name_copy(shard): partial(self._write_copy, table, shard.first_sequence)})
         return native.recover_segments(table)
 
     def _copy_shard(self, shard: NumberedShard, target: str) -> None:
-        self._write_copy(Store(self.root).table(shard.file), shard.first_sequence, target)
+        self._write_copy(read_sequences(Store(self.root), shard.file), shard.first_sequence, target)
 
     def _write_copy(self, table: pa.Table, first_sequence: int, target: str) -> None:
         numbers = np.arange(first_sequence, first_sequence + table.num_rows, dtype=np.int64)

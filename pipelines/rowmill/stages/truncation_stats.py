@@ -178,7 +178,7 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
         "row_kind": dataset.row_kind,
         **own,
         "truncation": dataset.truncation.model_dump(mode="json"),
-        "packing": dataset.packing.model_dump(mode="json"),
+        "packing": dataset.packing.model_dump(mode="json", exclude={"layout", "store_domains"}),
     }
 
 

@@ -106,7 +106,7 @@ def plan_held_group(context: StageContext, held: HeldOutValidation, parts: Seque
     touched = [part for part in _list_example_parts(context, held) if part.splits is not None and code in part.splits]
     return [
         PackGroupInputs(
-            **_get_common_inputs(context),
+            **_get_common_inputs(context, files),
             files=tuple(files),
             own=len(files),
             tokens=int(held.tokens[held.splits == code].sum()),
@@ -161,7 +161,7 @@ def _make_inputs(
 ) -> PackGroupInputs:
     splits = [part.splits for part in parts if part.splits is not None]
     return PackGroupInputs(
-        **_get_common_inputs(context),
+        **_get_common_inputs(context, [part.file for part in parts]),
         files=tuple(part.file for part in parts),
         own=own,
         tokens=sum(part.tokens for part in parts),
@@ -173,13 +173,15 @@ def _make_inputs(
     )
 
 
-def _get_common_inputs(context: StageContext) -> dict[str, Any]:
-    """Return what all groups of a dataset are made of."""
+def _get_common_inputs(context: StageContext, files: Sequence[File]) -> dict[str, Any]:
+    """Return what all groups of a dataset are made of; `files` are those of a group's examples."""
     name = context.dataset_name or ""
     card = build_shard_card(context)
+    # An index names its examples by their paths, which the digests of the files leave open.
+    paths = {"examples": [file.path for file in files]} if context.dataset.packing.layout == "index" else {}
     return {
         # The card is in every shard: another one must not take the place of files that a kept version names.
-        "options": {"recipe": identify_packed_shards(context.recipe, name), "card": card},
+        "options": {"recipe": identify_packed_shards(context.recipe, name), "card": card, **paths},
         "dataset": name,
         "card": {field: str(value) for field, value in card.items()},
         "weighted": context.recipe.has_loss_weights,

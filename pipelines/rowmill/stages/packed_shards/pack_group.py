@@ -27,6 +27,7 @@ from rowmill.packing.layout import SequencePlan
 from rowmill.packing.pack_plan import StreamStretch, count_best_fit
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
 from rowmill.schema.examples import WEIGHT_COLUMN, RolloutFields
+from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import DOMAIN_FIELD, EXAMPLE_COLUMNS
@@ -146,6 +147,8 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
             columns=inputs.columns,
             group_rows=native.count_group_rows(inputs.rules.seq_len),
             pad_id=inputs.pad_id,
+            files=inputs.files,
+            first_rows=lengths.first_rows,
         )
         parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
         cuts = [cut for split, plan in parted for cut in cut_shards(split, plan, _count_shard_sequences(inputs, plan))]
@@ -156,7 +159,8 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         # Only pairs are read once more; what is damaged cannot be read, and is counted as such.
         intact = [written.shard for written, (damaged, _) in zip(shards, back, strict=True) if not damaged]
         paired = intact if SIDE_LENGTHS in tokens.own.column_names else []
-        pairs = sum_counts(count_damaged_pairs(drop_padding(store.table(shard)), tokens.own) for shard in paired)
+        again = (drop_padding(read_sequences(store, shard)) for shard in paired)
+        pairs = sum_counts(count_damaged_pairs(table, tokens.own) for table in again)
     joined = join_hashes([hashes for _, hashes in back])
     facts = {
         "tokens": int(lengths.tokens[:own_examples].sum()),

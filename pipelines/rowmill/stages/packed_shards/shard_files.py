@@ -30,6 +30,7 @@ from rowmill.core.arrays import (
     make_list_array,
     sum_by_span,
 )
+from rowmill.core.errors import DamagedFileError
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
@@ -39,6 +40,7 @@ from rowmill.packing.pack_plan import ExampleSlices
 from rowmill.packing.prefix_trees import SortedPieces
 from rowmill.parts.functions import write_table
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
+from rowmill.schema.indexed_shards import ExampleReferences, drop_tokens, list_token_columns, read_sequences
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import DOMAIN_COLUMN, PADDING_COLUMN, PARENTS_COLUMN
 from rowmill.shards import native
@@ -325,12 +327,18 @@ class ShardWriter:
     group_rows: int
     pad_id: int | None
     """None: the recipe does not pad segments."""
+    files: Sequence[File]
+    first_rows: Ints
+    """The group's files of examples, and where the rows of each begin: int64[F + 1]."""
 
     def write_shard(self, cut: ShardCut) -> WrittenShard:
         """Write one shard and its lineage; several may be written at once."""
         split, name, plan = cut.split, cut.name, cut.plan
         table = self._gather(plan)
-        content = native.encode_native_shard(table, self.card, group_rows=self.group_rows)
+        if self.packing.layout == "copied":
+            content = native.encode_native_shard(table, self.card, group_rows=self.group_rows)
+        else:
+            content = self._encode_index(table, plan)
         shard = self._save(f"data/{split}/{name}.parquet", content, table.num_rows)
         lineage = self._build_lineage(table, split, plan)
         segments = write_table(self.store, f"{self.folder}/segments/{split}-{name}.arrow", lineage)
@@ -346,6 +354,24 @@ class ShardWriter:
             domains = table.column(DOMAIN_COLUMN).combine_chunks().flatten().unique().drop_null()
             facts["domains"] = sorted(domains.to_pylist())
         return WrittenShard(shard, segments, facts)
+
+    def _encode_index(self, table: pa.Table, plan: SequencePlan) -> bytes:
+        """Return the shard without tokens: the file and row of each segment's example instead."""
+        numbers = np.searchsorted(self.first_rows, plan.examples, "right") - 1
+        used, files = np.unique(numbers, return_inverse=True)
+        references = ExampleReferences(
+            files=tuple(self.files[number] for number in used.tolist()),
+            weighted=self.tokens.weights is not None,
+            token_fields=tuple(
+                (name, str(values.dtype), values.shape[1] if values.ndim == 2 else 0)
+                for name, values in self.tokens.fields.items()
+            ),
+            ignore_token_id=self.packing.ignore_token_id,
+            pad_id=self.pad_id,
+        )
+        names = list_token_columns(weighted=references.weighted, token_fields=self.tokens.fields)
+        index = drop_tokens(table, files, plan.examples - self.first_rows[numbers], names)
+        return native.encode_native_shard(index, self.card, group_rows=self.group_rows, references=references)
 
     def _save(self, name: str, content: bytes, rows: int) -> File:
         path = f"{self.folder}/{name}"
@@ -459,11 +485,11 @@ def read_back(store: Store, shard: File, segments: File) -> tuple[int, pa.Table]
 
     A damaged shard has no content: no sequence of it has a hash.
     """
-    content = store.read(shard.path)
     damaged = int(digest_bytes(store.read(segments.path)) != segments.digest)
-    if digest_bytes(content) != shard.digest:
+    try:
+        table = read_sequences(store, shard).combine_chunks()
+    except DamagedFileError:
         return damaged + 1, SEQUENCE_HASHES.empty_table()
-    table = native.read_native_shard(content)
     # Hashes hold tokens, targets and lengths of segments; what else a trainer reads follows from these.
     if not has_whole_spans(table):
         return damaged + 1, SEQUENCE_HASHES.empty_table()

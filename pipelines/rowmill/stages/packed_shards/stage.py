@@ -13,12 +13,14 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rowmill.core.arrays import format_percent
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import Store
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts
+from rowmill.schema.indexed_shards import drop_tokens, list_token_columns
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.shards import native
@@ -45,6 +47,12 @@ def make_packed_shards(context: StageContext) -> StageOutput:
     side: list[Part] = []
     if held_out is not None:
         maps.append(context.map(pack_group, plan_held_group(context, held_out, maps[0].parts)))
+        if context.dataset.packing.layout == "index":
+            side += [
+                Part(group.fingerprint, {"held": group.files["held"]}, _NO_SPLIT)
+                for group in maps[0].parts
+                if "held" in group.files
+            ]
         place = context.place("moved", held_out.moved)
         side.append(Part(place.fingerprint, {"moved": place.write("moved", held_out.moved)}, _NO_SPLIT))
     return _build_shards_output(
@@ -146,18 +154,23 @@ def _build_shards_output(
                 tuple(int(count) for count in fills),
             )
         },
-        schema=tuple(
-            (f.name, str(f.type))
-            for f in native.make_shard_schema(
-                weighted=context.recipe.has_loss_weights,
-                token_fields=context.recipe.rollout_fields.per_token,
-                columns=inputs.list_segment_columns(context.recipe, context.dataset.row_kind),
-            )
-        ),
+        schema=tuple((f.name, str(f.type)) for f in _make_schema(context)),
         card=build_shard_card(context),
         parts_reused=reused,
         rows_made=rows_made,
     )
+
+
+def _make_schema(context: StageContext) -> pa.Schema:
+    """Return the columns of the shards' files."""
+    weighted, token_fields = context.recipe.has_loss_weights, context.recipe.rollout_fields.per_token
+    columns = inputs.list_segment_columns(context.recipe, context.dataset.row_kind)
+    schema = native.make_shard_schema(weighted=weighted, token_fields=token_fields, columns=columns)
+    if context.dataset.packing.layout == "copied":
+        return schema
+    none = np.zeros(0, np.int64)
+    names = list_token_columns(weighted=weighted, token_fields=token_fields)
+    return drop_tokens(schema.empty_table(), none, none, names).schema
 
 
 _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("validation_surplus", ""))
@@ -208,4 +221,5 @@ STAGE = StageDeclaration(
     summarize=lambda facts, rows: (rows, f"{format_percent(facts.fill)} full"),
     compared=(ComparedFact("sequences", "sequences"), ComparedFact("fill", "fill", is_share=True)),
     find_content_damage=_find_shard_damage,
+    list_shared_inputs=lambda made: (TOKENIZED_EXAMPLES,) if "example_files" in dict(made.schema) else (),
 )

@@ -154,6 +154,24 @@ def test_run_with_stored_domains_resumes_and_refuses_the_state_of_another_build(
         open_reader(other).load_state_dict(reader.state_dict())
 
 
+def test_labels_of_shared_prefixes_are_counted_once_and_not_shifted(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    chats = [chat(i, turns=4, words=12) for i in range(20)]
+    dataset = {
+        "source": {"train_urls": [workspace.write("chats.jsonl", chats)]}, "format": CHAT,
+        "template": {"turns": "message"}, "packing": {"share_prefixes": True, "min_shared": 1},
+    }  # fmt: skip
+    built = workspace.recipe({"rows": dataset}, seq_len=512, mixture={}, partitions={"world_size": 1}).build()
+    for layout in ("flat", "padded"):
+        reader = open_reader(built, layout=layout)
+        found = add_up(reader)
+        reader.rewind()
+        assert found.datasets["rows"].tokens == sum(int((batch["labels"] >= 0).sum()) for batch in reader)
+    batch = plain_view(reader, "rows")
+    with pytest.raises(ConfigError, match=r"share prefixes, .*; a loss for each label is needed; compute it"):
+        loss_by_source(make_losses(batch["labels"]), batch, shifted=True)
+
+
 # ── The function by itself ─────────────────────────────────────────────────────────────────────────
 
 NAMES = SourceNames(("a", "b"), ("x", "y", "z"))

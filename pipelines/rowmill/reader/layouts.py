@@ -114,6 +114,7 @@ def _join_flat_trees(rows: Sequence[PackedSequence], parents: Ints, lengths: Tok
         "position_ids": make_tree_positions(parents, lengths)[None],
         **({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]}),
         PARENTS_COLUMN: parents,
+        **{name: np.concatenate(values) for name, values in _collect_sources(rows).items()},
         "predecessors": find_predecessors(parents, lengths)[None],
         "subtree_ends": find_token_subtree_ends(parents, lengths)[None],
     }

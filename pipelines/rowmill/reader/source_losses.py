@@ -16,6 +16,7 @@ import numpy as np
 
 from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
+from rowmill.schema.rows import PARENTS_COLUMN
 
 
 class SourceNames(NamedTuple):
@@ -81,7 +82,8 @@ def loss_by_source(token_losses: Any, batch: Mapping[str, Any], *, shifted: bool
     Raises
     ------
     ConfigError
-        If the batch does not say its sources, or the losses have another number.
+        If the batch does not say its sources, the losses have another number, or are shifted though segments share
+        prefixes, where the next label is not that of the next token.
 
     """
     if "source_names" not in batch:
@@ -112,6 +114,11 @@ def loss_by_source(token_losses: Any, batch: Mapping[str, Any], *, shifted: bool
     filled = _make_zeros(lengths, (rows, lengths.shape[1] + 1))
     filled[:, :-1], filled[:, -1] = lengths, width - lengths.sum(1)
     is_next = shifted or count < rows * width
+    if is_next and PARENTS_COLUMN in batch:
+        raise ConfigError(
+            "loss_by_source: losses shifted by one for sequences that share prefixes, where a label follows its "
+            "predecessor; a loss for each label is needed; compute it from the logits at batch['predecessors']"
+        )
     targets = labels[:, 1:] if is_next else labels
     losses = losses[:, : targets.shape[1]]
     is_target = targets != IGNORED_LABEL

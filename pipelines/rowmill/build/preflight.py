@@ -1,19 +1,13 @@
-"""What a build checks before it starts, on the first records of each dataset.
-
-Finds columns of some records that no option of their dataset reads.
-
-A column is unread if every record without it gives the same row. So no list of columns has to be kept for each kind,
-and a column that only sometimes matters counts as read as soon as one of the records shows that. Rejected records show
-nothing: what rejects them may hide that an option reads a column.
-
-Finds mistakes before a build: requirements of all datasets, then their first records through every stage in memory.
+"""Finds mistakes before a build: requirements of all datasets, then their first records through every stage in memory.
 
     tokenizer, template ─────────────────────────────────────► mistakes
     first records ─ raw_dataset ─ … ─ packed_shards ─ checks ─► mistakes, remarks
                          └─ columns that no option reads ─────► remarks
 
 A dataset is tried if its options changed since its rows and examples were made, so that a project in which nothing
-changed costs nothing. Nothing is kept but the tokenizer as data, which the build needs next.
+changed costs nothing. Nothing is kept but the tokenizer as data, which the build needs next. A column is unread if
+every record without it gives the same row; rejected records show nothing, since what rejects them may hide that an
+option reads a column.
 """
 
 import math

@@ -1,6 +1,4 @@
-"""AstrAI: one stream of tokens per domain, raw or in HDF5.
-
-The base of both AstrAI formats: one folder per domain, each with a stream of tokens and its arrays.
+"""AstrAI: one folder per domain, each with a stream of tokens and its arrays, raw or in HDF5.
 
     data/__default__/…      rows without a domain
     data/wiki/…             one folder per value of a dataset's format.domain_key
@@ -13,24 +11,13 @@ The base of both AstrAI formats: one folder per domain, each with a stream of to
 Its train type `sft` reads all three, cuts windows out of the stream, and separates documents where positions restart.
 Its train type `seq` reads only `sequence`: it trains every token, and attention crosses documents.
 
-AstrAI, raw binary: a file of int64 per array of a shard, and the shapes that its reader needs.
+    raw    data/wiki/meta.json      {"loss_mask": {"dtype": "int64", "shape": …}, "position_ids": {…}, "sequence": {…}}
+           data/wiki/sequence.bin   N × int64, little-endian; so are loss_mask.bin and position_ids.bin
+    HDF5   data/wiki/data_0000.h5   sequence/data_0, loss_mask/data_0, position_ids/data_0     1-D int64
 
-    data/wiki/meta.json           {"loss_mask": {"dtype": "int64", "shape": [N]}, "position_ids": {…}, "sequence": {…}}
-    data/wiki/sequence.bin        N × int64, little-endian
-    data/wiki/loss_mask.bin       N × int64, 0 or 1
-    data/wiki/position_ids.bin    N × int64
-
-A domain of several shards has folders `shard_0000`, `shard_0001`, … with these files each; the reader looks
-for `meta.json` at any depth. It opens a `.bin` for every key, so `meta.json` has no other keys.
-
-AstrAI, HDF5: one file per shard with a group per array.
-
-    data/wiki/data_0000.h5     sequence/data_0       1-D int64
-                               loss_mask/data_0      1-D int64, 0 or 1
-                               position_ids/data_0   1-D int64
-
-Each group holds one data set: the reader takes them in the order of their names, in which `data_10` comes
-before `data_2`.
+A raw domain of several shards has folders `shard_0000`, `shard_0001`, … with these files each: the reader looks for
+`meta.json` at any depth, and opens a `.bin` for each of its keys. In HDF5 each group holds one data set: the reader
+takes them in the order of their names, in which `data_10` comes before `data_2`.
 """
 
 import re

@@ -1,23 +1,17 @@
-"""MDS shards: sequences for mosaicml-streaming, and turns for LLM Foundry.
-
-MDS: packed sequences in the shards of mosaicml-streaming, written by its writer.
+"""MDS shards for mosaicml-streaming, written by its writer: packed sequences, or turns for LLM Foundry.
 
     profile finetune    input_ids, labels, position_ids, seq_lengths   ndarray:int32      sequence_id   int
     profile pretrain    tokens                                         ndarray:int32, each exactly seq_len
+    llm_foundry         {"turns": [{"input_ids": [10, 11], "labels": [12]}, {"input_ids": [13], "labels": [14, 2]}]}
+                        for the segment 10 11 12 13 14 2 with the targets 12 and 14 2
 
-`finetune` is for loops over a StreamingDataset. LLM Foundry's finetuning loader takes `input_ids` for a prompt and
-`labels` for its response, and would train the sequence twice, so `mds.py` writes shards for it. Its text loader
-reads `pretrain`. `tokens` cannot store a mask, so `pretrain` takes only sequences that train throughout. An export is
-one job: the writer closes a shard by size, so the boundaries depend on the whole order.
+`finetune` is for loops over a StreamingDataset. LLM Foundry's text loader reads `pretrain`: `tokens` cannot store a
+mask, so `pretrain` takes only sequences that train throughout. Its finetuning loader takes `input_ids` for a prompt and
+`labels` for its response, and would train packed sequences twice, so it gets turns: it joins those of a sample, trains
+`labels`, masks `input_ids`, and packs. A sample ends with its last target, since later tokens change nothing; after a
+last target other than EOS the loader appends an EOS and trains it.
 
-LLM Foundry: MDS shards of turns, as its finetuning loader reads them; mosaicml-streaming writes them.
-
-    segment    ids 10 11 12 13 14 2    targets 12 and 14 2
-    sample     {"turns": [{"input_ids": [10, 11], "labels": [12]}, {"input_ids": [13], "labels": [14, 2]}]}
-
-The loader joins a sample's turns, trains `labels`, masks `input_ids`, and packs. A sample ends with its last target;
-later tokens are left out, which costs nothing: tokens attend only to earlier ones. After a last target other than EOS
-the loader appends an EOS and trains it.
+An export is one job: the writer closes a shard by size, so the boundaries depend on the whole order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

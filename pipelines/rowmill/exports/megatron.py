@@ -1,8 +1,6 @@
-"""Megatron: documents end to end, and packed sequences with their starts for Megatron Bridge.
+"""Megatron: documents end to end for Megatron-LM, and packed sequences with their starts for Megatron Bridge.
 
-Megatron-LM: a `.bin` and `.idx` pair of documents, and a pair of masks for FlagScale.
-
-    documents 10 11 2 │ 20 2; EOD 2; uint16
+    Megatron-LM: documents 10 11 2 │ 20 2; EOD 2; uint16
 
     name_text_document.bin        0a00 0b00 0200 1400 0200
     name_text_document.idx        MMIDIDX…, lengths 3 2, byte offsets 0 6, documents 0 1 2
@@ -12,13 +10,11 @@ Its dataset shuffles documents, joins them, and cuts samples of the sequence len
 token. So without the second pair an untrained token is an error, and so is a document that does not end in EOD: the
 EOD that is added would be trained.
 
-Megatron-Bridge: packed Parquet with the starts of segments, and the metadata that its packed dataset needs.
+    Megatron Bridge: Parquet with the segments 10 11 2 | 20 2     input_ids     10 11 2 20 2
+                                                                  seq_start_id   0      3
+                                                                  loss_mask      1  1 0  1 0      convention C
 
-    segments 10 11 2 | 20 2     input_ids     10 11 2 20 2
-                                seq_start_id   0      3
-                                loss_mask      1  1 0  1 0      convention C: the reader shifts each segment
-
-The reader drops the last token of every segment, so a sequence is as long as its segments less one each.
+The reader shifts each segment and drops its last token, so a sequence is as long as its segments less one each.
 """
 
 import struct

@@ -1,13 +1,10 @@
-"""Tables of the statistics: counts and rows of parts, in Parquet beside the outputs, and where rows came from.
-
-Where rows and rejected records came from, and how their text begins: what people look for first in a table of rows.
-
-Everything is computed per column, except for rejected records, whose bytes may be anything.
-
-Tables of the statistics: small Parquet files beside the outputs, one partition per recipe, scope and version.
+"""Tables of the statistics: small Parquet files beside the outputs, one partition per recipe, scope and version.
 
     stats/<table>/recipe=<r>/scope=<dataset or _recipe>/version=<version>/part-0.parquet
     stats/_current/recipe=<r>/scope=<…>/stage=<stage>/current-<stamp>.parquet
+
+They hold counts of parts, and of rows and rejects where each came from and how its text begins: what people look for
+first. Everything is computed per column, except for rejected records, whose bytes may be anything.
 
 There are no locks, so a reader may be anywhere between listing files and reading them while a writer works. Therefore
 no file that a reader may have listed is rewritten with other content or removed at once: a new pointer is a new file

@@ -4,7 +4,7 @@ r"""Chat records into conversations: which of the known shapes a record has, and
     sharegpt         {"conversations": [{"from": …, "value": …}, …], "system": …}
     exchanges        {"conversation": [{"input": …, "output": …}, …]}, or a list of pairs of texts
     turns            {"conversations": ["…", "…"]}: texts of user and model in turn
-    transcript       {"chat": "USER: …\nASSISTANT: …"} (`transcripts.py`)
+    transcript       {"chat": "USER: …\nASSISTANT: …"}
     alpaca           {"instruction": …, "input": …, "output": …, "system": …, "history": [[…, …], …]}
     calls            {"query": …, "answers": "[{\"name\": …}]", "tools": "…"}
     prompt_response  {"prompt": …, "response": …}, each text, messages or one message
@@ -12,22 +12,16 @@ r"""Chat records into conversations: which of the known shapes a record has, and
 
 The first shape that matches wins. What belongs to a prompt is read in every shape: a system message in a column of its
 own, text in `context_fields` after the prompt, earlier turns in `history`. A column of such a name that a shape cannot
-use rejects the record (`canonicalization.py`), so nothing of a prompt is left out silently.
+use rejects the record, so nothing of a prompt is left out silently. A list of messages is looked for in
+`messages_field`, and, while that is not set, in the columns that public datasets use for it.
 
-A list of messages is looked for in `messages_field`, and, while that is not set, in the columns that public datasets
-use for it.
+Most messages are plain: a known role and text, with nothing to read, move or reject. They are taken as they are, whole
+columns at once; only the others are read key by key (`messages.py`).
 
-Recognizes plain messages and plain chats: known roles and text, with nothing to read, move or reject.
-
-{"role": "user", "content": "Hi"}                   plain
-{"from": "human", "value": "Hi"}                    plain under another name
-{"role": "assistant", "content": "<think>…"}        not plain: its reasoning must be found
-{"role": "user", "content": "Hi", "name": "Ann"}    not plain: a third key
-
-    record ──detect──► messages as written ──roles, content, calls, reasoning, flags──► canonical messages
-           └─tools──► tools ─────────────────────────────────────────────────────────► Row | Rejected
-
-Most messages are plain, and taken as they are. Only the others are read key by key (`messages.py`).
+    {"role": "user", "content": "Hi"}                   plain
+    {"from": "human", "value": "Hi"}                    plain under another name
+    {"role": "assistant", "content": "<think>…"}        not plain: its reasoning must be found
+    {"role": "user", "content": "Hi", "name": "Ann"}    not plain: a third key
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

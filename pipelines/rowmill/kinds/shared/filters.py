@@ -1,22 +1,16 @@
-"""Filters of rows: by lengths and duplicates, by resemblance and benchmarks, and by what no tokenizer can cut.
+"""Filters before tokenization: rows that are too short or too long, duplicates, and texts that no tokenizer can cut.
 
-Filters before tokenization: documents that are too short or too long, and duplicate rows.
-
-content     BLAKE2b-128 of a row's canonical content; also the row's identity in splits
-prefix200   MD5 of the first 200 characters of the record's key-sorted JSON
-
-Rejects rows with a text in which no border stands for a million characters: encoded files, and rows of one sign.
+    content     BLAKE2b-128 of a row's canonical content; also the row's identity in splits
+    prefix200   MD5 of the first 200 characters of the record's key-sorted JSON
 
 Tokenizers cut a text at its borders and join the pieces that they get, so a piece costs more than its share: with
 `gigatoken` a million letters take 0.1 to 0.4 s and ten million 2 to 7 s, and `tokenizers` takes four times as long, or
-gives up on white space. Text with borders takes 0.01 s.
+gives up on white space. Text with borders takes 0.01 s. So a row is rejected if no border stands for a million
+characters, as in encoded files. A run is of one class, and a border is where the next begins:
 
     letters, digits, _     aaaaaaaa…    also Chinese, Japanese and Korean, which have punctuation in every sentence
     white space            ␠␠␠␠␠␠␠␠…
     signs                  --------…    also combining marks, which are borders in Thai and Hindi
-
-A run is of one of these classes; a border is where the next begins, as in the patterns of most tokenizers. Blanks alone
-would be none: minified code and base64 have few, but signs, and take no longer than text.
 """
 
 import hashlib

@@ -1,27 +1,20 @@
 r"""Messages in the forms that datasets have, and their tools and calls in one shape, whatever library wrote them.
 
-Placeholders: text such as `<image>` that refers to media in a separate column of the record.
-
-    {"messages": [{"role": "user", "content": "<image>\nWhat is it?"}, …], "images": ["cat.jpg"]}   →   rejected
-
-Without such a column, the placeholder is ordinary text and is kept.
-
-Parts a conversation that is one text into its messages.
-
-    "\n\nHuman: Hi\n\nAssistant: Hello"                                  HH
-    "USER: Hi\n\n\nASSISTANT: Hello <|endoftext|>\n\n\nFUNCTION RESPONSE: {…}"    Glaive
-    "### Human: Hi### Assistant: Hello"                                  Guanaco
+    transcripts  "\n\nHuman: Hi\n\nAssistant: Hello"                                       HH
+                 "USER: Hi\n\n\nASSISTANT: Hello <|endoftext|>\n\n\nFUNCTION RESPONSE: {…}"   Glaive
+                 "### Human: Hi### Assistant: Hello"                                       Guanaco
+    tools        [{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}]
+    calls        [{"id": "call_0", "type": "function", "function": {"name": …, "arguments": {…}}}]
 
 A text is a transcript if it begins with the name of a speaker and a model's turn follows. Its first name says how all
 of them are written: in capitals or not, behind `###` or at the beginning of a line, and whether a blank line comes
 before. A name that is written otherwise is text of the turn in which it stands.
 
-    tools    [{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}]
-    calls    [{"id": "call_0", "type": "function", "function": {"name": …, "arguments": {…}}}]
-
 `arguments` are an object in the source's key order. If they came as text, the message also keeps that text in
 `arguments_source` (one per call, null if there was none), so that a template which prints strings gets the source's
 text, including its spaces.
+
+A placeholder such as `<image>` rejects a record that has the media in a column; without one it is ordinary text.
 """
 
 import re

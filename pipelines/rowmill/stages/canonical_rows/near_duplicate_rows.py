@@ -1,21 +1,16 @@
-"""Near duplicates, and the order of the filters that compare rows with other texts.
-
-Finds the rows that share a band's key with another row, over all parts, bucket by bucket.
-
-    parts of a block ─► lines (key, row) in buckets by the first bits of the key       a task per block of 4 Mi lines
-    a bucket of all blocks ─► sorted by key ─► lines whose key another row has, too    a task per bucket
-
-The calling process holds the lines whose keys are shared and no others. The buckets of blocks, as large as the bands of
-all parts, are removed once they are compared. Lines that fit one block are compared in the calling process.
-
-Finds the rows of a dataset that resemble a longer row, over all parts, and removes them.
+"""Near duplicates: rows that resemble a longer row are found over all parts, bucket by bucket, and removed.
 
     part ─► words ─► shingles, MinHashes ─► bands.arrow, shingles.arrow      kept: made once per part
                                              │
-    all parts ─► lines (key, row) in buckets by key ─► keys of two rows or more ─► ranks ─► parts/rewriting.py
+    parts of a block ─► lines (key, row) in buckets by the first bits of the key       a task per block of 4 Mi lines
+    a bucket of all blocks ─► sorted by key ─► lines whose key another row has, too    a task per bucket
+                                             │
+    keys of two rows or more ─► ranks ─► parts/rewriting.py
 
-Only rows that share a key with another are looked at together, and buckets are sorted by workers, so the memory of the
-calling process follows the number of candidates, not of rows.
+Only rows that share a band's key with another are looked at together. The calling process holds the lines whose keys
+are shared and no others, so its memory follows the number of candidates, not of rows. The buckets of blocks, as large
+as the bands of all parts, are removed once they are compared. Lines that fit one block are compared in the calling
+process.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,16 +1,13 @@
 """Raw records → canonical rows, over all parts: formats, reasoning, tools, filters and splits, then duplicates.
 
-Splits by time that need all rows: boundaries from shares, and groups on both sides of a boundary.
+Duplicates are found after all parts are made, from their hashes alone (`duplicate_rows.py`), and a finished part stays
+finished. Then follow rows that have items of benchmarks or resemble a longer row (`near_duplicate_rows.py`), and splits
+by time that need all rows: boundaries from shares, and groups on both sides of a boundary. Times are parsed once per
+distinct value of a part; memory holds one code per row and one line per group.
 
     group  times          boundary at 10          later                 reject
     a      3  7                 │                 train                 train
     b      8 12            ─────┼─────            validation, both      straddles_split, both
-
-Times are parsed once per distinct value of a part; memory holds one code per row and one line per group.
-
-Duplicates are found after all parts are made, from their hashes alone (`duplicate_rows.py`), and a finished part stays
-finished. Then follow rows that have items of benchmarks or resemble a longer row (`near_duplicate_rows.py`), and splits
-by time that need all rows.
 """
 
 from collections import Counter

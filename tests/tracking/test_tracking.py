@@ -302,7 +302,7 @@ def test_address_that_never_answers_is_given_up(
 
     assert result == LogResult(kind, problem="no answer within 5 s")
     # Neither the client nor what it started is left.
-    assert [line for line in list_processes() if "rowmill.tracking.client" in line or address in line] == []
+    assert [line for line in list_processes() if "rowmill.tracking.client import main" in line or address in line] == []
 
 
 def list_processes() -> Iterator[str]:

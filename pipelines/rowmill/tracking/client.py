@@ -263,7 +263,7 @@ def send_to_openlineage(tracker: OpenLineageTracker, record: BuildRecord, _: Pat
     from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport, TokenProvider
     from openlineage.client.uuid import generate_static_uuid
 
-    producer = "https://pypi.org/project/rowmill"
+    producer = f"urn:rowmill:{record.rowmill}"
 
     def describe_dataset(stage: LoggedStage) -> dict[str, Any]:
         columns = [schema_dataset.SchemaDatasetFacetFields(name, kind) for name, kind in stage.schema]

@@ -416,7 +416,7 @@ CHOSEN, REJECTED = 1, 0
 
 
 @dataclass(frozen=True, slots=True)
-class Preference(Conversation):
+class PreferenceConversation(Conversation):
     """A prompt and its answers, one after another; `sides` are `CHOSEN` or `REJECTED`, `lengths` count messages."""
 
     sides: Sequence[int] = ()
@@ -675,16 +675,18 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
             texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
             has_control |= self._steps.control.find_rows(texts)
         answers = zip(*(from_json_column(rows.column(name)) for name in ("chosen", "rejected")), strict=True)
-        decoded: list[Preference] = []
+        decoded: list[PreferenceConversation] = []
         for prompt, texts, margin in zip(prompts, answers, rows.column("margin").to_pylist(), strict=True):
             sides = {side: text for side, text in zip((CHOSEN, REJECTED), texts, strict=True) if text is not None}
             messages = [*prompt.messages, *chain(*sides.values())]
             values = {field.name: getattr(prompt, field.name) for field in fields(prompt)} | {"messages": messages}
-            decoded.append(Preference(**values, sides=[*sides], lengths=[*map(len, sides.values())], margin=margin))
+            decoded.append(
+                PreferenceConversation(**values, sides=[*sides], lengths=[*map(len, sides.values())], margin=margin)
+            )
         return decoded, has_control
 
     def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
-        assert isinstance(conversation, Preference)
+        assert isinstance(conversation, PreferenceConversation)
         messages = conversation.messages
         edges = np.cumsum([len(messages) - sum(conversation.lengths), *conversation.lengths]).tolist()
         prompt = messages[: edges[0]]
@@ -701,7 +703,7 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
         counts: TokenizationCounts,
     ) -> RowOutcome:
         row, parts = candidates[0].conversation, _require_all(examples)
-        assert isinstance(row, Preference)
+        assert isinstance(row, PreferenceConversation)
         if isinstance(parts, Rejected):
             return parts
         paired = self._steps.dataset.format.get_objective() == "paired"
@@ -709,7 +711,7 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
         return finish_sides(parts, row.sides, row.margin, self._limit, counts, shorten, is_paired=paired)
 
     def _remove_exchanges(
-        self, first: Preference, candidates: Sequence[RenderedCandidate], parts: Sequence[Example]
+        self, first: PreferenceConversation, candidates: Sequence[RenderedCandidate], parts: Sequence[Example]
     ) -> list[Example] | Rejected:
         """Remove exchanges of the prompt until the longest side fits, or as few as possible are left."""
         begin = len(first.messages) - first.lengths[0]

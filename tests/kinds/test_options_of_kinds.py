@@ -77,6 +77,7 @@ ODD_CHATS: Sequence[Mapping[str, Any]] = [
     {"messages": [ask("q6"), {"role": "model2", "content": "from another"}, answer("a6")]},
     {"messages": [ask("q7"), answer("a7", keep=False), ask("q"), answer("a")]},
     {"messages": [ask("q8"), answer("a8", weight=0.5), ask("q"), answer("a")]},
+    {"messages": [ask("q29"), answer("a29", weight=-0.5), ask("q"), answer("a")]},
     {
         "messages": [
             ask("q9"),
@@ -154,6 +155,7 @@ def list_pairs() -> list[dict[str, Any]]:
 
 def list_texts() -> list[dict[str, Any]]:
     plain = [document(i, words=10 + 9 * i) for i in range(40)]
+    plain += [{"text": f"{sentence(7, 12)} {end}"} for end in ("one", "two")]
     return add_keys(
         [*plain, plain[3], {"body": "other"}, {"text": "t5", "remark": sentence(5, 60)}, {"text": "<|im_end|> t"}]
     )
@@ -235,6 +237,7 @@ def list_tokens() -> list[dict[str, Any]]:
         {"input_ids": [5, 7, *[3 + k % 90 for k in range(400 + i)]], "loss_mask": [0, 1, *[1] * (400 + i)]}
         for i in range(2)
     ]
+    plain += [{"input_ids": [9, 8, 7, 6, end], "loss_mask": [0, 1, 1, 1, 1]} for end in (4, 5)]
     odd = [{"my_ids": [3, 4, 5], "loss_mask": [0, 1, 1]}, {"input_ids": [3, 4, 5], "my_mask": [0, 0, 1]}]
     return add_keys([*plain, plain[3], *odd])
 
@@ -368,6 +371,9 @@ VALUES: dict[str, Any] = {
     "packing.ignore_token_id": 2,
     "tokens: packing.ignore_token_id": 5,
     "packing.group_tokens": 1,
+    "packing.min_shared": 1,
+    "records in series: packing.min_shared": 4000,
+    "teacher": {"base_url": "http://127.0.0.1:9/v1", "model": "m"},
     "loss.finish": "STOP",
     "supervised: loss.mask": {"prompt": "train"},
 }
@@ -384,7 +390,9 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "text: packing.max_segments_per_example": {"packing.pack_strategy": "best_fit"},
     "text: packing.slice_strategy": {"packing.pack_strategy": "best_fit"},
     "loss.finish": {"template.chat_template": {"text": NO_END_OF_TURN}},
+    "loss.allow_negative": {"loss.weights": True},
     "packing.tail": {"packing.pack_strategy": "concat"},
+    "packing.min_shared": {"packing.share_prefixes": True},
     "splits.gap": {"splits.time_key": "time", "splits.validation": 0.3},
     "splits.crossing_groups": {"splits.time_key": "time", "splits.group_key": "who", "splits.validation": 0.3},
     "tools.tool_ids": {"template.chat_template": {"text": NINE_LETTER_IDS + TEMPLATE}},

@@ -25,6 +25,7 @@ DERIVED: dict[tuple[str, str, str], str] = {
     ("Packing", "pack", "tokenized_examples"): _OF_STRATEGY,
     ("Packing", "pack_strategy", "tokenized_examples"): _OF_STRATEGY,
     ("Packing", "tail", "tokenized_examples"): _OF_STRATEGY,
+    ("Packing", "share_prefixes", "tokenized_examples"): _OF_STRATEGY,
     ("Mixture", "num_validation_sequences", "packed_shards"): "only the number of its own dataset",
     ("RecordData", "group_training_examples_by", "training_splits"): "only whether there are groups",
 }

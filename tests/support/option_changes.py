@@ -86,6 +86,15 @@ TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {  # pyrefly: ignore[bad-ass
         for name in _WEIGHTS
         for option in ("delimiter", "quote", "escape", "header", "skip", "comment", "column_names")
     },
+    ("datasets", "chats", "loss", "allow_negative"): {("datasets", "chats", "loss", "weights"): True},
+    **{("datasets", name, "packing", "share_prefixes"): {("exports",): []} for name in _WEIGHTS},
+    **{
+        ("datasets", name, "packing", "min_shared"): {
+            ("exports",): [],
+            **{("datasets", one, "packing", "share_prefixes"): True for one in _WEIGHTS},
+        }
+        for name in _WEIGHTS
+    },
     ("partitions", "flops_linear"): {("partitions", "balance"): "flops"},
     ("mixture", "stop_strategy"): {("mixture", "train_weights"): _WEIGHTS},
     ("mixture", "block_rounding"): {("mixture", "train_weights"): _WEIGHTS},
@@ -94,7 +103,9 @@ TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {  # pyrefly: ignore[bad-ass
 }
 """Options without which another is refused; they are on both sides of the comparison."""
 
-SHARED: frozenset[OptionPath] = frozenset({("datasets", "*", "packing", "segment_multiple_of")})
+SHARED: frozenset[OptionPath] = frozenset(
+    {("datasets", "*", "packing", "segment_multiple_of"), ("datasets", "*", "packing", "share_prefixes")}
+)
 """Options that must be the same in all datasets; they are changed in all."""
 
 

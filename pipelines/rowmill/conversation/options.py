@@ -259,6 +259,11 @@ class Loss(Config):
                 f"prompt_weight: {self.prompt_weight:g} is negative; weights are at least 0 unless a recipe says "
                 "otherwise; set loss.allow_negative: true, or choose a positive weight"
             )
+        if self.allow_negative and self.prompt_weight >= 0 and not self.weights:
+            raise ValueError(
+                "allow_negative: true has no effect: no weight is read that could be negative; set weights: true for "
+                "those of messages or a negative prompt_weight, or delete allow_negative"
+            )
         return self
 
     @model_validator(mode="after")

@@ -393,6 +393,7 @@ def test_key_is_sent_and_written_nowhere(built: Workspace, monkeypatch: pytest.M
     ("dataset", "message"),
     [
         ({"format": {"kind": "chat"}, "loss": {"weights": True}}, "teacher with loss.weights: true"),
+        ({"format": {"kind": "chat"}, "loss": {"prompt_weight": 0.1}}, "teacher with loss.prompt_weight: 0.1"),
         ({"format": {"kind": "prompts"}}, "teacher: prompts rows have the objective prompts"),
     ],
 )

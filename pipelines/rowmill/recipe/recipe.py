@@ -206,10 +206,11 @@ class Dataset(Config):
                 f"teacher: {self.format.get_name()} rows have the objective {objective}; scores are of next_token "
                 "examples; delete teacher"
             )
-        if self.loss.weights:
+        if self.loss.has_weights:
+            option = "weights: true" if self.loss.weights else f"prompt_weight: {self.loss.prompt_weight:g}"
             return (
-                "teacher with loss.weights: true; scored rows are token ids, which have no weights; only one of the "
-                "two is possible; set loss.weights: false"
+                f"teacher with loss.{option}; scored rows are token ids, which have no weights; only one of the two is "
+                f"possible; delete loss.{option.partition(':')[0]}"
             )
         return ""
 

@@ -40,9 +40,12 @@ def test_commands_of_the_page_score_a_build_and_build_a_student(
     [batch] = list(Reader(str(tmp_path / ".rowmill"), "student", rank=0, world_size=1, as_torch=False, batch_size=100))
     assert batch["teacher_ids"].shape == batch["teacher_logprobs"].shape == (*batch["labels"].shape, 8)
     assert (batch["teacher_logprobs"][batch["labels"] != -100] < 0).all()
-    printed = re.search(r"^source: .*\nformat: .*", capsys.readouterr().out, re.MULTILINE)
+    printed = re.search(r"^datasets:\n(?: .*\n)+", capsys.readouterr().out, re.MULTILINE)
     assert printed is not None
-    assert yaml.safe_load(printed[0])["format"] == student["datasets"]["chats"]["format"]
+    scored = yaml.safe_load(printed[0])["datasets"]["chats"]
+    assert scored["format"] == student["datasets"]["chats"]["format"]
+    [url] = student["datasets"]["chats"]["source"]["train_urls"]
+    assert scored["source"]["train_urls"] == [f"{tmp_path}/{url}"]
 
 
 def _find_block(language: str) -> str:

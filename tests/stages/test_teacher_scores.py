@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from rowmill.build.steps import plan_steps
 from rowmill.cli.error_boundary import ExitStatus
@@ -27,7 +28,7 @@ from rowmill.stages import teacher_scores
 from rowmill.stages.teacher_scores import MisalignedAnswerError, read_prompt_logprobs
 from tests.support import teacher
 from tests.support.completions_server import CompletionsServer, Reply, serving
-from tests.support.recipes import LENIENT, PAIR, Workspace, chat, current, current_rows, pair
+from tests.support.recipes import LENIENT, PAIR, Workspace, chat, current, current_rows, document, pair
 
 TOP_K = 4
 FIELDS = {"teacher_ids": {"type": "int32", "size": TOP_K}, "teacher_logprobs": {"type": "float16", "size": TOP_K}}
@@ -163,6 +164,49 @@ def test_scored_dataset_is_built_with_each_score_at_its_token(built: Workspace, 
 
 def scored_rows_in(folder: Path) -> list[dict[str, Any]]:
     return [row for file in sorted(folder.rglob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+
+
+def test_printed_lines_read_every_score_of_a_build(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace(tmp_path / "a, b: [c]")
+    rows = {
+        "chats": ([chat(i) for i in range(9)], {"format": {"kind": "chat"}}),
+        "null": ([document(i, words=300) for i in range(7)], {"format": {"kind": "text"}}),
+        "none": ([{"messages": []}], {"format": {"kind": "chat"}}),
+    }
+    datasets = {
+        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", of_it)]}, **options}
+        for name, (of_it, options) in rows.items()
+    }
+    workspace.recipe(datasets).build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    monkeypatch.chdir(workspace.folder)
+    with serving(teach) as server:
+        command = ["score", str(workspace.config), "--base-url", server.base_url, "--model", "m", "--top-k", str(TOP_K)]
+        assert main([*command, "--output", "out"]) == 0
+    said = capsys.readouterr().out
+
+    student = Workspace(tmp_path / "student")
+    gates = LENIENT | {"same_tokenization": {"at_least": 0}}
+    student.recipe(yaml.safe_load(said[said.index("datasets:") :])["datasets"], gates=gates).build()
+
+    # From another folder, whose name YAML reads otherwise; a dataset named null; texts longer than a sequence.
+    lengths = [len(request["prompt"]) for request in server.requests]
+    assert max(lengths) > 256
+    assert list(student.project.recipe.datasets) == ["chats", "null"]
+    packed = [current(student.project, name, "packed_shards").facts["tokens"] for name in ("chats", "null")]
+    assert sum(packed) == sum(lengths)
+
+
+def test_output_at_a_url_is_refused(built: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert score(built, NOWHERE, "--output", "s3://bucket/scored") != 0
+    assert "--output s3://bucket/scored: a URL; scored datasets are written to a folder" in capsys.readouterr().err
+
+
+def test_recipe_that_nothing_can_score_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workspace = Workspace(tmp_path).one("p.jsonl", [{"prompt": "Why?"}], {"kind": "prompts"})
+    assert main(["score", str(workspace.config), "--base-url", NOWHERE, "--model", "m"]) != 0
+    assert "mini: no dataset can be scored; their examples are for prompts" in capsys.readouterr().err
 
 
 @pytest.mark.real_data

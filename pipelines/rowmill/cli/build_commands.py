@@ -496,6 +496,11 @@ def _run_score(args: argparse.Namespace) -> int:
     from rowmill.schema import manifest
     from rowmill.stages import teacher_scores
 
+    if "://" in (args.output or ""):
+        raise ConfigError(
+            f"--output {args.output}: a URL; scored datasets are written to a folder of this machine; name one, and "
+            "copy it afterwards"
+        )
     flags = {option: value for flag, option in _TEACHER_FLAGS.items() if (value := getattr(args, flag)) is not None}
     project = generated_output.choose_teacher(open_project(args), args.dataset, flags)
     stage = teacher_scores.STAGE.name
@@ -509,11 +514,11 @@ def _run_score(args: argparse.Namespace) -> int:
     terminal.make_console().print(render_generated(manifests))
     if blocked:
         return ExitStatus.GATE_CLOSED
-    output = Path(args.output) if args.output else project.base / "scored" / project.recipe.name
+    # Relative paths of a recipe start at its project, not at the folder of this command.
+    output = Path(os.path.abspath(args.output or project.base / "scored" / project.recipe.name))
     for scores in manifests:
-        folder = output / scores.key[1]
-        generated_output.copy_scored_dataset(project.store, scores, folder)
-        print(generated_output.format_scored_source(scores, folder))
+        generated_output.copy_scored_dataset(project.store, scores, output / scores.key[1])
+    print(generated_output.format_scored_datasets(project.recipe, manifests, output))
     return ExitStatus.SUCCESS
 
 

@@ -1,6 +1,7 @@
 """Results of generated text: files parsed without storing anything, and accepted records as JSON Lines."""
 
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rowmill.build.steps import Project, plan_steps
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import File, Store
 from rowmill.executors import LocalPool
 from rowmill.kinds.joint_rows import ParsedFiles, require_joint_rows
+from rowmill.recipe.recipe import Recipe
 from rowmill.recipe.teacher import Teacher
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
@@ -72,6 +76,12 @@ def choose_teacher(project: Project, dataset: str | None, changes: Mapping[str, 
             if problem:
                 raise ConfigError(f"{recipe.name}: datasets.{name}: {problem}")
     if not any(options.teacher is not None and dataset in (None, name) for name, options in chosen.items()):
+        if changes:
+            objectives = sorted({options.format.get_objective() for options in recipe.datasets.values()})
+            raise ConfigError(
+                f"{recipe.name}: no dataset can be scored; their examples are for {', '.join(objectives)}, and scores "
+                "are of next_token examples; choose another recipe"
+            )
         raise ConfigError(
             f"{recipe.name}: no dataset has a teacher block; score needs the address of a server and its model's name; "
             "pass --base-url and --model, or add datasets.NAME.teacher"
@@ -111,13 +121,45 @@ def copy_scored_dataset(store: Store, output: Manifest, folder: Path) -> None:
     partial.rename(folder)
 
 
-def format_scored_source(output: Manifest, folder: Path) -> str:
-    """Return the lines of a recipe that read a scored dataset."""
-    files = teacher_scores.list_scored_files(output.parts)
-    urls = ", ".join(f"{split}_urls: [{folder / split}/]" for split, of_split in files.items() if of_split)
-    types = teacher_scores.COLUMN_TYPES.items()
-    fields = ", ".join(f"{name}: {{type: {kind}, size: {output.card['top_k']}}}" for name, kind in types)
-    return f"source: {{{urls}}}\nformat: {{kind: tokens, domain_key: domain, token_fields: {{{fields}}}}}"
+def format_scored_datasets(recipe: Recipe, outputs: Sequence[Manifest], folder: Path) -> str:
+    """Return the lines of a recipe that read what was scored; a dataset without scored rows is left out."""
+    datasets: dict[str, dict[str, Any]] = {}
+    for output in outputs:
+        own = folder / output.key[1]
+        files = teacher_scores.list_scored_files(output.parts)
+        types = teacher_scores.COLUMN_TYPES.items()
+        fields = {name: {"type": kind, "size": output.card["top_k"]} for name, kind in types}
+        if urls := {f"{split}_urls": [f"{own / split}/"] for split, of_split in files.items() if of_split}:
+            form = {"kind": "tokens", "domain_key": "domain", "token_fields": fields}
+            datasets[output.key[1]] = {"source": urls, "format": form, **_keep_long_examples(recipe, output.key[1])}
+    # An empty mapping is no block.
+    lines = ["datasets:"] if datasets else []
+    for name, options in datasets.items():
+        lines.append(f"  {_format_flow(name)}:")
+        lines += [f"    {group}: {_format_flow(values)}" for group, values in options.items()]
+    return "\n".join(lines)
+
+
+def _keep_long_examples(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options by which examples longer than a sequence are cut as in the scored build; token rows drop them.
+
+    There are such examples where packing cuts them: any text that is joined, and what `overlong: keep` keeps.
+    """
+    dataset = recipe.datasets[name]
+    kind, packing = dataset.row_kind, dataset.packing
+    if packing.strategy_for(kind) == "concat":
+        cut = "split"
+    elif dataset.truncation.policy(kind, sliced=packing.slice_strategy is not None) == "keep":
+        cut = packing.slice_strategy_for(kind)
+    else:
+        return {}
+    return {"truncation": {"overlong": "keep"}, "packing": {"slice_strategy": cut}}
+
+
+def _format_flow(value: Any) -> str:
+    """Return a value as one line of YAML."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)
+    return text.removesuffix("...\n").strip()
 
 
 TRAINING_STAGES = (canonical_rows.STAGE.name, tokenized_examples.STAGE.name)

@@ -209,6 +209,14 @@ def test_recipe_that_nothing_can_score_is_told(tmp_path: Path, capsys: pytest.Ca
     assert "mini: no dataset can be scored; their examples are for prompts" in capsys.readouterr().err
 
 
+def test_examples_that_are_not_built_are_named_with_a_command_that_builds_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace = Workspace(tmp_path).one("c.jsonl", [chat(0)])
+    assert score(workspace, NOWHERE, dataset="rows") != 0
+    assert "run `rowmill build mini --until tokenized_examples`" in capsys.readouterr().err
+
+
 @pytest.mark.real_data
 def test_real_questions_under_a_real_tokenizer_are_scored_token_by_token(tmp_path: Path, real_data: Path) -> None:
     lines = (real_data / "math/gsm8k_train.jsonl").read_bytes().splitlines(keepends=True)[:60]

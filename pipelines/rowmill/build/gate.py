@@ -147,9 +147,11 @@ def _make_unbuilt_error(project: Project, step: Step) -> IntegrityError:
         names[MAX_NAMED_STEPS:] = [f"{len(names) - MAX_NAMED_STEPS:,} more"]
     named = f"{', '.join(names[:-1])} and {names[-1]} are" if len(names) > 1 else f"{names[0]} is"
     recipe = judge.format_recipe_argument(step.recipe, project.store.root)
+    # A build has no step on demand.
+    until = (unbuilt[-1] if step.on_demand else step).label
     return IntegrityError(
         f"{'/'.join(step.key)}: {named} not built; a stage reads what the stages before it made; "
-        f"run `rowmill build {recipe} --until {step.label}`"
+        f"run `rowmill build {recipe} --until {until}`"
     )
 
 

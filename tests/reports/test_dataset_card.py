@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -93,6 +94,31 @@ def test_files_of_the_hubs_viewer_exist_and_have_the_rows_of_their_split(built: 
         for one in config["data_files"]
     }
     assert found == {key: count for key, count in splits.items() if count}
+
+
+def test_shards_without_tokens_are_described_with_the_examples_that_have_them(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    rows = {"index": [chat(i) for i in range(9)], "own": [chat(i) for i in range(20, 29)], "none": [{"messages": []}]}
+    datasets = {
+        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", of_it)], "license": "mit"}, "format": CHAT}
+        for name, of_it in rows.items()
+    }
+    datasets["index"]["packing"] = {"layout": "index"}
+    workspace.recipe(datasets).build()
+    write_card(workspace.project)
+    folder = workspace.store / "mini"
+    front_matter, _, croissant = read_card(folder)
+
+    # The hub can load neither shards without tokens nor a set without files.
+    assert [config["config_name"] for config in front_matter["configs"]] == ["own"]
+    files = {one["@id"]: one for one in croissant["distribution"] if one["@type"] == "cr:FileObject"}
+    [shard] = [one for name, one in files.items() if name.startswith("index/train/")]
+    [examples] = [one for name, one in files.items() if name.startswith("index/examples/")]
+    assert "input_ids" not in pq.read_schema(folder / shard["contentUrl"]).names
+    with pa.ipc.open_file(folder / examples["contentUrl"]) as opened:
+        assert opened.read_all().column("input_ids").null_count == 0
+    assert examples["encodingFormat"] == "application/vnd.apache.arrow.file"
+    assert not [name for name in files if name.startswith("own/examples/")]
 
 
 def test_recipe_of_the_card_makes_the_same_build(built: Workspace) -> None:

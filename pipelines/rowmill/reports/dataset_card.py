@@ -27,7 +27,14 @@ from rowmill.build.steps import Project, plan_steps
 from rowmill.core.arrays import NO_NUMBER
 from rowmill.core.console import escape_control_characters
 from rowmill.core.errors import ConfigError
-from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, PACKED_SHARDS, RAW_DATASET, TRAINING_SPLITS
+from rowmill.core.stage_names import (
+    EXPORTS,
+    GPU_PARTITIONS,
+    PACKED_SHARDS,
+    RAW_DATASET,
+    TOKENIZED_EXAMPLES,
+    TRAINING_SPLITS,
+)
 from rowmill.core.storage import File, Store, damaged_file_error
 from rowmill.reader.published import PublishedBuild, open_published
 from rowmill.reports.build_view import BuildView
@@ -43,7 +50,8 @@ SIZE_STEPS = (("n<1K", 10**3), ("1K<n<10K", 10**4), ("10K<n<100K", 10**5), ("100
               ("100B<n<1T", 10**12))  # fmt: skip
 """The hub's classes of sizes, and the number of sequences that each is below."""
 PARQUET_TYPE = "application/x-parquet"
-MEDIA_TYPES = {".parquet": PARQUET_TYPE, ".json": "application/json", ".jsonl": "application/jsonlines"}
+MEDIA_TYPES = {".parquet": PARQUET_TYPE, ".arrow": "application/vnd.apache.arrow.file", ".json": "application/json",
+               ".jsonl": "application/jsonlines"}  # fmt: skip
 BLOCK_BYTES = 1 << 20
 
 # The context of Croissant 1.0, as the specification prints it.
@@ -145,18 +153,30 @@ class _Card:
 
     @cached_property
     def files(self) -> Mapping[tuple[str, str], Sequence[_DescribedFile]]:
-        """The shards of each dataset and split, and the files of each export, by `(name, split)`."""
+        """The shards of each dataset and split, and the files of each export, by `(name, split)`.
+
+        Of a dataset whose shards have no tokens, the files of its examples are by `(name, "examples")`.
+        """
         found: dict[tuple[str, str], list[_DescribedFile]] = {}
         for key, output in self.view.made.items():
             if output is not None and output.stage == EXPORTS:
                 files = output.parts[0].files.values()
                 found["/".join(key[1:]), str(output.card["split"])] = list(map(self._describe_file, files))
+            elif output is not None and output.stage == TOKENIZED_EXAMPLES and key[1] in self.indexed:
+                files = [part.files["examples"] for part in output.parts if "examples" in part.files]
+                found[key[1], "examples"] = list(map(self._describe_file, files))
             elif output is not None and output.stage == PACKED_SHARDS:
                 # Other parts are plans.
                 for part in (part for part in output.parts if "shard" in part.files):
                     shards = found.setdefault((key[1], part.facts["split"]), [])
                     shards.append(self._describe_file(part.files["shard"]))
         return found
+
+    @property
+    def indexed(self) -> Sequence[str]:
+        """The datasets whose shards name the tokens of examples instead of holding them."""
+        datasets = self.view.project.recipe.datasets
+        return [name for name, dataset in datasets.items() if dataset.packing.layout == "index"]
 
     def _describe_file(self, file: File) -> _DescribedFile:
         store = self.view.project.store
@@ -214,6 +234,8 @@ class _Card:
                 ],
             }
             for name in recipe.datasets
+            # The hub refuses a set of no files, and shows no tokens of shards without them.
+            if name not in self.indexed and any(other == name for other, _ in self.files)
         ]
         is_above = not any(
             file.url.startswith("../") or "://" in file.url for files in self.files.values() for file in files
@@ -226,7 +248,7 @@ class _Card:
             "task_categories": ["text-generation"],
             "tags": list(dict.fromkeys(["rowmill", *kinds, *tags])),
             # The hub loads files of its own repository only.
-            **({"configs": configs} if is_above else {}),
+            **({"configs": configs} if is_above and configs else {}),
         }
 
     def render_body(self) -> Iterator[str]:

@@ -129,6 +129,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"seq_len": 64},
     ),
+    "lists per token": (
+        {
+            "rows": (
+                [
+                    {"prompt_ids": [5, 6, i % 50], "response_ids": [*range(7, 10 + i % 9)],
+                     "teacher_ids": [[i, k] for k in range(3 + i % 9)],
+                     "teacher_logprobs": [[-0.5 * k, -i, -k] for k in range(3 + i % 9)]}
+                    for i in range(40)
+                ],
+                {"format": {"kind": "tokens", "token_fields": {"teacher_ids": {"type": "int32", "size": 2},
+                                                               "teacher_logprobs": {"type": "float16", "size": 3}}}},
+            ),
+            # Its examples have no such columns.
+            "texts": ([document(i, words=30) for i in range(12)], {"format": TEXT}),
+        },
+        {"seq_len": 64, "exports": [{"kind": "native", "name": "own"}]},
+    ),
     "preferences": (
         {
             "rows": (

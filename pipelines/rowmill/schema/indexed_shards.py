@@ -31,6 +31,7 @@ from rowmill.core.arrays import (
     Weights,
     compute_offsets,
     expand_ranges,
+    flatten_lists,
     make_list_array,
     make_zeros,
 )
@@ -115,10 +116,7 @@ def load_example_tokens(store: Store, file: File, token_fields: Sequence[str]) -
     table = store.table(file, columns).combine_chunks()
 
     def flatten(name: str) -> NDArray[Any]:
-        values = table.column(name).combine_chunks().flatten()
-        if not pa.types.is_fixed_size_list(values.type):
-            return values.to_numpy(zero_copy_only=False)
-        return values.flatten().to_numpy().reshape(len(values), values.type.list_size)
+        return flatten_lists(table.column(name))
 
     return ExampleTokenColumns(
         offsets=compute_offsets(table.column("tokens").to_numpy()),

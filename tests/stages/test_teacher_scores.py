@@ -506,6 +506,7 @@ BAD_ANSWERS: list[tuple[bytes, str]] = [
     (body(None, entry(t5=-1, t6=0.5), entry(t6=-1, t7=-2)), r"prompt_logprobs\[1\] has an id or a log-probability"),
     (body(None, entry(t5=-1, t6=float("nan")), entry(t6=-1, t7=-2)), r"\[1\] has an id or a log-probability"),
     (body(None, {"5": {"logprob": -1}, "-6": {"logprob": -2}}, entry(t6=-1, t7=-2)), r"\[1\] has an id or a log"),
+    (body(None, {"5": {"logprob": -1}, f"{2**32 + 6}": {"logprob": -2}}, entry(t6=-1, t7=-2)), r"\[1\] has an id or a"),
     (body(None, entry(t5=-0.1, t6=-0.2), entry(t6=-1, t7=-2)), r"\[1\] has a mass of 1\.72"),
     (body(None, entry(t5=-1, t6="x"), entry(t6=-1, t7=-2)), "no list prompt_logprobs"),
     (body(None, {"five": {"logprob": -1}}, entry(t6=-1, t7=-2)), "no list prompt_logprobs"),

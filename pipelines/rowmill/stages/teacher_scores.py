@@ -27,7 +27,7 @@ from urllib.error import HTTPError
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Bools, Tokens, compute_offsets, flatten_lists, make_list_array
+from rowmill.core.arrays import LARGEST_INT32, Bools, Tokens, compute_offsets, flatten_lists, make_list_array
 from rowmill.core.completions import CompletionsServer
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import RAW_DATASET, TEACHER_SCORES, TOKENIZED_EXAMPLES
@@ -117,7 +117,8 @@ def read_prompt_logprobs(answer: bytes, ids: Sequence[int], places: Sequence[int
             raise MisalignedAnswerError(f"prompt_logprobs[{at}] has no entry of token {ids[at]}, which is there")
         if len(row) < top_k:
             raise MisalignedAnswerError(f"prompt_logprobs[{at}] has {len(row)} ids, expected at least {top_k}")
-        if any(math.isnan(value) or value > 0 for value in row.values()) or min(row) < 0:
+        is_wrong = any(math.isnan(value) or value > 0 for value in row.values())
+        if is_wrong or min(row) < 0 or max(row) > LARGEST_INT32:
             raise MisalignedAnswerError(f"prompt_logprobs[{at}] has an id or a log-probability that none can be")
         mass = math.fsum(map(math.exp, row.values()))
         if mass > _MOST_MASS:

@@ -42,6 +42,7 @@ from rowmill.schema.rows import PADDING_COLUMN, REFERENCE_FIELDS
 
 METADATA_KEY = "examples"
 """The key of a shard's metadata, after `rowmill.`, under which its files of examples are listed."""
+_METADATA_NAME = f"rowmill.{METADATA_KEY}".encode()
 
 _TOKEN_FIELDS = tuple(
     pa.field(name, pa.list_(pa.int32()), nullable=False) for name in ("input_ids", "labels", "position_ids")
@@ -87,7 +88,7 @@ class ExampleReferences:
     @classmethod
     def parse(cls, metadata: Mapping[bytes, bytes] | None) -> "ExampleReferences | None":
         """Return the references of a shard's metadata; None if the shard holds its tokens itself."""
-        text = (metadata or {}).get(f"rowmill.{METADATA_KEY}".encode())
+        text = (metadata or {}).get(_METADATA_NAME)
         if text is None:
             return None
         values = json.loads(text)
@@ -208,7 +209,7 @@ def insert_tokens(
     place = next((i for i, field in enumerate(stored, 1) if field.name == "filler"), 0)
     ordered = [*head, *stored[:place], *tail, *stored[place:]]
     values = [found[field.name] if field.name in found else table.column(field.name) for field in ordered]
-    metadata = {key: value for key, value in (table.schema.metadata or {}).items() if METADATA_KEY.encode() not in key}
+    metadata = {key: value for key, value in (table.schema.metadata or {}).items() if key != _METADATA_NAME}
     return pa.Table.from_arrays(values, schema=pa.schema(ordered, metadata))
 
 

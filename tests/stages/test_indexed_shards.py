@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rowmill.build import gc
-from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.build.runner import run_step
+from rowmill.build.steps import plan_steps
+from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.inspection.sequences import trace_sequence
 from rowmill.reader import Reader
 from rowmill.reader.layouts import LayoutName
@@ -262,6 +264,22 @@ def test_damaged_examples_are_noticed_by_reader_check_and_build(tmp_path: Path) 
     path.unlink()
     with pytest.raises(IntegrityError, match=r"examples\.arrow: missing"):
         list(Reader(store.root, name, rank=0, world_size=1, as_torch=False))
+
+
+def test_version_of_ranks_is_used_again_only_if_the_examples_are_whole(tmp_path: Path) -> None:
+    ranks = {"partitions": {"world_size": 1, "layout": "index"}}
+    built = build(tmp_path, "index", {"rows": (CHATS, {"format": CHAT})}, **ranks)
+    step = next(step for step in plan_steps(built.project) if step.name == "gpu_partitions")
+    version = built.manifest("gpu_partitions").version
+    assert run_step(built.project, step, {}, version=version).version == version
+
+    examples = built.manifest("rows", "tokenized_examples").files("examples")[0]
+    path = Path(built.project.store.local(examples.path))
+    content = path.read_bytes()
+    path.write_bytes(content[:-40] + bytes(40))
+
+    with pytest.raises(DamagedFileError, match=r"examples\.arrow"):
+        run_step(built.project, step, {}, version=version)
 
 
 def test_trace_and_garbage_collection_follow_the_references(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import exports
 from rowmill.stages.base import Publish, StageContext
+from rowmill.stages.catalog import find_stage
 from rowmill.tokenization import tokenizer_source
 
 
@@ -346,15 +347,23 @@ def _publish_output(project: Project, step: Step, context: StageContext, output:
 
 
 def _restore_version(request: _RunRequest, context: StageContext, started: float) -> StepReport:
-    project, step = request.project, request.step
+    project = request.project
     kept = manifest.load_version(context.store, context.key, request.version)
     inputs = manifest.load_inputs(context.store, kept)
     require_open_ancestry(project, inputs.values())
-    shared = step.stage.list_shared_inputs(kept)
-    for one in (kept, *(made for made in inputs.values() if made.stage in shared)):
+    for one in _list_opened_outputs(context.store, kept):
         manifest.verify_files(context.store, one)
     manifest.make_current(context.store, kept)
     return _record_report(request, replace(context, inputs=inputs), _report_reuse(kept, started))
+
+
+def _list_opened_outputs(store: Store, output: Manifest) -> Iterator[Manifest]:
+    """Yield an output and all those whose files its readers open: indexes of ranks name shards, and these examples."""
+    yield output
+    shared = find_stage(output.stage).list_shared_inputs(output)
+    for made in manifest.load_inputs(store, output).values():
+        if made.stage in shared:
+            yield from _list_opened_outputs(store, made)
 
 
 def make_manifest(

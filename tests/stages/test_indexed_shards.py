@@ -18,6 +18,7 @@ from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.inspection.sequences import trace_sequence
 from rowmill.reader import Reader
 from rowmill.reader.layouts import LayoutName
+from rowmill.schema import manifest
 from rowmill.schema.indexed_shards import ExampleReferences, read_sequences
 from rowmill.sources import parts
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, build_project, chat, document, pair, sentence
@@ -280,6 +281,22 @@ def test_version_of_ranks_is_used_again_only_if_the_examples_are_whole(tmp_path:
 
     with pytest.raises(DamagedFileError, match=r"examples\.arrow"):
         run_step(built.project, step, {}, version=version)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_index_ranks_of_other_weights_are_another_version(tmp_path: Path, layout: str) -> None:
+    ranks = {"partitions": {"world_size": 1, "layout": "index"}}
+    one, other = (
+        build(tmp_path, layout, {"rows": (CHATS, {"format": CHAT, "loss": {"prompt_weight": weight}})}, **ranks)
+        for weight in (0.25, 0.5)
+    )
+
+    assert one.manifest("gpu_partitions").inputs != other.manifest("gpu_partitions").inputs
+    assert one.manifest("gpu_partitions").version != other.manifest("gpu_partitions").version
+    kept = manifest.list_versions(other.project.store, one.manifest("gpu_partitions").key)
+    assert [made.inputs for made in kept] == [made.manifest("gpu_partitions").inputs for made in (one, other)]
+    # As many builds as asked for are kept with all that they name.
+    assert not gc.collect_garbage(other.project, keep=2, dry_run=True).items
 
 
 def test_trace_and_garbage_collection_follow_the_references(tmp_path: Path) -> None:

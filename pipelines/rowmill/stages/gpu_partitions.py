@@ -689,6 +689,7 @@ def _build_ranks_output(context: StageContext, names: list[str], ranks: list[Par
         (name, *values, *(compute_share(value, total) for value, total in zip(values, totals, strict=True)))
         for name, values in sums.items()
     ]
+    has_index = context.recipe.partitions.layout == "index"
     return StageOutput(
         parts=ranks,
         facts=GpuPartitionsFacts(
@@ -713,11 +714,13 @@ def _build_ranks_output(context: StageContext, names: list[str], ranks: list[Par
                 ("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(dataset_rows)
             ),
         },
-        schema=tuple(
-            (f.name, str(f.type))
-            for f in (make_rank_schema(context) if context.recipe.partitions.layout == "copied" else RANK_INDEX_SCHEMA)
-        ),
-        card={"order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"], "ranks": names},
+        schema=tuple((f.name, str(f.type)) for f in (RANK_INDEX_SCHEMA if has_index else make_rank_schema(context))),
+        card={
+            "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
+            "ranks": names,
+            # Equal indexes may name other tokens, which are another version.
+            **({"content": [str(part.facts["content_hash"]) for part in ranks]} if has_index else {}),
+        },
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),
     )

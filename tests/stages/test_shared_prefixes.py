@@ -323,6 +323,23 @@ def test_shared_token_is_traced_to_every_row_that_has_it(shared: Built) -> None:
     assert all(f"{url}:{line}" in shown for url, line in sorted(sources)[:1])
 
 
+def test_trace_of_a_sequence_says_which_segment_each_continues(shared: Built) -> None:
+    store = shared.project.store
+    shard = next(store.table(file) for file in shared.manifest("rows", "packed_shards").files("shard"))
+    parents = shard.column("segment_parents")[0].as_py()
+    assert max(parents) >= 0
+
+    traced = trace_sequence(shared.project, "rows/train/0")
+    header, *lines = render_text(row_view.render_sequence_trace(traced)).split("segment", 1)[1].splitlines()
+
+    assert header.split()[0] == "continues"
+    shown = {int(line.split()[0]): line.split()[1] for line in lines if line.strip() and not line.startswith("\n")}
+    assert set(shown) == set(range(len(parents)))
+    for segment, parent in enumerate(parents):
+        place = next(place for place in traced.places if place.segment == segment)
+        assert shown[segment] == str(place.offset if parent < 0 else parent)
+
+
 def decode(built: Built, ids: Sequence[int]) -> str:
     return Encoder(open_tokenizer(str(built.project.base / "tokenizer"), Path())).decode(ids)
 

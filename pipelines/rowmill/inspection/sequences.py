@@ -199,6 +199,8 @@ class SequenceTrace:
     origins: tuple[RowOrigin, ...]
     token: TokenTrace | None = None
     order_note: str = ""
+    parents: Sequence[int] = ()
+    """The segment that each segment continues, if examples share prefixes; -1 for none."""
 
 
 def trace_sequence(project: Project, place: str) -> SequenceTrace:
@@ -234,6 +236,7 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
         origins=tuple(origins),
         token=None if token is None else _trace_token(lineage, row, [place for _, place in named], token),
         order_note=note,
+        parents=row.get(PARENTS_COLUMN, ()),
     )
 
 

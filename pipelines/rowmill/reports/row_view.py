@@ -256,10 +256,11 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
 
 
 def _render_segments(trace: SequenceTrace) -> RenderableType:
-    columns = ["segment", "tokens", "length", "example", "source"]
+    columns = ["segment", *(["continues"] if trace.parents else []), "tokens", "length", "example", "source"]
     rows: list[Sequence[object]] = []
     for place, origin in zip(trace.places, trace.origins, strict=True):
         cut = f" from token {place.start}" if place.start else ""
+        continues = ["" if parent < 0 else parent for parent in trace.parents[place.segment :][:1]]
         source = (
             format_source_line(origin.url, origin.reader, origin.line)
             if origin.line is not None
@@ -268,6 +269,7 @@ def _render_segments(trace: SequenceTrace) -> RenderableType:
         rows.append(
             (
                 place.segment,
+                *continues,
                 f"{place.offset} to {place.offset + place.length - 1}",
                 place.length,
                 f"{place.example_id}{cut}",

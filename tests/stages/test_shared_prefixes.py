@@ -400,6 +400,24 @@ def test_what_cannot_be_said_of_trees_is_refused_when_the_recipe_is_loaded(
     assert str(refused.value).count(";") >= 2
 
 
+@for_each("everywhere", [False, True])
+def test_preferences_are_refused_in_words_that_lead_out(tmp_path: Path, everywhere: bool) -> None:
+    workspace = Workspace(tmp_path)
+    pairs = {"source": {"train_urls": ["pairs.jsonl"]}, "format": {"kind": "preference"}}
+    if everywhere:
+        rows = {"source": {"train_urls": ["rows.jsonl"]}, "format": CHAT}
+        workspace.recipe({"rows": rows, "pairs": pairs}, defaults={"packing": SHARED})
+        expected = r"datasets\.rows\.packing\.share_prefixes: true beside datasets\.pairs, .*; move one of them"
+    else:
+        workspace.recipe({"pairs": {**pairs, "packing": SHARED}})
+        expected = (
+            r"packing\.(share_prefixes|min_shared): a preference dataset does not read this option; .*; delete it"
+        )
+
+    with pytest.raises(ConfigError, match=expected):
+        _ = workspace.project
+
+
 def test_datasets_that_differ_in_sharing_are_refused(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", [chat(0)])]}, "format": CHAT}

@@ -50,7 +50,7 @@ class Preference(MessageColumns):
         "template": frozenset({"turns"}),
         "truncation": frozenset({"truncate_side"}),
         "loss": frozenset({"weights", "prompt_weight", "allow_negative", "mask_user_turns", "mask_inputs"}),
-        "packing": frozenset({"slice_strategy", "tail"}),
+        "packing": frozenset({"slice_strategy", "tail", "share_prefixes", "min_shared"}),
     }
 
     OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = ("truncate", "drop", "raise", "keep")

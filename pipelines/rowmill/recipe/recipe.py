@@ -560,15 +560,16 @@ class Recipe(Config):
     def _prefixes_can_be_shared(self) -> "Recipe":
         sharing = [name for name, dataset in self.datasets.items() if dataset.packing.share_prefixes]
         for name, dataset in self.datasets.items() if sharing else ():
+            if dataset.format.get_objective() != "next_token":
+                raise ValueError(
+                    f"datasets.{sharing[0]}.packing.share_prefixes: true beside datasets.{name}, which has examples of "
+                    f"kind {dataset.row_kind}; one trainer reads all datasets, and only examples that predict the next "
+                    "token can be trees; move one of them to a recipe of its own, or share no prefixes"
+                )
             if name not in sharing:
                 raise ValueError(
                     f"datasets.{name}.packing.share_prefixes: false, and datasets.{sharing[0]} has true; one trainer "
                     "reads all datasets, so they have one; set it in defaults"
-                )
-            if dataset.format.get_objective() != "next_token":
-                raise ValueError(
-                    f"datasets.{name}.packing.share_prefixes: true for examples of kind {dataset.row_kind}; only "
-                    "examples that predict the next token can be trees; set it to false"
                 )
             if fields := dataset.format.get_rollout_fields().names:
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -126,11 +127,31 @@ def test_refused_webhook_is_one_line_without_the_secret_address(
     [
         ("http://127.0.0.1:9/hook", "webhook: 127.0.0.1 cannot be reached: [Errno 111] Connection refused"),
         ("file:///etc/passwd", "webhook: its address is not one of http or https; set another"),
+        ("http://bob:s3cret@127.0.0.1/hook", "webhook: its address has a login, which is not sent; set another"),
+        ("http://127.0.0.1/hook of/s3cret", "webhook: 127.0.0.1: its address is not valid; set another"),
+        ("http://127.0.0.1:s3cret/hook", "webhook: 127.0.0.1: its address is not valid; set another"),
     ],
-    ids=["nobody listens", "a file"],
+    ids=["nobody listens", "a file", "a login", "a space", "no port"],
 )
 def test_address_that_cannot_take_a_message_is_named(monkeypatch: pytest.MonkeyPatch, url: str, problem: str) -> None:
     assert deliver(webhook(monkeypatch, url), MESSAGE, pauses_s=()) == problem
+
+
+def test_server_that_speaks_no_http_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"220 mail\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        problem = deliver(webhook(monkeypatch, f"http://127.0.0.1:{listener.getsockname()[1]}/"), MESSAGE, pauses_s=())
+        thread.join()
+
+    assert problem == "webhook: 127.0.0.1 cannot be reached: 220 mail"
 
 
 def test_command_gets_the_message_on_its_standard_input(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Deliver a message: each kind of alert has one function, and all are tried again if the other side is not ready."""
 
+import http.client
 import json
 import os
 import smtplib
@@ -113,6 +114,8 @@ def _post(url: str, payload: dict[str, Any]) -> None:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise _UndeliveredError("its address is not one of http or https; set another", may_pass=False)
+    if "@" in parts.netloc:
+        raise _UndeliveredError("its address has a login, which is not sent; set another", may_pass=False)
     request = urllib.request.Request(  # noqa: S310  (checked above)
         url, json.dumps(payload).encode(), {"Content-Type": "application/json"}
     )
@@ -122,8 +125,11 @@ def _post(url: str, payload: dict[str, Any]) -> None:
     except urllib.error.HTTPError as error:
         may_pass = error.code >= 500 or error.code in (408, 429)
         raise _UndeliveredError(f"{parts.hostname} answered {error.code} {error.reason}", may_pass=may_pass) from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except http.client.InvalidURL as error:
+        # Its text quotes the address.
+        raise _UndeliveredError(f"{parts.hostname}: its address is not valid; set another", may_pass=False) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
         raise _UndeliveredError(f"{parts.hostname} cannot be reached: {reason}", may_pass=True) from error
 
 

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -202,6 +204,34 @@ def test_mail_reaches_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     # A server that cannot encrypt gets no mail unless the recipe says so.
     assert refused == f"email: 127.0.0.1:{port}: STARTTLS extension not supported by server."
     assert len(received) == 1
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_mail_goes_to_no_server_whose_certificate_nobody_signed(tmp_path: Path) -> None:
+    pair = [str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")]
+    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1", "-keyout", pair[0], "-out", pair[1]]
+    subprocess.run(["openssl", "req", *options], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair[1], pair[0])
+    said: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError), context.wrap_socket(connection, server_side=True) as encrypted:
+                encrypted.sendall(b"220 mail\r\n")
+                said.append(encrypted.recv(100))
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        server = f"127.0.0.1:{listener.getsockname()[1]}"
+        alert = EmailAlert(server=server, sender="a@example.org", to=("b@example.org",), encryption="tls")
+        problem = deliver(alert, MESSAGE, pauses_s=())
+        thread.join()
+
+    assert problem is not None
+    assert "certificate verify failed" in problem
+    assert said == []
 
 
 # ── Once a night, to everybody ────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from email.message import EmailMessage
+from functools import partial
 from typing import Any
 
 from rowmill.alerts.options import AlertEvent, AnyAlert, CommandAlert, EmailAlert, WebhookAlert
@@ -139,10 +140,12 @@ def _mail(alert: EmailAlert, message: AlertMessage) -> None:
     mail.set_content(message.text)
     host, _, port = alert.server.rpartition(":")
     try:
-        connect = smtplib.SMTP_SSL if alert.encryption == "tls" else smtplib.SMTP
+        # Without a context, smtplib takes any certificate.
+        verified = ssl.create_default_context()
+        connect = partial(smtplib.SMTP_SSL, context=verified) if alert.encryption == "tls" else smtplib.SMTP
         with connect(host or port, int(port) if host else 0, timeout=TIMEOUT_S) as server:
             if alert.encryption == "starttls":
-                server.starttls(context=ssl.create_default_context())
+                server.starttls(context=verified)
             if alert.user_env is not None:
                 server.login(os.environ[alert.user_env], os.environ[alert.password_env or alert.user_env])
             refused = server.send_message(mail)

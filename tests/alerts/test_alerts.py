@@ -19,11 +19,11 @@ import pytest
 
 from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
 from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
-from rowmill.alerts.history import load_causes, save_causes
+from rowmill.alerts.history import end_causes, load_causes, save_causes
 from rowmill.core.errors import PipelineError
 from rowmill.core.storage import Store
 from rowmill.reports import alert_text, report_page
-from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, CliProject
+from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, RECIPE, CliProject
 from tests.support.ports import take_free_ports
 
 pytestmark = FOREIGN_WARNINGS
@@ -276,14 +276,37 @@ def test_cause_is_told_once_a_night_with_the_number_of_nights(tmp_path: Path, mo
 def test_published_build_ends_a_cause(tmp_path: Path) -> None:
     store, night = Store(str(tmp_path)), date(2026, 11, 1)
     for days in (0, 1):
-        save_causes(
-            store, "demo", "blocked", load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(days))
-        )
+        save_causes(store, "demo", load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(days)))
     [before] = load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(2)).values()
-    save_causes(store, "demo", "published", load_causes(store, "demo", "published", {"1f2e"}, night + timedelta(2)))
+    save_causes(store, "demo", load_causes(store, "demo", "published", {"1f2e"}, night + timedelta(2)))
+    end_causes(store, "demo", night + timedelta(2))
     [after] = load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(3)).values()
 
     assert (before.nights, after.nights) == (3, 1)
+
+
+def test_published_build_with_a_warning_is_told_as_both_and_counts_the_nights_of_the_warning_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alert = {"kind": "webhook", "url_env": "HOOK", "on": ["blocked", "warned"]}
+    # Sequences of few rows are not full, which warns.
+    gates = {**RECIPE["gates"], "fill": {"at_least": 0.9}}
+    project = CliProject(tmp_path).write(execution={"workers": 1, "alerts": [alert]}, gates=gates)
+    rows = (tmp_path / "data" / "chats.jsonl").read_text().splitlines()
+    nights = [[*rows, *[BAD_LINE] * 39], rows, rows[:-1], [*rows, *[BAD_LINE] * 39]]
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        for night, lines in enumerate(nights, 1):
+            monkeypatch.setattr(alert_text, "datetime", FrozenDate(night))
+            project.write_data("chats.jsonl", "\n".join(lines))
+            project.rowmill("build", "--alert", "--skip-preflight")
+
+    assert [message["title"] for message in receiver.received] == [
+        "small: blocked",
+        "small: warned",
+        "small: warned on the second night",
+        "small: blocked",
+    ]
 
 
 def test_message_is_sent_again_only_to_those_who_missed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,19 +38,31 @@ def load_causes(store: Store, recipe: str, event: AlertEvent, names: Collection[
     return causes
 
 
-def save_causes(
-    store: Store, recipe: str, event: AlertEvent, causes: Mapping[str, Cause], undelivered: Sequence[str] = ()
-) -> None:
-    """Note the causes of an event, and why some were not told of it; a build that is published ends all others."""
-    known = dict[str, Cause]() if event == "published" else _load_all(store, recipe)
-    known.update(causes)
-    noted = {name: asdict(cause) for name, cause in known.items()}
-    store.write_sealed(_history_path(recipe), {"causes": noted, "undelivered": list(undelivered)})
+def save_causes(store: Store, recipe: str, causes: Mapping[str, Cause], undelivered: Sequence[str] = ()) -> None:
+    """Note the causes of an event, and why some were not told of it."""
+    _save_all(store, recipe, _load_all(store, recipe) | dict(causes), undelivered)
+
+
+def end_causes(store: Store, recipe: str, today: date) -> None:
+    """End all causes but today's warnings and publications, since a build passed."""
+    known = _load_all(store, recipe)
+    left = {
+        name: cause
+        for name, cause in known.items()
+        if name.startswith(("warned", "published")) and cause.last == today.isoformat()
+    }
+    if left != known:
+        _save_all(store, recipe, left, list_undelivered(store, recipe))
 
 
 def list_undelivered(store: Store, recipe: str) -> list[str]:
     """Return why the last message did not reach everybody, a line for each; empty if it did."""
     return list((store.read_sealed(_history_path(recipe)) or {}).get("undelivered", ()))
+
+
+def _save_all(store: Store, recipe: str, causes: Mapping[str, Cause], undelivered: Sequence[str]) -> None:
+    noted = {name: asdict(cause) for name, cause in causes.items()}
+    store.write_sealed(_history_path(recipe), {"causes": noted, "undelivered": list(undelivered)})
 
 
 def _load_all(store: Store, recipe: str) -> dict[str, Cause]:

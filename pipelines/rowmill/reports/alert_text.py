@@ -9,13 +9,14 @@ Correct the records, or raise gates.rejects.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import quote
 
 from rowmill.alerts import AlertEvent
 from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
-from rowmill.alerts.history import identify_target, load_causes, save_causes
+from rowmill.alerts.history import end_causes, identify_target, load_causes, save_causes
 from rowmill.build.steps import Project
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
@@ -47,27 +48,29 @@ def announce(
     problems: list[str] = []
     try:
         view = load_build_view(project)
-        event = "overdue" if overdue else _choose_event(view, error, published=published)
-        if event is None:
-            return []
-        results = _select_results(view, event)
-        names = {f"{result.check} {'/'.join(result.key[1:])}" for result in results} or {
-            find_published_version(project) or "" if event == "published" else type(error).__name__ if error else ""
-        }
-        causes = load_causes(store, recipe.name, event, names, datetime.now(UTC).date())
-        targets = {identify_target(alert): alert for alert in recipe.execution.alerts if event in alert.on}
-        untold = [target for target in targets if any(target not in cause.told for cause in causes.values())]
-        if not untold:
-            return []
-        nights = max(cause.nights for cause in causes.values())
-        message = compose_message(view, event, results, overdue or error, nights)
-        for target in untold:
-            problem = deliver(targets[target], message)
-            if problem is not None:
-                problems.append(problem)
+        today = datetime.now(UTC).date()
+        events: list[AlertEvent] = ["overdue"] if overdue else _choose_events(view, error, published=published)
+        for event in events:
+            results = _select_results(view, event)
+            names = {f"{result.check} {'/'.join(result.key[1:])}" for result in results} or {
+                find_published_version(project) or "" if event == "published" else type(error).__name__ if error else ""
+            }
+            causes = load_causes(store, recipe.name, event, names, today)
+            targets = {identify_target(alert): alert for alert in recipe.execution.alerts if event in alert.on}
+            untold = [target for target in targets if any(target not in cause.told for cause in causes.values())]
+            if not untold:
                 continue
-            causes = {name: replace(cause, told=(*cause.told, target)) for name, cause in causes.items()}
-        save_causes(store, recipe.name, event, causes, problems)
+            nights = max(cause.nights for cause in causes.values())
+            message = compose_message(view, event, results, overdue or error, nights)
+            # At once: one that hangs must neither hold up the others nor outlast the time that Dagster gives a sensor.
+            with ThreadPoolExecutor(len(untold)) as threads:
+                answers = list(threads.map(lambda target: deliver(targets[target], message), untold))  # noqa: B023
+            told = tuple(target for target, problem in zip(untold, answers, strict=True) if problem is None)
+            problems += [problem for problem in answers if problem is not None]
+            causes = {name: replace(cause, told=(*cause.told, *told)) for name, cause in causes.items()}
+            save_causes(store, recipe.name, causes, problems)
+        if published or not (overdue or error or view.missing or _select_results(view, "blocked")):
+            end_causes(store, recipe.name, today)
     except Exception as failure:  # noqa: BLE001  (an alert never changes what a build ends with)
         problems.append(f"{type(failure).__name__}: {failure}")
     return [f"an alert was not delivered: {problem}" for problem in problems]
@@ -78,14 +81,12 @@ def list_missing_secrets(project: Project) -> list[str]:
     return find_missing_secrets(project.recipe.execution.alerts)
 
 
-def _choose_event(view: BuildView, error: BaseException | None, *, published: bool) -> AlertEvent | None:
+def _choose_events(view: BuildView, error: BaseException | None, *, published: bool) -> list[AlertEvent]:
     if error is not None and not isinstance(error, GateError):
-        return "failed"
-    if error is not None or any(result.blocking for result in view.failed):
-        return "blocked"
-    if published:
-        return "published"
-    return "warned" if _select_results(view, "warned") else None
+        return ["failed"]
+    if error is not None or _select_results(view, "blocked"):
+        return ["blocked"]
+    return [*(["published"] if published else []), *(["warned"] if _select_results(view, "warned") else [])]
 
 
 def _select_results(view: BuildView, event: AlertEvent) -> list[CheckResult]:

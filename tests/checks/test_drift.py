@@ -88,6 +88,18 @@ def test_new_bin_counts_and_its_index_is_finite() -> None:
     assert shift.bins == (("a", 1.0, 0.9), ("b", 0.0, 0.1))
 
 
+@pytest.mark.parametrize("rows", [1_000, 100_000, 100_000_000])
+@pytest.mark.parametrize(("share", "low", "high"), [(0.02, 0, 0.1), (0.05, 0.1, 0.25), (0.1, 0.25, 0.6)])
+def test_new_bin_counts_as_much_in_a_large_dataset_as_in_a_small_one(
+    rows: int, share: float, low: float, high: float
+) -> None:
+    new = int(rows * share)
+    [shift] = compare_profiles({"domains": {"a": rows}}, {"domains": {"a": rows - new, "b": new}})
+
+    assert shift.index is not None
+    assert low < shift.index < high
+
+
 def test_rare_bins_are_compared_as_one() -> None:
     before = {"domains": {"most": 5_000} | {f"site-{i:03}": 10 for i in range(300)}}
     after = {"domains": {"most": 5_000} | {f"site-{i:03}": 10 for i in range(300, 600)}}

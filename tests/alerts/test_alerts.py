@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -139,6 +140,14 @@ def test_address_that_cannot_take_a_message_is_named(monkeypatch: pytest.MonkeyP
     assert deliver(webhook(monkeypatch, url), MESSAGE, pauses_s=()) == problem
 
 
+def test_text_from_data_calls_nobody_on_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = replace(MESSAGE, lines=("unknown_role: 3, the first is <!channel> & co",))
+    with receiving() as receiver:
+        assert deliver(webhook(monkeypatch, receiver.url, format="slack"), message) is None
+
+    assert receiver.received == [{"text": "*demo: blocked*\nunknown_role: 3, the first is &lt;!channel&gt; &amp; co"}]
+
+
 def test_server_that_speaks_no_http_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -165,6 +174,27 @@ def test_command_gets_the_message_on_its_standard_input(tmp_path: Path) -> None:
     assert deliver(CommandAlert(run=(sys.executable, "-c", "import sys; sys.exit('no')")), MESSAGE) == (
         f"command: {sys.executable} ended with status 1 no"
     )
+
+
+def test_signature_of_an_address_is_told_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed = "https://example.org/a.jsonl?X-Amz-Signature=s3cret"
+    run = [sys.executable, "-c", f"import sys; sys.exit('no answer of {signed}')"]
+    alerts = [{"kind": "webhook", "url_env": "HOOK"}, {"kind": "command", "run": run}]
+    project = write_alerts(CliProject(tmp_path), *alerts)
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        [problem] = alert_text.announce(project.project, error=OSError(f"cannot read {signed}"))
+
+    assert receiver.received[0]["lines"][0] == "cannot read https://example.org/a.jsonl"
+    assert problem.endswith("ended with status 1 no answer of https://example.org/a.jsonl")
+
+
+def test_mail_that_cannot_be_written_is_one_line() -> None:
+    alert = EmailAlert(server="127.0.0.1:9", sender="a@example.org\nBcc: c@example.org", to=("b@example.org",))
+    problem = deliver(alert, replace(MESSAGE, lines=("half a character: \ud800",)), pauses_s=())
+
+    assert problem is not None
+    assert problem.startswith("email: 127.0.0.1:9: Header values may not contain linefeed")
 
 
 def test_secret_that_is_not_set_is_named_and_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

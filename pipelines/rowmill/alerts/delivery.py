@@ -1,5 +1,6 @@
 """Deliver a message: each kind of alert has one function, and all are tried again if the other side is not ready."""
 
+import html
 import http.client
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 from rowmill.alerts.options import AlertEvent, AnyAlert, CommandAlert, EmailAlert, WebhookAlert
 from rowmill.core.errors import PipelineError
+from rowmill.core.public_urls import public_text
 
 TIMEOUT_S = 10
 """Seconds that an address, a mail server or a command has for its answer."""
@@ -82,7 +84,7 @@ def deliver(alert: AnyAlert, message: AlertMessage, *, pauses_s: Sequence[float]
                     _run(alert.run, message)
         except _UndeliveredError as error:
             if pause is None or not error.may_pass:
-                return f"{alert.kind}: {error.message}"
+                return public_text(f"{alert.kind}: {error.message}")
             time.sleep(pause)
         else:
             return None
@@ -91,7 +93,8 @@ def deliver(alert: AnyAlert, message: AlertMessage, *, pauses_s: Sequence[float]
 
 def _shape_payload(message: AlertMessage, shape: str) -> dict[str, Any]:
     if shape == "slack":
-        return {"text": f"*{message.title}*\n" + "\n".join(message.lines)}
+        # Otherwise a record that is quoted could call everybody of a channel: <!channel>.
+        return {"text": html.escape(f"*{message.title}*\n" + "\n".join(message.lines), quote=False)}
     if shape == "teams":
         blocks = [{"type": "TextBlock", "text": message.title, "weight": "Bolder", "wrap": True}]
         blocks += [{"type": "TextBlock", "text": line, "wrap": True} for line in message.lines]
@@ -136,10 +139,10 @@ def _post(url: str, payload: dict[str, Any]) -> None:
 
 def _mail(alert: EmailAlert, message: AlertMessage) -> None:
     mail = EmailMessage()
-    mail["Subject"], mail["From"], mail["To"] = message.title, alert.sender, ", ".join(alert.to)
-    mail.set_content(message.text)
     host, _, port = alert.server.rpartition(":")
     try:
+        mail["Subject"], mail["From"], mail["To"] = message.title, alert.sender, ", ".join(alert.to)
+        mail.set_content(message.text.encode("utf-8", "replace").decode())
         # Without a context, smtplib takes any certificate.
         verified = ssl.create_default_context()
         connect = partial(smtplib.SMTP_SSL, context=verified) if alert.encryption == "tls" else smtplib.SMTP

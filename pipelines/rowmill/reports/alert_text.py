@@ -21,6 +21,7 @@ from rowmill.build.steps import Project
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import GateError
+from rowmill.core.public_urls import public_text
 from rowmill.core.stage_names import GPU_PARTITIONS
 from rowmill.reports.build_changes import count_changes, describe_changes
 from rowmill.reports.build_view import BuildView, load_build_view
@@ -112,7 +113,7 @@ def compose_message(
         first = f"{'/'.join(result.key[1:])}: {measured}{others}"
         why, remedy = "; ".join(result.causes[:3]), result.remedy
     elif error is not None:
-        head, *rest = str(error).splitlines() or [type(error).__name__]
+        head, *rest = public_text(str(error)).splitlines() or [type(error).__name__]
         first, why = head, "; ".join(rest[:3])
         remedy = "The log of the run has the full message; finished parts are kept, and the next build uses them."
     readers, changes = _describe_published(view), view.changes

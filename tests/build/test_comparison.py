@@ -295,6 +295,21 @@ def test_moves_are_the_same_however_many_rows_are_compared_at_once(
 
 
 @pytest.mark.slow
+def test_damaged_file_of_the_last_build_hides_no_report(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(20)])
+    workspace.build()
+    [rows] = versions(workspace, "rows", "canonical_rows")
+    (workspace.store / rows.files("rows")[0].path).write_bytes(b"")
+    workspace.write("rows.jsonl", [chat(i) for i in range(30, 50)])
+    workspace.build(only=["raw_dataset", "canonical_rows"])
+    report_page.write_report(workspace.project)
+    page = workspace.project.store.read(report_page.report_path("mini")).decode()
+
+    assert versions(workspace, "rows", "canonical_rows")[-1].version[:12] in page
+    assert "Since the last build" not in page
+
+
+@pytest.mark.slow
 def test_damaged_file_of_the_last_build_prevents_no_publication(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(20)])
     workspace.build()

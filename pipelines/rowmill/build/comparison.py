@@ -286,13 +286,8 @@ def note_changes(project: Project, ranks: Manifest) -> None:
         if step.stage.scope == "dataset" and (output := manifest.load_current_if_intact(store, step.key)) is not None:
             made[step.key] = output
     made |= {output.key: output for output in cross_stage.iterate_history(store, ranks)}
-    since = None
-    try:
-        since = None if published is None else asdict(_compare_with_published(project, published, made))
-    except PipelineError as error:
-        # What an older build left may be damaged; that is no reason not to publish this one.
-        _LOG.warning("what changed since the last build is not known: %s", error)
-    note = {"failed": _list_failed_checks(project, made), "since": since}
+    since = None if published is None else _compare_with_published(project, published, made)
+    note = {"failed": _list_failed_checks(project, made), "since": None if since is None else asdict(since)}
     project.store.write_sealed(_note_path(project, ranks.version), note)
 
 
@@ -324,7 +319,16 @@ def _parse_changes(noted: Mapping[str, Any]) -> BuildChanges:
 
 def _compare_with_published(
     project: Project, published: Mapping[str, Any], made: Mapping[StageKey, Manifest]
-) -> BuildChanges:
+) -> BuildChanges | None:
+    try:
+        return _compare_builds(project, published, made)
+    except PipelineError as error:
+        # What an older build left may be damaged; that is no reason not to publish this one, or not to show it.
+        _LOG.warning("what changed since the last build is not known: %s", error)
+        return None
+
+
+def _compare_builds(project: Project, published: Mapping[str, Any], made: Mapping[StageKey, Manifest]) -> BuildChanges:
     store, recipe = project.store, project.recipe.name
     versions: Mapping[str, str] = {name: stage["version"] for name, stage in published["stages"].items()}
     of_published = (manifest.parse_stage_key(name)[1] for name in versions if name.count("/") == 2)

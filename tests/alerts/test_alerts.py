@@ -21,7 +21,8 @@ import pytest
 from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
 from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
 from rowmill.alerts.history import end_causes, load_causes, save_causes
-from rowmill.core.errors import PipelineError
+from rowmill.core.config import validate_options
+from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.core.storage import Store
 from rowmill.reports import alert_text, report_page
 from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, RECIPE, CliProject
@@ -199,7 +200,9 @@ def test_mail_that_cannot_be_written_is_one_line() -> None:
 
 def test_secret_that_is_not_set_is_named_and_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOBODY", raising=False)
-    alert = EmailAlert(server="127.0.0.1:9", sender="a@example.org", to=("b@example.org",), user_env="NOBODY")
+    monkeypatch.setenv("THE_PASSWORD", "secret")
+    login = {"user_env": "NOBODY", "password_env": "THE_PASSWORD"}
+    alert = EmailAlert(server="127.0.0.1:9", sender="a@example.org", to=("b@example.org",), **login)
     [missing] = find_missing_secrets([alert])
 
     assert missing == (
@@ -207,6 +210,16 @@ def test_secret_that_is_not_set_is_named_and_nothing_is_sent(monkeypatch: pytest
         "which is not sent without it; set it"
     )
     assert deliver(alert, MESSAGE) == missing
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"), [("user_env", "password_env"), ("password_env", "user_env")], ids=["user", "password"]
+)
+def test_half_a_login_is_refused(given: str, missing: str) -> None:
+    options = {"server": "127.0.0.1:9", "sender": "a@example.org", "to": ["b@example.org"], given: "MAIL"}
+
+    with pytest.raises(ConfigError, match=f"{given} without {missing}; a login needs both; set {missing}, or delete"):
+        validate_options(EmailAlert, options, "execution.alerts.0")
 
 
 def test_mail_reaches_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

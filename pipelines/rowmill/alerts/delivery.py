@@ -149,8 +149,8 @@ def _mail(alert: EmailAlert, message: AlertMessage) -> None:
         with connect(host or port, int(port) if host else 0, timeout=TIMEOUT_S) as server:
             if alert.encryption == "starttls":
                 server.starttls(context=verified)
-            if alert.user_env is not None:
-                server.login(os.environ[alert.user_env], os.environ[alert.password_env or alert.user_env])
+            if alert.user_env is not None and alert.password_env is not None:
+                server.login(os.environ[alert.user_env], os.environ[alert.password_env])
             refused = server.send_message(mail)
     except smtplib.SMTPResponseException as error:
         answer = (

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rowmill.core.config import Config
 
@@ -46,6 +46,13 @@ class EmailAlert(Alert):
     """Environment variable with the user's name; null: no login."""
     password_env: str | None = None
     """Environment variable with the password."""
+
+    @model_validator(mode="after")
+    def _require_whole_login(self) -> "EmailAlert":
+        if (self.user_env is None) != (self.password_env is None):
+            given, missing = ("user_env", "password_env") if self.user_env else ("password_env", "user_env")
+            raise ValueError(f"{given} without {missing}; a login needs both; set {missing}, or delete {given}")
+        return self
 
 
 class CommandAlert(Alert):

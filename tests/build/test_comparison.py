@@ -238,7 +238,7 @@ def test_sentences_and_report_show_the_changes(nights: Workspace) -> None:
 @pytest.mark.slow
 def test_build_that_is_blocked_shows_what_changed_and_which_check_fails(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    gates = LENIENT | {"rejects": {"at_most": 0.1}}
+    gates = LENIENT | {"rejects": {"at_most": 0.1}, "shrunk": {"at_most": 0.1, "severity": "warn"}}
     source = {"rows": {"source": {"train_urls": ["data/rows.jsonl"]}, "format": CHAT}}
     workspace.write("rows.jsonl", [chat(i) for i in range(20)])
     workspace.recipe(source, gates=gates).build()
@@ -256,7 +256,7 @@ def test_build_that_is_blocked_shows_what_changed_and_which_check_fails(tmp_path
     assert blocked.datasets[0].tokens == Moves()
     assert blocked.checks == (
         CheckChange("rows/canonical_rows", "rejects", "", "50 %"),
-        CheckChange("rows/canonical_rows", "shrunk", "", "50 %"),
+        CheckChange("rows/canonical_rows", "shrunk", "", "50 % (a warning)"),
     )
     assert mended.datasets[0].rows == Moves(added=2)
     assert {one.stage for one in mended.checks} <= {"training_splits"}

@@ -382,7 +382,7 @@ def _compare_files(before: Manifest | None, after: Manifest | None) -> FileChang
 
 
 def _list_failed_checks(project: Project, made: Mapping[StageKey, Manifest]) -> dict[str, dict[str, str]]:
-    """Return the checks that fail by stage, with their numbers and whether they are waived."""
+    """Return the checks that fail by stage, with their numbers, and whether they only warn."""
     steps = [
         (step, made[step.key]) for step in plan_steps(project) if step.key in made and step.stage.scope != "export"
     ]
@@ -391,6 +391,6 @@ def _list_failed_checks(project: Project, made: Mapping[StageKey, Manifest]) -> 
     for step, output in steps:
         for result in judge.load_check_results(project.store, output, step.shown_thresholds):
             if result.failed:
-                name = "/".join(step.key[1:])
-                failed.setdefault(name, {})[result.check] = f"{result.shown}{' (waived)' if result.waiver else ''}"
+                means = " (waived)" if result.waiver else " (a warning)" if result.severity == "warn" else ""
+                failed.setdefault("/".join(step.key[1:]), {})[result.check] = f"{result.shown}{means}"
     return failed

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, Numbers, Tokens, Weights, fill_null_numbers, sum_by_span, view_numbers
@@ -221,6 +220,9 @@ class _SegmentSources:
 
 def _number_names(values: pa.Array, names: tuple[str, ...]) -> Ints:
     """Return each value's number among the names, -1 for another one."""
+    # Imported here: only batches with sources need it.
+    import pyarrow.compute as pc
+
     return pc.index_in(values, pa.array(names, pa.string())).fill_null(-1).to_numpy().astype(np.int64)
 
 

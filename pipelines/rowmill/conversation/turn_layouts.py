@@ -57,12 +57,16 @@ class TurnLayout:
 
     def holds(self, contents: Sequence[str]) -> bool:
         """Return whether contents satisfy the layout's conditions, except `literals`, which the caller checks."""
-        frame = self.frame
+        frame, is_hidden = self.frame, self.hidden.fullmatch
         for content in contents:
             own = content.strip()
-            if not own or (len(content) >= MIN_FOREIGN_CHARS and own in frame) or self.hidden.fullmatch(own):
+            if not own or (len(content) >= MIN_FOREIGN_CHARS and own in frame) or is_hidden(own):
                 return False
-        return all(contents[index].strip(characters) == contents[index] for index, characters in self.edges)
+        for index, characters in self.edges:
+            content = contents[index]
+            if content.strip(characters) != content:
+                return False
+        return True
 
     def prints(self, contents: Sequence[str]) -> bool:
         """Return whether contents satisfy all conditions of the layout, `literals` too."""

@@ -489,6 +489,29 @@ def _matches_sample(
     return False
 
 
+def encode_masked_texts(
+    encoder: Encoder,
+    masked: Sequence[MaskedConversation],
+    ordinary: Sequence[Sequence[tuple[int, int]]],
+    counts: TokenizationCounts,
+    *,
+    split: bool,
+) -> EncodedTexts:
+    """Encode masked texts in one batch and compare a sample with the reference.
+
+    `ordinary[i]` are the ranges of text i that must not become control tokens. With `split` a text is cut where
+    training begins, and the pieces are encoded separately, so that a prompt has the same ids as alone.
+    """
+    texts = [one.text for one in masked]
+    if not split and not any(ordinary):
+        return encode_and_compare(encoder, texts, counts)
+    return encoder.encode_pieces(
+        texts, ordinary, [_find_trained_starts(one) if split else [] for one in masked],
+        encode=lambda pieces: encode_and_compare(encoder, pieces, counts),
+        encode_continuation=lambda pieces: encode_continuations_and_compare(encoder, pieces, counts),
+    )  # fmt: skip
+
+
 def make_examples(
     masked: Sequence[MaskedConversation],
     ordinary: Sequence[list[tuple[int, int]]],
@@ -497,21 +520,8 @@ def make_examples(
     *,
     split: bool = False,
 ) -> "list[Example | Rejected]":
-    """Encode masked texts in one batch and find the tokens of their spans.
-
-    `ordinary[i]` are the ranges of text i that must not become control tokens. With `split` a text is cut where
-    training begins, and the pieces are encoded separately, so that a prompt has the same ids as alone.
-    """
-    texts = [one.text for one in masked]
-    if split or any(ordinary):
-        cuts = [_find_trained_starts(one) if split else [] for one in masked]
-        encoded = encoder.encode_pieces(
-            texts, ordinary, cuts,
-            encode=lambda pieces: encode_and_compare(encoder, pieces, counts),
-            encode_continuation=lambda pieces: encode_continuations_and_compare(encoder, pieces, counts),
-        )  # fmt: skip
-    else:
-        encoded = encode_and_compare(encoder, texts, counts)
+    """Encode masked texts in one batch and find the tokens of their spans; arguments of `encode_masked_texts`."""
+    encoded = encode_masked_texts(encoder, masked, ordinary, counts, split=split)
     batch = make_batch(encoded, *flatten_masks(masked))
     counts.boundary_tokens += batch.boundary_tokens
     made: list[Example | Rejected] = []
@@ -520,7 +530,7 @@ def make_examples(
             made.append(Rejected("offsets_degenerate", "tokens with empty or backward offsets"))
         else:
             made.append(batch.example(i))
-        if ranges and contains_added_token(encoder.card, encoded.get_text(i), texts[i], ranges):
+        if ranges and contains_added_token(encoder.card, encoded.get_text(i), masked[i].text, ranges):
             made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
     return made
 

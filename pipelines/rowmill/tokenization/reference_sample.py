@@ -17,7 +17,6 @@ a result: a stretch that differs is judged by its whole text (`Encoder.matches_r
 """
 
 import re
-import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -184,8 +183,11 @@ def _find_scripts(texts: Sequence[str]) -> dict[str, str]:
     ASCII is in every sample and is left out.
     """
     joined = "".join([text for text in texts if not text.isascii()]).encode("utf-32-le")
-    occurs = np.zeros(sys.maxunicode + 1, np.bool_)
-    occurs[np.frombuffer(joined, np.uint32)] = True
+    if not joined:
+        return {}
+    codes = np.frombuffer(joined, np.uint32)
+    occurs = np.zeros(int(codes.max()) + 1, np.bool_)
+    occurs[codes] = True
     occurs[:0x80] = False
     return {_name_script(code): chr(code) for code in np.flatnonzero(occurs).tolist()}
 

@@ -31,7 +31,7 @@ from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import DroppedKind, Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, TruncatedConversation, Truncation
-from rowmill.core.arrays import Bools, Tokens
+from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json_column, to_json
 from rowmill.core.storage import digest_json
@@ -40,7 +40,7 @@ from rowmill.kinds.shared.reasoning import REASONING_KEY, inline_reasoning, limi
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, RowKind, Span
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
-from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, encode_and_compare, make_examples
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.token_truncation import prepend_bos, truncate_tokens
 from rowmill.tokenization.tokenizer import Encoder
 
@@ -355,15 +355,6 @@ class ConversationEncoder:
         made = make_examples(texts, ordinary, self.encoder, counts, split=self.cuts_apart)
         bos = self.bos
         return made if bos is None else [one if isinstance(one, Rejected) else prepend_bos(one, bos) for one in made]
-
-    def encode_prompts(self, prompts: Sequence[str], counts: TokenizationCounts) -> list[Tokens]:
-        """Encode generation prompts as a server does: alone."""
-        encoded, bos = encode_and_compare(self.encoder, prompts, counts), self.bos
-        each = np.split(encoded.ids, encoded.offsets[1:-1]) if prompts else []
-        if bos is None:
-            return each
-        first = np.array([bos], encoded.ids.dtype)
-        return [ids if len(ids) and int(ids[0]) == bos else np.concatenate((first, ids)) for ids in each]
 
     def count_rendered_tokens(
         self,

@@ -164,7 +164,7 @@ class BatchedChatPath:
         texts: list[str] = _take_rows(rows.column("messages"), numbers).to_pylist()
         for place, text in zip(numbers.tolist(), texts, strict=True):
             messages: list[Message] = orjson.loads(text)
-            if [message for message in messages if len(message) != 2]:
+            if {*map(len, messages)} != {2}:
                 continue
             roles = tuple([message["role"] for message in messages])
             if roles not in self._shapes and len(self._shapes) < MAX_CACHED_LAYOUTS:

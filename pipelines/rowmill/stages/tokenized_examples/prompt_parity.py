@@ -34,7 +34,7 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.plain_examples import ASKS_FOR_ANSWER, PlainPromptPrinter
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_masked_texts
 from rowmill.tokenization.reference_sample import find_border
 from rowmill.tokenization.tokenizer import Encoder
 
@@ -80,16 +80,20 @@ class PromptComparison:
             if printed is not None:
                 row_ids.setdefault(printed, []).append(row_id)
         endings = list(row_ids)
+        if not endings:
+            return
         # Counted separately, because these rows were already counted; what is in the part's sample stays in it.
         separate = TokenizationCounts(sample=counts.sample)
-        prompts = self._steps.encode_prompts([one.prompt for one in endings], separate)
-        own = [(MaskedConversation(one.text, one.trained, ()), list[tuple[int, int]]()) for one in endings]
-        examples = self._steps.encode_masked(own, separate) if own else []
+        texts = [MaskedConversation(one.prompt, (), ()) for one in endings]
+        texts += [MaskedConversation(one.text, one.trained, ()) for one in endings]
+        encoded = encode_masked_texts(
+            self._steps.encoder, texts, [()] * len(texts), separate, split=self._steps.cuts_apart
+        )
         differing: set[str] = set()
-        for one, example, prompt in zip(endings, examples, prompts, strict=True):
-            if not isinstance(example, Rejected):
-                counts.prompts_compared += len(row_ids[one])
-                differing.update(() if begins_with(example.ids, prompt) else row_ids[one])
+        for i, one in enumerate(endings):
+            counts.prompts_compared += len(row_ids[one])
+            if not begins_with(encoded.get_text(len(endings) + i).ids, encoded.get_text(i).ids):
+                differing.update(row_ids[one])
         counts.prompts_that_differ += [one for one in names if one in differing]
 
     def _print_ending(self, conversation: Conversation, *, is_built: bool) -> PromptEnding | None:

@@ -190,7 +190,7 @@ def test_process_that_reads_batches_imports_little(both: dict[str, Built], layou
     assert run_reader_alone(both[layout]) == "True []"
 
 
-def test_facts_ledgers_and_checks_are_equal(both: dict[str, Built]) -> None:
+def test_facts_checks_and_held_out_sets_are_equal(both: dict[str, Built]) -> None:
     copied, index = (both[name].manifest("gpu_partitions") for name in ("copied", "index"))
     for name in ("facts", "token_ledger", "tables"):
         assert getattr(index, name) == getattr(copied, name)
@@ -202,14 +202,11 @@ def test_facts_ledgers_and_checks_are_equal(both: dict[str, Built]) -> None:
     assert results[0] == results[1]
     assert copied.facts["conservation"] == 0
     assert both["index"].manifest("training_splits").version == both["copied"].manifest("training_splits").version
-
-
-def test_held_out_sets_are_equal(both: dict[str, Built]) -> None:
-    copied, index = (
+    held_out = [
         {name: [view[i].input_ids.tolist() for i in range(len(view))] for name, view in sets.items()}
         for sets in (open_reader(both[name]).validation_sets() for name in ("copied", "index"))
-    )
-    assert copied == index
+    ]
+    assert held_out[0] == held_out[1]
 
 
 # ── What it costs, and what stays ──────────────────────────────────────────────────────────────────
@@ -312,8 +309,15 @@ def test_trace_names_the_row_of_the_shared_shard(indexed: Workspace) -> None:
         assert segment.example_id in rows[showing.file_row]["example_ids"]
 
 
-def test_build_on_remote_storage_reads_as_the_local_one(indexed: Workspace) -> None:
+def test_remote_storage_reads_as_the_local_one_and_a_shard_takes_two_requests(indexed: Workspace) -> None:
     assert in_bytes(open_remote(indexed, "indexed", verify=True)) == in_bytes(open_reader(indexed))
+    fsspec.register_implementation("counted", CountedFiles, clobber=True)
+    fsspec.filesystem("memory").put(str(indexed.store / "mini"), "/counted/mini", recursive=True)
+    CountedFiles.requests.clear()
+    Reader("counted://counted", "mini", rank=0, world_size=1, as_torch=False)
+    shards = {path: times for path, times in CountedFiles.requests.items() if "/data/train/" in path}
+    assert shards
+    assert set(shards.values()) == {2}
 
 
 @pytest.mark.slow
@@ -358,17 +362,6 @@ class CountedFiles(MemoryFileSystem):
         return super()._open(path, *args, **options)
 
 
-def test_check_of_a_remote_shard_takes_two_requests(indexed: Workspace) -> None:
-    fsspec.register_implementation("counted", CountedFiles, clobber=True)
-    fsspec.filesystem("memory").put(str(indexed.store / "mini"), "/counted/mini", recursive=True)
-    CountedFiles.requests.clear()
-    Reader("counted://counted", "mini", rank=0, world_size=1, as_torch=False)
-
-    shards = {path: times for path, times in CountedFiles.requests.items() if "/data/train/" in path}
-    assert shards
-    assert set(shards.values()) == {2}
-
-
 @pytest.mark.parametrize("length", [8, 100])
 def test_footer_longer_than_what_is_read_at_first_is_read_too(
     indexed: Workspace, monkeypatch: pytest.MonkeyPatch, length: int
@@ -380,13 +373,6 @@ def test_footer_longer_than_what_is_read_at_first_is_read_too(
 # ── Faults ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_shard_that_is_missing_is_refused_at_once(indexed: Workspace) -> None:
-    shard_of(indexed).unlink()
-    for open_it in (open_reader, partial(open_remote, name="missing")):
-        with pytest.raises(IntegrityError, match=r"part-00000\.parquet: missing; current\.json names it"):
-            open_it(indexed)
-
-
 @pytest.mark.parametrize("end", [b"", b"PAR1", b"\xff\xff\xff\x7fPAR1", b"\x00\x00\x00\x00PAR1", bytes(200)])
 def test_shard_with_another_end_is_refused(indexed: Workspace, end: bytes) -> None:
     """The last bytes of a Parquet file are the length of its footer and a name."""
@@ -396,14 +382,7 @@ def test_shard_with_another_end_is_refused(indexed: Workspace, end: bytes) -> No
         open_remote(indexed, f"ended-{end.hex()[:16]}")
 
 
-def test_shard_cut_short_is_refused(indexed: Workspace) -> None:
-    shard = shard_of(indexed)
-    shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(IntegrityError, match="not a readable Parquet file"):
-        open_reader(indexed)
-
-
-def test_changed_bytes_of_a_shard_are_found_by_verify(indexed: Workspace) -> None:
+def test_changed_or_missing_bytes_of_a_shard_are_refused(indexed: Workspace) -> None:
     shard = shard_of(indexed)
     content = bytearray(shard.read_bytes())
     content[60] ^= 1
@@ -412,6 +391,13 @@ def test_changed_bytes_of_a_shard_are_found_by_verify(indexed: Workspace) -> Non
     assert len(open_reader(indexed)) > 0
     with pytest.raises(IntegrityError, match="digest"):
         open_reader(indexed, verify=True)
+    shard.write_bytes(content[:-100])
+    with pytest.raises(IntegrityError, match="not a readable Parquet file"):
+        open_reader(indexed)
+    shard.unlink()
+    for open_it in (open_reader, partial(open_remote, name="missing")):
+        with pytest.raises(IntegrityError, match=r"part-00000\.parquet: missing; current\.json names it"):
+            open_it(indexed)
 
 
 @pytest.mark.parametrize("kind", ["index", "filler"])
@@ -423,7 +409,7 @@ def test_file_of_another_rank_is_refused(indexed: Workspace, kind: str) -> None:
         open_reader(indexed)
 
 
-def test_index_that_names_other_rows_is_found_by_verify(indexed: Workspace) -> None:
+def test_other_rows_and_files_of_a_rank_are_refused_with_what_to_do(indexed: Workspace) -> None:
     """Whatever wrote it, the content that an index names must be that of the order."""
     made = manifest.load_current(indexed.project.store, ("mini", "gpu_partitions"))
     assert made is not None
@@ -434,8 +420,5 @@ def test_index_that_names_other_rows_is_found_by_verify(indexed: Workspace) -> N
 
     assert list(find(Store(str(indexed.store)), made)) == []
     assert "the sequences that its index names hash to" in "".join(find(Store(str(indexed.store)), swapped))
-
-
-def test_files_of_a_rank_are_refused_with_what_to_do(indexed: Workspace) -> None:
     with pytest.raises(ConfigError, match=r"partitions\.layout: index; .* build with partitions\.layout: copied"):
         open_reader(indexed).data_files  # noqa: B018

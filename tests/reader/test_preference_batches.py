@@ -82,7 +82,7 @@ def test_fillers_are_pairs_without_targets_and_missing_margins_are_nothing(tmp_p
     assert "margin" not in without.preference_batch([0])
 
 
-def test_any_layout_gives_pairs_and_a_sequence_says_which_side_is_which(tmp_path: Path) -> None:
+def test_any_layout_gives_pairs_with_their_weights_and_which_side_is_which(tmp_path: Path) -> None:
     records = [_record(i, margin=1.5) for i in range(6)]
     workspace = Workspace(tmp_path).one("a.jsonl", records, PAIRS, packing={"pack": True})
     ordered, flat = _build(workspace), _open(workspace)
@@ -98,11 +98,7 @@ def test_any_layout_gives_pairs_and_a_sequence_says_which_side_is_which(tmp_path
     for at, size in zip(starts.tolist(), sequence.prompt_lengths.tolist(), strict=True):
         assert (sequence.labels[at : at + size] == -100).all()
         assert sequence.labels[at + size] != -100
-
-
-def test_loss_weights_are_laid_out_by_side(tmp_path: Path) -> None:
-    reader = _build(Workspace(tmp_path).one("a.jsonl", [_record(i) for i in range(4)], PAIRS))
-    halves = reader.map(lambda row: replace(row, loss_weights=(row.labels != -100) * np.float32(0.5)))
+    halves = ordered.map(lambda row: replace(row, loss_weights=(row.labels != -100) * np.float32(0.5)))
     batch = halves.get_batch([0, 1])
     assert (batch["loss_weights"] == batch["completion_mask"] * np.float32(0.5)).all()
 

@@ -140,7 +140,7 @@ def test_passes_after_a_rewind_are_equal(built_in: dict[str, Path], layout: str,
     assert seen == whole * 3
 
 
-def test_reader_rewound_at_its_last_batch_goes_on_inside_its_loop(built: Path) -> None:
+def test_reader_that_is_moved_or_rewound_inside_its_loop_goes_on_from_there(built: Path) -> None:
     whole = delivered(open_reader(built, batch_size=1))
     reader, seen = open_reader(built, batch_size=1), list[bytes]()
     for batch in reader:
@@ -149,9 +149,22 @@ def test_reader_rewound_at_its_last_batch_goes_on_inside_its_loop(built: Path) -
             reader.rewind()
 
     assert seen == whole * 3
+    reader, seen = open_reader(built, batch_size=1), []
+    state = reader.state_dict()
+    for number, batch in enumerate(reader):
+        seen.append(batch["input_ids"].tobytes())
+        if number == 4:
+            state = reader.state_dict()
+        if number == 9:
+            reader.load_state_dict(state)
+        if number == 12:
+            reader.rewind()
+        if number == 20:
+            break
+    assert seen == [*whole[:10], *whole[5:8], *whole[:8]]
 
 
-def test_steps_left_out_between_two_passes_are_left_out(built: Path) -> None:
+def test_steps_left_out_between_passes_are_left_out_and_others_come(built: Path) -> None:
     reader = open_reader(built)
     whole = delivered(reader)
     reader.rewind()
@@ -159,10 +172,6 @@ def test_steps_left_out_between_two_passes_are_left_out(built: Path) -> None:
     assert delivered(reader) == [whole[1], *whole[3:]]
     reader.load_state_dict(reader.state_dict() | {"position": 0, "taken": 0, "skip_steps": []})
     assert delivered(reader) == whole
-
-
-def test_steps_that_a_state_no_longer_leaves_out_come_inside_the_loop(built: Path) -> None:
-    whole = delivered(open_reader(built))
     reader, seen = open_reader(built), list[bytes]()
     reader.skip_steps([5])
     for number, batch in enumerate(reader):
@@ -184,23 +193,6 @@ def test_copies_made_between_two_passes_read_the_next_one(built: Path) -> None:
 
     assert queue.get(timeout=60) == delivered(copy) == delivered(reader) == whole
     child.join(timeout=60)
-
-
-def test_reader_that_is_moved_inside_its_loop_goes_on_from_there(built: Path) -> None:
-    whole = delivered(open_reader(built, batch_size=1))
-    reader, seen = open_reader(built, batch_size=1), []
-    state = reader.state_dict()
-    for number, batch in enumerate(reader):
-        seen.append(batch["input_ids"].tobytes())
-        if number == 4:
-            state = reader.state_dict()
-        if number == 9:
-            reader.load_state_dict(state)
-        if number == 12:
-            reader.rewind()
-        if number == 20:
-            break
-    assert seen == [*whole[:10], *whole[5:8], *whole[:8]]
 
 
 def test_damaged_page_of_a_shard_is_an_error_that_names_it(built: Path, tmp_path: Path) -> None:

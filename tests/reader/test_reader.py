@@ -106,15 +106,12 @@ def test_ranks_together_give_the_order_for_every_world_size(made: dict[str, Path
     assert interleaved(ranks_of(made[name], world_size, batch_size=1)) == order_of(made[name])
 
 
-def test_world_size_that_does_not_divide_a_step_is_refused_with_two_that_do(made: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"world_size: 3 does not divide .* choose 2 or 4"):
-        next(iter(open_reader(made["stepped"], 0, 3)))
-
-
 @pytest.mark.parametrize("options", [{"rank": 2, "world_size": 2}, {"batch_size": 0}, {"layout": "ragged"}])
-def test_impossible_options_are_refused(made: dict[str, Path], options: dict[str, Any]) -> None:
+def test_impossible_options_and_world_sizes_are_refused(made: dict[str, Path], options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=";"):
         open_reader(made["stepped"], **options)
+    with pytest.raises(ConfigError, match=r"world_size: 3 does not divide .* choose 2 or 4"):
+        next(iter(open_reader(made["stepped"], 0, 3)))
 
 
 @pytest.mark.slow
@@ -231,7 +228,8 @@ def test_rounds_without_steps_go_on_from_any_place_with_ranks_that_fit(made: dic
     assert delivered(last) == order[begin + 4 * size :]
 
 
-def test_state_inside_a_step_counts_deliveries_and_needs_the_same_ranks(made: dict[str, Path]) -> None:
+@pytest.mark.slow
+def test_states_of_other_ranks_orders_and_tokens_are_refused(made: dict[str, Path], tmp_path: Path) -> None:
     reader = open_reader(made["stepped"], 1, 2, batch_size=3)
     list(islice(reader, 3))
     state = reader.state_dict()
@@ -239,6 +237,14 @@ def test_state_inside_a_step_counts_deliveries_and_needs_the_same_ranks(made: di
     assert (state["position"], state["taken"], state["world_size"]) == (8, 3, 2)
     with pytest.raises(ConfigError, match="2 ranks began"):
         open_reader(made["stepped"], 1, 4).load_state_dict(state)
+    state = open_reader(made["growing"]).state_dict()
+    with pytest.raises(IntegrityError, match="the state's order"):
+        open_reader(made["stepped"]).load_state_dict(state)
+    other = make(tmp_path / "project", word="letter", **STEPPED)
+    state = open_reader(made["stepped"]).state_dict()
+    assert current(other)["order"] == current(made["stepped"])["order"]
+    with pytest.raises(IntegrityError, match="the state's content"):
+        open_reader(other).load_state_dict(state)
 
 
 def test_reader_at_its_end_gives_nothing_until_it_is_rewound(made: dict[str, Path]) -> None:
@@ -247,22 +253,6 @@ def test_reader_at_its_end_gives_nothing_until_it_is_rewound(made: dict[str, Pat
     assert list(reader) == []
     reader.rewind()
     assert all(map(same, list(reader), whole))
-
-
-def test_state_of_another_order_is_refused(made: dict[str, Path]) -> None:
-    state = open_reader(made["growing"]).state_dict()
-    with pytest.raises(IntegrityError, match="the state's order"):
-        open_reader(made["stepped"]).load_state_dict(state)
-
-
-@pytest.mark.slow
-def test_state_of_the_same_order_over_other_tokens_is_refused(made: dict[str, Path], tmp_path: Path) -> None:
-    other = make(tmp_path / "project", word="letter", **STEPPED)
-    state = open_reader(made["stepped"]).state_dict()
-
-    assert current(other)["order"] == current(made["stepped"])["order"]
-    with pytest.raises(IntegrityError, match="the state's content"):
-        open_reader(other).load_state_dict(state)
 
 
 # ── Layouts ────────────────────────────────────────────────────────────────────────────────────────
@@ -349,17 +339,21 @@ def test_layouts_of_any_sequences_hold_the_same_tokens(made: dict[str, Path], da
     assert joined["max_length_q"] == max(row.seq_lengths.max() for row in rows)
 
 
-def test_position_ids_are_those_stored(made: dict[str, Path]) -> None:
+def test_sequences_hold_what_is_stored_in_flat_buffers(made: dict[str, Path]) -> None:
     reader = open_reader(made["stepped"], 1, 4)
     tables = [pq.read_table(path, columns=["position_ids"]) for path in reader.data_files["rank-00001-of-00004"]]
     stored = pa.concat_tables(tables).column(0).to_pylist()
     assert [reader[i].position_ids.tolist() for i in range(len(reader))] == stored
+    # No object per token: a sequence's arrays are int32 buffers of as many tokens.
+    row = reader[0]
+    assert (row.input_ids.dtype, row.labels.dtype, pa.array(row.input_ids).type) == (np.int32, np.int32, pa.int32())
+    assert int(row.seq_lengths.sum()) == len(row.input_ids) == len(row.labels)
 
 
 # ── Views ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_slices_are_those_of_a_list(made: dict[str, Path]) -> None:
+def test_slices_are_those_of_a_list_and_deliver_nothing_of_the_run(made: dict[str, Path]) -> None:
     reader = open_reader(made["stepped"])
     every = delivered(open_reader(made["stepped"], batch_size=1))
 
@@ -368,10 +362,6 @@ def test_slices_are_those_of_a_list(made: dict[str, Path]) -> None:
     assert delivered(reader.take(3)) == every[:3]
     assert delivered(reader.slice_dataset(-2, len(reader))) == every[-2:]
     assert reader[-1].input_ids.astype(np.int64).tobytes() == every[-1]
-
-
-def test_views_deliver_nothing_of_the_run(made: dict[str, Path]) -> None:
-    reader = open_reader(made["stepped"])
     before = reader.state_dict()
     list(reader.take(20))
     reader.get_batch([0, 5])
@@ -385,13 +375,6 @@ def test_sequence_that_is_not_there_is_an_index_error(made: dict[str, Path], ind
         reader[index]
     with pytest.raises(IndexError):
         reader.get_batch([0, index])
-
-
-def test_map_changes_sequences_and_map_batches_what_is_made_of_them(made: dict[str, Path]) -> None:
-    untrained = open_reader(made["stepped"]).map(lambda row: replace(row, labels=np.full_like(row.labels, -100)))
-    counts = untrained.map_batches(lambda batch: int((batch["labels"] != -100).sum()))
-    assert set(untrained[3].labels.tolist()) == {-100}
-    assert set(counts.map_batches(lambda count: count + 1)) == {1}
 
 
 @pytest.mark.slow
@@ -413,7 +396,7 @@ def test_era_shuffle_keeps_every_sequence_in_its_era(made: dict[str, Path]) -> N
     assert all(sorted(moved[i : i + 7]) == sorted(every[i : i + 7]) for i in range(0, len(every), 7))
 
 
-def test_awaited_sequences_are_those_of_plain_reading(made: dict[str, Path]) -> None:
+def test_awaited_and_mapped_sequences_are_those_of_plain_reading(made: dict[str, Path]) -> None:
     reader = open_reader(made["stepped"])
 
     async def read() -> tuple[int, list[PackedSequence]]:
@@ -423,6 +406,10 @@ def test_awaited_sequences_are_those_of_plain_reading(made: dict[str, Path]) -> 
 
     assert length == len(reader)
     assert [row.input_ids.tolist() for row in rows] == [reader[i].input_ids.tolist() for i in range(20)]
+    untrained = reader.map(lambda row: replace(row, labels=np.full_like(row.labels, -100)))
+    counts = untrained.map_batches(lambda batch: int((batch["labels"] != -100).sum()))
+    assert set(untrained[3].labels.tolist()) == {-100}
+    assert set(counts.map_batches(lambda count: count + 1)) == {1}
 
 
 # ── Refusals ───────────────────────────────────────────────────────────────────────────────────────
@@ -445,13 +432,6 @@ def test_published_folder_alone_is_enough_also_on_remote_storage(made: dict[str,
 def test_recipe_that_was_not_published_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match=r"current\.json: missing; .* run `rowmill build`"):
         open_reader(tmp_path)
-
-
-def test_shard_that_is_missing_is_refused_at_once(copied: Path) -> None:
-    shard_of(copied, 2).unlink()
-    assert len(open_reader(copied, 1, 4)) > 0, "rank 1 of 4 does not read it"
-    with pytest.raises(IntegrityError, match="missing"):
-        open_reader(copied, 0, 2)
 
 
 def without_its_first_row(path: Path) -> None:
@@ -482,7 +462,7 @@ def test_shard_that_is_not_as_published_is_refused(
         open_reader(copied)
 
 
-def test_changed_bytes_of_the_right_length_are_found_by_verify(copied: Path) -> None:
+def test_shard_that_is_missing_or_whose_bytes_changed_is_refused(copied: Path) -> None:
     shard = shard_of(copied, 0)
     content = bytearray(shard.read_bytes())
     content[60] ^= 1
@@ -491,6 +471,10 @@ def test_changed_bytes_of_the_right_length_are_found_by_verify(copied: Path) -> 
     assert len(open_reader(copied)) > 0
     with pytest.raises(IntegrityError, match="digest"):
         open_reader(copied, verify=True)
+    shard_of(copied, 2).unlink()
+    assert len(open_reader(copied, 1, 4)) > 0, "rank 1 of 4 does not read it"
+    with pytest.raises(IntegrityError, match="missing"):
+        open_reader(copied, 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -622,10 +606,3 @@ def test_tensors_that_were_asked_for_without_torch_are_refused(made: dict[str, P
         pytest.skip("torch is installed; its absence cannot be tested here")
     with pytest.raises(ConfigError, match="torch is not installed"):
         Reader(made["stepped"], "tiny", rank=0, world_size=1, as_torch=True)
-
-
-def test_rows_are_views_of_flat_buffers(made: dict[str, Path]) -> None:
-    """No object per token: a sequence's arrays are int32 buffers of as many tokens."""
-    row = open_reader(made["stepped"])[0]
-    assert (row.input_ids.dtype, row.labels.dtype, pa.array(row.input_ids).type) == (np.int32, np.int32, pa.int32())
-    assert int(row.seq_lengths.sum()) == len(row.input_ids) == len(row.labels)

@@ -52,48 +52,35 @@ def packed(built: Built, dataset: str, split: str) -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_tagged_sets_are_those_held_out_in_recipe_order_with_the_name_as_a_tag(built: Built) -> None:
+def test_held_out_sets_have_their_tags_and_others_are_refused(built: Built) -> None:
     tagged = reader_of(built).tagged_eval_sets()
     assert [tags for _, tags in tagged] == [["dialogue", "en", "chats"], ["tasks"], ["texts"]]
     for (view, _), name in zip(tagged, ("chats", "tasks", "texts"), strict=True):
         assert ids_of(view) == packed(built, name, "validation")
-
-
-def test_dataset_of_weight_zero_is_evaluated_and_not_trained(built: Built) -> None:
     reader = reader_of(built)
     trained = {row[0]: row[4] for row in built.manifest("training_splits").tables["mixture"].rows}
-
     assert trained["chats"] == 0
     assert len(reader.validation_set("chats")) == 2
     assert [tags[-1] for _, tags in reader.tagged_eval_sets("test")] == ["chats"]
+    with pytest.raises(ConfigError, match=r"test set of 'tasks': this build has none; the datasets with one are chats"):
+        reader_of(built).validation_set("tasks", "test")
 
 
-def test_sets_are_whole_on_every_rank_and_never_count_as_delivered(built: Built) -> None:
+def test_sets_are_whole_on_every_rank_and_those_that_were_packed(built: Built) -> None:
     readers = [Reader(built.project.store.root, "mini", rank=r, world_size=4, as_torch=False) for r in range(4)]
     sets = [{name: ids_of(view) for name, view in reader.validation_sets().items()} for reader in readers]
     assert all(one == sets[0] for one in sets)
     assert readers[0].state_dict()["taken"] == 0
-
-
-def test_train_sets_are_the_plans_and_the_train_set_is_the_order(built: Built) -> None:
     reader = reader_of(built)
     sets = {name: ids_of(view) for name, view in reader.train_sets().items()}
     assert sets == {name: packed(built, name, "train") for name in ("chats", "tasks", "texts")}
     assert ids_of(reader.train_set()) == [reader[i].input_ids.tolist() for i in range(len(reader))]
-
-
-def test_sets_are_views_that_batch_and_shuffle_and_keep_the_facts_of_sequences(built: Built) -> None:
     view = reader_of(built, batch_size=3).validation_set("tasks")
     assert sorted(ids_of(view.shuffle(0))) == sorted(ids_of(view))
     assert sum(batch["labels"].size for batch in view) == sum(len(ids) for ids in ids_of(view))
     one: PackedSequence = reader_of(built).validation_set("chats")[0]
     assert one.seq_lengths.sum() == len(one.input_ids) == len(one.labels)
     assert (one.labels[np.cumsum(one.seq_lengths) - one.seq_lengths] == -100).all()
-
-
-def test_set_that_is_not_there_is_refused_with_those_that_are(built: Built) -> None:
-    with pytest.raises(ConfigError, match=r"test set of 'tasks': this build has none; the datasets with one are chats"):
-        reader_of(built).validation_set("tasks", "test")
 
 
 def test_lengths_are_final_and_finite(built: Built) -> None:

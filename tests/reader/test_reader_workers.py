@@ -120,15 +120,12 @@ def test_worker_that_is_to_begin_again_midway_is_refused_unless_it_was_rewound(
     assert tokens(reader) == tokens(open_reader(made["stepped"], batch_size=3))
 
 
-def test_views_are_shared_out_as_well(made: dict[str, Path], standin: Workers) -> None:
+def test_views_and_pickled_readers_are_shared_out_as_well(made: dict[str, Path], standin: Workers) -> None:
     view = open_reader(made["stepped"], batch_size=3).take(20)
     whole = tokens(view)
     assert len(whole) == 7
     assert tokens(loaded_in_turn([view, view], standin)) == whole
-
-
-def test_pickled_reader_goes_on_where_it_stood(made: dict[str, Path]) -> None:
-    """Workers that are spawned get the dataset pickled."""
+    # Workers that are spawned get the dataset pickled.
     reader = open_reader(made["stepped"])
     next(iter(reader))
     assert tokens(pickle.loads(pickle.dumps(reader))) == tokens(reader)

@@ -110,7 +110,7 @@ def test_domains_of_open_attention_are_those_of_segments_not_of_spans(tmp_path: 
     }
 
 
-def test_plain_batches_are_as_without_sources(tmp_path: Path) -> None:
+def test_batches_are_as_without_sources_which_losses_need(tmp_path: Path) -> None:
     built = build(tmp_path)
     plain, named = open_reader(built, segment_sources=False), open_reader(built)
     added = {"segment_lengths", "segment_dataset", "segment_domain", "source_names"}
@@ -120,38 +120,38 @@ def test_plain_batches_are_as_without_sources(tmp_path: Path) -> None:
             assert np.array_equal(value, other[name])
     assert "segment_dataset" in plain_view(named, "chats")
     assert plain_view(named, "texts")["segment_dataset"].tolist().count(1) > 0
+    plain, named = next(iter(open_reader(built, segment_sources=False))), next(iter(open_reader(built)))
+    with pytest.raises(ConfigError, match=r"segment_dataset and segment_domain are needed; open the Reader with"):
+        loss_by_source(np.zeros(plain["labels"].shape), plain)
+    width = named["labels"].shape[1]
+    with pytest.raises(ConfigError, match=rf"{width - 2} losses for labels of 1 × {width}; .* do not reduce the loss"):
+        loss_by_source(np.zeros(width - 2), named)
+    with pytest.raises(ConfigError, match=r"segment_sources with layout='preference'; .*choose one of these"):
+        open_reader(built, layout="preference")
 
 
 def plain_view(reader: Reader, name: str) -> Batch:
     return reader.train_sets()[name].get_batch([0])
 
 
-def test_build_without_stored_domains_has_none_in_batches(tmp_path: Path) -> None:
-    built = build(tmp_path, stores=False)
-    reader = open_reader(built)
-    assert reader.source_names == SourceNames(("chats", "texts"), ())
-    assert set(np.concatenate([batch["segment_domain"] for batch in reader])) == {-1}
-    assert add_up(open_reader(built)).domains == {}
-
-
-def test_stored_domains_change_no_other_byte(tmp_path: Path) -> None:
+def test_stored_domains_change_no_other_byte_and_builds_without_have_none(tmp_path: Path) -> None:
     without, with_domains = build(tmp_path / "a", stores=False), build(tmp_path / "b")
     one = without.rows_of("chats", "packed_shards", file="shard")
     other = with_domains.rows_of("chats", "packed_shards", file="shard")
     assert [{name: value for name, value in row.items() if name != "domains"} for row in other] == one
     topics = {row["example_id"]: row["domain"] for row in with_domains.examples("chats")}
     assert all([topics[name] for name in row["example_ids"]] == row["domains"] for row in other)
-
-
-def test_run_with_stored_domains_resumes_and_refuses_the_state_of_another_build(tmp_path: Path) -> None:
-    one, other = build(tmp_path / "a"), build(tmp_path / "b", stores=False)
-    reader = open_reader(one)
+    reader = open_reader(without)
+    assert reader.source_names == SourceNames(("chats", "texts"), ())
+    assert set(np.concatenate([batch["segment_domain"] for batch in reader])) == {-1}
+    assert add_up(open_reader(without)).domains == {}
+    reader = open_reader(with_domains)
     first = next(iter(reader))
-    again = open_reader(one)
+    again = open_reader(with_domains)
     again.load_state_dict(reader.state_dict())
     assert not np.array_equal(next(iter(again))["input_ids"], first["input_ids"])
     with pytest.raises(IntegrityError, match="the state's"):
-        open_reader(other).load_state_dict(reader.state_dict())
+        open_reader(without).load_state_dict(reader.state_dict())
 
 
 def test_labels_of_shared_prefixes_are_counted_once_and_not_shifted(tmp_path: Path) -> None:
@@ -241,15 +241,3 @@ def test_mean_is_weighted_and_none_without_a_target() -> None:
     assert found.datasets["a"].tokens == 0
     assert np.isnan(found.datasets["a"].loss)
     assert np.isnan(found.domains["x"].loss)
-
-
-def test_batch_without_sources_and_losses_of_another_length_are_refused(tmp_path: Path) -> None:
-    built = build(tmp_path)
-    plain, named = next(iter(open_reader(built, segment_sources=False))), next(iter(open_reader(built)))
-    with pytest.raises(ConfigError, match=r"segment_dataset and segment_domain are needed; open the Reader with"):
-        loss_by_source(np.zeros(plain["labels"].shape), plain)
-    width = named["labels"].shape[1]
-    with pytest.raises(ConfigError, match=rf"{width - 2} losses for labels of 1 × {width}; .* do not reduce the loss"):
-        loss_by_source(np.zeros(width - 2), named)
-    with pytest.raises(ConfigError, match=r"segment_sources with layout='preference'; .*choose one of these"):
-        open_reader(built, layout="preference")

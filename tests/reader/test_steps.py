@@ -52,32 +52,24 @@ def test_examples_of_a_step_are_those_of_the_order(built: Path, world_size: int)
     assert fillers > 0
 
 
-def test_skipped_steps_are_left_out_and_the_others_stay(built: Path) -> None:
+def test_skipped_steps_are_left_out_and_states_keep_them(built: Path) -> None:
     whole, reader = delivered_by_step(open_reader(built, 1, 2, batch_size=3)), open_reader(built, 1, 2, batch_size=3)
     last = whole[-1][0]
     reader.skip_steps([0, 3])
     reader.skip_steps({4, last})
     assert delivered_by_step(reader) == [one for one in whole if one[0] not in {0, 3, 4, last}]
-
-
-def test_step_skipped_inside_the_loop_does_not_come(built: Path) -> None:
     reader, seen = open_reader(built), list[int]()
     for _ in reader:
         assert reader.step is not None
         seen.append(reader.step.number)
         if reader.step.number == 1:
             reader.skip_steps([2, 3])
-
     assert seen == [0, 1, *range(4, reader.steps or 0)]
-
-
-def test_states_keep_skipped_steps_and_users_may_add_some(built: Path) -> None:
     whole, first, second = (open_reader(built, batch_size=3) for _ in range(3))
     first.skip_steps([1])
     list(islice(first, 4))
     state: dict[str, Any] = json.loads(json.dumps(first.state_dict()))
     second.load_state_dict(state | {"skip_steps": [*state["skip_steps"], 5]})
-
     assert state["skip_steps"] == [1]
     rest = [one for one in delivered_by_step(whole) if one[0] not in {1, 5}][4:]
     assert delivered_by_step(second) == rest

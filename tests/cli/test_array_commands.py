@@ -89,19 +89,15 @@ def test_shares_with_other_code_are_refused(tmp_path: Path) -> None:
     assert len(list(workspace.store.rglob("part.json"))) == made > 0
 
 
-def test_work_without_inputs_exits_with_75(tmp_path: Path) -> None:
-    waiting = run("work", str(write_chats(tmp_path).config), "--share", "1/2", status=75)
+def test_work_makes_what_it_can_and_waits_for_the_rest_with_75(tmp_path: Path) -> None:
+    workspace = write_chats(tmp_path)
+    waiting = run("work", str(workspace.config), "--share", "1/2", status=75)
     assert ExitStatus.INPUTS_MISSING == 75
     assert waiting.out.splitlines() == [
         f"rows/{stage}: waits for rows/raw_dataset; build that, then run this again" for stage in DIVIDED
     ]
-
-
-def test_work_makes_what_it_can_and_waits_for_the_rest(tmp_path: Path) -> None:
-    workspace = write_chats(tmp_path)
     workspace.build(only=["raw_dataset"])
     command = ["work", str(workspace.config), "--share", "2/3"]
-
     rows, *others = run(*command, status=ExitStatus.INPUTS_MISSING).out.splitlines()
     assert "made;" in rows
     assert all("waits for rows/canonical_rows" in line for line in others)

@@ -92,11 +92,8 @@ def test_what_a_stream_cannot_encode_is_replaced(monkeypatch: pytest.MonkeyPatch
     assert b"?.yaml" in written.getvalue()
 
 
-def test_statuses_are_told_apart() -> None:
+def test_statuses_are_told_apart_and_only_a_closed_gate_is_1() -> None:
     assert len(ExitStatus) == 9
-
-
-def test_only_a_closed_gate_is_status_1() -> None:
     assert [error for error, _ in STATUS if choose_exit_status(error) == 1] == [STATUS[0][0]]
 
 
@@ -107,22 +104,18 @@ def kept(text: str) -> Path:
     return Path(found[1])
 
 
-def test_error_of_the_disk_names_the_file_and_keeps_the_traceback() -> None:
+def test_error_of_the_disk_names_the_file_and_keeps_the_traceback_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     words = explain_error(OSError(errno.EROFS, "Read-only file system", "/data/a"), ["build", "x"])
     file = kept(words)
     assert words.startswith("/data/a: Read-only file system (EROFS); a command needs its sources and storage reachable")
     assert file.read_text().startswith("command: rowmill build x\n")
     assert file.stat().st_mode & 0o077 == 0
     file.unlink()
-
-
-def test_words_of_a_file_name_that_is_not_utf8_can_be_written() -> None:
     words = explain_error(OSError(errno.EIO, "Input/output error", b"/data/f\xe9"), ["build", os.fsdecode(b"\xe9")])
     assert "Input/output error (EIO)" in words
     kept(words).unlink()
-
-
-def test_traceback_that_cannot_be_kept_is_no_further_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     assert "the traceback is in no file, since none could be written" in explain_error(KeyError("x"), [])
 

@@ -37,15 +37,12 @@ def copied(built: CliProject, tmp_path: Path) -> CliProject:
     return CliProject(tmp_path / "copied")
 
 
-def test_build_makes_exports_last_and_says_where_they_are(copied: CliProject) -> None:
+def test_build_makes_exports_last_and_export_says_how_to_point_each_trainer_at_them(copied: CliProject) -> None:
     out = copied.run("build").out
     assert re.search(r"= exports/rows|✓ exports/rows +reused", out)
     assert out.index("gpu_partitions") < out.index("exports/rows") < out.index("exports/stanza")
     assert "rows: " in out
-
-
-def test_export_says_how_to_point_each_trainer_at_it(built: CliProject) -> None:
-    out = built.run("export").out
+    out = copied.run("export").out
     assert "load_dataset" in out
     stanza = out[out.index("datasets:") :]
     [path] = re.findall(r"- path: (\S+)", stanza)
@@ -104,19 +101,17 @@ def test_export_before_anything_is_built_says_so(tmp_path: Path) -> None:
     assert "run `rowmill build small --until exports/" in said
 
 
-def test_verify_deep_reads_exports_again_and_finds_damage(copied: CliProject) -> None:
+def test_damaged_export_is_found_by_verify_and_made_again_before_it_is_copied(
+    copied: CliProject, tmp_path: Path
+) -> None:
     [part] = (copied.folder / ".rowmill/small/exports/rows").rglob("part-00000.parquet")
-    content = bytearray(part.read_bytes())
+    whole = part.read_bytes()
+    content = bytearray(whole)
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
 
     damaged = copied.run("verify", "--deep", status=ExitStatus.DAMAGED)
     assert "part-00000.parquet: digest" in damaged.out.replace("\n", "")
-
-
-def test_damaged_export_is_made_again_before_it_is_copied(copied: CliProject, tmp_path: Path) -> None:
-    [part] = (copied.folder / ".rowmill/small/exports/rows").rglob("part-00000.parquet")
-    whole = part.read_bytes()
     part.write_bytes(bytes(len(whole)))
     copied.run("export", "--name", "rows", "--to", str(tmp_path / "left"))
     assert part.read_bytes() == whole

@@ -61,31 +61,34 @@ def test_plan_after_changed_option_names_the_stages_that_read_it(copied: CliProj
     assert made == ["training_splits", "gpu_partitions"]
 
 
-def test_build_again_makes_nothing_and_says_so(small: CliProject) -> None:
-    out = small.run("build").out
-    assert out.count(" reused ") == STEPS
-    assert "checks     every applicable check passed" in out
-
-
 @pytest.mark.slow
-def test_commands_that_a_build_proposes_are_written_as_they_are_typed(
+def test_build_again_makes_nothing_and_proposes_commands_as_they_are_typed(
     small: CliProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    proposed = small.run("build").out.partition("\nnext\n")[2].partition("\nreport")[0]
+    out = small.run("build").out
+    assert out.count(" reused ") == STEPS
+    assert "checks     every applicable check passed" in out
+    proposed = out.partition("\nnext\n")[2].partition("\nreport")[0]
     commands = [line.strip() for line in proposed.splitlines() if line.startswith("    ")]
     assert len(commands) == 4
     assert all(command.startswith("rowmill ") for command in commands)
 
 
-def test_build_of_one_stage_makes_that_stage_of_every_dataset(tmp_path: Path) -> None:
-    out = CliProject(tmp_path).write().run("build", "--only", "raw_dataset").out
+@pytest.mark.slow
+def test_build_of_one_stage_makes_it_of_every_dataset_in_the_root_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / "elsewhere"))
+    out = CliProject(tmp_path / "project").write().run("build", "--only", "raw_dataset").out
     assert out.count("raw_dataset") == 3
-    assert not (tmp_path / ".rowmill" / "small" / "chats" / "canonical_rows").exists()
+    assert (tmp_path / "elsewhere" / "small" / "tasks" / "raw_dataset" / "pointer.json").is_file()
+    assert not (tmp_path / "elsewhere" / "small" / "chats" / "canonical_rows").exists()
+    assert not (tmp_path / "project" / ".rowmill").exists()
 
 
 @pytest.mark.slow
-def test_build_until_a_stage_makes_that_stage_and_those_before_it(tmp_path: Path) -> None:
+def test_build_until_a_stage_or_an_export_makes_that_and_those_before_it(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
 
     def count_made(*options: str) -> dict[str, int]:
@@ -100,11 +103,7 @@ def test_build_until_a_stage_makes_that_stage_and_those_before_it(tmp_path: Path
     }  # fmt: skip
     assert count_made("--until", "training_splits") == {"training_splits": 1}
     assert not (tmp_path / ".rowmill" / "small" / "gpu_partitions").exists()
-
-
-@pytest.mark.slow
-def test_build_until_an_export_makes_no_other_export(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write(exports=[{"kind": "native", "name": one} for one in ("one", "other")])
+    project.write_recipe(exports=[{"kind": "native", "name": one} for one in ("one", "other")])
     out = project.run("build", "--until", "exports/one").out
     assert "✓ exports/one" in out
     assert "exports/other" not in out
@@ -146,17 +145,11 @@ def test_command_that_a_closed_gate_prints_answers_for_its_recipe_dataset_and_ro
     assert (name, line["reason"], line["records"]) == ("rowmill", "invalid_json", 1)
 
 
-@pytest.mark.slow
-def test_build_into_another_root_leaves_the_project_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / "elsewhere"))
-    CliProject(tmp_path / "project").write().run("build", "--only", "raw_dataset")
-    assert (tmp_path / "elsewhere" / "small" / "tasks" / "raw_dataset" / "pointer.json").is_file()
-    assert not (tmp_path / "project" / ".rowmill").exists()
-
-
 # ── stats ──
 @pytest.mark.slow
-def test_stats_counts_what_build_counts_and_packs_nothing(small: CliProject, tmp_path: Path) -> None:
+def test_stats_show_what_build_counts_with_quantiles_rejects_and_other_limits(
+    small: CliProject, tmp_path: Path
+) -> None:
     root = str(tmp_path / "other")
     query = "select dataset, original_tokens from examples order by all"
 
@@ -165,12 +158,7 @@ def test_stats_counts_what_build_counts_and_packs_nothing(small: CliProject, tmp
     assert f"tasks  {TASKS} records → {TASKS} rows → {TASKS} examples" in out
     assert not (tmp_path / "other" / "small" / "chats" / "packed_shards").exists()
     assert rows_of(small, query, "--root", root) == rows_of(small, query)
-
-
-@pytest.mark.slow
-def test_stats_show_quantiles_rejects_and_other_limits(small: CliProject) -> None:
     [what_if] = rows_of(small, "select * from what_if where dataset = 'notes' and seq_len = 128")
-
     out = small.run("stats").out
     assert "p25 " in out
     assert "invalid_json" in out
@@ -201,7 +189,7 @@ def test_stats_after_a_closed_gate_still_show_the_numbers(copied: CliProject) ->
 
 # ── verify ──
 @pytest.mark.slow
-def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(small: CliProject) -> None:
+def test_verify_prints_what_failed_and_how_many_passed_and_with_all_every_check(small: CliProject) -> None:
     counts = rows_of(small, "select outcome, count(*) as n from check_results group by 1")
     of = {str(one["outcome"]): one["n"] for one in counts}
     short, whole = small.run("verify").out, small.run("verify", "--all").out
@@ -216,10 +204,6 @@ def test_verify_prints_failed_checks_and_counts_and_with_all_every_check(small: 
     }  # fmt: skip
     assert short.splitlines()[0] == whole.splitlines()[0]
     assert re.search(r"✓ rejects +2\.439 %  at most 5 %", whole)
-
-
-@pytest.mark.slow
-def test_verify_prints_every_check_and_exits_0(small: CliProject) -> None:
     [results] = rows_of(small, "select count(*) as n, sum(passed::int)::int as passed from check_results")
     out = small.run("verify", "--deep", "--facts").out
     assert f"{results['passed']} passed" in out
@@ -228,15 +212,11 @@ def test_verify_prints_every_check_and_exits_0(small: CliProject) -> None:
 
 
 @pytest.mark.slow
-def test_verify_under_stricter_threshold_exits_1_with_remedy(copied: CliProject) -> None:
+def test_verify_under_stricter_threshold_exits_1_with_remedy_or_shows_the_waiver(copied: CliProject) -> None:
     out = copied.write_recipe(gates=at_most(0)).run("verify", status=ExitStatus.GATE_CLOSED).out
     assert "1 blocking" in out
     assert "✗ rejects" in out
     assert "→ correct the data or the format options" in out
-
-
-@pytest.mark.slow
-def test_verify_shows_waiver_instead_of_remedy(copied: CliProject) -> None:
     waiver = {"check": "rejects", "dataset": "chats", "at_most": 0.5, "reason": "one broken line, known"}
     out = copied.write_recipe(gates=at_most(0, waivers=[waiver])).run("verify").out
     assert "waived: one broken line, known" in out
@@ -244,7 +224,7 @@ def test_verify_shows_waiver_instead_of_remedy(copied: CliProject) -> None:
 
 
 @pytest.mark.slow
-def test_verify_deep_names_the_file_with_one_changed_byte(copied: CliProject) -> None:
+def test_verify_deep_names_the_file_with_one_changed_byte_and_the_missing_one(copied: CliProject) -> None:
     shard = copied.current("chats", "packed_shards").parts[0].files["shard"].path
     path = copied.folder / ".rowmill" / shard
     content = bytearray(path.read_bytes())
@@ -253,6 +233,9 @@ def test_verify_deep_names_the_file_with_one_changed_byte(copied: CliProject) ->
 
     assert re.search(r"\? [1-9]\d* files, \S+ kB not read: `rowmill verify small --deep`", copied.run("verify").out)
     assert f"✗ {shard}: digest" in copied.run("verify", "--deep", status=ExitStatus.DAMAGED).out
+    rows = copied.current("tasks", "canonical_rows").parts[0].files["rows"].path
+    (copied.folder / ".rowmill" / rows).unlink()
+    assert f"✗ {rows}: missing" in copied.run("verify", "--deep", status=ExitStatus.DAMAGED).out
 
 
 @pytest.mark.slow
@@ -274,13 +257,6 @@ def test_verify_after_a_changed_option_was_built_knows_no_changed_options(copied
     assert "its options changed since: run rowmill build" in copied.run("verify").out
     copied.run("build")
     assert "its options changed" not in copied.run("verify").out
-
-
-@pytest.mark.slow
-def test_verify_deep_names_a_missing_file(copied: CliProject) -> None:
-    rows = copied.current("tasks", "canonical_rows").parts[0].files["rows"].path
-    (copied.folder / ".rowmill" / rows).unlink()
-    assert f"✗ {rows}: missing" in copied.run("verify", "--deep", status=ExitStatus.DAMAGED).out
 
 
 def test_verify_of_nothing_built_is_an_error(tmp_path: Path) -> None:
@@ -320,9 +296,12 @@ def test_sql_with_a_recipe_answers_for_that_recipe_alone(copied: CliProject) -> 
     assert f"notes,{2 * NOTES}\n" in by_root.out
 
 
-def test_sql_finds_the_storage_by_root_alone(small: CliProject) -> None:
+def test_sql_finds_the_storage_by_root_alone_and_makes_no_folder(small: CliProject, tmp_path: Path) -> None:
     query, root = "select count(*) as n from rejects", str(small.folder / ".rowmill")
     assert run("sql", query, "--root", root, "--format", "csv").out == "n\n1\n"
+    refused = run("sql", "select 1", "--root", str(tmp_path / "none"), status=ExitStatus.INVALID)
+    assert "no statistics here" in refused.err
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow
@@ -341,12 +320,6 @@ def print_of(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def test_sql_without_statistics_makes_no_folder(tmp_path: Path) -> None:
-    refused = run("sql", "select 1", "--root", str(tmp_path / "none"), status=ExitStatus.INVALID)
-    assert "no statistics here" in refused.err
-    assert not (tmp_path / "none").exists()
-
-
 def rows_in_statistics(project: CliProject) -> int:
     """Count the rows of a dataset in `stats.duckdb`, as any program that opens the file would."""
     with duckdb.connect(project.project.store.path("stats.duckdb"), read_only=True) as reader:
@@ -354,8 +327,12 @@ def rows_in_statistics(project: CliProject) -> int:
     return int(count)
 
 
-def test_statistics_file_answers_after_a_build(small: CliProject) -> None:
+@pytest.mark.slow
+def test_statistics_file_answers_after_a_build_and_is_made_again_by_use(small: CliProject, copied: CliProject) -> None:
     assert rows_in_statistics(small) == CHATS
+    Path(copied.project.store.path("stats.duckdb")).unlink()
+    copied.run("use", "chats/raw_dataset", copied.current("chats", "raw_dataset").version)
+    assert rows_in_statistics(copied) == CHATS
 
 
 @pytest.mark.slow
@@ -365,17 +342,7 @@ def test_statistics_file_answers_after_a_closed_gate(tmp_path: Path) -> None:
     assert rows_in_statistics(project) == CHATS
 
 
-@pytest.mark.slow
-def test_statistics_file_that_is_gone_is_made_again_by_use(copied: CliProject) -> None:
-    Path(copied.project.store.path("stats.duckdb")).unlink()
-    copied.run("use", "chats/raw_dataset", copied.current("chats", "raw_dataset").version)
-    assert rows_in_statistics(copied) == CHATS
-
-
 # ── versions, use, gc ──
-def append_chats(project: CliProject, *numbers: int) -> None:
-    for number in numbers:
-        project.append_chat(number)
 
 
 @pytest.mark.slow
@@ -405,15 +372,12 @@ def test_use_holds_an_older_version_until_it_is_released_and_says_how_to_go_on(c
     assert copied.current("chats", "raw_dataset").version not in (first, second)
 
 
-def test_release_of_what_is_not_held_says_so(small: CliProject) -> None:
-    assert "is not held at a version" in small.run("use", "chats/raw_dataset", "--release").out
-
-
 @pytest.mark.slow
 def test_use_of_older_ranks_publishes_them_until_they_are_released(copied: CliProject) -> None:
     published = Path(copied.project.store.path("small/gpu_partitions/current.json"))
     before = json.loads(published.read_bytes())
-    append_chats(copied, *range(1000, 1030))
+    for number in range(1000, 1030):
+        copied.append_chat(number)
     copied.run("build")
     assert json.loads(published.read_bytes())["order"] != before["order"]
 
@@ -432,7 +396,8 @@ def test_use_of_older_ranks_publishes_them_until_they_are_released(copied: CliPr
 @pytest.mark.slow
 def test_ranks_of_a_held_order_are_made_of_the_shards_that_it_orders(copied: CliProject) -> None:
     order = copied.current("training_splits")
-    append_chats(copied, *range(1000, 1030))
+    for number in range(1000, 1030):
+        copied.append_chat(number)
     copied.run("build")
     newer = copied.current("chats", "packed_shards").version
     assert order.inputs["small/chats/packed_shards"] != newer
@@ -458,9 +423,10 @@ def test_damage_to_a_held_version_is_an_error_that_names_the_way_out(copied: Cli
 
 
 @pytest.mark.slow
-def test_use_of_unknown_version_lists_the_versions(copied: CliProject) -> None:
+def test_use_of_unknown_version_and_release_of_what_is_not_held_say_so(copied: CliProject, small: CliProject) -> None:
     refused = copied.run("use", "chats/raw_dataset", "zzz", status=ExitStatus.INVALID)
     assert copied.current("chats", "raw_dataset").version in refused.err
+    assert "is not held at a version" in small.run("use", "chats/raw_dataset", "--release").out
 
 
 @pytest.mark.slow
@@ -488,10 +454,13 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(copied: CliProject) 
 
 
 @pytest.mark.slow
-def test_gc_keeps_an_old_version_that_was_made_current(copied: CliProject) -> None:
+def test_gc_names_what_would_go_and_keeps_an_old_version_that_was_made_current(copied: CliProject) -> None:
     first = copied.current("chats", "canonical_rows").version
     copied.append_chat(1000)
     copied.run("build")
+    before = list_files(copied.folder)
+    assert "would remove" in copied.run("gc", "--keep", "1", "--dry-run").out
+    assert list_files(copied.folder) == before
     copied.run("use", "chats/canonical_rows", first)
 
     copied.run("gc", "--keep", "1")
@@ -501,27 +470,14 @@ def test_gc_keeps_an_old_version_that_was_made_current(copied: CliProject) -> No
     copied.run("verify", "--deep")
 
 
-@pytest.mark.slow
-def test_gc_dry_run_names_what_would_go_and_removes_nothing(copied: CliProject) -> None:
-    copied.append_chat(1000)
-    copied.run("build")
-    before = list_files(copied.folder)
-    assert "would remove" in copied.run("gc", "--keep", "1", "--dry-run").out
-    assert list_files(copied.folder) == before
-
-
 # ── Finding recipes, wrong input ──
-def test_recipe_is_found_by_name_from_below_the_project(small: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_is_found_by_name_and_the_nearest_one_is_named(
+    small: CliProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(small.folder / "data")
     monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
     assert f"{STEPS} reused" in run("plan", "small").out
-
-
-def test_unknown_recipe_error_lists_the_recipes_and_the_nearest(
-    small: CliProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.chdir(small.folder)
-    monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
     err = run("build", "smalll", status=ExitStatus.INVALID).err
     assert "smalll: no recipe of this name; there are small in" in err
     assert "did you mean small?" in err

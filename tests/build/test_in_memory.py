@@ -24,19 +24,22 @@ def lists(datum: Datum | None) -> tuple[list[int], list[int], list[float]]:
     return datum.model_input.tolist(), datum.target_tokens.tolist(), datum.weights.tolist()
 
 
-def test_datum_is_the_example_shifted_by_one() -> None:
+def test_datum_is_the_example_shifted_by_one_with_its_loss_weights() -> None:
     datum = make_datum([10, 20, 30, 40, 50], [False, False, True, True, True])
     assert lists(datum) == ([10, 20, 30, 40], [20, 30, 40, 50], [0, 1, 1, 1])
     assert datum is not None
     assert (datum.target_tokens.dtype, datum.weights.dtype) == (np.int64, np.float32)
     assert lists(make_datum([1, 2, 3], [False, True, True], reduction="mean"))[2] == [0.5, 0.5]
-
-
-def test_datum_takes_loss_weights_instead_of_the_mask() -> None:
     mask, weights = [False, False, True, True], [0, 0, 0.5, 1.5]
     plain, mean = (make_datum([1, 2, 3, 4], mask, loss_weights=weights, reduction=one) for one in ("none", "mean"))
     assert lists(plain) == ([1, 2, 3], [2, 3, 4], [0, 0.5, 1.5])
     assert lists(mean) == ([1, 2, 3], [2, 3, 4], [0, 0.25, 0.75])
+    examples = [
+        ExampleTokens(np.array(ids, np.int32), np.array(mask, np.bool_))
+        for ids, mask in (([1], [True]), ([1, 2], [False, True]), ([1, 2], [False, False]))
+    ]
+    kept, skipped = make_datums(examples)
+    assert (len(kept), skipped) == (1, 2)
 
 
 @pytest.mark.parametrize(("ids", "mask"), [([], []), ([1], [True]), ([1, 2], [True, False]), ([1, 2], [False, False])])
@@ -54,16 +57,6 @@ def test_datum_targets_exactly_the_trained_tokens(mask: list[bool]) -> None:
         assert datum.target_tokens[datum.weights > 0].tolist() == trained
         assert math.isclose(float(mean.weights.sum()), 1, rel_tol=1e-6)
         assert np.array_equal(datum.model_input[1:], datum.target_tokens[:-1])
-
-
-def test_datums_count_what_they_skip() -> None:
-    examples = [
-        ExampleTokens(np.array(ids, np.int32), np.array(mask, np.bool_))
-        for ids, mask in (([1], [True]), ([1, 2], [False, True]), ([1, 2], [False, False]))
-    ]
-
-    kept, skipped = make_datums(examples)
-    assert (len(kept), skipped) == (1, 2)
 
 
 # Equality with a build
@@ -131,12 +124,19 @@ def test_sft_tokenize_rejects_a_row_with_a_lone_surrogate_alone(tokenizer: Path,
     assert isinstance(last, list)
 
 
-def test_row_to_datum_is_the_shift_of_sft_tokenize(tokenizer: Path) -> None:
+def test_row_to_datum_is_the_shift_of_sft_tokenize_or_none(tokenizer: Path) -> None:
     from transformers import AutoTokenizer
 
     opened = AutoTokenizer.from_pretrained(tokenizer)
     tokens, datum = tokens_of(chat(1), opened), row_to_datum(chat(1), opened, max_seq_len=256)
     assert lists(datum) == lists(make_datum(tokens.ids.tolist(), tokens.loss_mask.tolist()))
+    untrained = chat(1)
+    untrained["messages"][1]["train"] = False
+    assert row_to_datum(untrained, tokenizer, max_seq_len=256) is None
+    assert row_to_datum({"messages": [{"role": "user", "content": "q"}]}, tokenizer, max_seq_len=256) is None
+    [made] = sft_tokenize([untrained], tokenizer, max_seq_len=256)
+    assert isinstance(made, Rejected)
+    assert made.reason == "no_loss_tokens"
 
 
 def test_row_to_datum_weights_each_target_like_its_message(tokenizer: Path) -> None:
@@ -151,17 +151,6 @@ def test_row_to_datum_weights_each_target_like_its_message(tokenizer: Path) -> N
     assert np.array_equal(datum.weights > 0, whole.weights > 0)
     assert sorted(set(targets.tolist())) == [0.25, 1]
     assert np.array_equal(targets, np.sort(targets))
-
-
-def test_row_to_datum_of_a_row_with_nothing_supervised_is_none(tokenizer: Path) -> None:
-    untrained = chat(1)
-    untrained["messages"][1]["train"] = False
-
-    assert row_to_datum(untrained, tokenizer, max_seq_len=256) is None
-    assert row_to_datum({"messages": [{"role": "user", "content": "q"}]}, tokenizer, max_seq_len=256) is None
-    [made] = sft_tokenize([untrained], tokenizer, max_seq_len=256)
-    assert isinstance(made, Rejected)
-    assert made.reason == "no_loss_tokens"
 
 
 def test_last_assistant_trains_a_part_of_what_all_train(tokenizer: Path) -> None:
@@ -186,11 +175,8 @@ def test_enable_thinking_reaches_the_template(tokenizer: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["preference", "prompts", "records"])
-def test_kind_without_one_example_of_a_row_is_refused(tokenizer: Path, kind: str) -> None:
+def test_other_kinds_and_wrong_options_are_config_errors(tokenizer: Path, kind: str) -> None:
     with pytest.raises(ConfigError, match=rf"format\.kind: .*{kind}.*; expected .*; "):
         sft_tokenize([pair(1)], tokenizer, max_seq_len=256, options={"format": {"kind": kind}})
-
-
-def test_options_that_are_wrong_are_a_config_error(tokenizer: Path) -> None:
     with pytest.raises(ConfigError, match=r"options: datasets\.rows\.loss\.supervize: unknown key"):
         sft_tokenize([chat(1)], tokenizer, max_seq_len=256, options={"loss": {"supervize": "last_turn"}})

@@ -45,9 +45,6 @@ def test_waiver_of_the_run_comes_before_the_recipes(project: Project) -> None:
     accepted = add_run_waivers(recipes, [WAIVER], "run")
     [judged] = [one for one in find_step(accepted, ROWS).thresholds if one.check == "unknown_roles"]
     assert judged.waiver_bound == 0.25
-
-
-def test_no_waiver_leaves_the_project_as_it_is(project: Project) -> None:
     assert add_run_waivers(project, [], "run") is project
 
 

@@ -81,6 +81,8 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
     assert second.made() == set()
     assert second.versions() == first.versions()
     assert times(ready) == written
+    os.utime(ready.folder / "data/chats.jsonl", (1, 1))
+    assert ready.build().made() == set()
 
 
 def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,11 +141,6 @@ def test_two_workers_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.M
     together = workspace.recipe(DATASETS, execution={"workers": 2}).build()
     assert together.report("chats", "canonical_rows").parts > 1
     require_same(together, expected)
-
-
-def test_source_touched_but_equal_makes_nothing(ready: Workspace) -> None:
-    os.utime(ready.folder / "data/chats.jsonl", (1, 1))
-    assert ready.build().made() == set()
 
 
 def test_source_renamed_but_equal_stops_at_the_rows(first: Built, ready: Workspace) -> None:
@@ -328,23 +325,18 @@ def built_steps(workspace: Workspace) -> set[str]:
     return {str(path.parent.relative_to(workspace.store / "mini")) for path in workspace.store.rglob("pointer.json")}
 
 
-def test_failed_gate_names_check_number_threshold_and_remedy(workspace: Workspace) -> None:
+def test_failed_gate_names_check_number_threshold_and_remedy_and_refuses_later_steps(workspace: Workspace) -> None:
     said = r"mini/tasks/canonical_rows: rejects: 33.33 % .*wanted at most 5 %; .*correct the data"
     with pytest.raises(GateError, match=said):
         gated(workspace).build()
     assert "tasks/canonical_rows" in built_steps(workspace)
     assert not {"tasks/tokenized_examples", "training_splits", "gpu_partitions"} & built_steps(workspace)
-
-
-def test_failed_gate_refuses_a_later_run_of_one_step_alone(workspace: Workspace) -> None:
-    with pytest.raises(GateError):
-        gated(workspace).build()
     project = workspace.project
     with pytest.raises(GateError, match=r"rejects: 33.33 %"):
         gate.open_inputs(project, steps.find_step(project, ("mini", "tasks", "tokenized_examples")))
 
 
-def test_waiver_opens_the_gate_and_is_shown_on_every_later_stage(workspace: Workspace) -> None:
+def test_waiver_opens_the_gate_is_shown_on_later_stages_and_closes_it_when_withdrawn(workspace: Workspace) -> None:
     built = gated(workspace, waivers=[WAIVER]).build()
 
     named = {"/".join(key) for key, (report, _) in built.steps.items() if report.manifest.waivers}
@@ -353,25 +345,14 @@ def test_waiver_opens_the_gate_and_is_shown_on_every_later_stage(workspace: Work
         "training_splits", "gpu_partitions",
     }  # fmt: skip
     assert WAIVER["reason"] in built.manifest("gpu_partitions").waivers[0]
-
-
-def test_waiver_that_is_withdrawn_closes_the_gate_again(workspace: Workspace) -> None:
-    gated(workspace, waivers=[WAIVER]).build()
-    with pytest.raises(GateError, match="rejects"):
-        gated(workspace).build()
-
-
-def test_waiver_is_part_of_the_fingerprint(workspace: Workspace) -> None:
-    """The same bytes under another waiver are another version: readers must see the waiver."""
-    one = gated(workspace, waivers=[WAIVER]).build()
+    # The same bytes under another waiver are another version: readers must see the waiver.
     other = gated(workspace, waivers=[{**WAIVER, "reason": "the notes are kept on purpose"}]).build()
-    assert one.versions()["tasks/canonical_rows"] == other.versions()["tasks/canonical_rows"]
-    assert one.versions()["gpu_partitions"] != other.versions()["gpu_partitions"]
-
-
-def test_waiver_that_is_exceeded_does_not_open_the_gate(workspace: Workspace) -> None:
+    assert built.versions()["tasks/canonical_rows"] == other.versions()["tasks/canonical_rows"]
+    assert built.versions()["gpu_partitions"] != other.versions()["gpu_partitions"]
     with pytest.raises(GateError, match=r"rejects: 33.33 %"):
         gated(workspace, waivers=[{**WAIVER, "at_most": 0.2}]).build()
+    with pytest.raises(GateError, match="rejects"):
+        gated(workspace).build()
 
 
 # ── Forecasts ──────────────────────────────────────────────────────────────────────────────────────
@@ -386,11 +367,8 @@ def test_plan_of_a_new_project_says_what_must_be_made_and_builds_nothing(workspa
     assert built_steps(workspace) == set()
 
 
-def test_plan_after_a_build_reuses_everything(ready: Workspace) -> None:
+def test_plan_after_a_build_reuses_everything_but_what_has_new_rows(ready: Workspace) -> None:
     assert {action for action, _ in forecasts(ready).values()} == {"reuse"}
-
-
-def test_plan_after_new_rows_names_the_source(ready: Workspace) -> None:
     ready.write("tasks.jsonl", [pair(i) for i in range(61)])
     found = forecasts(ready)
     assert found["tasks/raw_dataset"] == ("make", "its source files changed")
@@ -417,13 +395,9 @@ def test_plan_predicts_the_build(ready: Workspace) -> None:
 
 
 # ── Steps ──────────────────────────────────────────────────────────────────────────────────────────
-def test_step_whose_input_was_never_built_is_refused(workspace: Workspace) -> None:
-    project = workspace.project
-    with pytest.raises(IntegrityError, match=r"^mini/chats/canonical_rows: chats/raw_dataset is not built; "):
-        gate.open_inputs(project, steps.find_step(project, ("mini", "chats", "canonical_rows")))
 
 
-def test_missing_stages_are_named_in_order_with_the_command_that_builds_them(workspace: Workspace) -> None:
+def test_unknown_steps_and_missing_inputs_are_refused_with_what_builds_them(workspace: Workspace) -> None:
     project = workspace.project
     every = [f"{dataset}/{stage}" for dataset in DATASETS for stage in BEFORE_THE_ORDER]
 
@@ -432,6 +406,7 @@ def test_missing_stages_are_named_in_order_with_the_command_that_builds_them(wor
             gate.open_inputs(project, steps.find_step(project, ("mini", *key)))
         return str(refused.value)
 
+    assert refusal("chats", "canonical_rows").startswith("mini/chats/canonical_rows: chats/raw_dataset is not built; ")
     shards, order = refusal("chats", "packed_shards"), refusal("training_splits")
     command = "; a stage reads what the stages before it made; run `rowmill build mini --until"
     first, all_but_one = ", ".join(every[:3]), ", ".join(every[:-1])
@@ -440,9 +415,6 @@ def test_missing_stages_are_named_in_order_with_the_command_that_builds_them(wor
     workspace.build(only=["raw_dataset"])
     shards = refusal("chats", "packed_shards")
     assert ": chats/canonical_rows, chats/tokenized_examples and chats/truncation_stats are" in shards
-
-
-def test_unknown_step_is_refused_with_the_known_ones(workspace: Workspace) -> None:
     with pytest.raises(ConfigError, match=r"mini/chats/packed: no such asset; .*mini/chats/packed_shards"):
         steps.find_step(workspace.project, ("mini", "chats", "packed"))
 

@@ -31,7 +31,6 @@ from tests.support.recipes import (
     text_of,
     write_tokenizer,
 )
-from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -124,42 +123,23 @@ BAD_CHATS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def every_bad_chat(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build each bad chat between two good ones, each in its own file, all in one project."""
-    workspace = Workspace(tmp_path_factory.mktemp("bad"))
+def test_bad_chat_is_one_reject_with_its_reason_and_its_neighbours_train(workspace: Workspace) -> None:
+    """Each bad chat is between two good ones, each in its own file, all in one project."""
     for name, (line, _) in BAD_CHATS.items():
         workspace.write(f"{name}.jsonl", lines([chat(1)]) + line + b"\n" + lines([{**chat(2), "of": name}]))
     dataset = {"source": {"train_urls": ["data/*.jsonl"]}, "format": CHAT, "filters": {"deduplicate": "off"}}
     built = workspace.recipe({"rows": dataset}).build()
-    assert_accounted(built)
-    return built
-
-
-def rejects_by_file(built: Built) -> dict[str, list[tuple[int, str]]]:
-    """Return the rejects of each file as (record number, reason), found through the parts that the scans name."""
     scans = built.manifest("rows", "raw_dataset").details["scans"]
     file_of = {part["part_id"]: Path(part["url"]).stem for scan in scans for part in scan["parts"]}
-    found: dict[str, list[tuple[int, str]]] = {name: [] for name in BAD_CHATS}
-    for stage in ("canonical_rows", "tokenized_examples"):
-        for row in built.rows_of("rows", stage, file="rejects"):
-            part_id, number = row["row_id"].rsplit(":", 1)
-            found[file_of[part_id]].append((int(number), row["reason"]))
-    return found
+    found: dict[str, list[tuple[int, str]]] = {}
+    for row in built.rejected_rows():
+        part_id, number = row["row_id"].rsplit(":", 1)
+        found.setdefault(file_of[part_id], []).append((int(number), row["reason"]))
 
-
-@pytest.mark.parametrize("name", BAD_CHATS)
-def test_bad_chat_is_one_reject_with_its_reason(every_bad_chat: Built, name: str) -> None:
-    assert rejects_by_file(every_bad_chat)[name] == [(1, BAD_CHATS[name][1])]
-
-
-def test_neighbours_of_bad_chats_all_reach_the_ranks(every_bad_chat: Built) -> None:
-    assert len(every_bad_chat.segments()) == 2 * len(BAD_CHATS)
-
-
-def test_rejects_keep_the_raw_record(workspace: Workspace) -> None:
-    built = workspace.one("a.jsonl", between(BAD_CHATS["not-utf8"][0])).build()
-    assert [row["raw"] for row in built.rows_of("rows", "canonical_rows", file="rejects")] == [BAD_CHATS["not-utf8"][0]]
+    assert found == {name: [(1, reason)] for name, (_, reason) in BAD_CHATS.items()}
+    assert [row["raw"] for row in built.rejected_rows() if row["reason"] == "not_utf8"] == [BAD_CHATS["not-utf8"][0]]
+    assert len(built.segments()) == 2 * len(BAD_CHATS)
+    assert_accounted(built)
 
 
 def test_bad_rows_beyond_the_gate_keep_everything_below_unbuilt(workspace: Workspace) -> None:
@@ -203,45 +183,27 @@ def test_bad_rows_of_other_kinds_are_one_reject_each(
 
 
 # ── Rows that look bad and are not ─────────────────────────────────────────────────────────────────
-def test_line_separators_inside_a_line_do_not_split_it(workspace: Workspace) -> None:
-    text = "a\u2028b\u2029c\u0085d\u000ce"
-    row = {"messages": [user(text), {**ASSISTANT, "content": text}]}
-    built = workspace.one("a.jsonl", [chat(1), row, chat(2)]).build()
-    assert built.manifest("rows", "raw_dataset").facts["records"] == 3
+SEPARATORS, MARKS = "a\u2028b\u2029c\u0085d\u000ce", "\ufdd0\ufdd17\ufdd0 \x00 \ue000"
+NUMBERS = (2**63, 2**64, -(2**63) - 1, 12345678901234567890123456789, 10**60 + 7)
+PARTS = [{"type": "text", "text": "why "}, {"type": "text", "text": "not?"}]
+ODD_CHATS: list[tuple[bytes, str, int]] = [
+    (lines([{"messages": [user(SEPARATORS), {**ASSISTANT, "content": SEPARATORS}]}])[:-1], SEPARATORS, 2),
+    (messages(user(MARKS), {**ASSISTANT, "content": MARKS}), MARKS, 2),
+    (messages(user(PARTS), ASSISTANT), "<|im_start|>user\nwhy not?<|im_end|>", 1),
+    (as_text(json.dumps([USER, ASSISTANT])), "<|im_start|>user\nwhy?<|im_end|>", 1),
+    # Numbers beyond 64 bits, also in rows that take the reference path because they contain a control string.
+    *((messages(USER, call({"n": number, "s": beside})), f'"arguments": {{"n": {number}, "s"', 1)
+      for number in NUMBERS for beside in ("", "<|im_end|>")),
+]  # fmt: skip
+"""Lines, and how often the text of the row has which words."""
+
+
+def test_chats_that_look_bad_are_read_as_they_are(workspace: Workspace) -> None:
+    built = workspace.one("a.jsonl", b"".join(line + b"\n" for line, _, _ in ODD_CHATS)).build()
+    assert built.manifest("rows", "raw_dataset").facts["records"] == len(ODD_CHATS)
     assert built.rejects() == []
-    assert text_of(built.examples()[1]).count(text) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        (messages(user([{"type": "text", "text": "why "}, {"type": "text", "text": "not?"}]), ASSISTANT), "why not?"),
-        (as_text(json.dumps([USER, ASSISTANT])), "why?"),
-    ],
-    ids=["content as typed parts is joined", "messages as JSON text are read"],
-)
-def test_other_spellings_of_a_chat_are_read(workspace: Workspace, line: bytes, text: str) -> None:
-    built = workspace.one("a.jsonl", between(line)).build()
-    assert text_of(built.examples()[1]).startswith(f"<|im_start|>user\n{text}<|im_end|>")
-
-
-def test_characters_that_could_be_marks_survive(workspace: Workspace) -> None:
-    text = "\ufdd0\ufdd17\ufdd0 \x00 \ue000"
-    built = workspace.one("a.jsonl", between(messages(user(text), {**ASSISTANT, "content": text}))).build()
-    assert built.rejects() == []
-    assert text_of(built.examples()[1]).count(text) == 2
-
-
-@pytest.mark.parametrize(
-    "number", mark_all_but([2**64, 10**60 + 7], [2**63, 2**64, -(2**63) - 1, 12345678901234567890123456789, 10**60 + 7])
-)
-@pytest.mark.parametrize("beside", ["", "<|im_end|>"])
-def test_integer_beyond_64_bits_in_an_argument_is_printed_exactly(
-    workspace: Workspace, number: int, beside: str
-) -> None:
-    """Also in a row that takes the reference path because it contains a control string."""
-    built = workspace.one("a.jsonl", between(messages(USER, call({"n": number, "s": beside})))).build()
-    assert f'"arguments": {{"n": {number}, "s"' in text_of(built.examples()[1])
+    for (_, words, count), example in zip(ODD_CHATS, built.examples(), strict=True):
+        assert text_of(example).count(words) == count, words
 
 
 def test_control_strings_in_content_become_no_control_ids(workspace: Workspace) -> None:
@@ -387,13 +349,16 @@ def test_parquet_with_another_schema_than_its_siblings_is_rejected_row_by_row(
     assert_accounted(built)
 
 
-def test_tokenizer_folder_without_its_file_is_one_error(workspace: Workspace) -> None:
+def test_tokenizer_folder_without_its_file_or_with_one_that_is_no_json_is_one_error(workspace: Workspace) -> None:
     workspace.one("a.jsonl", [chat(1)])
     (workspace.folder / "tokenizer/tokenizer.json").unlink()
     said = r"tokenizer: 'tokenizer' cannot be loaded .* a folder with tokenizer\.json"
     with pytest.raises(ConfigError, match=said) as caught:
         workspace.build()
     assert str(caught.value).endswith("point `tokenizer` at one")
+    (workspace.folder / "tokenizer/tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match="tokenizer: 'tokenizer' cannot be loaded"):
+        workspace.build()
 
 
 @pytest.mark.parametrize("how", ["build", "plan", "stage"])
@@ -435,13 +400,6 @@ def test_build_in_which_nothing_changed_opens_no_tokenizer_beforehand(workspace:
     # Existing outputs were made with it; only new ones need it.
     prepare.require_ready(workspace.project, steps.plan_steps(workspace.project))
     assert not (workspace.store / "tokenizers").exists()
-
-
-def test_tokenizer_file_that_is_no_json_is_one_error(workspace: Workspace) -> None:
-    workspace.one("a.jsonl", [chat(1)])
-    (workspace.folder / "tokenizer/tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match="tokenizer: 'tokenizer' cannot be loaded"):
-        workspace.build()
 
 
 # ── Templates that mean harm ───────────────────────────────────────────────────────────────────────
@@ -495,10 +453,11 @@ INTERNALS = {
 }
 
 
-@pytest.mark.parametrize("name", INTERNALS)
-def test_template_that_reaches_for_internals_rejects_every_row(workspace: Workspace, name: str) -> None:
-    built = with_template(workspace, INTERNALS[name] + CHATML).one("a.jsonl", [chat(i) for i in range(3)]).build()
-    assert built.rejects() == [(i, "template_error") for i in range(3)]
+def test_template_that_reaches_for_internals_rejects_every_row(workspace: Workspace) -> None:
+    rows = {"source": {"train_urls": [workspace.write("a.jsonl", [chat(i) for i in range(3)])]}, "format": CHAT}
+    templates = {name: {"chat_template": text + CHATML} for name, text in INTERNALS.items()}
+    built = workspace.recipe({name: rows | {"template": template} for name, template in templates.items()}).build()
+    assert [built.rejects(name) for name in INTERNALS] == [[(i, "template_error") for i in range(3)]] * len(INTERNALS)
     assert built.segments() == []
 
 

@@ -46,7 +46,7 @@ def test_page_links_every_recipe() -> None:
 
 
 @pytest.mark.slow
-def test_text_is_cut_into_full_sequences_and_shuffled_within_eras(built: dict[str, Project]) -> None:
+def test_texts_and_chats_are_cut_packed_and_shuffled(built: dict[str, Project]) -> None:
     project = built["text"]
     tokens = [row for part in current(project, "web", "packed_shards").parts if "shard" in part.files
               for row in project.store.table(part.files["shard"], ["tokens"]).column(0).to_pylist()]  # fmt: skip
@@ -56,21 +56,16 @@ def test_text_is_cut_into_full_sequences_and_shuffled_within_eras(built: dict[st
     assert sorted(first) == list(range(len(tokens)))
     # Dealing moves sequences inside a step of 8, which an era of 64 holds whole.
     assert all(place // 64 == item // 64 for place, item in enumerate(first))
-
-
-@pytest.mark.slow
-def test_chats_are_packed_by_sixteen_and_grouped(built: dict[str, Project]) -> None:
     project = built["chat"]
     files = current(project, "dialogues", "packed_shards").files("shard")
     segments = [len(row["seq_lengths"]) for file in files for row in project.store.table(file).to_pylist()]
-
     reader = Reader(project.store.root, "chat", rank=0, world_size=1, as_torch=False)
     assert max(segments) <= 16
     assert current(project, "training_splits").facts["same_group"] == 0
     assert reader.tagged_eval_sets()[0][1] == ["dialogue", "dialogues"]
 
 
-def test_tasks_hold_four_sequences_out_and_never_train_the_ignored_token(built: dict[str, Project]) -> None:
+def test_held_out_sequences_stages_and_budgets_are_kept(built: dict[str, Project]) -> None:
     project = built["supervised"]
     files = current(project, "tasks", "packed_shards").files("shard")
     rows = [row for file in files for row in project.store.table(file, ["labels"]).to_pylist()]
@@ -78,24 +73,16 @@ def test_tasks_hold_four_sequences_out_and_never_train_the_ignored_token(built: 
 
     assert sequences(project, "tasks")["validation"] == 4
     assert 0 not in labels
-
-
-def test_mixture_changes_its_shares_at_step_twenty(built: dict[str, Project]) -> None:
     project = built["mixture"]
     order = order_of(project)
     counts = [Counter(row["dataset"] for row in order if (row["step"] < 20) is first) for first in (True, False)]
     web = {row["sequence_id"] for row in order if row["dataset"] == 0}
-
     assert counts == [Counter({0: 144, 1: 16}), Counter({0: 128, 1: 192})]
     assert len(web) == 6 * 8
     reader = Reader(project.store.root, "mixture", rank=0, world_size=4, as_torch=False)
     assert [tags for _, tags in reader.tagged_eval_sets()][-1] == ["dialogue", "held"]
-
-
-def test_budget_keeps_a_tenth_of_every_dataset(built: dict[str, Project]) -> None:
     project = built["budget"]
     order = order_of(project)
-
     for number, name in enumerate(project.recipe.datasets):
         shown = {row["sequence_id"] for row in order if row["dataset"] == number}
         assert len(shown) == sequences(project, name)["train"] * 100 // 1000

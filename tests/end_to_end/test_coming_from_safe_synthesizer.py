@@ -82,29 +82,19 @@ def test_page_links_every_recipe() -> None:
 
 
 @pytest.mark.slow
-def test_table_is_shown_four_hundred_times_in_three_passes(built: Builds) -> None:
+def test_recipes_build_what_the_page_says(built: Builds) -> None:
     train = split(built, "table")
     assert (train["records"], train["flush_restart"]) == (400, 2)
     assert train["example_records_max"] == 10
-
-
-def test_groups_are_whole_and_ten_rows_or_so_are_held_out(built: Builds) -> None:
     train, test = split(built, "groups"), split(built, "groups", "test")
     assert train["groups"] + test["groups"] == 24
     assert train["example_groups_max"] == 4
     assert abs(test["records"] - 10) <= 2
-
-
-def test_series_are_cut_into_examples_and_their_beginnings_are_kept(built: Builds) -> None:
     made = built["series"]["tokenized_examples"]
-
     assert split(built, "series")["groups"] == 4
     assert split(built, "series")["flush_budget"] > 0
     assert made.details["records"]["interval_seconds"] == "3600"
     assert len(made.files("prefill")) == 1
-
-
-def test_private_examples_and_sequences_hold_one_customer(built: Builds) -> None:
     facts = built["private"]["packed_shards"].facts
     assert split(built, "private")["example_groups_max"] == 1
     assert facts["sequences"] == facts["segments"]

@@ -90,19 +90,13 @@ def require_weights_where_labels_are(rows: Sequence[dict[str, Any]]) -> None:
 
 # ── From examples to ranks ─────────────────────────────────────────────────────────────────────────
 @pytest.mark.slow
-def test_weights_of_examples_are_those_of_their_messages(mixed: Built) -> None:
+def test_weights_from_messages_over_segments_to_ranks(mixed: Built) -> None:
     examples = mixed.examples("chats")
     assert {weight for row in examples for weight in row[WEIGHT_COLUMN]} == {0, 0.5, 1, 2, 0.25}
     for row in examples:
         assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == row["loss_mask"]
-
-
-def test_examples_of_a_dataset_without_weights_have_no_such_column(mixed: Built) -> None:
     for name in ("pairs", "texts"):
         assert all(WEIGHT_COLUMN not in row for row in mixed.examples(name))
-
-
-def test_weights_of_a_segment_are_those_of_its_tokens_in_the_example(mixed: Built) -> None:
     examples = {row["example_id"]: row for row in mixed.examples("chats")}
     segments = 0
     for row in shard_rows(mixed, "chats"):
@@ -115,15 +109,9 @@ def test_weights_of_a_segment_are_those_of_its_tokens_in_the_example(mixed: Buil
             first += length
             segments += 1
     assert segments > len(examples) / 2
-
-
-def test_every_shard_of_the_recipe_has_weights_exactly_where_it_has_labels(mixed: Built) -> None:
     rows = [*shard_rows(mixed, "chats", "pairs", "texts"), *rank_rows(mixed)]
     require_weights_where_labels_are(rows)
     assert all(set(row[WEIGHT_COLUMN]) <= {0, 1} for row in rows if row["dataset"] in ("pairs", "texts"))
-
-
-def test_sum_of_weights_is_conserved_from_shards_to_ranks(mixed: Built) -> None:
     parts = [part for name in ("chats", "pairs", "texts") for part in mixed.manifest(name, "packed_shards").parts]
     shards = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     ranks = rank_rows(mixed)
@@ -259,10 +247,7 @@ def compare_with_unweighted(tmp_path: Path, rows: list[dict[str, Any]], weight: 
 
 
 def test_prompt_weight_trains_what_the_model_reads_and_nothing_else(tmp_path: Path) -> None:
-    assert set(compare_with_unweighted(tmp_path, [DIALOGUE], 0.1)) == {"system", "user", "tool_result"}
-
-
-def test_prompt_weight_of_plain_chats_pairs_and_cut_chats(tmp_path: Path) -> None:
+    assert set(compare_with_unweighted(tmp_path / "dialogue", [DIALOGUE], 0.1)) == {"system", "user", "tool_result"}
     rows = [chat(i, turns=1 + i % 5, words=4 + i) for i in range(12)]
     cut = {"truncation": {"max_length": 60, "overlong": "truncate"}}
     assert set(compare_with_unweighted(tmp_path / "chats", rows, 0.5)) == {"user"}
@@ -272,8 +257,10 @@ def test_prompt_weight_of_plain_chats_pairs_and_cut_chats(tmp_path: Path) -> Non
     assert set(compare_with_unweighted(tmp_path / "last", rows, 0.5, **last)) == {"user"}
 
 
-def test_prompt_weight_reaches_ledger_statistics_and_batches(tmp_path: Path) -> None:
-    built = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(9)], loss={"prompt_weight": 0.25}).build()
+def test_prompt_weight_reaches_ledger_statistics_and_batches_but_trains_no_prompt_alone(tmp_path: Path) -> None:
+    rows = [*(chat(i) for i in range(9)), {"messages": [{"role": "user", "content": "who is there"}]}]
+    built = Workspace(tmp_path).one("a.jsonl", rows, loss={"prompt_weight": 0.25}).build()
+    assert built.rejects() == [(9, "no_assistant")]
     expected = Counter(weight for row in built.examples() for weight in row[WEIGHT_COLUMN] if weight)
     assert set(expected) == {0.25, 1}
     assert dict(built.manifest("rows", "tokenized_examples").tables["loss_weights"].rows) == expected
@@ -281,12 +268,6 @@ def test_prompt_weight_reaches_ledger_statistics_and_batches(tmp_path: Path) -> 
     assert ledger["trained"] == sum(expected.values())
     batches = Reader(built.project.store.root, built.project.recipe.name, rank=0, world_size=1, as_torch=False)
     assert Counter(float(w) for batch in batches for w in batch[WEIGHT_COLUMN].ravel() if w) == expected
-
-
-def test_row_with_a_prompt_alone_is_still_rejected(tmp_path: Path) -> None:
-    silent = {"messages": [{"role": "user", "content": "who is there"}]}
-    built = Workspace(tmp_path).one("a.jsonl", [chat(0), silent], loss={"prompt_weight": 0.25}).build()
-    assert built.rejects() == [(1, "no_assistant")]
 
 
 def test_negative_weights_need_the_recipe_to_say_so(tmp_path: Path) -> None:
@@ -302,39 +283,6 @@ def test_negative_weights_need_the_recipe_to_say_so(tmp_path: Path) -> None:
     for row in [*built.examples(), *shard_rows(built)]:
         is_target = row.get("loss_mask") or [label >= 0 for label in row["labels"]]
         assert [weight != 0 for weight in row[WEIGHT_COLUMN]] == is_target
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (
-            {"prompt_weight": -0.5},
-            "loss: prompt_weight: -0.5 is negative; weights are at least 0 unless .*; set loss.allow",
-        ),
-        ({"prompt_weight": 1e-60}, "loss: prompt_weight: 1e-60 is not a float32; weights are 0, or .*; choose one"),
-        ({"prompt_weight": 1, "mask_user_turns": False}, "trains every token, but prompt_weight selects"),
-    ],
-)
-def test_prompt_weight_that_is_impossible_is_refused(tmp_path: Path, loss: dict[str, Any], message: str) -> None:
-    workspace = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}, "loss": loss}})
-    with pytest.raises(ConfigError, match=message):
-        _ = workspace.project
-
-
-def test_weights_of_prompts_need_an_export_with_a_place_for_them(tmp_path: Path) -> None:
-    dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": CHAT, "loss": {"prompt_weight": 0.5}}
-    workspace = Workspace(tmp_path).recipe({"rows": dataset}, exports=[{"kind": "hf", "name": "mine"}])
-    with pytest.raises(
-        ConfigError, match=r"exports\.mine: kind hf cannot store the loss weights of .*prompt_weight: 0"
-    ):
-        _ = workspace.project
-
-
-def test_options_at_their_default_leave_the_identity_of_a_recipe(tmp_path: Path) -> None:
-    recipe = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}}}).project.recipe
-    options = recipe.datasets["rows"]
-    assert not {"prompt_weight", "allow_negative"} & options.loss.model_dump(mode="json").keys()
-    assert "store_domains" not in options.packing.model_dump(mode="json")
 
 
 # ── Cuts ───────────────────────────────────────────────────────────────────────────────────────────
@@ -422,37 +370,29 @@ def read(built: Built, *, rank: int = 0, world_size: int = 1, as_torch: bool = F
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("layout", ["flat", "padded"])
-def test_reader_gives_weights_beside_labels(mixed: Built, rank: int, layout: LayoutName) -> None:
+def test_reader_gives_weights_beside_labels_and_none_to_padding(mixed: Built, rank: int, layout: LayoutName) -> None:
     batches = list(read(mixed, rank=rank, world_size=3, layout=layout))
     assert batches
     for batch in batches:
         assert batch[WEIGHT_COLUMN].dtype == np.float32
         assert batch[WEIGHT_COLUMN].shape == batch["labels"].shape
         assert np.array_equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
-
-
-def test_reader_of_all_ranks_returns_the_weights_on_disk(mixed: Built) -> None:
-    weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in read(mixed)])
-    assert sorted(weights[weights > 0].tolist()) == numbers(rank_rows(mixed))
-
-
-def test_reader_gives_the_default_to_a_sequence_that_a_function_left_without_weights(mixed: Built) -> None:
-    reader = read(mixed)
-    kept, plain = reader[0], type(reader[1])(reader[1].input_ids, reader[1].labels, reader[1].seq_lengths)
-    view = reader.take(2).map(lambda row: plain if np.array_equal(row.input_ids, plain.input_ids) else row)
-
-    batch = view.get_batch([0, 1])
-    assert kept.loss_weights is not None
-    expected = [*kept.loss_weights.tolist(), *(plain.labels >= 0).astype(float).tolist()]
-    assert batch[WEIGHT_COLUMN].ravel().tolist() == expected
-
-
-@pytest.mark.parametrize("layout", ["flat", "padded"])
-def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: LayoutName) -> None:
     reader = read(mixed, layout=layout, pad_to=200)
     batch = reader.get_batch([0])
     assert batch[WEIGHT_COLUMN].shape == (1, 200)
     assert batch[WEIGHT_COLUMN][0, len(reader[0].input_ids) :].tolist() == [0] * (200 - len(reader[0].input_ids))
+
+
+def test_reader_of_all_ranks_returns_the_weights_on_disk_or_the_default(mixed: Built) -> None:
+    weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in read(mixed)])
+    assert sorted(weights[weights > 0].tolist()) == numbers(rank_rows(mixed))
+    reader = read(mixed)
+    kept, plain = reader[0], type(reader[1])(reader[1].input_ids, reader[1].labels, reader[1].seq_lengths)
+    view = reader.take(2).map(lambda row: plain if np.array_equal(row.input_ids, plain.input_ids) else row)
+    batch = view.get_batch([0, 1])
+    assert kept.loss_weights is not None
+    expected = [*kept.loss_weights.tolist(), *(plain.labels >= 0).astype(float).tolist()]
+    assert batch[WEIGHT_COLUMN].ravel().tolist() == expected
 
 
 @pytest.mark.slow
@@ -483,23 +423,17 @@ def test_exports_hold_the_weights_of_the_shards(mixed: Built) -> None:
 
 
 # ── Seen by a person ───────────────────────────────────────────────────────────────────────────────
-def test_statistics_count_trained_tokens_by_weight(mixed: Built) -> None:
+def test_weights_are_shown_in_statistics_inspection_and_traces(mixed: Built) -> None:
     table = mixed.manifest("chats", "tokenized_examples").tables["loss_weights"]
     assert dict(table.rows) == Counter(numbers(mixed.examples("chats")))
     assert "trained tokens by loss weight" in render_text(summary.render_statistics(load_build_view(mixed.project)))
     assert "loss_weights" not in mixed.manifest("pairs", "tokenized_examples").tables
-
-
-def test_inspection_shows_the_weight_of_messages_and_tokens(mixed: Built) -> None:
     rows = inspect.inspect_rows(mixed.project, count=3, dataset="chats", row_id=None)
     _, _, third = (render_text(row_view.render_inspected_record(row, colours=False)) for row in rows)
     assert "weight 2" not in third.split("example")[0].split("structured")[0]
     assert "assistant  weight 1" in third
     assert "assistant  weight 2" in third
     assert re.search(r"weights 1 × \d+, 2 × \d+", third)
-
-
-def test_trace_of_a_token_names_its_weight(mixed: Built) -> None:
     row, split = shard_rows(mixed, "chats")[0], mixed.manifest("chats", "packed_shards").parts[0].facts["split"]
     at = next(i for i, weight in enumerate(row[WEIGHT_COLUMN]) if weight not in (0, 1))
     token = sequences.trace_sequence(mixed.project, f"chats/{split}/0:{at}").token
@@ -508,15 +442,31 @@ def test_trace_of_a_token_names_its_weight(mixed: Built) -> None:
 
 
 # ── At load ────────────────────────────────────────────────────────────────────────────────────────
+
+
+HF = {"exports": [{"kind": "hf", "name": "mine"}]}
+
+
 @pytest.mark.parametrize(
-    ("dataset", "message"),
+    ("dataset", "changes", "message"),
     [
-        ({"format": PAIR, **WEIGHED}, "datasets.rows.loss.weights: a supervised dataset"),
-        ({"loss": {"weights": True, "mask_user_turns": False}}, "trains every token, but weights selects"),
+        ({"format": PAIR, **WEIGHED}, {}, "datasets.rows.loss.weights: a supervised dataset"),
+        ({"loss": {"weights": True, "mask_user_turns": False}}, {}, "trains every token, but weights selects"),
+        ({"loss": {"prompt_weight": 1, "mask_user_turns": False}}, {}, "trains every token, but prompt_weight selects"),
+        ({"loss": {"prompt_weight": -0.5}}, {},
+         "loss: prompt_weight: -0.5 is negative; weights are at least 0 unless .*; set loss.allow"),
+        ({"loss": {"prompt_weight": 1e-60}}, {},
+         "loss: prompt_weight: 1e-60 is not a float32; weights are 0, or .*; choose one"),
+        ({"format": CHAT, **WEIGHED}, HF,
+         r"exports\.mine: kind hf cannot store the loss weights of datasets\.rows"),
+        ({"format": CHAT, "loss": {"prompt_weight": 0.5}}, HF,
+         r"exports\.mine: kind hf cannot store the loss weights of .*prompt_weight: 0"),
     ],
-)
-def test_weights_where_they_can_do_nothing_are_refused(tmp_path: Path, dataset: dict[str, Any], message: str) -> None:
-    workspace = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}, **dataset}})
+)  # fmt: skip
+def test_impossible_weights_are_refused_at_load(
+    tmp_path: Path, dataset: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    workspace = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}, **dataset}}, **changes)
     with pytest.raises(ConfigError, match=message):
         _ = workspace.project
 
@@ -527,13 +477,10 @@ def test_weights_in_defaults_are_for_the_datasets_that_can_have_them(tmp_path: P
     found = Workspace(tmp_path).recipe(datasets, defaults=WEIGHED).project.recipe
     assert [one.loss.weights for one in found.datasets.values()] == [True, False, False]
     assert found.has_loss_weights
-
-
-def test_export_without_a_place_for_weights_is_refused_when_the_recipe_loads(tmp_path: Path) -> None:
-    dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": CHAT, **WEIGHED}
-    workspace = Workspace(tmp_path).recipe({"rows": dataset}, exports=[{"kind": "hf", "name": "mine"}])
-    with pytest.raises(ConfigError, match=r"exports\.mine: kind hf cannot store the loss weights of datasets\.rows"):
-        _ = workspace.project
+    recipe = Workspace(tmp_path / "default").recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}}}).project.recipe
+    options = recipe.datasets["rows"]
+    assert not {"prompt_weight", "allow_negative"} & options.loss.model_dump(mode="json").keys()
+    assert "store_domains" not in options.packing.model_dump(mode="json")
 
 
 # ── Real data ──────────────────────────────────────────────────────────────────────────────────────

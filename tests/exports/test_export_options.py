@@ -59,17 +59,13 @@ def test_every_kind_is_in_the_union() -> None:
 
 
 @pytest.mark.parametrize("model", members(), ids=kind_of)
-def test_kind_survives_its_own_dump(model: type[Export]) -> None:
+@pytest.mark.usefixtures("with_libraries")
+def test_kind_survives_its_own_dump_and_is_possible_for_its_objective(model: type[Export]) -> None:
     one = model(name="mine")
     assert model.model_validate(one.model_dump()) == one
     assert one.label_convention in get_args(label_conventions.LabelConvention)
-
-
-@pytest.mark.usefixtures("with_libraries")
-@pytest.mark.parametrize("model", members(), ids=kind_of)
-def test_kind_with_its_defaults_is_possible_for_its_objective(model: type[Export]) -> None:
     rows = {"next_token": CHATS, "paired": PAIRS, "prompts": PROMPTS}[min(model.OBJECTIVES)]
-    assert load({"kind": kind_of(model), "name": "mine"}, rows=rows).exports[0] == model(name="mine")
+    assert load({"kind": kind_of(model), "name": "mine"}, rows=rows).exports[0] == one
 
 
 @pytest.mark.parametrize(
@@ -94,9 +90,6 @@ def test_unknown_kind_option_or_name_is_refused(exports: list[dict[str, Any]], s
     message = refusal(*exports)
     assert message.startswith("mine.yaml: ")
     assert [words for words in said if words not in message] == []
-
-
-def test_dataset_named_like_the_folder_of_exports_is_refused() -> None:
     assert "'exports' cannot be a name" in refusal(exports=CHATS)
 
 

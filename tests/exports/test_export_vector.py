@@ -156,7 +156,7 @@ def test_float_weights_are_those_of_targets_or_a_column_of_their_own(
 
 
 def test_megatron_bridge_of_the_vector(tmp_path: Path) -> None:
-    data = written(tmp_path, kind="megatron_bridge", pack_size=64)
+    data = written(tmp_path / "plain", kind="megatron_bridge", pack_size=64)
 
     [row] = pl.read_parquet(data / "part-00000.idx.parquet").to_dicts()
     assert row == {"input_ids": [10, 11, 2, 20, 2], "seq_start_id": [0, 3], "loss_mask": [1, 1, 0, 1, 0]}
@@ -170,10 +170,7 @@ def test_megatron_bridge_of_the_vector(tmp_path: Path) -> None:
             "packing_factor": 2.0,
         }
     ]
-
-
-def test_megatron_bridge_fills_segments_up_with_eos_without_loss(tmp_path: Path) -> None:
-    data = written(tmp_path, kind="megatron_bridge", pad_segments_to=4)
+    data = written(tmp_path / "padded", kind="megatron_bridge", pad_segments_to=4)
     [row] = pl.read_parquet(data / "part-00000.idx.parquet").to_dicts()
     # Four tokens and the one that its reader drops, per segment.
     assert row == {
@@ -183,8 +180,8 @@ def test_megatron_bridge_fills_segments_up_with_eos_without_loss(tmp_path: Path)
     }
 
 
-def test_astrai_bin_of_the_vector(tmp_path: Path) -> None:
-    folder = written(tmp_path, kind="astrai_bin") / "__default__"
+def test_astrai_bin_of_the_vector_has_a_mask_and_that_of_text_alone_none(tmp_path: Path) -> None:
+    folder = written(tmp_path / "chats", kind="astrai_bin") / "__default__"
 
     assert (folder / "sequence.bin").stat().st_size == 40
     assert {path.stem: np.fromfile(path, "<i8").tolist() for path in folder.glob("*.bin")} == {
@@ -196,10 +193,7 @@ def test_astrai_bin_of_the_vector(tmp_path: Path) -> None:
         b'{"loss_mask":{"dtype":"int64","shape":[5]},"position_ids":{"dtype":"int64","shape":[5]},'
         b'"sequence":{"dtype":"int64","shape":[5]}}'
     )
-
-
-def test_astrai_bin_of_text_alone_has_no_mask(tmp_path: Path) -> None:
-    folder = written(tmp_path, terms={"kinds": frozenset({"text"})}, kind="astrai_bin") / "__default__"
+    folder = written(tmp_path / "text", terms={"kinds": frozenset({"text"})}, kind="astrai_bin") / "__default__"
     assert {path.name for path in folder.iterdir()} == {"meta.json", "position_ids.bin", "sequence.bin"}
     column = {"dtype": "int64", "shape": [5]}
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
@@ -211,13 +205,16 @@ def test_astrai_h5_of_the_vector(tmp_path: Path) -> None:
     assert readers.astrai_h5(written(tmp_path, kind="astrai_h5")) == {"__default__": SEGMENTS}
 
 
-def test_olmo_core_of_the_vector(tmp_path: Path) -> None:
-    data = written(tmp_path, kind="olmo_core")
+def test_olmo_core_of_the_vector_and_of_bos_with_eos_inside(tmp_path: Path) -> None:
+    data = written(tmp_path / "vector", kind="olmo_core")
     assert (data / "token_ids_part_00000.npy").read_bytes() == bytes.fromhex("0a0b021402")
     assert (data / "labels_mask_part_00000.npy").read_bytes() == bytes.fromhex("0001010001")
     assert readers.olmo(data, "u1") == SEGMENTS
     # No clock and no name in the head of the gzip file.
     assert (data / "token_ids_part_00000.csv.gz").read_bytes()[3:8] == bytes(5)
+    content = sequences([[([1, 10, 2, 11, 2], [0, 1, 1, 1, 1]), ([1, 20, 2], [0, 0, 1])]])
+    data = written(tmp_path / "bos", content, terms={"bos_id": 1}, kind="olmo_core")
+    assert [ids for ids, _ in readers.olmo(data, "u1")] == [(1, 10, 2, 11, 2), (1, 20, 2)]
 
 
 @pytest.mark.parametrize(
@@ -243,12 +240,6 @@ def test_olmo_core_refuses_segments_that_its_reader_would_split_elsewhere(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         written(tmp_path, sequences([segments]), terms={"bos_id": bos}, kind="olmo_core")
-
-
-def test_olmo_core_with_bos_takes_eos_inside_an_example(tmp_path: Path) -> None:
-    content = sequences([[([1, 10, 2, 11, 2], [0, 1, 1, 1, 1]), ([1, 20, 2], [0, 0, 1])]])
-    data = written(tmp_path, content, terms={"bos_id": 1}, kind="olmo_core")
-    assert [ids for ids, _ in readers.olmo(data, "u1")] == [(1, 10, 2, 11, 2), (1, 20, 2)]
 
 
 def test_olmo_core_reader_cuts_as_the_exporter_promised(tmp_path: Path) -> None:

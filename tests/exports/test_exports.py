@@ -175,7 +175,7 @@ def test_astrai_trains_the_targets_and_sees_no_other_segment(built: Built, windo
 
 
 @NAMES
-def test_export_counts_what_the_ledger_counts(built: Built, name: str) -> None:
+def test_export_counts_what_the_ledger_counts_and_its_card_and_folder_say_so(built: Built, name: str) -> None:
     exported = open_export(folder(built, name), verify=True)
     packed = [built.manifest(dataset, "packed_shards") for dataset in ("chats", "pairs")]
     shards = [part.facts for one in packed for part in one.parts if part.facts["split"] == "train"]
@@ -183,12 +183,7 @@ def test_export_counts_what_the_ledger_counts(built: Built, name: str) -> None:
     for count in ("segments", "tokens", "trained_tokens"):
         assert exported.count(count) == exported.card["counts"][count] == sum(facts[count] for facts in shards)
     assert built.manifest("exports", name).facts["conservation"] == 0
-
-
-@NAMES
-def test_card_describes_the_origin_of_the_tokens(built: Built, name: str) -> None:
-    card = open_export(folder(built, name)).card
-
+    card = exported.card
     conventions = {"tinker": "shifted", "bridge": "rolled_mask", "padded": "rolled_mask", "river": "unshifted_mask",
                    "h5": "unshifted_mask", "olmo": "unshifted_mask", "skyrl": "unshifted_mask",
                    "megatron": "unshifted_mask", "verl": "unshifted_mask"}  # fmt: skip
@@ -202,13 +197,8 @@ def test_card_describes_the_origin_of_the_tokens(built: Built, name: str) -> Non
         assert one["attention"] == "blocked"
         assert one["plan"] == built.manifest(dataset, "packed_shards").version
         assert one["source"] == built.manifest(dataset, "raw_dataset").version
-
-
-@NAMES
-def test_data_folder_contains_only_data(built: Built, name: str) -> None:
     at = folder(built, name)
     ours = {"card.json", "manifest.json"}
-
     beside = {path.name for path in at.iterdir()} - {"data", *ours}
     assert beside == ({"example_ids.txt"} if name == "tinker" else set())
     files = {path.relative_to(at).as_posix() for path in at.rglob("*") if path.is_file()}
@@ -222,7 +212,7 @@ def rows_of_ranks(built: Built) -> list[list[dict[str, Any]]]:
     return [[row for _, file in rank for row in built.project.store.table(file).to_pylist()] for rank in files]
 
 
-def test_exports_are_in_the_order_of_training(built: Built) -> None:
+def test_exports_are_in_the_order_of_training_with_the_rows_of_the_ranks(built: Built) -> None:
     places = [row for place in zip(*rows_of_ranks(built), strict=True) for row in place if not row["filler"]]
     order = [name for row in places for name in row["example_ids"]]
 
@@ -231,9 +221,6 @@ def test_exports_are_in_the_order_of_training(built: Built) -> None:
     by_id = {row["example_id"]: tuple(row["input_ids"]) for name in ("chats", "pairs") for row in built.examples(name)}
     unpacked = READERS["unpacked"](folder(built, "unpacked") / "data")
     assert [ids for ids, _ in unpacked] == [by_id[one] for one in order]
-
-
-def test_native_rows_are_those_of_the_ranks(built: Built) -> None:
     ranks = [row for rank in rows_of_ranks(built) for row in rank if not row["filler"]]
     rows = readers.rows(folder(built, "native") / "data")
     by_number = itemgetter("dataset", "sequence_id")
@@ -263,7 +250,7 @@ def test_files_close_at_the_borders_of_the_plan(built: Built) -> None:
     assert set(counts[:-1]) == {7}
 
 
-def test_domains_have_folders_that_stay_inside(built: Built) -> None:
+def test_domains_have_folders_that_stay_inside_and_shards_that_split_no_example(built: Built) -> None:
     at = folder(built, "river")
     card = open_export(at).card
 
@@ -277,11 +264,7 @@ def test_domains_have_folders_that_stay_inside(built: Built) -> None:
     assert all(path.resolve().is_relative_to((at / "data").resolve()) for path in (at / "data").rglob("*"))
     # The pairs, and the chats without a domain.
     assert card["segments_without_domain"] >= 40
-
-
-def test_domain_larger_than_a_shard_has_several_and_splits_no_example(built: Built) -> None:
     data = folder(built, "river") / "data"
-
     shards = sorted(path.name for path in (data / "__default__").iterdir())
     assert shards == [f"shard_{i:04d}" for i in range(len(shards))]
     assert len(shards) > 1
@@ -348,14 +331,7 @@ def test_copy_of_an_export_is_the_export(built: Built, copied: Callable[[str], P
         runner.copy_export(built.project, "tinker", at)
 
 
-def test_export_without_manifest_is_refused(copied: Callable[[str], Path]) -> None:
-    at = copied("native")
-    (at / "manifest.json").unlink()
-    with pytest.raises(IntegrityError, match=r"no manifest\.json"):
-        open_export(at)
-
-
-@pytest.mark.parametrize("damage", ["missing", "short", "changed", "card"])
+@pytest.mark.parametrize("damage", ["missing", "short", "changed", "card", "no manifest"])
 def test_damaged_export_is_refused(copied: Callable[[str], Path], damage: str) -> None:
     at = copied("native")
     file = at / "data" / "part-00000.parquet"
@@ -368,10 +344,12 @@ def test_damaged_export_is_refused(copied: Callable[[str], Path], damage: str) -
             file.write_bytes(content[:-1])
         case "changed":
             file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-        case _:
+        case "card":
             (at / "card.json").write_text("{}", encoding="utf-8")
+        case _:
+            (at / "manifest.json").unlink()
 
-    with pytest.raises(IntegrityError):
+    with pytest.raises(IntegrityError, match=r"no manifest\.json" if damage == "no manifest" else None):
         open_export(at, verify=True)
 
 

@@ -20,10 +20,9 @@ from tests.support.recipes import Built
 
 def test_packed_rows_of_the_vector(tmp_path: Path) -> None:
     rows = sequences([*VECTOR, [([7, 2], [0, 1])]])
-    written = write(export(kind="llama_factory", unit="packed"), rows, tmp_path, name="train-in-1", seq_len=6, pad_id=0)
-
-    first, second = readers.saved(written[0], "train")
-
+    one = export(kind="llama_factory", unit="packed")
+    data, _ = write(one, rows, tmp_path / "blocked", name="train-in-1", seq_len=6, pad_id=0)
+    first, second = readers.saved(data, "train")
     assert first["input_ids"] == [10, 11, 2, 20, 2, 0, 0]
     assert first["attention_mask"] == [1, 1, 1, 2, 2, 0, 0]
     assert first["position_ids"] == [0, 1, 2, 0, 1, 0, 0]
@@ -31,13 +30,8 @@ def test_packed_rows_of_the_vector(tmp_path: Path) -> None:
     none = {f"{name}_subseq_ids": [4294967296] for name in ("image", "video", "audio")}
     assert first["packing_params"] == {"sequence_boundaries": [0, 3, 5, 7], **none, "right_padding_length": 2}
     assert second["packing_params"] == {"sequence_boundaries": [0, 2, 7], **none, "right_padding_length": 5}
-
-
-def test_packed_rows_of_open_attention_have_one_span(tmp_path: Path) -> None:
-    one = export(kind="llama_factory", unit="packed")
-    data, _ = write(one, sequences(VECTOR, is_open=True), tmp_path, name="train-in-1", seq_len=5)
+    data, _ = write(one, sequences(VECTOR, is_open=True), tmp_path / "open", name="train-in-1", seq_len=5)
     [row] = readers.saved(data, "train")
-
     assert row["attention_mask"] == [1, 1, 1, 1, 1, 0]
     assert row["position_ids"] == [0, 1, 2, 3, 4, 0]
     assert row["packing_params"]["sequence_boundaries"] == [0, 5, 6]

@@ -30,17 +30,14 @@ def test_pairs_of_the_vector(tmp_path: Path) -> None:
         assert [int.from_bytes(index[at : at + 8], "little") for at in range(42, 82, 8)] == [0, second, 0, 1, 2]
 
 
-def test_wide_vocabulary_is_stored_in_32_bits(tmp_path: Path) -> None:
+def test_wide_vocabulary_is_stored_in_32_bits_and_documents_get_an_end(tmp_path: Path) -> None:
     rows = sequences([[([7, 65_600, 2], [0, 1, 1])]])
-    data, [tokens, _] = write(export(kind="megatron"), rows, tmp_path, name="tested", vocab_size=65_601)
+    data, [tokens, _] = write(export(kind="megatron"), rows, tmp_path / "wide", name="tested", vocab_size=65_601)
     assert readers.megatron(data, "tested_text_document") == [[7, 65_600, 2]]
     assert (tokens.tokens, tokens.trained_tokens) == (3, 2)
     assert not list(data.glob("*loss_mask*"))
-
-
-def test_document_without_its_end_gets_one_that_is_no_target(tmp_path: Path) -> None:
     rows = sequences([[([10, 11], [0, 1]), ([20, 2], [0, 1])], [([2, 5], [0, 1])]])
-    data, _ = write(export(kind="megatron", loss_mask="companion"), rows, tmp_path, name="tested")
+    data, _ = write(export(kind="megatron", loss_mask="companion"), rows, tmp_path / "ends", name="tested")
     assert readers.masked_megatron(data, "tested") == [
         ((10, 11, 2), (False, True, False)),
         ((20, 2), (False, True)),
@@ -66,16 +63,13 @@ def test_untrained_tokens_without_masks_are_refused_or_accepted(tmp_path: Path, 
     assert accepted.lay_out(shape([3], [1])).notes["accept_untrained_as_trained"] is True
 
 
-def test_pad_id_as_target_is_refused(tmp_path: Path) -> None:
+def test_pad_id_as_target_and_a_tokenizer_without_an_end_are_refused(tmp_path: Path) -> None:
     rows = sequences([[([20, 2], [0, 1]), ([10, 0, 2], [0, 1, 1])]])
 
     with pytest.raises(IntegrityError, match=r"exports\.tested: the pad id 0 is a target in e1#0"):
         write(export(kind="megatron"), rows, tmp_path / "pad", pad_id=0)
     # Megatron looks for no padding where padding is also the end of a document.
     write(export(kind="megatron"), rows, tmp_path / "same", pad_id=0, bos_id=0)
-
-
-def test_tokenizer_without_an_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="documents end in EOD"):
         export(kind="megatron").lay_out(shape([3], [1], eos_id=None))
 

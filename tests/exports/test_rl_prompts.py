@@ -92,7 +92,7 @@ def test_rendered_messages_are_the_ids_of_the_build(asked: Built) -> None:
     assert open_built_export(asked, "verl").card["longest_prompt"] == max(lengths)
 
 
-def test_numbers_of_rows_go_on_over_files(asked: Built) -> None:
+def test_numbers_of_rows_go_on_over_files_and_pointers_say_where_these_are(asked: Built) -> None:
     rows = load_rows(asked, "verl")
 
     assert len(open_built_export(asked, "verl").files) == 4
@@ -102,14 +102,10 @@ def test_numbers_of_rows_go_on_over_files(asked: Built) -> None:
     }
     assert set(load_rows(asked, "skyrl")["env_class"]) == {"gsm8k"}
     assert set(rows["prompt"][0][0]) == {"role", "content"}
-
-
-def test_every_layout_prints_where_its_files_are(asked: Built) -> None:
     said = {
         one.name: format_trainer_pointer(one, asked.manifest("exports", one.name), "/data")
         for one in asked.project.recipe.exports
     }
-
     assert all("/data/data/*.parquet" in text for text in said.values())
     assert "max_prompt_length=256" in said["verl"]
     assert "--data.label_key label" in said["openrlhf"]

@@ -57,32 +57,24 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return _with_exports(folder, PAIRS, *exports, packing={"pack": True}).build()
 
 
-def test_rewards_are_whole_sides_with_their_margin(pairs: Built) -> None:
-    rows, exported = _load(pairs, "reward")
+def test_rewards_are_whole_sides_and_dpo_has_the_prompt_once_in_the_order_of_training(pairs: Built) -> None:
+    rewards, exported = _load(pairs, "reward")
 
     examples = pairs.examples("rows")
     expected = Counter((*(prompt + answer for prompt, answer in _sides(one)), one["margin"] or 0.0) for one in examples)
     assert len(examples) == 20
-    assert Counter((tuple(row["chosen_ids"]), tuple(row["rejected_ids"]), row["margin"]) for row in rows) == expected
+    assert Counter((tuple(row["chosen_ids"]), tuple(row["rejected_ids"]), row["margin"]) for row in rewards) == expected
     assert len(exported.files) == 3
     assert exported.card["trainer"] == "reward"
     assert exported.count("segments") == 40
-
-
-def test_dpo_has_the_prompt_once_and_both_answers(pairs: Built) -> None:
     rows, exported = _load(pairs, "dpo")
-
-    sides = [_sides(one) for one in pairs.examples("rows")]
+    sides = [_sides(one) for one in examples]
     expected = Counter((chosen[0], chosen[1], rejected[1]) for chosen, rejected in sides)
     assert all(chosen[0] == rejected[0] for chosen, rejected in sides)
     assert rows.column_names == ["prompt_ids", "chosen_ids", "rejected_ids"]
     assert Counter(tuple(map(tuple, row.values())) for row in rows) == expected
     assert exported.count("tokens") == sum(len(one) for row in expected.elements() for one in row)
-
-
-def test_exports_are_in_the_order_of_training(pairs: Built) -> None:
-    reward, dpo = (load_rows(pairs, name) for name in ("reward", "dpo"))
-    assert [row["chosen_ids"] for row in reward] == [row["prompt_ids"] + row["chosen_ids"] for row in dpo]
+    assert [row["chosen_ids"] for row in rewards] == [row["prompt_ids"] + row["chosen_ids"] for row in rows]
 
 
 def test_mixed_datasets_keep_the_columns_of_each_pair(tmp_path: Path) -> None:

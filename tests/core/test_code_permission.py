@@ -73,13 +73,6 @@ def test_package_of_a_class_is_not_run_to_find_the_class(
 
 
 @pytest.mark.slow
-def test_command_with_code_runs_it(project: CliProject) -> None:
-    assert project.rowmill("plan") == main.ExitStatus.SUCCESS
-
-    assert has_run(project)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "status"),
     [
@@ -103,7 +96,9 @@ def test_recipe_without_code_is_built_all_the_same(project: CliProject) -> None:
     assert project.rowmill("plan", "--no-code") == main.ExitStatus.SUCCESS
 
 
-def test_function_of_a_backend_is_refused(project: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_of_a_backend_is_refused_and_dagster_runs_nothing(
+    project: CliProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(project.folder))
     monkeypatch.setenv(NO_CODE_VARIABLE, "1")
 
@@ -111,12 +106,6 @@ def test_function_of_a_backend_is_refused(project: CliProject, monkeypatch: pyte
         CallableBackend(target="mine:Mine").open()
 
     assert not has_run(project)
-
-
-def test_dagster_that_loads_the_recipe_runs_nothing(project: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NO_CODE_VARIABLE, "1")
-
     with pytest.raises(ConfigError, match="mine:Mine is Python code"):
         build_definitions([Path(project.recipe)], str(project.folder / ".rowmill"), strict=True)
-
     assert not has_run(project)

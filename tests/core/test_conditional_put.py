@@ -53,45 +53,32 @@ def test_first_pointer_whose_answer_was_lost_is_no_other_process(server: ObjectS
         assert STORE.write_pointer(PATH, {"version": 2}) is None
 
 
-def test_pointer_that_another_process_moved_stays(store: Store, server: ObjectServer) -> None:
+def test_pointer_that_another_process_moved_or_removed_stays_so(store: Store, server: ObjectServer) -> None:
     Store("s3://bucket/other").write_sealed("p", {"version": 7})
     theirs = server.objects[OBJECT] = server.objects["bucket/other/p"]
 
     assert store.write_pointer(PATH, {"version": 2}) == {"version": 7}
     assert store.write_pointer(PATH, {"version": 2}) == {"version": 7}
     assert server.objects[OBJECT] == theirs
-
-
-def test_pointer_that_another_process_removed_stays_removed(store: Store, server: ObjectServer) -> None:
     del server.objects[OBJECT]
-
     assert store.write_pointer(PATH, {"version": 2}) == {}
     assert OBJECT not in server.objects
 
 
-def test_expired_token_is_no_other_process(store: Store, server: ObjectServer) -> None:
+def test_answers_that_are_no_other_process_are_errors_of_their_own(
+    store: Store, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.fail("expired")
 
     with pytest.raises(UnreachableError, match="The provided token has expired"):
         store.write_pointer(PATH, {"version": 2})
-
-
-def test_server_without_conditions_is_asked_once(store: Store, server: ObjectServer) -> None:
+    server.heal()
     server.takes_conditions, server.requests = False, 0
-
     with pytest.raises(ConfigError, match=r"refuses a write with a condition .*; use a server that has them"):
         store.write_pointer(PATH, {"version": 2})
     assert server.requests == 1
-
-
-def test_conditions_are_left_out_where_the_user_says_so(
-    store: Store, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.takes_conditions = False
     monkeypatch.setenv(remote.VARIABLE, "none")
-
     assert store.write_pointer(PATH, {"version": 2}) is None
-
     monkeypatch.setenv(remote.VARIABLE, "no")
     with pytest.raises(ConfigError, match=r"'no' is invalid; allowed is none; correct or unset it"):
         store.write_pointer(PATH, {"version": 3})

@@ -20,13 +20,6 @@ class _Child(_Parent):
     """A model inside."""
 
 
-def test_field_is_described_by_its_docstring_its_parent_or_its_description() -> None:
-    assert describe_field(_Child, "own") == "What the child says."
-    assert describe_field(_Child, "inherited") == "What the parent says,\non two lines."
-    assert describe_field(_Child, "explicit") == "As given."
-    assert describe_field(_Child, "untold") == ""
-
-
 def test_json_schema_describes_fields_of_all_models_under_the_names_that_people_write() -> None:
     schema = _Child.model_json_schema(schema_generator=DescribedJsonSchema)
 
@@ -36,5 +29,9 @@ def test_json_schema_describes_fields_of_all_models_under_the_names_that_people_
     assert "description" not in schema["properties"]["untold"]
 
 
-def test_docstrings_are_not_read_when_a_model_is_imported() -> None:
+def test_field_is_described_by_its_docstring_its_parent_or_its_description_when_someone_asks() -> None:
     assert _Child.model_fields["own"].description is None
+    assert describe_field(_Child, "own") == "What the child says."
+    assert describe_field(_Child, "inherited") == "What the parent says,\non two lines."
+    assert describe_field(_Child, "explicit") == "As given."
+    assert describe_field(_Child, "untold") == ""

@@ -56,7 +56,7 @@ def test_an_index_knows_what_a_new_listing_would_show(changes: list[tuple[str, b
     assert storage.listings == 1
 
 
-def test_what_a_worker_wrote_is_found_by_one_more_listing() -> None:
+def test_what_a_worker_wrote_is_found_by_one_more_listing_of_the_folders_they_write_in() -> None:
     storage = Storage("top/a")
     index = storage.index()
     assert index.find("top/b") is None
@@ -67,15 +67,10 @@ def test_what_a_worker_wrote_is_found_by_one_more_listing() -> None:
     assert index.find("top/b") == ObjectFacts(7)
     assert index.find("top/c") is None
     assert storage.listings == 2
-
-
-def test_a_folder_in_which_no_worker_writes_is_listed_once() -> None:
     storage = Storage("stats/a")
     index = storage.index(own=("stats",))
     index.find("stats/b")
-
     index.forget_absences()
-
     assert index.find("stats/b") is None
     assert storage.listings == 1
 

@@ -46,13 +46,10 @@ def test_create_that_fails_midway_leaves_what_was_there(tmp_path: Path) -> None:
 
     assert store.read("a/file") == b"old"
     assert store.list("a") == ["file"]
+    assert store.list("nowhere") == []
 
 
-def test_list_of_a_missing_folder_is_empty(tmp_path: Path) -> None:
-    assert Store(str(tmp_path)).list("nowhere") == []
-
-
-def test_lock_held_elsewhere_ends_in_busy_error_that_names_it(tmp_path: Path) -> None:
+def test_lock_held_elsewhere_ends_in_busy_error_that_names_it_until_its_holder_left(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
 
     with (
@@ -61,13 +58,6 @@ def test_lock_held_elsewhere_ends_in_busy_error_that_names_it(tmp_path: Path) ->
         store.lock("x/.lock", what="demo/chats", timeout_s=0.1),
     ):
         pass
-
-
-def test_lock_is_free_after_its_holder_left(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    with store.lock("x/.lock", what="first"):
-        pass
-
     with store.lock("x/.lock", what="second", timeout_s=0.1):
         pass
 
@@ -142,19 +132,15 @@ def test_unfinished_file_goes_once_its_writer_is_dead_and_not_before(tmp_path: P
     assert store.list_unfinished("") == []
 
 
-def test_file_of_another_name_is_no_unfinished_one(tmp_path: Path) -> None:
+def test_only_unfinished_files_go_with_what_a_library_left_beside_them(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     for name in ("notes.tmp", "a.0123.tmp", f"{'a' * 32}.tmp.txt"):
         store.write(f"mine/{name}", b"")
 
     assert store.remove_unfinished() == []
-
-
-def test_what_a_library_left_beside_an_unfinished_file_goes_with_it(tmp_path: Path) -> None:
-    store, name = Store(str(tmp_path)), f"stats.duckdb.{'0' * 32}.tmp"
+    name = f"stats.duckdb.{'0' * 32}.tmp"
     for beside in ("", ".db", ".db.wal"):
         (tmp_path / f"{name}{beside}").write_bytes(b"")
-
     assert sorted(store.remove_unfinished()) == sorted([name, f"{name}.db", f"{name}.db.wal"])
 
 

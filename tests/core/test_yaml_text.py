@@ -80,25 +80,26 @@ def test_recipe_that_is_no_regular_file_is_refused() -> None:
         config.read_yaml(Path("/dev/zero"))
 
 
-def test_yaml_as_deep_as_allowed_is_read() -> None:
+def test_yaml_as_deep_as_allowed_is_read_and_its_keys_are_names() -> None:
     value = parse_yaml("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT)
 
     for _ in range(DEPTH_LIMIT - 1):
         [value] = value
     assert value == []
+    assert parse_yaml("{on: yes, off: [no], true: 1}") == {"on": True, "off": [False], "true": 1}
 
 
-def test_merge_key_fills_in_what_a_mapping_leaves_out() -> None:
+def test_merge_keys_fill_in_what_a_mapping_leaves_out_and_aliases_are_independent() -> None:
     value = parse_yaml("base: &x {a: 1, b: 2}\none:\n  b: 3\n  <<: *x\ntwo: {<<: *x}")
 
     assert value["one"] == {"a": 1, "b": 3}
     assert value["two"] == {"a": 1, "b": 2}
-
-
-def test_merge_of_several_mappings_lets_the_first_win() -> None:
     value = parse_yaml("x: &x {a: 1}\ny: &y {a: 2, b: 2}\none: {<<: [*x, *y], c: 3}")
-
     assert value["one"] == {"a": 1, "b": 2, "c": 3}
+    # What is written into one dataset's options must not change another's.
+    value = parse_yaml("a: &x {k: [1]}\nb: *x")
+    value["a"]["k"].append(2)
+    assert value["b"] == {"k": [1]}
 
 
 def test_recipe_may_share_options_by_merge_keys(tmp_path: Path) -> None:
@@ -120,14 +121,6 @@ def test_recipe_may_share_options_by_merge_keys(tmp_path: Path) -> None:
 
     assert loaded.datasets["b"].filters == loaded.datasets["a"].filters
     assert loaded.datasets["b"].source.model_dump()["train_urls"] == ["b.jsonl"]
-
-
-def test_uses_of_a_yaml_alias_are_independent() -> None:
-    """What is written into one dataset's options must not change another's."""
-    value = parse_yaml("a: &x {k: [1]}\nb: *x")
-    value["a"]["k"].append(2)
-
-    assert value["b"] == {"k": [1]}
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(string.printable, max_size=9)
@@ -161,7 +154,3 @@ def test_pieces_of_yaml_in_any_order_are_read_or_refused() -> None:
         read += 1
 
     assert 100 < read < 2900
-
-
-def test_keys_are_names_whatever_yaml_takes_them_for() -> None:
-    assert parse_yaml("{on: yes, off: [no], true: 1}") == {"on": True, "off": [False], "true": 1}

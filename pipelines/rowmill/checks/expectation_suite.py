@@ -43,8 +43,7 @@ def find_disagreements(results: Sequence[CheckResult], thresholds: Sequence[Thre
             outcome = "raised an error" if answer is None else "passes" if answer else "fails"
             yield (
                 f"{'/'.join(result.key)}: {result.check} {result.value:g}: Great Expectations {outcome}, the saved "
-                f"result {'passes' if result.passed else 'fails'}; both must agree; report this with the recipe's "
-                "gates"
+                f"result {'passes' if result.passed else 'fails'}; both must agree; report this with the recipe's gates"
             )
 
 

@@ -115,12 +115,11 @@ def _make_parser() -> argparse.ArgumentParser:
         prog="rowmill",
         description="Build packed token shards and per-GPU partitions from raw datasets.",
         epilog="RECIPE is a recipe file, or the name of a recipe under configs/. `rowmill COMMAND --help` shows a "
-        "command's options. "
-        "plan, build, work and advise take options of records datasets, such as --data__max_sequences_per_example 3. "
-        "Exit status: 0 done; 1 a gate is closed; 2 invalid recipe, command or source, or a permission or space is "
-        "missing; 3 a disk, network, storage or worker failed, so try again; 4 `stats --strict` has a hint, or "
-        "`template-report --prove` found a wrong mask; 70 a bug of rowmill; 74 a stored file is damaged; 75 `work` "
-        "waits for a stage that is not built; 130 interrupted.",
+        "command's options. plan, build, work and advise take options of records datasets, such as "
+        "--data__max_sequences_per_example 3. Exit status: 0 done; 1 a gate is closed; 2 invalid recipe, command or "
+        "source, or a permission or space is missing; 3 a disk, network, storage or worker failed, so try again; 4 "
+        "`stats --strict` has a hint, or `template-report --prove` found a wrong mask; 70 a bug of rowmill; 74 a "
+        "stored file is damaged; 75 `work` waits for a stage that is not built; 130 interrupted.",
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

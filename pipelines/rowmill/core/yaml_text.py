@@ -82,9 +82,8 @@ class _BoundedLoader(yaml.SafeLoader):
         if node not in self._extents:
             if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(
-                    f"{_describe_line(event)}: the alias *{event.anchor} is inside the value that it names; "
-                    "an alias names "
-                    "a value that ends before it; write the value out"
+                    f"{_describe_line(event)}: the alias *{event.anchor} is inside the value that it names; an alias "
+                    "names a value that ends before it; write the value out"
                 )
             if isinstance(node, yaml.ScalarNode):
                 self._extents[node] = _VALUE_SIZE + len(node.value), 0
@@ -99,9 +98,8 @@ class _BoundedLoader(yaml.SafeLoader):
             raise _depth_error(event)
         if size > SIZE_LIMIT:
             raise ConfigError(
-                f"{_describe_line(event)}: with its aliases written out, this value has more than "
-                f"{SIZE_LIMIT:,} characters; "
-                "at most so many are allowed; use fewer aliases of aliases"
+                f"{_describe_line(event)}: with its aliases written out, this value has more than {SIZE_LIMIT:,} "
+                "characters; at most so many are allowed; use fewer aliases of aliases"
             )
         return node
 
@@ -109,9 +107,8 @@ class _BoundedLoader(yaml.SafeLoader):
         """Construct a value; an error that Python raises for it gets the line."""
         if isinstance(node, yaml.ScalarNode) and len(node.value) > _INTEGER_DIGITS and node.tag.endswith(":int"):
             raise ConfigError(
-                f"{_describe_line(node)}: an integer of {len(node.value):,} digits; at most {_INTEGER_DIGITS:,} "
-                "are read; write "
-                "it in quotes if it is a text"
+                f"{_describe_line(node)}: an integer of {len(node.value):,} digits; at most {_INTEGER_DIGITS:,} are "
+                "read; write it in quotes if it is a text"
             )
         try:
             return super().construct_object(node, deep=deep)
@@ -122,9 +119,8 @@ class _BoundedLoader(yaml.SafeLoader):
             text = str(node.value) if isinstance(node, yaml.ScalarNode) else node.tag
             shortened = repr(text if len(text) <= 60 else f"{text[:57]}...")
             raise ConfigError(
-                f"{_describe_line(node)}: {shortened} cannot be read as YAML's {kind} ({error}); "
-                "write it in quotes if it "
-                "is a text"
+                f"{_describe_line(node)}: {shortened} cannot be read as YAML's {kind} ({error}); write it in quotes if "
+                "it is a text"
             ) from error
 
     def construct_unique_mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -138,15 +134,13 @@ class _BoundedLoader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 what = "list" if isinstance(key_node, yaml.SequenceNode) else "mapping"
                 raise ConfigError(
-                    f"{_describe_line(key_node)}: a {what} is a key; keys are texts or numbers; put quotes "
-                    "around it if it is "
-                    "a text"
+                    f"{_describe_line(key_node)}: a {what} is a key; keys are texts or numbers; put quotes around it "
+                    "if it is a text"
                 )
             if key in seen:
                 raise ConfigError(
-                    f"{_describe_line(key_node)}: key {key!r} is given twice in one mapping; a key may occur "
-                    "once; delete one "
-                    "of the two"
+                    f"{_describe_line(key_node)}: key {key!r} is given twice in one mapping; a key may occur once; "
+                    "delete one of the two"
                 )
             seen.add(key)
         # Merged pairs are put before the mapping's own, so that a dictionary keeps its own.
@@ -160,8 +154,7 @@ _BoundedLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _
 def _depth_error(event: yaml.Event) -> ConfigError:
     return ConfigError(
         f"{_describe_line(event)}: lists and mappings are nested in more than {DEPTH_LIMIT} levels; at most "
-        f"{DEPTH_LIMIT} are "
-        "allowed; correct the brackets or the indentation"
+        f"{DEPTH_LIMIT} are allowed; correct the brackets or the indentation"
     )
 
 

@@ -494,6 +494,5 @@ def _require_tokenizer(exported: Exported, folder: Path) -> None:
             what = "missing" if actual is None else f"SHA-256 {actual[:16]}…"
             raise IntegrityError(
                 f"{path}: {what}; {exported.folder} was made with a file of SHA-256 {digest[:16]}…; train with that "
-                "tokenizer, or "
-                "export with this one"
+                "tokenizer, or export with this one"
             )

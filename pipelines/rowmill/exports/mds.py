@@ -87,8 +87,7 @@ class MDS(Export):
             if not dataset.is_open and not self.accept_untrained_as_trained:
                 raise ConfigError(
                     f"profile: pretrain stores no mask, but the first token of every document of datasets.{name} is "
-                    "not a "
-                    "target; every token must be a target; set packing.block_cross_document_attention: false, or "
+                    "not a target; every token must be a target; set packing.block_cross_document_attention: false, or "
                     "accept_untrained_as_trained: true"
                 )
 

@@ -135,9 +135,8 @@ class Megatron(Export):
         prefix, split = f"{data}/{self.name}_text_document", _OPTIONS[self.split]
         if self.loss_mask == "companion":
             return (
-                f"data:\n  {split}_data_path: {prefix}\n  apply_sft_dataset_separated_loss_mask_if_existed: true\n"
-                "train:\n  model:\n"
-                f"    seq_length: {context.seq_len}"
+                f"data:\n  {split}_data_path: {prefix}\n  apply_sft_dataset_separated_loss_mask_if_existed: "
+                f"true\ntrain:\n  model:\n    seq_length: {context.seq_len}"
             )
         options = f"--{split}-data-path {prefix} --seq-length {context.seq_len} --dataloader-inter-document-masking"
         # It masks what follows an EOD. In text that is the first token of the next document; in chats, where EOS may

@@ -347,9 +347,8 @@ def _count_kept_sequences(mixture: Mixture, sizes: Mapping[str, int]) -> dict[st
         for name, weight in weights.items():
             if weight > 0 and not kept[name]:
                 raise ConfigError(
-                    f"mixture: dataset {name} has a weight at step {step} and keeps {kept[name]} of its "
-                    f"{sizes[name]} train sequences; at least 1 is needed; set its weight to 0, or raise "
-                    "experiment_budget"
+                    f"mixture: dataset {name} has a weight at step {step} and keeps {kept[name]} of its {sizes[name]} "
+                    "train sequences; at least 1 is needed; set its weight to 0, or raise experiment_budget"
                 )
     return kept
 

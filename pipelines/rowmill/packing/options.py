@@ -152,9 +152,8 @@ class Packing(Config):
         for option in (option for option, is_set in problems.items() if is_set):
             raise ValueError(
                 f"share_prefixes: true with {option}; trees are packed whole by best_fit, each token attends to its "
-                f"own example, and segments, which are of several rows, are neither counted, padded nor named; delete "
-                f"{option.partition(':')[0]}, or "
-                "share_prefixes"
+                "own example, and segments, which are of several rows, are neither counted, padded nor named; delete "
+                f"{option.partition(':')[0]}, or share_prefixes"
             )
         return self
 

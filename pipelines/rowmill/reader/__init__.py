@@ -413,8 +413,7 @@ class Reader:
         if dataset not in available:
             raise ConfigError(
                 f"{split} set of {dataset!r}: this build has none; the datasets with one are "
-                f"{join_choices(available) or 'no dataset'}; "
-                f"choose one, or set datasets.{dataset}.splits"
+                f"{join_choices(available) or 'no dataset'}; choose one, or set datasets.{dataset}.splits"
             )
         return self._open_set(dataset, split)
 

@@ -124,6 +124,5 @@ class RankSchedule:
             raise ConfigError(
                 f"world_size: {self.world_size} does not divide the steps from place {position} on; every rank takes "
                 f"equally many sequences of a step; choose {join_choices(dict.fromkeys((below, above)))}, or build "
-                "with another "
-                "batch_size"
+                "with another batch_size"
             )

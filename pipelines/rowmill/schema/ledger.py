@@ -27,11 +27,10 @@ REJECT_REASONS = frozenset(
     "unknown_schema missing_field bad_messages empty_conversation empty_assistant content_not_text multimodal_content "
     "unknown_content_part unread_prompt empty_user unclosed_think orphan_think unknown_role bad_tools bad_tool_call "
     "bad_tool_arguments flag_conflict bad_weight bad_system_prompt bad_template_kwargs empty_text too_short too_long "
-    "too_long_run "
-    "duplicate contaminated near_duplicate skipped_by_format format_error bad_example missing_ground_truth "
-    "prompt_ends_with_assistant bad_tokens bad_mask bad_field length_mismatch labels_disagree not_append_only "
-    "padded_inside unpaired_row bad_label tied bad_margin prompt_mismatch prompt_differs empty_completion "
-    "identical_sides "
+    "too_long_run duplicate contaminated near_duplicate skipped_by_format format_error bad_example "
+    "missing_ground_truth prompt_ends_with_assistant bad_tokens bad_mask bad_field length_mismatch labels_disagree "
+    "not_append_only padded_inside unpaired_row bad_label tied bad_margin prompt_mismatch prompt_differs "
+    "empty_completion identical_sides "
     # Splits
     "group_missing order_missing order_unparsable split_gap straddles_split "
     # Records

@@ -269,9 +269,8 @@ def _require_regular_file(url: str, path: str) -> None:
         raise remote.unreachable_error(url, "read", error) from error
     if kind != stat.S_IFREG:
         raise SourceError(
-            f"{url}: is {_FILE_KINDS.get(kind, 'not a file')}; only regular files can be sources; write its content "
-            "to a "
-            "file, or move it out of the folder"
+            f"{url}: is {_FILE_KINDS.get(kind, 'not a file')}; only regular files can be sources; write its content to "
+            "a file, or move it out of the folder"
         )
 
 

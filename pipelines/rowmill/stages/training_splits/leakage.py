@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import find_distinct
@@ -137,7 +136,19 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     else:
         leaks.facts["time_order"] = NOT_APPLICABLE
     _measure_near_duplicates(leaks, context, packed, sources)
-    leaks.facts["split_share"] = _measure_split_share(context, rows, sources)
+    counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
+    worst = 0.0
+    for name, dataset in context.recipe.datasets.items():
+        own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
+        has_source = read_facts(CanonicalRowsFacts, sources[name].canonical.facts).validation_source
+        # Rows of a validation source do not count toward configured shares.
+        total = sum(count for split, count in own.items() if not (has_source and split == "validation"))
+        if not total or dataset.splits.time_key is not None:
+            continue
+        by_share = not sources[name].moved and not has_source
+        for split in ("validation", "test") if by_share else ("test",):
+            worst = max(worst, abs(own.get(split, 0) - float(dataset.splits.wanted_rows(split, total))) / total)
+    leaks.facts["split_share"] = round(worst, 9)
     return leaks
 
 
@@ -208,23 +219,6 @@ def _list_leaked_rows(held: pl.LazyFrame, leaked: pl.DataFrame, key: list[str]) 
     return sorted(found["row_id"].to_list())[:MAX_SAMPLE_IDS]
 
 
-def _measure_split_share(context: StageContext, rows: pl.LazyFrame, sources: Mapping[str, _LeakSource]) -> float:
-    """Return the largest distance of a split's share of rows from its configured share, if there is one."""
-    counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
-    worst = 0.0
-    for name, dataset in context.recipe.datasets.items():
-        own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
-        has_source = read_facts(CanonicalRowsFacts, sources[name].canonical.facts).validation_source
-        # Rows of a validation source do not count toward configured shares.
-        total = sum(count for split, count in own.items() if not (has_source and split == "validation"))
-        if not total or dataset.splits.time_key is not None:
-            continue
-        by_share = not sources[name].moved and not has_source
-        for split in ("validation", "test") if by_share else ("test",):
-            worst = max(worst, abs(own.get(split, 0) - float(dataset.splits.wanted_rows(split, total))) / total)
-    return round(worst, 9)
-
-
 # ── Time ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -240,7 +234,16 @@ def _count_time_leaks(leaks: LeakReport, context: StageContext, sources: Mapping
         splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
         for file in source.canonical.files("rows"):
             table = context.store.table(file, ("row_id", "order_key", "split"))
-            early = _find_early_rows(splitter, table)
+            known: dict[str | None, int] = {}
+            early: list[str] = []
+            columns = (table.column(name).to_pylist() for name in ("row_id", "order_key", "split"))
+            for row_id, when, split in zip(*columns, strict=True):
+                if when not in known:
+                    decided = splitter.assign_by_time(when)
+                    # A row inside the gap, or without a time, must not be in any split.
+                    known[when] = len(SPLITS) if isinstance(decided, Rejected) else SPLITS.index(decided)
+                if known[when] > SPLITS.index(split):
+                    early.append(row_id)
             count += len(early)
             found += early[: MAX_SAMPLE_IDS - len(found)]
     leaks.note("time_order", count, found)
@@ -250,20 +253,6 @@ def _load_boundaries(canonical: Manifest) -> Boundaries | None:
     """Return the boundaries computed from shares of time; None if nothing was held out."""
     recorded = read_facts(CanonicalRowsFacts, canonical.facts).boundaries
     return Boundaries.model_validate(recorded) if recorded else None
-
-
-def _find_early_rows(splitter: Splitter, table: pa.Table) -> list[str]:
-    known: dict[str | None, int] = {}
-    early: list[str] = []
-    columns = (table.column(name).to_pylist() for name in ("row_id", "order_key", "split"))
-    for row_id, when, split in zip(*columns, strict=True):
-        if when not in known:
-            decided = splitter.assign_by_time(when)
-            # A row inside the gap, or without a time, must not be in any split.
-            known[when] = len(SPLITS) if isinstance(decided, Rejected) else SPLITS.index(decided)
-        if known[when] > SPLITS.index(split):
-            early.append(row_id)
-    return early
 
 
 # ── Near-duplicate texts ─────────────────────────────────────────────────────────────────────────────
@@ -278,18 +267,7 @@ def _measure_near_duplicates(
     for name in joint:
         dataset = context.recipe.datasets[name]
         near.append(require_joint_rows(dataset.format).find_near_rows(context, dataset, sources[name].canonical))
-    examples, names = _find_near_examples(context, [one for name, one in packed.items() if name not in joint])
-    names += [row_id for one in near for row_id in one.row_ids]
-    examples += sum(one.compared for one in near)
-    if not examples and len(joint) == len(packed):
-        leaks.facts["near_duplicate"] = NOT_APPLICABLE
-    else:
-        leaks.note("near_duplicate", compute_share(len(names), examples), names)
-
-
-def _find_near_examples(context: StageContext, packed: Sequence[Manifest]) -> tuple[int, list[str]]:
-    """Count held-out examples, and list those with at least half of their n-grams in train."""
-    parts = [part for one in packed for part in one.parts if "shard" in part.files]
+    parts = [part for name, one in packed.items() if name not in joint for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
     grams = _HeldOutNgrams.of(
@@ -305,7 +283,12 @@ def _find_near_examples(context: StageContext, packed: Sequence[Manifest]) -> tu
     search = partial(find_ngrams_in_train, context.store)
     for places in context.pool.map(search, searched, size_bytes=size, shared=grams.distinct):
         seen[places] = True
-    return grams.examples, grams.examples_with(seen)
+    names = [*grams.examples_with(seen), *(row_id for one in near for row_id in one.row_ids)]
+    examples = grams.examples + sum(one.compared for one in near)
+    if not examples and len(joint) == len(packed):
+        leaks.facts["near_duplicate"] = NOT_APPLICABLE
+    else:
+        leaks.note("near_duplicate", compute_share(len(names), examples), names)
 
 
 def sample_held_out(store: Store, shard: File) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":

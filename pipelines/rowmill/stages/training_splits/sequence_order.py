@@ -279,7 +279,35 @@ def write_order_block(inputs: BlockInputs, place: PartPlace, source: OrderSource
     files: dict[str, File] = {}
     if inputs.has_files:
         files["order"] = place.write_parquet("order", _tabulate_order(inputs, order, dealt))
-        files["rank_steps"] = place.write_parquet("rank_steps", _tabulate_steps(inputs, source, dealt, facts))
+        world = source.world_size
+        is_filler = dealt.order == FILLER
+        by_place = np.zeros(len(is_filler), facts.dtype)
+        by_place[~is_filler] = facts[dealt.order[~is_filler] - inputs.begin]
+        tables: list[pa.Table] = []
+        for rank in range(world):
+            totals = rank_assignment.summarize_steps(
+                dealt, rank, world, tokens=by_place["tokens"], trained_tokens=by_place["trained_tokens"],
+                segments=by_place["segments"], flops=by_place["flops"], longest_segments=by_place["longest_segment"],
+            )  # fmt: skip
+            count = len(totals.sequences)
+            tables.append(
+                pa.table(
+                    {
+                        "rank": np.full(count, rank),
+                        "world_size": np.full(count, world),
+                        "step": inputs.first_step + np.arange(count),
+                        "sequences": totals.sequences,
+                        "fillers": totals.fillers,
+                        "segments": totals.segments,
+                        "tokens": totals.tokens,
+                        "trained_tokens": totals.trained_tokens,
+                        "longest_segment": totals.longest_segment,
+                        "step_trained_tokens": totals.step_trained_tokens,
+                        "flops": totals.flops,
+                    }
+                )
+            )
+        files["rank_steps"] = place.write_parquet("rank_steps", pa.concat_tables(tables))
     return PartResult(files, counted)
 
 
@@ -299,39 +327,6 @@ def _tabulate_order(inputs: BlockInputs, order: SampleOrder, dealt: RankOrder) -
     step = inputs.first_step + np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
     columns = [fill(order.datasets, -1), fill(order.items, -1), fill(order.passes, 0), step, is_filler]
     return pa.table(columns, schema=ORDER_SCHEMA)
-
-
-def _tabulate_steps(inputs: BlockInputs, source: OrderSource, dealt: RankOrder, facts: NDArray[Any]) -> pa.Table:
-    """Return the totals of the block's steps for each rank, the ranks one after the other."""
-    world = source.world_size
-    is_filler = dealt.order == FILLER
-    by_place = np.zeros(len(is_filler), facts.dtype)
-    by_place[~is_filler] = facts[dealt.order[~is_filler] - inputs.begin]
-    tables: list[pa.Table] = []
-    for rank in range(world):
-        totals = rank_assignment.summarize_steps(
-            dealt, rank, world, tokens=by_place["tokens"], trained_tokens=by_place["trained_tokens"],
-            segments=by_place["segments"], flops=by_place["flops"], longest_segments=by_place["longest_segment"],
-        )  # fmt: skip
-        count = len(totals.sequences)
-        tables.append(
-            pa.table(
-                {
-                    "rank": np.full(count, rank),
-                    "world_size": np.full(count, world),
-                    "step": inputs.first_step + np.arange(count),
-                    "sequences": totals.sequences,
-                    "fillers": totals.fillers,
-                    "segments": totals.segments,
-                    "tokens": totals.tokens,
-                    "trained_tokens": totals.trained_tokens,
-                    "longest_segment": totals.longest_segment,
-                    "step_trained_tokens": totals.step_trained_tokens,
-                    "flops": totals.flops,
-                }
-            )
-        )
-    return pa.concat_tables(tables)
 
 
 # ── What becomes of each dataset's train sequences in the order: shown once, shown again, or never ──

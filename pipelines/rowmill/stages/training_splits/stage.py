@@ -5,8 +5,7 @@ every W-th place. Validation and test sets are not mixed or shuffled; their orde
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, cast
 
@@ -23,7 +22,7 @@ from rowmill.parts.context import StageOutput, compute_share
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import get_packed_shards
 from rowmill.stages.training_splits import leakage
@@ -66,7 +65,15 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
 def make_training_splits(context: StageContext) -> StageOutput:
     """Mix the datasets, assign ranks, and measure leaks."""
     packed = get_packed_shards(context)
-    _require_one_tokenizer(context, packed)
+    made_with: dict[str, list[str]] = {}
+    for name, one in packed.items():
+        made_with.setdefault(str(one.card["tokenizer_digest"]), []).append(name)
+    if len(made_with) > 1:
+        found = "; ".join(f"{', '.join(names)} with {which[:12]}" for which, names in made_with.items())
+        raise IntegrityError(
+            f"{'/'.join(context.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids "
+            "of one order must come from one; build the recipe again, and pin tokenizer.revision if it is on the hub"
+        )
     sizes = {
         name: sum(part.files["shard"].rows for part in shards.parts if part.facts["split"] == "train")
         for name, shards in packed.items()
@@ -87,19 +94,74 @@ def make_training_splits(context: StageContext) -> StageOutput:
             load=_name_load(context.recipe),
         )
         identity = (TRAINING_SPLITS, order, [shards.version for shards in packed.values()])
-        return _build_order_output(context, packed, sizes, source, write_order(context, source, identity))
-
-
-def _require_one_tokenizer(context: StageContext, packed: Mapping[str, Manifest]) -> None:
-    """Refuse datasets tokenized with different tokenizers: the tokenizer changed, or an old version is in use."""
-    made_with: dict[str, list[str]] = {}
-    for name, one in packed.items():
-        made_with.setdefault(str(one.card["tokenizer_digest"]), []).append(name)
-    if len(made_with) > 1:
-        found = "; ".join(f"{', '.join(names)} with {which[:12]}" for which, names in made_with.items())
-        raise IntegrityError(
-            f"{'/'.join(context.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids "
-            "of one order must come from one; build the recipe again, and pin tokenizer.revision if it is on the hub"
+        written = write_order(context, source, identity)
+        total = sum(sizes.values())
+        places, fillers = (sum(int(part.facts[name]) for part in written.parts) for name in ("places", "fillers"))
+        load = _name_load(context.recipe)
+        excess = [pl.Series([], dtype=pl.Float64)]
+        loads = Counter[int]()
+        tokens = flops = 0
+        for part in written.parts:
+            table = context.store.table(part.files["rank_steps"])
+            frame = cast("pl.DataFrame", pl.from_arrow(table.select(["step", "tokens", "trained_tokens", "flops"])))
+            per_step = frame.group_by("step", maintain_order=True).agg(
+                pl.col(load).max().alias("most"), pl.col(load).mean().alias("mean")
+            )
+            excess.append((per_step["most"] / per_step["mean"] - 1).fill_nan(0))
+            tokens += int(frame["tokens"].sum())
+            flops += int(frame["flops"].sum())
+            values, times = np.unique(table.column("trained_tokens").to_numpy(), return_counts=True)
+            loads.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
+        above = pl.concat(excess)
+        histograms: dict[str, Histogram] = {}
+        if loads:
+            values, times = np.array([*zip(*sorted(loads.items()), strict=True)])
+            counts, edges = np.histogram(values, bins=min(20, len(values)), weights=times)
+            bars = tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts)
+            histograms["rank_load"] = Histogram("trained tokens per rank and step", "tokens", *bars)
+        states = find_sequence_states(context.store, source, written)
+        dropped_places = sum(map(len, source.steps.dropped))
+        leaking = leakage.find_leaks(context, packed)
+        held = places - fillers
+        rows = [row for one in packed.values() for row in one.tables["splits"].rows]
+        orders = [part.files["order"].digest for part in written.parts]
+        has_targets = context.recipe.objective != "prompts"
+        return StageOutput(
+            parts=written.parts,
+            facts=TrainingSplitsFacts(
+                **leaking.facts,
+                mixture_share=round(measure_share_error(source.schedule, written.labels), 6),
+                order_nonempty=held,
+                dropped_share=compute_share(dropped_places, held + dropped_places),
+                filler_share=compute_share(fillers, places),
+                # The mean excess of the largest rank over the mean; then the number of (step, rank) without targets.
+                rank_balance=round(float(above.mean() or 0.0), 9),  # pyrefly: ignore[bad-argument-type]
+                empty_step=loads[0] if has_targets or not len(above) else NOT_APPLICABLE,
+                sequences=total,
+                places=places,
+                fillers=fillers,
+                steps=len(source.steps.step_offsets) - 1,
+                tokens=tokens,
+                trained_tokens=int(written.trained_tokens.sum()),
+                flops=flops if context.recipe.partitions.balance == "flops" else NOT_APPLICABLE,
+            ),
+            ledger=[line for line in states.count_lines() if line[2] or line[0] == KEPT],
+            tables={
+                "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
+                "shares": _shares_table(context, rows),
+                "mixture": _mixture_table(context, source, written, sizes),
+                "schedule": tabulate_schedule(list(sizes), source, written, states),
+            },
+            histograms=histograms,
+            samples=leaking.samples,
+            schema=tuple((f.name, str(f.type)) for f in ORDER_SCHEMA),
+            card={
+                "order": orders[0] if len(orders) == 1 else digest_json(orders),
+                "datasets": list(sizes),
+                "packed": {name: one.version for name, one in packed.items()},
+                "has_steps": bool(context.recipe.mixture.batch_sizes),
+            },
+            rows_made=total,
         )
 
 
@@ -108,61 +170,6 @@ def _name_load(recipe: Recipe) -> str:
     if recipe.partitions.balance == "flops":
         return "flops"
     return "tokens" if recipe.objective == "prompts" else "trained_tokens"
-
-
-def _build_order_output(
-    context: StageContext,
-    packed: dict[str, Manifest],
-    sizes: dict[str, int],
-    source: OrderSource,
-    written: WrittenOrder,
-) -> StageOutput:
-    total = sum(sizes.values())
-    places, fillers = (sum(int(part.facts[name]) for part in written.parts) for name in ("places", "fillers"))
-    steps = _sum_steps(context, written)
-    states = find_sequence_states(context.store, source, written)
-    dropped_places = sum(map(len, source.steps.dropped))
-    leaking = leakage.find_leaks(context, packed)
-    held = places - fillers
-    rows = [row for one in packed.values() for row in one.tables["splits"].rows]
-    orders = [part.files["order"].digest for part in written.parts]
-    has_targets = context.recipe.objective != "prompts"
-    return StageOutput(
-        parts=written.parts,
-        facts=TrainingSplitsFacts(
-            **leaking.facts,
-            mixture_share=round(measure_share_error(source.schedule, written.labels), 6),
-            order_nonempty=held,
-            dropped_share=compute_share(dropped_places, held + dropped_places),
-            filler_share=compute_share(fillers, places),
-            rank_balance=steps.balance,
-            empty_step=steps.empty if has_targets or not steps.count else NOT_APPLICABLE,
-            sequences=total,
-            places=places,
-            fillers=fillers,
-            steps=len(source.steps.step_offsets) - 1,
-            tokens=steps.tokens,
-            trained_tokens=int(written.trained_tokens.sum()),
-            flops=steps.flops if context.recipe.partitions.balance == "flops" else NOT_APPLICABLE,
-        ),
-        ledger=[line for line in states.count_lines() if line[2] or line[0] == KEPT],
-        tables={
-            "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
-            "shares": _shares_table(context, rows),
-            "mixture": _mixture_table(context, source, written, sizes),
-            "schedule": tabulate_schedule(list(sizes), source, written, states),
-        },
-        histograms=steps.draw_loads(),
-        samples=leaking.samples,
-        schema=tuple((f.name, str(f.type)) for f in ORDER_SCHEMA),
-        card={
-            "order": orders[0] if len(orders) == 1 else digest_json(orders),
-            "datasets": list(sizes),
-            "packed": {name: one.version for name, one in packed.items()},
-            "has_steps": bool(context.recipe.mixture.batch_sizes),
-        },
-        rows_made=total,
-    )
 
 
 def _shares_table(context: StageContext, rows: Sequence[tuple[Any, ...]]) -> DisplayTable:
@@ -177,62 +184,6 @@ def _shares_table(context: StageContext, rows: Sequence[tuple[Any, ...]]) -> Dis
         total = sum(own.values())
         lines += [(name, split, shares.get(split), compute_share(count, total), count) for split, count in own.items()]
     return DisplayTable(("dataset", "split", "wanted", "got", "examples"), tuple(lines))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _StepTotals:
-    """Counts over all ranks and steps: how uneven ranks are, and which loads there are, each with its frequency."""
-
-    count: int
-    tokens: int
-    flops: int
-    balance: float
-    """The mean excess of the largest rank over the mean."""
-    empty: int
-    """Number of (step, rank) without targets."""
-    loads: Mapping[int, int]
-
-    def draw_loads(self) -> dict[str, Histogram]:
-        """Draw the trained tokens per rank and step."""
-        if not self.loads:
-            return {}
-        values, times = np.array(list(self.loads)), np.array(list(self.loads.values()))
-        counts, edges = np.histogram(values, bins=min(20, len(values)), weights=times)
-        return {
-            "rank_load": Histogram(
-                "trained tokens per rank and step",
-                "tokens",
-                tuple(round(float(e), 1) for e in edges),
-                tuple(int(c) for c in counts),
-            )
-        }
-
-
-def _sum_steps(context: StageContext, written: WrittenOrder) -> _StepTotals:
-    load = _name_load(context.recipe)
-    excess = [pl.Series([], dtype=pl.Float64)]
-    loads = Counter[int]()
-    tokens = flops = 0
-    for part in written.parts:
-        table = context.store.table(part.files["rank_steps"])
-        frame = cast("pl.DataFrame", pl.from_arrow(table.select(["step", "tokens", "trained_tokens", "flops"])))
-        per_step = frame.group_by("step", maintain_order=True).agg(
-            pl.col(load).max().alias("most"), pl.col(load).mean().alias("mean")
-        )
-        excess.append((per_step["most"] / per_step["mean"] - 1).fill_nan(0))
-        tokens += int(frame["tokens"].sum())
-        flops += int(frame["flops"].sum())
-        values, times = np.unique(table.column("trained_tokens").to_numpy(), return_counts=True)
-        loads.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
-    above = pl.concat(excess)
-    return _StepTotals(
-        count=len(above),
-        tokens=tokens,
-        flops=flops,
-        balance=round(float(above.mean() or 0.0), 9),  # pyrefly: ignore[bad-argument-type]
-        empty=loads[0],
-        loads=dict(sorted(loads.items())),
-    )
 
 
 def _mixture_table(

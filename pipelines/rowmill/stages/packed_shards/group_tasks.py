@@ -91,7 +91,21 @@ def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[P
     for first, end in borders:
         stretches = None if streams is None else _find_stretches(rules, streams, first, end)
         last = end if streams is None or stretches is None else _find_last_part(streams, stretches, first, end)
-        groups.append(_make_inputs(context, rules, parts[first:last], end - first, stretches))
+        taken = parts[first:last]
+        splits = [part.splits for part in taken if part.splits is not None]
+        groups.append(
+            PackGroupInputs(
+                **_get_common_inputs(context, [part.file for part in taken]),
+                files=tuple(part.file for part in taken),
+                own=end - first,
+                tokens=sum(part.tokens for part in taken),
+                sources=_locate_sources([source for part in taken for source in part.sources]),
+                rules=rules,
+                stores_weights=context.dataset.loss.has_weights,
+                stretches=stretches,
+                splits=np.concatenate(splits) if splits else None,
+            )
+        )
     return groups
 
 
@@ -150,27 +164,6 @@ def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -
 
 def _locate_sources(parts: Sequence[SourcePart]) -> dict[str, tuple[str, int]]:
     return {part.part_id: (part.url, part.first_record) for part in parts}
-
-
-def _make_inputs(
-    context: StageContext,
-    rules: PackingRules,
-    parts: Sequence[_ExamplePart],
-    own: int,
-    stretches: Mapping[str, StreamStretch] | None,
-) -> PackGroupInputs:
-    splits = [part.splits for part in parts if part.splits is not None]
-    return PackGroupInputs(
-        **_get_common_inputs(context, [part.file for part in parts]),
-        files=tuple(part.file for part in parts),
-        own=own,
-        tokens=sum(part.tokens for part in parts),
-        sources=_locate_sources([source for part in parts for source in part.sources]),
-        rules=rules,
-        stores_weights=context.dataset.loss.has_weights,
-        stretches=stretches,
-        splits=np.concatenate(splits) if splits else None,
-    )
 
 
 def _get_common_inputs(context: StageContext, files: Sequence[File]) -> dict[str, Any]:

@@ -162,13 +162,36 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         again = (drop_padding(read_sequences(store, shard)) for shard in paired)
         pairs = sum_counts(count_damaged_pairs(table, tokens.own) for table in again)
     joined = join_hashes([hashes for _, hashes in back])
+    fates = Counter(f"{state}/{reason}" for _, state, reason in left.fates)
+    splits = lengths.splits[:own_examples]
+    # What is set aside is counted by the group that packs it.
+    entered = splits != SURPLUS_CODE
+    if inputs.splits is not None and inputs.planned is None:
+        entered &= splits != VALIDATION_CODE
+    tails = sum(
+        min(int(lengths.trained[number]), tokens)
+        for number, tokens, (_, state, _) in zip(left.examples.tolist(), left.tokens.tolist(), left.fates, strict=True)
+        if state == "tail"
+    )
+    counted = entered | (splits == SURPLUS_CODE)
+    fills = np.concatenate([plan.plan.tokens for plan in plans] or [np.empty(0, np.int64)]) / inputs.rules.seq_len
+    fill_counts, _ = np.histogram(fills, bins=FILL_BINS, range=(0.0, 1.0))
     facts = {
         "tokens": int(lengths.tokens[:own_examples].sum()),
         "shards": [written.facts for written in shards],
         "expected": f"{expected % native.HASH_MODULUS:032x}",
         "found": f"{joined.sum_content(np.arange(len(joined.tokens))):032x}",
         "damaged": sum(damaged for damaged, _ in back),
-        **_count_group(inputs, lengths, plans, left, own_examples),
+        "tokens_read": int(lengths.tokens[:own_examples][counted].sum()),
+        "examples": int(counted.sum()),
+        "entered": [int(entered.sum()), int(lengths.trained[:own_examples][entered].sum())],
+        "rejected": sum(count for fate, count in fates.items() if fate.startswith(f"{REJECTED}/")),
+        "trained_lost": sum(plan.trained_lost for plan in plans) + tails,
+        "left_out": dict(sorted(fates.items())),
+        "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
+        "unlimited": sum(_count_unlimited(inputs.rules, lengths, plan) for plan in plans),
+        "fill": [int(count) for count in fill_counts],
+        **({"shared": sum(map(_count_shared, plans))} if inputs.rules.packing.share_prefixes else {}),
         "pairs": pairs,
     }
     named = {f"shard-{i:05d}": written.shard for i, written in enumerate(shards)}
@@ -341,39 +364,6 @@ def _write_side_files(
 
 
 # ── Counts ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _count_group(
-    inputs: PackGroupInputs, lengths: ExampleLengths, plans: Sequence[SplitPlan], left_out: LeftOutExamples, own: int
-) -> dict[str, Any]:
-    fates = Counter(f"{state}/{reason}" for _, state, reason in left_out.fates)
-    splits = lengths.splits[:own]
-    # What is set aside is counted by the group that packs it.
-    entered = splits != SURPLUS_CODE
-    if inputs.splits is not None and inputs.planned is None:
-        entered &= splits != VALIDATION_CODE
-    tails = sum(
-        min(int(lengths.trained[number]), tokens)
-        for number, tokens, (_, state, _) in zip(
-            left_out.examples.tolist(), left_out.tokens.tolist(), left_out.fates, strict=True
-        )
-        if state == "tail"
-    )
-    counted = entered | (splits == SURPLUS_CODE)
-    fills = np.concatenate([plan.plan.tokens for plan in plans] or [np.empty(0, np.int64)]) / inputs.rules.seq_len
-    fill_counts, _ = np.histogram(fills, bins=FILL_BINS, range=(0.0, 1.0))
-    return {
-        "tokens_read": int(lengths.tokens[:own][counted].sum()),
-        "examples": int(counted.sum()),
-        "entered": [int(entered.sum()), int(lengths.trained[:own][entered].sum())],
-        "rejected": sum(count for fate, count in fates.items() if fate.startswith(f"{REJECTED}/")),
-        "trained_lost": sum(plan.trained_lost for plan in plans) + tails,
-        "left_out": dict(sorted(fates.items())),
-        "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
-        "unlimited": sum(_count_unlimited(inputs.rules, lengths, plan) for plan in plans),
-        "fill": [int(count) for count in fill_counts],
-        **({"shared": sum(map(_count_shared, plans))} if inputs.rules.packing.share_prefixes else {}),
-    }
 
 
 def _count_shared(one: SplitPlan) -> int:

@@ -119,7 +119,21 @@ def has_whole_spans(shard: pa.Table) -> bool:
     if not shard.num_rows:
         return True
     if PARENTS_COLUMN in shard.column_names:
-        return _has_whole_trees(shard)
+        # Spans are segments, positions continue those of parents, and weights are sums over examples.
+        trees = ExampleTrees.of(shard)
+        (ids, tokens), (labels, _), (positions, _), (spans, span_offsets), (weights, _) = (
+            _read_span_column(shard, name)
+            for name in ("input_ids", "labels", "position_ids", "seq_lengths", WEIGHT_COLUMN)
+        )
+        trained, sums = trees.sum_targets()
+        return (
+            np.array_equal(spans, trees.lengths)
+            and np.array_equal(span_offsets, trees.segment_offsets)
+            and np.array_equal(tokens, compute_offsets(spans)[span_offsets])
+            and np.array_equal(positions, make_tree_positions(trees.joined_parents, trees.lengths))
+            and np.array_equal(labels, np.where(trained, ids, IGNORED_LABEL))
+            and np.array_equal(weights, sums)
+        )
     lengths, segments = _read_span_column(shard, "segment_lengths")
     if PADDING_COLUMN in shard.column_names:
         lengths = lengths + _read_span_column(shard, PADDING_COLUMN)[0]
@@ -129,23 +143,6 @@ def has_whole_spans(shard: pa.Table) -> bool:
         np.array_equal(found, sum_by_span(lengths, segments, spans))
         and np.array_equal(tokens, compute_offsets(found)[spans])
         and np.array_equal(positions, position_ids(found))
-    )
-
-
-def _has_whole_trees(shard: pa.Table) -> bool:
-    """Return whether spans are segments, positions continue those of parents, and weights are sums over examples."""
-    trees = ExampleTrees.of(shard)
-    (ids, tokens), (labels, _), (positions, _), (spans, span_offsets), (weights, _) = (
-        _read_span_column(shard, name) for name in ("input_ids", "labels", "position_ids", "seq_lengths", WEIGHT_COLUMN)
-    )
-    trained, sums = trees.sum_targets()
-    return (
-        np.array_equal(spans, trees.lengths)
-        and np.array_equal(span_offsets, trees.segment_offsets)
-        and np.array_equal(tokens, compute_offsets(spans)[span_offsets])
-        and np.array_equal(positions, make_tree_positions(trees.joined_parents, trees.lengths))
-        and np.array_equal(labels, np.where(trained, ids, IGNORED_LABEL))
-        and np.array_equal(weights, sums)
     )
 
 
@@ -338,9 +335,42 @@ class ShardWriter:
         if self.packing.layout == "copied":
             content = native.encode_native_shard(table, self.card, group_rows=self.group_rows)
         else:
-            content = self._encode_index(table, plan)
+            numbers = np.searchsorted(self.first_rows, plan.examples, "right") - 1
+            used, files = np.unique(numbers, return_inverse=True)
+            references = ExampleReferences(
+                files=tuple(self.files[number] for number in used.tolist()),
+                weighted=self.tokens.weights is not None,
+                token_fields=tuple(
+                    (name, str(values.dtype), values.shape[1] if values.ndim == 2 else 0)
+                    for name, values in self.tokens.fields.items()
+                ),
+                ignore_token_id=self.packing.ignore_token_id,
+                pad_id=self.pad_id,
+            )
+            names = list_token_columns(weighted=references.weighted, token_fields=self.tokens.fields)
+            index = drop_tokens(table, files, plan.examples - self.first_rows[numbers], names)
+            content = native.encode_native_shard(index, self.card, group_rows=self.group_rows, references=references)
         shard = self._save(f"data/{split}/{name}.parquet", content, table.num_rows)
-        lineage = self._build_lineage(table, split, plan)
+        example_ids = table.column("example_ids").combine_chunks().flatten()
+        numbers, starts = np.arange(len(plan.examples)), plan.ranges[:, 0]
+        if plan.trees is not None:
+            # A segment has a line for each example that holds it.
+            numbers, examples, before = ExampleTrees.of(table).list_memberships()
+            example_ids = example_ids.take(pa.array(examples))
+            starts = (plan.trees.leaves.ranges[examples, 0] + before).astype(np.int32)
+        row_ids, parts, records = pc.extract_regex(example_ids, _EXAMPLE_ID_PATTERN).flatten()
+        named = parts.dictionary_encode()
+        found = [self.sources[part] for part in named.dictionary.to_pylist()]
+        urls = pa.array([url for url, _ in found], pa.string())
+        firsts = np.array([first for _, first in found], np.int64)
+        rows = np.searchsorted(plan.sequence_offsets, numbers, "right") - 1
+        columns = [
+            pa.array(rows.astype(np.int32)), pa.array((numbers - plan.sequence_offsets[rows]).astype(np.int32)),
+            example_ids, row_ids, urls.take(named.indices),
+            pa.array(firsts[named.indices.to_numpy()] + records.cast(pa.int64()).to_numpy()),
+            pa.array(starts), pa.array(plan.ranges[numbers, 1]), pa.repeat(pa.scalar(split), len(row_ids)),
+        ]  # fmt: skip
+        lineage = pa.Table.from_arrays(columns, schema=SEGMENTS)
         segments = write_table(self.store, f"{self.folder}/segments/{split}-{name}.arrow", lineage)
         facts = {
             "split": split,
@@ -354,24 +384,6 @@ class ShardWriter:
             domains = table.column(DOMAIN_COLUMN).combine_chunks().flatten().unique().drop_null()
             facts["domains"] = sorted(domains.to_pylist())
         return WrittenShard(shard, segments, facts)
-
-    def _encode_index(self, table: pa.Table, plan: SequencePlan) -> bytes:
-        """Return the shard without tokens: the file and row of each segment's example instead."""
-        numbers = np.searchsorted(self.first_rows, plan.examples, "right") - 1
-        used, files = np.unique(numbers, return_inverse=True)
-        references = ExampleReferences(
-            files=tuple(self.files[number] for number in used.tolist()),
-            weighted=self.tokens.weights is not None,
-            token_fields=tuple(
-                (name, str(values.dtype), values.shape[1] if values.ndim == 2 else 0)
-                for name, values in self.tokens.fields.items()
-            ),
-            ignore_token_id=self.packing.ignore_token_id,
-            pad_id=self.pad_id,
-        )
-        names = list_token_columns(weighted=references.weighted, token_fields=self.tokens.fields)
-        index = drop_tokens(table, files, plan.examples - self.first_rows[numbers], names)
-        return native.encode_native_shard(index, self.card, group_rows=self.group_rows, references=references)
 
     def _save(self, name: str, content: bytes, rows: int) -> File:
         path = f"{self.folder}/{name}"
@@ -413,28 +425,6 @@ class ShardWriter:
             offsets=span_offsets,
         )
         return native.make_shard_table(segments, spans, dataset=self.dataset, padding=padding)
-
-    def _build_lineage(self, table: pa.Table, split: str, plan: SequencePlan) -> pa.Table:
-        example_ids = table.column("example_ids").combine_chunks().flatten()
-        segments, starts = np.arange(len(plan.examples)), plan.ranges[:, 0]
-        if plan.trees is not None:
-            # A segment has a line for each example that holds it.
-            segments, examples, before = ExampleTrees.of(table).list_memberships()
-            example_ids = example_ids.take(pa.array(examples))
-            starts = (plan.trees.leaves.ranges[examples, 0] + before).astype(np.int32)
-        row_ids, parts, records = pc.extract_regex(example_ids, _EXAMPLE_ID_PATTERN).flatten()
-        named = parts.dictionary_encode()
-        found = [self.sources[part] for part in named.dictionary.to_pylist()]
-        urls = pa.array([url for url, _ in found], pa.string())
-        firsts = np.array([first for _, first in found], np.int64)
-        rows = np.searchsorted(plan.sequence_offsets, segments, "right") - 1
-        columns = [
-            pa.array(rows.astype(np.int32)), pa.array((segments - plan.sequence_offsets[rows]).astype(np.int32)),
-            example_ids, row_ids, urls.take(named.indices),
-            pa.array(firsts[named.indices.to_numpy()] + records.cast(pa.int64()).to_numpy()),
-            pa.array(starts), pa.array(plan.ranges[segments, 1]), pa.repeat(pa.scalar(split), len(row_ids)),
-        ]  # fmt: skip
-        return pa.Table.from_arrays(columns, schema=SEGMENTS)
 
 
 def gather_trees(

@@ -73,35 +73,28 @@ def sort_by_tokens(ids: Tokens, cuts: Bools | None, offsets: Ints, *, min_shared
         pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(4 * offsets), content]
     )
     order: Ints = pc.array_sort_indices(pieces).to_numpy().astype(np.int64)
-    shared = _count_equal_tokens(codes, offsets, order, min_shared)
-    if cuts is not None:
-        places = np.flatnonzero(codes & _CUT_BIT)
-        firsts = offsets[order[:-1]]
-        nearest = np.searchsorted(places, firsts + shared) - 1
-        # Of the first piece, none may be before; of others, the end of the piece before.
-        shared = np.where((shared > 0) & (nearest >= 0), np.maximum(places[nearest] + 1 - firsts, 0), 0)
-    return SortedPieces(order, np.where(shared < min_shared, 0, shared))
-
-
-def _count_equal_tokens(codes: Tokens, offsets: Ints, order: Ints, least: int) -> Ints:
-    """Return how many first tokens each piece of an order has in common with the next, or 0 for less than `least`."""
     lengths = np.diff(offsets)[order]
-    most, firsts = np.minimum(lengths[:-1], lengths[1:]), offsets[order]
-    equal = np.zeros(len(most), np.int64)
-    active, known, width = np.flatnonzero(most >= least), 0, least
+    most, begins = np.minimum(lengths[:-1], lengths[1:]), offsets[order]
+    shared = np.zeros(len(most), np.int64)
+    active, known, width = np.flatnonzero(most >= min_shared), 0, min_shared
     while len(active):
         # Twice as many tokens each time, of the pairs that have not differed: a pair costs what it has in common.
         counts = np.minimum(most[active] - known, width)
         found = np.concatenate(
             [
-                _find_differences(codes, firsts[some] + known, firsts[some + 1] + known, counts_of)
+                _find_differences(codes, begins[some] + known, begins[some + 1] + known, counts_of)
                 for some, counts_of in _divide(active, counts)
             ]
         )
-        equal[active] = known + found
+        shared[active] = known + found
         active = active[(found == width) & (most[active] > known + width)]
         known, width = known + width, 2 * width
-    return equal
+    if cuts is not None:
+        places, firsts = np.flatnonzero(codes & _CUT_BIT), begins[:-1]
+        nearest = np.searchsorted(places, firsts + shared) - 1
+        # Of the first piece, none may be before; of others, the end of the piece before.
+        shared = np.where((shared > 0) & (nearest >= 0), np.maximum(places[nearest] + 1 - firsts, 0), 0)
+    return SortedPieces(order, np.where(shared < min_shared, 0, shared))
 
 
 def _divide(pairs: Ints, counts: Ints) -> "list[tuple[Ints, Ints]]":

@@ -317,7 +317,18 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
         )
     files = context.input(TOKENIZED_EXAMPLES).files("examples")
     lengths = _read_lengths(context, files, rules)
-    rows = _hash_rows(context, files)
+    name = (*context.dataset_key, CANONICAL_ROWS)
+    canonical = manifest.load_version(context.store, name, context.input(TOKENIZED_EXAMPLES).inputs.get("/".join(name)))
+    splitter = Splitter(context.dataset.splits, by_group=context.dataset.format.has_groups(context.dataset))
+    rows: list[_HashedRows] = []
+    for row_file, example_file in zip(canonical.files("rows"), files, strict=True):
+        table = context.store.table(row_file, ["row_id", "group_key", "content_hash"])
+        keys = zip(table.column("group_key").to_pylist(), table.column("content_hash").to_pylist(), strict=True)
+        hashes = np.array([splitter.hash_unit(group, content) for group, content in keys], np.uint64)
+        first_row = pc.list_element(context.store.table(example_file, ["row_ids"]).column(0).combine_chunks(), 0)
+        row_ids = table.column("row_id").combine_chunks()
+        row_of_example = pc.index_in(first_row, row_ids).to_numpy(zero_copy_only=False).astype(np.int64)
+        rows.append(_HashedRows(row_ids, hashes, row_of_example))
     u = np.concatenate([row.of_examples for row in rows]) if rows else np.empty(0, np.uint64)
     in_train = lengths.splits == _TRAIN
     train = np.flatnonzero(in_train)
@@ -346,6 +357,16 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
     examples = np.searchsorted(held_examples, first.examples)
     planned = np.bincount(examples, weights=first.ranges[:, 1], minlength=len(held_examples)).astype(np.int64)
     held_rejects = {reason: np.searchsorted(held_examples, numbers) for reason, numbers in whole.rejected.items()}
+    # The rows of all groups that were held out, rejected ones too: none of them may count as train.
+    last = u[chosen].max()
+    tables: list[pa.Table] = []
+    for number, one in enumerate(rows):
+        own = splits[lengths.first_rows[number] : lengths.first_rows[number + 1]]
+        shown = np.zeros(len(one.u), np.bool_)
+        shown[one.row_of_example[own == _VALIDATION]] = True
+        gone = np.flatnonzero(one.u <= last)
+        names = np.where(shown[gone], "validation", "surplus")
+        tables.append(pa.table([one.row_ids.take(pa.array(gone)), pa.array(names, pa.string())], schema=MOVED_SCHEMA))
     return HeldOutValidation(
         splits=splits,
         first_rows=lengths.first_rows,
@@ -357,7 +378,7 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
             left=lengths.tokens[held_examples] - planned,
             rejected=held_rejects,
         ),
-        moved=_list_moved_rows(rows, u[chosen].max(), splits, lengths.first_rows),
+        moved=pa.concat_tables(tables) if tables else MOVED_SCHEMA.empty_table(),
     )
 
 
@@ -398,36 +419,3 @@ class _HashedRows:
     @property
     def of_examples(self) -> NDArray[np.uint64]:
         return self.u[self.row_of_example]
-
-
-def _hash_rows(context: StageContext, files: Sequence[File]) -> list[_HashedRows]:
-    """Return the hashes of the rows that the examples were made of, part by part."""
-    name = (*context.dataset_key, CANONICAL_ROWS)
-    canonical = manifest.load_version(context.store, name, context.input(TOKENIZED_EXAMPLES).inputs.get("/".join(name)))
-    splitter = Splitter(context.dataset.splits, by_group=context.dataset.format.has_groups(context.dataset))
-    found: list[_HashedRows] = []
-    for rows, examples in zip(canonical.files("rows"), files, strict=True):
-        table = context.store.table(rows, ["row_id", "group_key", "content_hash"])
-        keys = zip(table.column("group_key").to_pylist(), table.column("content_hash").to_pylist(), strict=True)
-        u = np.array([splitter.hash_unit(group, content) for group, content in keys], np.uint64)
-        first = pc.list_element(context.store.table(examples, ["row_ids"]).column(0).combine_chunks(), 0)
-        row_ids = table.column("row_id").combine_chunks()
-        found.append(
-            _HashedRows(row_ids, u, pc.index_in(first, row_ids).to_numpy(zero_copy_only=False).astype(np.int64))
-        )
-    return found
-
-
-def _list_moved_rows(
-    rows: Sequence[_HashedRows], last: np.uint64, splits: NDArray[np.int8], first_rows: Ints
-) -> pa.Table:
-    """Name the rows of all groups that were held out, rejected ones too: none of them may count as train."""
-    tables: list[pa.Table] = []
-    for number, one in enumerate(rows):
-        own = splits[first_rows[number] : first_rows[number + 1]]
-        shown = np.zeros(len(one.u), np.bool_)
-        shown[one.row_of_example[own == _VALIDATION]] = True
-        gone = np.flatnonzero(one.u <= last)
-        names = np.where(shown[gone], "validation", "surplus")
-        tables.append(pa.table([one.row_ids.take(pa.array(gone)), pa.array(names, pa.string())], schema=MOVED_SCHEMA))
-    return pa.concat_tables(tables) if tables else MOVED_SCHEMA.empty_table()

@@ -55,24 +55,9 @@ def make_packed_shards(context: StageContext) -> StageOutput:
             ]
         place = context.place("moved", held_out.moved)
         side.append(Part(place.fingerprint, {"moved": place.write("moved", held_out.moved)}, _NO_SPLIT))
-    return _build_shards_output(
-        context,
-        [group for made in maps for group in made.parts],
-        side,
-        reused=sum(made.reused for made in maps),
-        rows_made=sum(made.rows_made for made in maps),
-    )
-
-
-_NO_SPLIT = {"split": ""}
-"""The facts of parts that are not shards."""
-
-
-def _list_parts(groups: Sequence[Part]) -> list[Part]:
-    """Return a part per shard, by split and in the order of groups, then what each group left out.
-
-    A shard's facts say where its sequences begin in their split, which depends on all earlier groups.
-    """
+    groups = [group for made in maps for group in made.parts]
+    # A part per shard, by split and in the order of groups, then what each group left out. A shard's facts say where
+    # its sequences begin in their split, which depends on all earlier groups.
     parts: list[Part] = []
     for split in SPLITS:
         first = 0
@@ -82,15 +67,9 @@ def _list_parts(groups: Sequence[Part]) -> list[Part]:
                     files = {name: group.files[f"{name}-{number:05d}"] for name in ("shard", "segments", "sequences")}
                     parts.append(Part(group.fingerprint, files, {**facts, "first_sequence": first}))
                     first += int(facts["sequences"])
+    shards = list(parts)
     left = [one for one in groups if "left_out" in one.files]
-    return [*parts, *(Part(one.fingerprint, {"left_out": one.files["left_out"]}, _NO_SPLIT) for one in left)]
-
-
-def _build_shards_output(
-    context: StageContext, groups: Sequence[Part], side: Sequence[Part], *, reused: int, rows_made: int
-) -> StageOutput:
-    parts = _list_parts(groups)
-    shards = [part for part in parts if "shard" in part.files]
+    parts += [Part(one.fingerprint, {"left_out": one.files["left_out"]}, _NO_SPLIT) for one in left]
     planned, sequences, segments, trained = (
         sum(int(part.facts[name]) for part in shards) for name in ("tokens", "sequences", "segments", "trained_tokens")
     )
@@ -115,6 +94,14 @@ def _build_shards_output(
         sums = _sum_split(shards, split)
         if examples:
             rows.append((context.dataset_name, split, examples, sums["sequences"], sums["trained_tokens"]))
+    lines: list[tuple[Any, ...]] = []
+    for split in SPLITS:
+        sums = _sum_split(shards, split)
+        count, tokens = sums["sequences"], sums["tokens"]
+        if count:
+            each = round(sums["segments"] / count, 2)
+            fill = compute_share(tokens, count * context.recipe.seq_len)
+            lines.append((split, count, each, tokens, fill, compute_share(sums["trained_tokens"], tokens)))
     return StageOutput(
         parts=[*parts, *side],
         facts=PackedShardsFacts(
@@ -144,7 +131,9 @@ def _build_shards_output(
         ],
         tables={
             "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
-            "packing": _tabulate_packing(context, shards),
+            "packing": DisplayTable(
+                ("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(lines)
+            ),
         },
         histograms={
             "fill": Histogram(
@@ -156,9 +145,13 @@ def _build_shards_output(
         },
         schema=tuple((f.name, str(f.type)) for f in _make_schema(context)),
         card=build_shard_card(context),
-        parts_reused=reused,
-        rows_made=rows_made,
+        parts_reused=sum(made.reused for made in maps),
+        rows_made=sum(made.rows_made for made in maps),
     )
+
+
+_NO_SPLIT = {"split": ""}
+"""The facts of parts that are not shards."""
 
 
 def _make_schema(context: StageContext) -> pa.Schema:
@@ -184,19 +177,6 @@ def _add_group_hashes(groups: Sequence[Part], name: str) -> int:
 def _sum_split(shards: Sequence[Part], split: str) -> dict[str, int]:
     names = ("sequences", "segments", "tokens", "trained_tokens")
     return {name: sum(int(part.facts[name]) for part in shards if part.facts["split"] == split) for name in names}
-
-
-def _tabulate_packing(context: StageContext, shards: Sequence[Part]) -> DisplayTable:
-    """Tabulate per split how full its sequences are, how many segments each has, and what share of it trains."""
-    rows: list[tuple[Any, ...]] = []
-    for split in SPLITS:
-        sums = _sum_split(shards, split)
-        sequences, tokens = sums["sequences"], sums["tokens"]
-        if sequences:
-            each = round(sums["segments"] / sequences, 2)
-            fill = compute_share(tokens, sequences * context.recipe.seq_len)
-            rows.append((split, sequences, each, tokens, fill, compute_share(sums["trained_tokens"], tokens)))
-    return DisplayTable(("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(rows))
 
 
 def _find_shard_damage(store: Store, output: Manifest) -> Iterator[str]:

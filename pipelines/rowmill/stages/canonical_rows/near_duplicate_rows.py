@@ -15,7 +15,6 @@ process.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,7 +189,16 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
     ).parts
     starts = make_offsets([int(part.facts["kept"]) for part in parts])
     removed = _find_removed(context, signed, starts, options.threshold)
-    names = _name_rows(context, parts, starts, removed)
+    asked = find_distinct(np.concatenate((removed.rows, removed.kept)))
+    row_ids: list[pa.Array] = []
+    for number, part in enumerate(parts):
+        first, last = np.searchsorted(asked, starts[number : number + 2])
+        if first < last:
+            places = pa.array(asked[first:last] - starts[number])
+            ids = context.store.table(part.files["rows"], ["row_id"]).column(0)
+            row_ids.append(ids.take(places).combine_chunks().cast(pa.large_string()))
+    # One array: taking from many looks up the chunk of every row.
+    names = _RowNames(asked, pa.chunked_array([pa.concat_arrays(row_ids)] if row_ids else [], pa.large_string()))
     found: list[dict[str, File]] = []
     changes: list[RewriteInputs | None] = []
     for number, part in enumerate(parts):
@@ -270,7 +278,28 @@ def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, t
     groups, rows = collect_groups(context, signed, starts)
     with scratch_folder(context) as folder:
         candidates = find_distinct(rows)
-        order, shingles = _read_candidates(context, signed, starts, candidates, folder)
+        characters: list[Ints] = [np.empty(0, np.int64)]
+        hashes: list[NDArray[np.uint64]] = [np.empty((0, 2), np.uint64)]
+        sizes: list[Ints] = [np.empty(0, np.int64)]
+        path = folder / "shingles"
+        with path.open("wb") as file:
+            for number, part in enumerate(signed):
+                first, last = np.searchsorted(candidates, starts[number : number + 2])
+                if first == last:
+                    continue
+                asked = pa.array(candidates[first:last] - starts[number])
+                table = context.store.table(part.files["shingles"]).take(asked).combine_chunks()
+                characters.append(table.column("characters").to_numpy())
+                raw = b"".join(table.column("content_hash").to_pylist())
+                # As bytes are compared: the first byte counts most.
+                hashes.append(np.frombuffer(raw, ">u8").reshape(-1, 2).astype(np.uint64))
+                lists = table.column("shingles").combine_chunks()
+                sizes.append(np.diff(lists.offsets.to_numpy()))
+                file.write(lists.flatten().to_numpy().tobytes())
+        of_rows, halves = np.concatenate(characters), np.concatenate(hashes)
+        order = np.lexsort((candidates, halves[:, 1], halves[:, 0], -of_rows))
+        values = np.memmap(path, np.uint64, "r") if path.stat().st_size else np.empty(0, np.uint64)
+        shingles = Shingles(values, make_offsets(np.concatenate(sizes)))
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
         ranked = narrow_integers(ranks)[np.searchsorted(candidates, rows)]
@@ -287,34 +316,6 @@ def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, t
     return Removed(rows[in_order], kept[in_order], found.similarity[in_order])
 
 
-def _read_candidates(
-    context: StageContext, signed: Sequence[Part], starts: Ints, candidates: Integers, folder: Path
-) -> tuple[Ints, Shingles]:
-    """Return the candidates' order by rank, and their shingles, which lie in a file in `folder`."""
-    characters: list[Ints] = [np.empty(0, np.int64)]
-    hashes: list[NDArray[np.uint64]] = [np.empty((0, 2), np.uint64)]
-    sizes: list[Ints] = [np.empty(0, np.int64)]
-    path = folder / "shingles"
-    with path.open("wb") as file:
-        for number, part in enumerate(signed):
-            first, last = np.searchsorted(candidates, starts[number : number + 2])
-            if first == last:
-                continue
-            asked = pa.array(candidates[first:last] - starts[number])
-            table = context.store.table(part.files["shingles"]).take(asked).combine_chunks()
-            characters.append(table.column("characters").to_numpy())
-            raw = b"".join(table.column("content_hash").to_pylist())
-            # As bytes are compared: the first byte counts most.
-            hashes.append(np.frombuffer(raw, ">u8").reshape(-1, 2).astype(np.uint64))
-            lists = table.column("shingles").combine_chunks()
-            sizes.append(np.diff(lists.offsets.to_numpy()))
-            file.write(lists.flatten().to_numpy().tobytes())
-    of_rows, halves = np.concatenate(characters), np.concatenate(hashes)
-    order = np.lexsort((candidates, halves[:, 1], halves[:, 0], -of_rows))
-    values = np.memmap(path, np.uint64, "r") if path.stat().st_size else np.empty(0, np.uint64)
-    return order, Shingles(values, make_offsets(np.concatenate(sizes)))
-
-
 # ── What goes, and what is shown of it ───────────────────────────────────────────────────────────────
 
 
@@ -328,20 +329,6 @@ class _RowNames:
     def take(self, rows: Integers) -> list[str]:
         """Return the ids of some of the rows."""
         return self.row_ids.take(pa.array(np.searchsorted(self.rows, rows))).to_pylist()
-
-
-def _name_rows(context: StageContext, parts: Sequence[Part], starts: Ints, removed: Removed) -> _RowNames:
-    """Return the ids of the rows that go, and of those that stay instead."""
-    asked = find_distinct(np.concatenate((removed.rows, removed.kept)))
-    names: list[pa.Array] = []
-    for number, part in enumerate(parts):
-        first, last = np.searchsorted(asked, starts[number : number + 2])
-        if first < last:
-            places = pa.array(asked[first:last] - starts[number])
-            ids = context.store.table(part.files["rows"], ["row_id"]).column(0)
-            names.append(ids.take(places).combine_chunks().cast(pa.large_string()))
-    # One array: taking from many looks up the chunk of every row.
-    return _RowNames(asked, pa.chunked_array([pa.concat_arrays(names)] if names else [], pa.large_string()))
 
 
 def _reject(lines: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
@@ -368,7 +355,18 @@ def _tabulate_pairs(
     if not len(shown):
         return {}
     rows, kept = removed.rows[shown].tolist(), removed.kept[shown].tolist()
-    texts = _shorten_row_texts(context, parts, starts, find_distinct(np.array([*rows, *kept], np.int64)))
+    asked = find_distinct(np.array([*rows, *kept], np.int64))
+    texts: dict[int, str] = {}
+    source = TextSource.of_dataset(context)
+    for number, part in enumerate(parts):
+        first, last = np.searchsorted(asked, starts[number : number + 2])
+        if first < last:
+            places = pa.array(asked[first:last] - starts[number])
+            row_texts = source.list_texts(
+                context.store, context.store.table(part.files["rows"], source.columns).take(places)
+            )
+            for k, row in enumerate(asked[first:last].tolist()):
+                texts[row] = shorten_text("\n".join(row_texts.of_row(k)))
     of_rows, of_kept = names.take(removed.rows[shown]), names.take(removed.kept[shown])
     lines = zip(of_rows, rows, of_kept, kept, removed.similarity[shown].tolist(), strict=True)
     columns = ("row_id", "text", "kept_row_id", "kept_text", "similarity")
@@ -380,22 +378,6 @@ def _tabulate_pairs(
             ),
         )
     }
-
-
-def _shorten_row_texts(context: StageContext, parts: Sequence[Part], starts: Ints, rows: Ints) -> dict[int, str]:
-    """Return the begin of each row's text."""
-    found: dict[int, str] = {}
-    source = TextSource.of_dataset(context)
-    for number, part in enumerate(parts):
-        first, last = np.searchsorted(rows, starts[number : number + 2])
-        if first < last:
-            places = pa.array(rows[first:last] - starts[number])
-            texts = source.list_texts(
-                context.store, context.store.table(part.files["rows"], source.columns).take(places)
-            )
-            for k, row in enumerate(rows[first:last].tolist()):
-                found[row] = shorten_text("\n".join(texts.of_row(k)))
-    return found
 
 
 # ── Similar rows ─────────────────────────────────────────────────────────────────────────────────────

@@ -234,15 +234,6 @@ class RowColumns:
         """Return the rows in the dataset's schema, in the order in which they were added."""
         if not self.chats:
             return self._tabulate_rows()
-        chats = self._tabulate_chats()
-        if not self.rows:
-            return chats
-        is_row = np.zeros(len(self.chats) + len(self.rows), np.bool_)
-        is_row[self.row_places] = True
-        places = np.where(is_row, len(self.chats) + np.cumsum(is_row) - 1, np.cumsum(~is_row) - 1)
-        return pa.concat_tables([chats, self._tabulate_rows()]).take(pa.array(places))
-
-    def _tabulate_chats(self) -> pa.Table:
         chats, schema = self.chats, self.schema
         hashes = filters.hash_plain_contents(chats)
         splits = assign_content_splits(self.splitter, hashes, source=self.hint)
@@ -258,7 +249,13 @@ class RowColumns:
             **dict(zip(REPORT_COLUMNS, _report_schemas(self.chat_schemas), strict=True)),
         }
         empty = {field.name: pa.nulls(len(chats), field.type) for field in schema if field.name not in columns}
-        return pa.Table.from_arrays([*map((empty | columns).__getitem__, schema.names)], schema=schema)
+        table = pa.Table.from_arrays([*map((empty | columns).__getitem__, schema.names)], schema=schema)
+        if not self.rows:
+            return table
+        is_row = np.zeros(len(self.chats) + len(self.rows), np.bool_)
+        is_row[self.row_places] = True
+        places = np.where(is_row, len(self.chats) + np.cumsum(is_row) - 1, np.cumsum(~is_row) - 1)
+        return pa.concat_tables([table, self._tabulate_rows()]).take(pa.array(places))
 
     def _tabulate_rows(self) -> pa.Table:
         rows = self.rows

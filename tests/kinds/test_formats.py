@@ -17,7 +17,7 @@ from rowmill.schema.rows import Rejected, Row
 from tests.support.canonical_rows import canonicalize_row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
-SHARED = {"base", "catalog", "custom", "joint_rows", "preference_shapes", "shared"}
+SHARED = {"base", "catalog", "custom", "joint_rows", "shared"}
 """Modules of the folder that are no kind: the contract, the list, and what several kinds have in common."""
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rowmill.core.json import Json
 from rowmill.kinds.catalog import Chat
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
-from rowmill.kinds.shared.messages import Tools, link_calls, read_calls, read_tools
+from rowmill.kinds.shared.messages import RejectError, Tools, link_calls, read_calls, read_tools
 from rowmill.schema.rows import Message, Rejected, Row
 
 FIELDS = Tools().tools_fields
@@ -92,17 +92,16 @@ def test_tools_blank_are_none(value: Json) -> None:
     ],
 )
 def test_tools_unparsable_or_nameless_are_rejected(value: Json) -> None:
-    offered = read_tools({"tools": value}, FIELDS)
+    with pytest.raises(RejectError) as found:
+        read_tools({"tools": value}, FIELDS)
 
-    assert isinstance(offered, Rejected)
-    assert offered.reason == "bad_tools"
+    assert found.value.rejected.reason == "bad_tools"
 
 
 def test_tools_nulls_in_schemas_survive() -> None:
     tool = {"name": "f", "parameters": {"properties": {"x": {"default": None}}}}
     offered = read_tools({"tools": [tool]}, FIELDS)
 
-    assert not isinstance(offered, Rejected)
     assert offered.tools == ({"type": "function", "function": tool},)
 
 
@@ -319,5 +318,4 @@ def test_every_call_gets_an_id_and_linking_is_idempotent(messages: list[str]) ->
 def test_arguments_as_text_keep_integers_beyond_64_bits() -> None:
     calls = read_calls([{"function": {"name": "f", "arguments": '{"n": 123456789012345678901234567890}'}}])
 
-    assert not isinstance(calls, Rejected)
     assert calls.calls[0]["function"]["arguments"] == {"n": 123456789012345678901234567890}

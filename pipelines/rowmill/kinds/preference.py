@@ -1,12 +1,26 @@
-"""The kind `preference`: a prompt with a better and a worse answer, or with one answer that is marked as good or bad.
+r"""The kind `preference`: a prompt with a better and a worse answer, or with one answer that is marked as good or bad.
 
 messages   S U1 A1 U2      the prompt, which both sides share
 chosen     A2
 rejected   B2 call result B3
+
+The first of these shapes that a record has wins:
+
+    ranked           {"prompt": …, "completions": [{"completion": …, "score": 3}, …]}: the best against the worst
+    hh_text          {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "\n\nHuman: …"}
+    compared         {"prompt": …, "response_0": …, "response_1": …, "better_response_id": 1}
+    sharegpt_pair    {"conversations": […], "chosen": {…}, "rejected": {…}}
+    rejected_branch  {"messages": […], "rejected_response": "…"}, or "rejected_messages": […]
+    explicit         {"prompt": …, "chosen": …, "rejected": …}, each text, a message or messages
+    implicit         {"chosen": […], "rejected": […]}: the prompt is what both begin with
+    unpaired         {"prompt": …, "completion": …, "label": true}, or {"messages": […], "label": true}
+
+The first shape that matches wins.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,15 +31,29 @@ from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
 from rowmill.kinds.base import DatasetOptions, RowReader, TokenOptions, refuse_overlong_policy
-from rowmill.kinds.preference_shapes import FoundSides, find_sides
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.kinds.shared.columns import MessageColumns
 from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages
-from rowmill.kinds.shared.messages import get_at_path, is_mapping, remove_flags
+from rowmill.kinds.shared.messages import (
+    RejectError,
+    get_at_path,
+    is_list,
+    is_mapping,
+    remove_flags,
+    split_open_transcript,
+    split_transcript,
+)
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.kinds.shared.unread import CONTEXT_COLUMNS
+from rowmill.kinds.shared.unread import (
+    CONTEXT_COLUMNS,
+    begins_with_system,
+    find_first_column,
+    find_system,
+    join_context,
+    read_history,
+)
 from rowmill.schema.examples import Objective
-from rowmill.schema.rows import Message, Rejected, Row, RowKind, make_plain_report
+from rowmill.schema.rows import Message, Row, RowKind, make_plain_report
 
 SIDE_COLUMNS = (
     *(("response_chosen", "response_rejected"), ("chosen_answer", "rejected_answer"), ("accepted", "rejected")),
@@ -166,15 +194,28 @@ class Preference(MessageColumns):
 
 
 @dataclass(frozen=True, slots=True)
-class _CanonicalSides:
-    """The canonical prompt and the sides after it; a side that the record lacks is None.
+class FoundSides:
+    """A record's prompt and sides as in the source, with the keys `role` and `content`.
 
-    `whole` is the row of a side with its prompt, which has what both share beside messages.
+    Without `prompt`, the sides are whole conversations. A record with a `label` has one side.
     """
 
-    whole: Row
-    prompt: Sequence[Message]
-    sides: tuple[Sequence[Message] | None, Sequence[Message] | None]
+    schema: str
+    prompt: Sequence[Json] | None
+    chosen: Sequence[Json] | None
+    rejected: Sequence[Json] | None
+    label: bool | None = None
+    system: Json = None
+    columns: tuple[str, ...] = ()
+    """Columns of the record that hold the prompt and the sides."""
+
+    def as_detected(self, messages: list[Json]) -> DetectedMessages:
+        """Return some of the messages as those of one conversation."""
+        return DetectedMessages(self.schema, messages, system=self.system)
+
+
+_CanonicalSides = tuple[Row, Sequence[Message], Sequence[Sequence[Message] | None]]
+"""A side's row with what it shares with the other, the canonical prompt, and the sides after it; None for no side."""
 
 
 class _PreferenceReader:
@@ -184,85 +225,62 @@ class _PreferenceReader:
         self._columns = columns
         self._groups_by_prompt = groups_by_prompt
         self._roles = frozenset(columns.assistant_roles)
-        self._messages = ConversationReader(columns, options, _reject_undetected)
+        self._messages = ConversationReader(columns, options)
 
-    def __call__(self, record: Mapping[str, Json]) -> Row | Rejected:
+    def __call__(self, record: Mapping[str, Json]) -> Row:
         found = find_sides(record, self._columns)
-        if isinstance(found, Rejected):
-            return found
         if found.label is not None and self._columns.objective == "paired":
-            return Rejected("unpaired_row", "one answer with a label; format.objective: unpaired takes such records")
-        read = _read_texts(found) if self._columns.text == "raw" else self._read_messages(record, found)
-        if isinstance(read, Rejected):
-            return read
+            raise RejectError("unpaired_row", "one answer with a label; format.objective: unpaired takes such records")
+        is_raw = self._columns.text == "raw"
+        whole, prompt, sides = _read_texts(found) if is_raw else self._read_messages(record, found)
         margin = self._read_margin(record, found)
-        if isinstance(margin, Rejected):
-            return margin
-        chosen, rejected = (None if side is None else to_json(list(side)) for side in read.sides)
+        chosen, rejected = (None if side is None else to_json(list(side)) for side in sides)
         columns = {"chosen": chosen, "rejected": rejected, "label": found.label, "margin": margin}
         row = replace(
-            read.whole,
+            whole,
             kind="preference",
-            messages=tuple(read.prompt),
+            messages=tuple(prompt),
             columns=columns,
             read_columns=(*found.columns, "margin", "score_chosen", "score_rejected"),
         )
         if not self._groups_by_prompt:
             return row
-        prompt = canonical_json([list(row.messages), row.tools, row.template_kwargs])
-        return replace(row, group_key=f'"{hashlib.blake2b(prompt, digest_size=16).hexdigest()}"')
+        identity = canonical_json([list(row.messages), row.tools, row.template_kwargs])
+        return replace(row, group_key=f'"{hashlib.blake2b(identity, digest_size=16).hexdigest()}"')
 
-    def _read_messages(self, record: Mapping[str, Json], found: FoundSides) -> _CanonicalSides | Rejected:
-        rows = self._read_sides(record, found)
-        if isinstance(rows, Rejected):
-            return rows
-        whole = next(row for row in rows if row is not None)
-        return self._part_sides(record, found, [None if row is None else row.messages for row in rows], whole)
-
-    def _read_sides(self, record: Mapping[str, Json], found: FoundSides) -> list[Row | None] | Rejected:
+    def _read_messages(self, record: Mapping[str, Json], found: FoundSides) -> _CanonicalSides:
         """Read the prompt with each side as one conversation, so that calls and reasoning find their messages."""
         rows: list[Row | None] = []
         for side in (found.chosen, found.rejected):
-            if side is None:
-                rows.append(None)
-                continue
-            if not side:
-                return Rejected("empty_completion", "a side has no messages")
-            row = self._messages.read_conversation(record, found.as_detected([*(found.prompt or ()), *side]))
-            if isinstance(row, Rejected):
-                return row
-            rows.append(row)
-        return rows
-
-    def _part_sides(
-        self, record: Mapping[str, Json], found: FoundSides, whole: Sequence[Sequence[Message] | None], row: Row
-    ) -> _CanonicalSides | Rejected:
-        """Part the prompt from the canonical sides."""
+            if side is not None and not side:
+                raise RejectError("empty_completion", "a side has no messages")
+            messages = None if side is None else found.as_detected([*(found.prompt or ()), *side])
+            rows.append(None if messages is None else self._messages.read_conversation(record, messages))
+        row = next(row for row in rows if row is not None)
+        whole = [None if row is None else row.messages for row in rows]
         texts = [None if side is None else [remove_flags(one) for one in side] for side in whole]
         present = [side for side in texts if side is not None]
         if len(present) > 1 and present[0] == present[1]:
-            return Rejected("identical_sides", "both sides have the same messages")
+            raise RejectError("identical_sides", "both sides have the same messages")
         size = _count_common(present)
         if found.prompt is not None:
             asked = self._messages.read_conversation(record, found.as_detected(list(found.prompt)))
-            if isinstance(asked, Rejected):
-                return asked
             if size < len(asked.messages):
-                return Rejected("prompt_mismatch", "the prompt reads otherwise before one of its answers")
+                raise RejectError("prompt_mismatch", "the prompt reads otherwise before one of its answers")
             size = len(asked.messages)
         elif len(present) == 1:
             size = 1 + max((i for i, one in enumerate(present[0]) if one["role"] in ("user", "tool")), default=-1)
         if not size:
-            return Rejected("prompt_mismatch", "the sides share no prompt")
+            raise RejectError("prompt_mismatch", "the sides share no prompt")
         sides = [None if side is None else side[size:] for side in whole]
         for side in sides:
             if side is not None and not side:
-                return Rejected("empty_completion", "a side ends with the prompt, or is the beginning of the other")
+                raise RejectError("empty_completion", "a side ends with the prompt, or is the beginning of the other")
             if side is not None and side[0]["role"] not in self._roles:
-                return Rejected("prompt_mismatch", f"a side goes on with the role {side[0]['role']}, not the model's")
-        return _CanonicalSides(row, present[0][:size], (sides[0], sides[1]))
+                raise RejectError("prompt_mismatch", f"a side goes on with the role {side[0]['role']}, not the model's")
+        return row, present[0][:size], sides
 
-    def _read_margin(self, record: Mapping[str, Json], found: FoundSides) -> float | Rejected | None:
+    def _read_margin(self, record: Mapping[str, Json], found: FoundSides) -> float | None:
         field = self._columns.margin_field
         if field is None or found.label is not None:
             return None
@@ -277,39 +295,36 @@ class _PreferenceReader:
         for name, value in given:
             number = _to_finite(value)
             if number is None:
-                return Rejected("bad_margin", f"{name} is {describe_type(value)}, expected a finite number")
+                raise RejectError("bad_margin", f"{name} is {describe_type(value)}, expected a finite number")
             numbers.append(number)
         margin = _to_finite(numbers[0] - (numbers[1] if len(numbers) > 1 else 0.0))
-        return Rejected("bad_margin", "the difference of the scores is not finite") if margin is None else margin
+        if margin is None:
+            raise RejectError("bad_margin", "the difference of the scores is not finite")
+        return margin
 
 
-def _read_texts(found: FoundSides) -> _CanonicalSides | Rejected:
+def _read_texts(found: FoundSides) -> _CanonicalSides:
     """Return a prompt and sides of plain text as a message each, exactly as they are in the record."""
     prompt = _read_single_text(found.prompt, "user", "the prompt")
-    if isinstance(prompt, Rejected):
-        return prompt
     sides: list[Sequence[Message] | None] = []
     for side in (found.chosen, found.rejected):
         if side is not None and not side:
-            return Rejected("empty_completion", "a side is blank")
-        read = None if side is None else _read_single_text(side, "assistant", "a side")
-        if isinstance(read, Rejected):
-            return read
-        sides.append(read)
+            raise RejectError("empty_completion", "a side is blank")
+        sides.append(None if side is None else _read_single_text(side, "assistant", "a side"))
     if sides[0] == sides[1]:
-        return Rejected("identical_sides", "both sides have the same text")
+        raise RejectError("identical_sides", "both sides have the same text")
     row = Row("preference", report=make_plain_report(found.schema))
-    return _CanonicalSides(row, prompt, (sides[0], sides[1]))
+    return row, prompt, sides
 
 
-def _read_single_text(messages: Sequence[Json] | None, role: str, name: str) -> list[Message] | Rejected:
+def _read_single_text(messages: Sequence[Json] | None, role: str, name: str) -> list[Message]:
     if messages is None or not messages:
-        return Rejected("prompt_mismatch", f"{name} is blank or absent; text: raw needs it apart from the sides")
+        raise RejectError("prompt_mismatch", f"{name} is blank or absent; text: raw needs it apart from the sides")
     one = messages[0]
     if len(messages) > 1 or not is_mapping(one) or set(one) != {"role", "content"} or type(one["content"]) is not str:
-        return Rejected("content_not_text", f"{name} is not a single text, as text: raw needs")
+        raise RejectError("content_not_text", f"{name} is not a single text, as text: raw needs")
     if one["role"] != role:
-        return Rejected("prompt_mismatch", f"{name} is a message of {one['role']}")
+        raise RejectError("prompt_mismatch", f"{name} is a message of {one['role']}")
     return [{"role": role, "content": one["content"]}]
 
 
@@ -323,11 +338,6 @@ def _to_finite(value: Json) -> float | None:
 _LARGEST_MARGIN = (2 - 2.0**-23) * 2.0**127
 
 
-def _reject_undetected(record: Mapping[str, Json]) -> DetectedMessages | Rejected:
-    """Reject a record whose messages nobody found: the sides of a preference are found before they are read."""
-    return Rejected("unknown_schema", ", ".join(sorted(record)[:20]))
-
-
 def _count_common(sides: Sequence[Sequence[Message]]) -> int:
     """Return how many first messages all sides share."""
     count = 0
@@ -336,3 +346,329 @@ def _count_common(sides: Sequence[Sequence[Message]]) -> int:
             break
         count += 1
     return count
+
+
+# ── Shapes ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+_HH_TURN = re.compile(r"\n\n(Human|Assistant):")
+_RANKED_COLUMNS = ("completions", "answers", "responses", "candidates")
+_RANKED_TEXTS = ("completion", "response", "answer", "text", "content", "output")
+_RANKS: Mapping[str, int] = {"rank": -1, "score": 1, "overall_score": 1, "pm_score": 1, "rating": 1}
+"""Columns that rank answers, and whether a higher value is better."""
+
+
+def find_sides(record: Mapping[str, Json], columns: Preference) -> FoundSides:
+    """Return the sides of the first shape that matches; null counts as absent."""
+    for find_shape in _SHAPES:
+        found = find_shape(record, columns)
+        if found is not None:
+            return _add_columns(record, found, columns)
+    present = ", ".join(sorted(record)[:20]) or "no column"
+    raise RejectError("unknown_schema", f"neither two sides nor an answer with a label in {present}")
+
+
+def _add_columns(record: Mapping[str, Json], found: FoundSides, columns: Preference) -> FoundSides:
+    """Add the system message of a column, and the names of the columns that were read."""
+    read = [*found.columns, *columns.chosen_fields, *columns.rejected_fields, "messages", "conversations"]
+    read += [*columns.completion_fields, *columns.label_fields, *_SHAPE_COLUMNS.get(found.schema, ())]
+    if found.prompt is not None and found.schema not in _WHOLE_SHAPES:
+        name = find_first_column(record, columns.prompt_fields)[0]
+        read += [name, *(["history"] if is_list(record.get("history")) else [])]
+        read += columns.context_fields if type(record.get(name)) is str else ()
+    name, system = (None, None) if columns.text == "raw" else find_system(record, (columns.system_prompt,))
+    if name is None:
+        return replace(found, columns=tuple(read))
+    whole = found.prompt if found.prompt is not None else found.chosen if found.chosen is not None else found.rejected
+    is_repeated = begins_with_system(whole or (), system)
+    return replace(found, system=None if is_repeated else system, columns=(*read, name))
+
+
+_WHOLE_SHAPES = frozenset({"rejected_branch", "sharegpt_pair"})
+"""Shapes whose prompt is a list of messages, whatever the columns of prompts hold."""
+
+_SHAPE_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "ranked": ("context", *_RANKED_COLUMNS),
+    "rejected_branch": ("rejected_messages", "rejected_response"),
+}
+"""Columns of a shape beside those that options name."""
+
+
+# ── Shapes of pairs ────────────────────────────────────────────────────────────────────────────────
+
+
+def _find_ranked(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+    answers = find_first_column(record, _RANKED_COLUMNS)[1]
+    if not is_list(answers) or not answers or not all(map(is_mapping, answers)):
+        return None
+    rank = next((name for name in _RANKS if all(answer.get(name) is not None for answer in answers)), None)
+    if rank is None:
+        return None
+    prompt = record["context"] if record.get("context") is not None else _find_prompt(record, columns)
+    if prompt is None:
+        return None
+    values = [answer[rank] for answer in answers]
+    if any(type(value) not in (int, float) for value in values):
+        raise RejectError("bad_messages", f"a {rank} of completions is no number")
+    ordered = sorted(range(len(values)), key=lambda i: _RANKS[rank] * values[i])
+    worst, best = ordered[0], next(i for i in range(len(values)) if values[i] == values[ordered[-1]])
+    if values[worst] == values[best]:
+        raise RejectError("tied", f"every completion has the {rank} {values[best]}")
+    sides = [find_first_column(answers[i], _RANKED_TEXTS)[1] for i in (best, worst)]
+    return _pair_sides("ranked", prompt, sides, columns)
+
+
+def _find_hh_text(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+    sides = _find_both(record, columns)
+    if sides is None or find_first_column(record, columns.prompt_fields)[0]:
+        return None
+    texts = [side for side in sides if type(side) is str]
+    if len(texts) != len(sides):
+        return None
+    if not all(text.startswith("\n\nHuman:") for text in texts):
+        parted = [split_transcript(text) for text in texts]
+        if columns.text == "raw" or parted[0] is None or parted[1] is None:
+            return None
+        return FoundSides("hh_text", None, parted[0], parted[1])
+    if columns.text == "raw":
+        return _part_hh_texts(*texts)
+    return FoundSides("hh_text", None, _cut_hh_text(texts[0]), _cut_hh_text(texts[1]))
+
+
+def _cut_hh_text(text: str) -> list[Json]:
+    pieces = _HH_TURN.split(text)[1:]
+    roles = {"Human": "user", "Assistant": "assistant"}
+    messages: list[Json] = [
+        {"role": roles[who], "content": said.removeprefix(" ")}
+        for who, said in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
+    return messages
+
+
+def _part_hh_texts(chosen: str, rejected: str) -> FoundSides:
+    """Part two texts into the turns that both begin with, through the next `Assistant:`, and the text after that.
+
+    Prompt and answer, end to end, are the record's text. An answer is one turn, as nothing after it would be known to
+    be the user's.
+    """
+    turns = [_HH_TURN.split(text)[1:] for text in (chosen, rejected)]
+    whole = [list(zip(own[::2], own[1::2], strict=True)) for own in turns]
+    if whole[0] == whole[1]:
+        raise RejectError("identical_sides", "both sides have the same text")
+    shared = next((i for i, pair in enumerate(zip(*whole, strict=False)) if pair[0] != pair[1]), None)
+    if shared is None:
+        raise RejectError("empty_completion", "a side is the beginning of the other")
+    if any(own[shared][0] != "Assistant" for own in whole):
+        raise RejectError("prompt_mismatch", "the sides differ before an answer")
+    if any(len(own) > shared + 1 for own in whole):
+        raise RejectError("content_not_text", "a side goes on after its answer, and is not a single text")
+    prompt = "".join(f"\n\n{who}:{said}" for who, said in whole[0][:shared]) + "\n\nAssistant:"
+    answers: list[list[Json]] = [
+        [{"role": "assistant", "content": own[shared][1]}] if own[shared][1].strip() else [] for own in whole
+    ]
+    return FoundSides("hh_text", [{"role": "user", "content": prompt}], answers[0], answers[1])
+
+
+def _find_sharegpt_pair(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+    asked, sides = find_first_column(record, ("conversations", "messages"))[1], _find_both(record, columns)
+    if not is_list(asked) or sides is None or not all(map(is_mapping, sides)):
+        return None
+    return _pair_sides("sharegpt_pair", asked, sides, columns)
+
+
+def _find_rejected_branch(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+    messages = record.get("messages")
+    if not is_list(messages) or find_first_column(record, columns.chosen_fields)[1] is not None:
+        return None
+    branch, response = record.get("rejected_messages"), record.get("rejected_response")
+    whole = _read_side(messages, columns)
+    if branch is None and response is None:
+        return None
+    if is_list(branch):
+        rejected = _read_side(branch, columns)
+        return FoundSides("rejected_branch", None, whole, rejected)
+    users = [i for i, one in enumerate(whole) if is_mapping(one) and one.get("role") in ("user", "human")]
+    if not users:
+        raise RejectError("prompt_mismatch", "no message of a user, after which the rejected response would be")
+    rejected = _read_side(response, columns)
+    return FoundSides("rejected_branch", whole[: users[-1] + 1], whole[users[-1] + 1 :], rejected)
+
+
+def _find_explicit(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+    sides = _find_both(record, columns)
+    prompt = None if sides is None else _find_prompt(record, columns)
+    return None if prompt is None or sides is None else _pair_sides("explicit", prompt, sides, columns)
+
+
+_ANSWER_STEMS = ("response", "answer", "completion", "conversation", "output", "human_ref")
+_SIDE_SUFFIXES = (("0", "1"), ("1", "2"), ("a", "b"), ("A", "B"))
+_CHOICES = ("better_response_id", "winner", "preferred", "preference", "choice", "labels", "label")
+
+
+def find_answer_pair(record: Mapping[str, Json]) -> tuple[str, str] | None:
+    """Return the names of two columns that hold answers to the same prompt, such as `response_a` and `response_b`."""
+    for stem in _ANSWER_STEMS:
+        for first, second in _SIDE_SUFFIXES:
+            for between in ("_", ""):
+                names = f"{stem}{between}{first}", f"{stem}{between}{second}"
+                if all(record.get(name) not in (None, "") for name in names):
+                    return names
+    return None
+
+
+def _find_compared(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+    """Return two answers in the order that another column, or their scores, give them."""
+    if record.get("response_j") is not None and record.get("response_k") is not None:
+        names, better = ("response_j", "response_k"), 0
+    else:
+        pair = find_answer_pair(record)
+        if pair is None or _find_both(record, columns) is not None:
+            return None
+        names, better = pair, _read_choice(record, pair)
+        if better is None:
+            return None
+    sides = [record[names[better]], record[names[1 - better]]]
+    prompt = _find_prompt(record, columns)
+    if prompt is None and all(map(is_list, sides)):
+        chosen, rejected = (_read_side(side, columns) for side in sides)
+        return FoundSides("compared", None, chosen, rejected, columns=names)
+    return None if prompt is None else replace(_pair_sides("compared", prompt, sides, columns), columns=names)
+
+
+def _read_choice(record: Mapping[str, Json], names: tuple[str, str]) -> int | None:
+    """Return which of two answers is better; None if no column says so in a way that is known."""
+    suffixes = [name[-1] for name in names]
+    first, second = (record.get(f"score_{suffix}") for suffix in suffixes)
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        if first == second:
+            raise RejectError("tied", f"both answers have the score {first}")
+        return int(second > first)
+    name, value = find_first_column(record, _CHOICES)
+    if type(value) is str:
+        said = value.strip().rpartition("_")[2].lower()
+        if said.startswith("tie") or value.lower().startswith(("tie", "both")):
+            raise RejectError("tied", f"{name} is a tie")
+        return next((i for i, suffix in enumerate(suffixes) if said == suffix.lower()), None)
+    if type(value) is int and name != "label":
+        # Stanford's `labels` are 1 where the first answer is preferred; others name the answer by its suffix.
+        if name == "labels":
+            return 1 - value if value in (0, 1) else None
+        return next((i for i, suffix in enumerate(suffixes) if str(value) == suffix), None)
+    return None
+
+
+def _find_implicit(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+    sides = _find_both(record, columns)
+    if sides is None or not all(map(is_list, sides)):
+        return None
+    chosen, rejected = (_read_side(side, columns) for side in sides)
+    return FoundSides("implicit", None, chosen, rejected)
+
+
+def _pair_sides(schema: str, prompt: Json, sides: Sequence[Json], columns: Preference) -> FoundSides:
+    """Return a prompt with two sides; sides that repeat the prompt lose it."""
+    asked = _read_side(prompt, columns, role="user")
+    found: list[Sequence[Json]] = []
+    for side in sides:
+        answer = _read_side(side, columns)
+        if type(prompt) is str and is_list(side):
+            opening = next((one for one in answer if is_mapping(one) and one.get("role") in ("user", "human")), None)
+            begins = _read_role(answer[0]) if answer else None
+            if opening is not None and opening.get("content") == prompt and begins not in columns.assistant_roles:
+                # The text stands for the first user message of lists that hold the whole conversation.
+                found.append(answer)
+                continue
+            if begins is not None and begins not in columns.assistant_roles and begins not in ("gpt", "model", "bot"):
+                raise RejectError("prompt_mismatch", "the messages of a side begin with another prompt than the text")
+        repeats = list(answer[: len(asked)]) == list(asked)
+        found.append(answer[len(asked) :] if repeats else answer)
+    whole = [
+        type(prompt) is str and bool(side) and _read_role(side[0]) in ("user", "human", "system") for side in found
+    ]
+    if any(whole) and not all(whole):
+        raise RejectError("prompt_mismatch", "one side repeats the prompt, and the other does not")
+    schema, asked = ("implicit", None) if any(whole) else (schema, asked)
+    return FoundSides(schema, asked, found[0], found[1])
+
+
+# ── One answer ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _find_unpaired(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+    value = find_first_column(record, columns.label_fields)[1]
+    if value is None:
+        return None
+    if type(value) not in (bool, int) or value not in (0, 1):
+        raise RejectError("bad_label", f"{describe_type(value)}, expected true, false, 1 or 0")
+    answer = find_first_column(record, columns.completion_fields)[1]
+    prompt = None if answer is None else _find_prompt(record, columns)
+    if prompt is not None:
+        asked, answered = _read_side(prompt, columns, role="user"), _read_side(answer, columns)
+    else:
+        whole = find_first_column(record, ("messages", "conversations"))[1]
+        if not is_list(whole):
+            return None
+        asked, answered = None, _read_side(whole, columns)
+    sides = (answered, None) if value else (None, answered)
+    return FoundSides("unpaired", asked, *sides, label=bool(value))
+
+
+_SHAPES: Sequence[Callable[[Mapping[str, Json], Preference], FoundSides | None]] = (
+    _find_ranked,
+    _find_hh_text,
+    _find_compared,
+    _find_sharegpt_pair,
+    _find_rejected_branch,
+    _find_explicit,
+    _find_implicit,
+    _find_unpaired,
+)
+
+
+# ── Columns ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _find_both(record: Mapping[str, Json], columns: Preference) -> tuple[Json, Json] | None:
+    _, chosen = find_first_column(record, columns.chosen_fields)
+    _, rejected = find_first_column(record, columns.rejected_fields)
+    return None if chosen is None or rejected is None else (chosen, rejected)
+
+
+def _find_prompt(record: Mapping[str, Json], columns: Preference) -> Any:
+    """Return the prompt as text or messages, the reject of one that cannot be joined, or None."""
+    name, prompt = find_first_column(record, columns.prompt_fields)
+    if type(prompt) is not str:
+        return prompt
+    joined = join_context(record, name, columns.context_fields)
+    history = read_history(record)
+    if (parted := split_open_transcript(joined[0])) is not None:
+        return [*history, *parted]
+    return [*history, {"role": "user", "content": joined[0]}] if history else joined[0]
+
+
+def _read_side(value: Json, columns: Preference, *, role: str = "assistant") -> Sequence[Json]:
+    """Return a text, a message or a list as messages with the keys `role` and `content`; a blank text as none."""
+    if type(value) is str:
+        return [{"role": role, "content": value}] if value.strip() else []
+    messages = [value] if is_mapping(value) else value
+    if not is_list(messages):
+        raise RejectError("content_not_text", f"a side is {describe_type(value)}, expected text or messages")
+    renamed: list[Json] = []
+    for message in messages:
+        if not is_mapping(message):
+            renamed.append(message)
+            continue
+        sharegpt = "from" in message and "role" not in message
+        role_key = columns.role_field or ("from" if sharegpt else "role")
+        content_key = columns.content_field or ("value" if sharegpt else "content")
+        if (role_key, content_key) == ("role", "content"):
+            renamed.append(message)
+            continue
+        others = {key: value for key, value in message.items() if key not in (role_key, content_key)}
+        renamed.append({"role": message.get(role_key), "content": message.get(content_key), **others})
+    return renamed
+
+
+def _read_role(message: Json) -> str | None:
+    role = message.get("role") if is_mapping(message) else None
+    return role if type(role) is str else None

@@ -18,11 +18,18 @@ from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RowReader, refuse_ove
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.kinds.shared.columns import MessageColumns
 from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, add_system
-from rowmill.kinds.shared.messages import get_at_path, is_list, is_mapping, remove_flags, split_open_transcript
+from rowmill.kinds.shared.messages import (
+    RejectError,
+    get_at_path,
+    is_list,
+    is_mapping,
+    remove_flags,
+    split_open_transcript,
+)
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.kinds.shared.unread import CONTEXT_COLUMNS, join_context
 from rowmill.schema.examples import Objective
-from rowmill.schema.rows import Rejected, Row, RowKind
+from rowmill.schema.rows import Row, RowKind
 
 _TELLING_PATHS = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth")
 """Paths that only prompts of reinforcement learning have."""
@@ -150,26 +157,24 @@ class _PromptReader:
 
     def __init__(self, columns: Prompts, options: RowOptions, dataset: str) -> None:
         self._columns = columns
-        self._messages = ConversationReader(columns, options, self._find_prompt)
+        self._messages = ConversationReader(columns, options)
         self._dataset = dataset
         self._roles = frozenset(columns.assistant_roles)
         beside = (*columns.ground_truth_fields, *columns.source_field, *columns.carry_fields)
         self._read_beside = tuple(path.partition(".")[0] for path in beside)
         self._pattern = None if columns.ground_truth_pattern is None else re.compile(columns.ground_truth_pattern)
 
-    def __call__(self, record: Mapping[str, Json]) -> Row | Rejected:
-        row = self._messages(record)
-        if isinstance(row, Rejected):
-            return row
+    def __call__(self, record: Mapping[str, Json]) -> Row:
+        row = self._messages.read_conversation(record, self._find_prompt(record))
         end = len(row.messages)
         while end and row.messages[end - 1]["role"] in self._roles:
             end -= 1
         # The messages that ask, and those of the model after them.
         messages, answer = row.messages[:end], row.messages[end:]
         if answer and self._columns.trailing_assistant == "reject":
-            return Rejected("prompt_ends_with_assistant", f"message {len(messages)} is the model's")
+            raise RejectError("prompt_ends_with_assistant", f"message {len(messages)} is the model's")
         if not messages:
-            return Rejected("empty_conversation", "no messages but the model's")
+            raise RejectError("empty_conversation", "no messages but the model's")
         paths = self._columns.ground_truth_fields
         truth: Json = None
         for path in paths:
@@ -184,7 +189,7 @@ class _PromptReader:
             why = f"no match of {self._pattern.pattern} in {describe_type(truth)}"
             truth = matches[-1].group(1) if matches else None
         if truth is None and self._columns.require_ground_truth:
-            return Rejected("missing_ground_truth", why)
+            raise RejectError("missing_ground_truth", why)
         data_source = [self._dataset]
         for path in self._columns.source_field:
             value = get_at_path(record, path)
@@ -208,7 +213,7 @@ class _PromptReader:
             read_columns=(*row.read_columns, *self._read_beside),
         )
 
-    def _find_prompt(self, record: Mapping[str, Json]) -> DetectedMessages | Rejected:
+    def _find_prompt(self, record: Mapping[str, Json]) -> DetectedMessages:
         columns = self._columns
         for path in columns.prompt_fields:
             value = get_at_path(record, path)
@@ -221,11 +226,9 @@ class _PromptReader:
                     # Alpaca's `input` belongs to its `instruction`, whichever of them is looked for first.
                     name = "instruction" if path == "input" and type(record.get("instruction")) is str else path
                     joined = join_context(record, name, columns.context_fields)
-                    if isinstance(joined, Rejected):
-                        return joined
                     text, used = joined
                 if not text or text.isspace():
-                    return Rejected("empty_text", f"{path} is blank")
+                    raise RejectError("empty_text", f"{path} is blank")
                 parted = split_open_transcript(text)
                 if parted is not None:
                     return add_system(record, DetectedMessages(path, parted, columns=used), columns.system_prompt)
@@ -235,7 +238,7 @@ class _PromptReader:
                 )
             messages = [value] if is_mapping(value) else value
             if not is_list(messages):
-                return Rejected("content_not_text", f"{path} is {describe_type(value)}, expected text or messages")
+                raise RejectError("content_not_text", f"{path} is {describe_type(value)}, expected text or messages")
             if messages and is_mapping(messages[0]) and "from" in messages[0] and "role" not in messages[0]:
                 role_key, content_key = columns.role_field or "from", columns.content_field or "value"
             return add_system(
@@ -244,6 +247,6 @@ class _PromptReader:
                 columns.system_prompt,
             )
         present = ", ".join(sorted(record)[:20]) or "no column"
-        return Rejected(
+        raise RejectError(
             "missing_field", f"{', '.join(columns.prompt_fields)} are absent or null; the record has {present}"
         )

@@ -19,10 +19,10 @@ from rowmill.kinds.base import (
     refuse_overlong_policy,
 )
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.shared.messages import apply_eos_alias, get_at_path, rename_aliases
+from rowmill.kinds.shared.messages import RejectError, apply_eos_alias, get_at_path, rename_aliases
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.kinds.shared.unread import CONTEXT_COLUMNS, PAIR_COLUMNS, join_context
-from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
+from rowmill.schema.rows import Row, RowKind, make_plain_report
 
 NESTED_RESPONSES = ("answers.text.0", "answers.0", "answer.text.0", "answer.value", "responses.0")
 """Paths of a response inside a column, as in SQuAD."""
@@ -121,10 +121,8 @@ class Supervised(DatasetKind):
         """Read every record as a pair."""
         return self._read_row
 
-    def _read_row(self, record: Mapping[str, Json]) -> Row | Rejected:
+    def _read_row(self, record: Mapping[str, Json]) -> Row:
         pair = read_pair(record, self)
-        if isinstance(pair, Rejected):
-            return pair
         schema, prompt, response, columns = pair
         return Row("pair", text=prompt, output=response, report=make_plain_report(schema), read_columns=columns)
 
@@ -138,7 +136,7 @@ def refuse_joined_separator(separator: str | int | None, options: DatasetOptions
         )
 
 
-def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str, str, tuple[str, ...]] | Rejected:
+def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str, str, tuple[str, ...]]:
     """Return schema, prompt and response of a record, and the columns that they were read from."""
     prompt_field, response_field, schema = options.input_field, options.output_field, "prompt_response"
     if (
@@ -151,17 +149,15 @@ def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str
     prompt, response = get_at_path(record, prompt_field), get_at_path(record, response_field)
     for name, value in ((prompt_field, prompt), (response_field, response)):
         if value is None:
-            return Rejected(
+            raise RejectError(
                 "missing_field", f"{name} is absent or null; the record has {', '.join(sorted(record)[:20])}"
             )
         if type(value) is not str:
-            return Rejected("content_not_text", f"{name} is {describe_type(value)}")
+            raise RejectError("content_not_text", f"{name} is {describe_type(value)}")
     if not response or response.isspace():
-        return Rejected("empty_text", f"{response_field} is blank")
+        raise RejectError("empty_text", f"{response_field} is blank")
     text, used = str(prompt), (prompt_field.partition(".")[0],)
     if prompt_field in record:
         joined = join_context(record, prompt_field, options.context_fields, response_field)
-        if isinstance(joined, Rejected):
-            return joined
         text, used = joined
     return schema, text, str(response), (*used, response_field.partition(".")[0])

@@ -11,7 +11,7 @@ from rowmill.kinds.base import ALL_GROUPS, DatasetKind, TokenOptions
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.conversation_rows import explain_tree
 from rowmill.kinds.shared.filters import Filters, check_length
-from rowmill.kinds.shared.messages import apply_eos_alias
+from rowmill.kinds.shared.messages import RejectError, apply_eos_alias
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
@@ -51,7 +51,7 @@ class Text(DatasetKind):
     @classmethod
     def recognise(cls, sample: Sample) -> Recognition | None:
         """Recognise one column of text: a known one, or the only column."""
-        if sample.is_mostly(explain_tree(record) is not None for record in sample.whole):
+        if sample.is_mostly(bool(explain_tree(record)) for record in sample.whole):
             return None
         columns = sample.columns
         names = [name for name in TEXT_COLUMNS if name in columns] or (columns if len(columns) == 1 else [])
@@ -76,20 +76,18 @@ def make_document_reader(column: str, filters: Filters) -> RecordReader:
 
     def read(record: Mapping[str, Json]) -> Row | Rejected:
         text = read_text(record, column)
-        if isinstance(text, Rejected):
-            return text
         return check_length(text, filters) or Row("text", text=text, report=report, read_columns=(column,))
 
     return read
 
 
-def read_text(record: Mapping[str, Json], column: str) -> str | Rejected:
+def read_text(record: Mapping[str, Json], column: str) -> str:
     """Return a column's text, or the reject of a missing, blank or other value."""
     value = record.get(column)
     if type(value) is not str:
         if value is None:
-            return Rejected("missing_field", f"{column} is absent or null")
-        return Rejected("content_not_text", f"{column} is {describe_type(value)}")
+            raise RejectError("missing_field", f"{column} is absent or null")
+        raise RejectError("content_not_text", f"{column} is {describe_type(value)}")
     if not value or value.isspace():
-        return Rejected("empty_text", f"{column} is blank")
+        raise RejectError("empty_text", f"{column} is blank")
     return value

@@ -23,7 +23,7 @@ The first shape that matches wins.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -41,10 +41,11 @@ from rowmill.core.json import Json
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
 from rowmill.kinds.custom import to_flat_array
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.shared.messages import get_at_path, is_list, is_mapping
+from rowmill.kinds.shared.messages import RejectError, get_at_path, is_list, is_mapping
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.shared.unread import find_first_column
 from rowmill.schema.examples import IGNORED_LABEL, TAKEN_NAMES, RolloutFields
-from rowmill.schema.rows import ParseReport, Rejected, Row, RowKind, make_plain_report
+from rowmill.schema.rows import ParseReport, Row, RowKind, make_plain_report
 
 _MOST = float(np.finfo(np.float32).max)
 
@@ -56,7 +57,7 @@ class TokenPlaces:
     response: Bools | None
     trained: Bools
 
-    def place(self, values: Numbers, name: str) -> Numbers | Rejected:
+    def place(self, values: Numbers, name: str) -> Numbers:
         """Return one value for each token, 0 where there is none; reject another number of values."""
         every = np.ones(len(self.trained), np.bool_)
         chosen = [every, *(() if self.response is None else (self.response,)), self.trained]
@@ -66,7 +67,7 @@ class TokenPlaces:
                 placed[places] = values
                 return placed
         counts = " or ".join(str(count) for count in dict.fromkeys(int(places.sum()) for places in chosen))
-        return Rejected("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
+        raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
 
 
 class TokenField(Config):
@@ -105,7 +106,7 @@ class TokenField(Config):
             return "token_ids"
         return "logprobs" if name.endswith("logprobs") else "numbers"
 
-    def read(self, value: Json, name: str) -> Numbers | Rejected:
+    def read(self, value: Json, name: str) -> Numbers:
         """Return a list with a value for each token as [T], or as [T, size]."""
         is_whole, values = self.type == "int32", self.choose_values(name)
         noun = "integers" if is_whole else "numbers"
@@ -114,9 +115,9 @@ class TokenField(Config):
             for at, of_token in enumerate(numbers):
                 if not is_list(of_token):
                     what = f"{name} is {describe_type(of_token)} at {at}"
-                    return Rejected("bad_field", f"{what}, expected a list of {self.size} {noun}")
+                    raise RejectError("bad_field", f"{what}, expected a list of {self.size} {noun}")
                 if len(of_token) != self.size:
-                    return Rejected("length_mismatch", f"{name} has {len(of_token)} at {at}, expected {self.size}")
+                    raise RejectError("length_mismatch", f"{name} has {len(of_token)} at {at}, expected {self.size}")
             numbers = list(chain.from_iterable(numbers))
         flat = to_flat_array(numbers) if is_list(value) else None
         # NumPy would turn true into 1 among numbers.
@@ -126,7 +127,7 @@ class TokenField(Config):
             or bool in map(type, numbers)
         ):
             expected = f"a flat list of {noun}" if self.size is None else f"lists of {self.size} {noun}"
-            return Rejected("bad_field", f"{name} is {describe_type(value)}, expected {expected}")
+            raise RejectError("bad_field", f"{name} is {describe_type(value)}, expected {expected}")
         with np.errstate(over="ignore"):
             stored = flat.astype(self.type)
         if is_whole:
@@ -138,23 +139,23 @@ class TokenField(Config):
             expected = "the id of a token" if values == "token_ids" else f"a finite {self.type}"
             most = ", at most 0" if values == "logprobs" else ""
             what = f"{name} is {flat[wrong[0]]} at {int(wrong[0]) // (self.size or 1)}"
-            return Rejected("bad_field", f"{what}, expected {expected}{most}")
+            raise RejectError("bad_field", f"{what}, expected {expected}{most}")
         return stored if self.size is None else stored.reshape(-1, self.size)
 
 
-def read_row_field(record: Mapping[str, Json], name: str) -> float | str | Rejected | None:
+def read_row_field(record: Mapping[str, Json], name: str) -> float | str | None:
     """Return the reward of a record as a number, or its group as text; None if it has none."""
     value = record.get(name)
     if value is None:
         return None
     if name == "reward":
         if type(value) not in (int, float):
-            return Rejected("bad_field", f"reward is {describe_type(value)}, expected a number")
+            raise RejectError("bad_field", f"reward is {describe_type(value)}, expected a number")
         if not abs(value) <= _MOST:
-            return Rejected("bad_field", f"reward is {value}, expected a finite float32")
+            raise RejectError("bad_field", f"reward is {value}, expected a finite float32")
         return float(value)
     if type(value) not in (int, str):
-        return Rejected("bad_field", f"{name} is {describe_type(value)}, expected text or an integer")
+        raise RejectError("bad_field", f"{name} is {describe_type(value)}, expected text or an integer")
     return str(value)
 
 
@@ -294,30 +295,22 @@ class Tokens(DatasetKind):
         """Read every record as ids with their mask."""
         return self._read_row
 
-    def _read_row(self, record: Mapping[str, Json]) -> Row | Rejected:
+    def _read_row(self, record: Mapping[str, Json]) -> Row:
         # The first shape that matches; null counts as absent.
         found = next((found for read_shape in _SHAPES if (found := read_shape(record, self)) is not None), None)
         if found is None:
             present = ", ".join(sorted(record)[:20]) or "no column"
-            return Rejected("unknown_schema", f"no ids with a mask, labels, a response or its length in {present}")
-        if isinstance(found, Rejected):
-            return found
+            raise RejectError("unknown_schema", f"no ids with a mask, labels, a response or its length in {present}")
         # Fields are as long as what the record holds, its padding included, and of what it trains.
         declared = self.list_token_fields()
         found = _add_token_fields(found, record, declared)
-        if isinstance(found, Rejected):
-            return found
         found = _remove_padding(found, record.get("attention_mask"))
-        if isinstance(found, Rejected):
-            return found
         found.mask[:1] = False
         if not found.mask.any():
-            return Rejected("no_loss_tokens", "no token but the first is trained" if len(found.ids) else "no tokens")
+            raise RejectError("no_loss_tokens", "no token but the first is trained" if len(found.ids) else "no tokens")
         columns: dict[str, Any] = {"input_ids": found.ids, "loss_mask": found.mask}
         for name in self.row_fields:
             value = read_row_field(record, name)
-            if isinstance(value, Rejected):
-                return value
             columns[name] = value
         missing = [name for name in declared if name not in found.fields]
         columns |= {name: make_zeros(len(found.ids), declared[name].arrow_type) for name in missing}
@@ -332,54 +325,43 @@ class Tokens(DatasetKind):
 # ── Shapes ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
-    _, prompt = _find_column(record, PROMPT_FIELDS)
-    _, response = _find_column(record, RESPONSE_FIELDS)
+def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
+    _, prompt = find_first_column(record, PROMPT_FIELDS)
+    _, response = find_first_column(record, RESPONSE_FIELDS)
     if prompt is None or response is None:
         return None
     asked, answered = _read_ids(prompt), _read_ids(response)
-    if isinstance(asked, Rejected):
-        return asked
-    if isinstance(answered, Rejected):
-        return answered
-    name, flags = _find_column(record, options.mask_fields)
+    name, flags = find_first_column(record, options.mask_fields)
     mask = np.ones(len(answered), np.bool_) if flags is None else _read_mask(flags, name)
-    if isinstance(mask, Rejected):
-        return mask
     if len(mask) != len(answered):
-        return Rejected("length_mismatch", f"{name} has {len(mask)} entries, the response {len(answered)} ids")
+        raise RejectError("length_mismatch", f"{name} has {len(mask)} entries, the response {len(answered)} ids")
     ids, whole = np.concatenate((asked, answered)), np.concatenate((np.zeros(len(asked), np.bool_), mask))
     return _MaskedIds("prompt_response", ids, whole, response=np.arange(len(ids)) >= len(asked))
 
 
-def _read_masked(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
-    name, flags = _find_column(record, options.mask_fields)
-    ids = _find_whole_ids(record, options)
-    if ids is None or flags is None:
+def _read_masked(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
+    name, flags = find_first_column(record, options.mask_fields)
+    ids = None if flags is None else _find_whole_ids(record, options)
+    if ids is None:
         return None
     mask = _read_mask(flags, name)
-    if isinstance(ids, Rejected):
-        return ids
-    if isinstance(mask, Rejected):
-        return mask
     if len(mask) == len(ids):
         return _MaskedIds("masked", ids, mask)
     if len(mask) < len(ids) and len(mask) == record.get("response_length"):
         return _MaskedIds("masked", ids, np.concatenate((np.zeros(len(ids) - len(mask), np.bool_), mask)))
-    return Rejected("length_mismatch", f"{name} has {len(mask)} entries, the record {len(ids)} ids")
+    raise RejectError("length_mismatch", f"{name} has {len(mask)} entries, the record {len(ids)} ids")
 
 
-def _read_labelled(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
-    ids, given = _find_whole_ids(record, options), record.get("labels")
-    if ids is None or given is None:
+def _read_labelled(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
+    given = record.get("labels")
+    ids = None if given is None else _find_whole_ids(record, options)
+    if ids is None:
         return None
     labels = _to_integers(given)
-    if isinstance(ids, Rejected):
-        return ids
     if labels is None:
-        return Rejected("bad_mask", f"labels are {describe_type(given)}, expected a list of integers")
+        raise RejectError("bad_mask", f"labels are {describe_type(given)}, expected a list of integers")
     if len(labels) != len(ids):
-        return Rejected("length_mismatch", f"labels have {len(labels)} entries, the record {len(ids)} ids")
+        raise RejectError("length_mismatch", f"labels have {len(labels)} entries, the record {len(ids)} ids")
     mask = labels != IGNORED_LABEL
     wrong = np.flatnonzero(mask & (labels != ids))
     if not len(wrong):
@@ -388,24 +370,22 @@ def _read_labelled(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | 
     next_ids = np.append(ids[1:], -1)
     shifted = bool((labels[mask] == next_ids[mask])[: -1 if mask[-1] else None].all())
     hint = "; they are shifted by one, each label is the next id: shift them back" if shifted else ""
-    return Rejected("labels_disagree", f"label {at} is {labels[at]}, id {at} is {ids[at]}{hint}")
+    raise RejectError("labels_disagree", f"label {at} is {labels[at]}, id {at} is {ids[at]}{hint}")
 
 
-def _read_counted(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
-    ids = _find_whole_ids(record, options)
-    name, count = _find_column(record, COUNT_FIELDS)
-    if ids is None or count is None:
+def _read_counted(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
+    name, count = find_first_column(record, COUNT_FIELDS)
+    ids = None if count is None else _find_whole_ids(record, options)
+    if ids is None:
         return None
-    if isinstance(ids, Rejected):
-        return ids
     if type(count) is not int or count < 0:
-        return Rejected("bad_mask", f"{name} is {count!r}, expected how many of the last ids are trained")
+        raise RejectError("bad_mask", f"{name} is {count!r}, expected how many of the last ids are trained")
     if count > len(ids):
-        return Rejected("length_mismatch", f"{name} is {count}, the record has {len(ids)} ids")
+        raise RejectError("length_mismatch", f"{name} is {count}, the record has {len(ids)} ids")
     return _MaskedIds("counted", ids, np.arange(len(ids)) >= len(ids) - count)
 
 
-def _read_turns(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rejected | None:
+def _read_turns(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
     wanted = ("prompt_token_ids", "generation_token_ids")
     turns: list[dict[str, Any]] = []
     for path in TURN_FIELDS:
@@ -420,18 +400,14 @@ def _read_turns(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Rej
     ids, mask = np.empty(0, np.int32), np.empty(0, np.bool_)
     for number, turn in enumerate(turns):
         prompt, generated = _read_ids(turn["prompt_token_ids"]), _read_ids(turn["generation_token_ids"])
-        if isinstance(prompt, Rejected):
-            return prompt
-        if isinstance(generated, Rejected):
-            return generated
         if not np.array_equal(prompt[: len(ids)], ids):
-            return Rejected("not_append_only", f"the prompt of turn {number} does not begin with all ids before it")
+            raise RejectError("not_append_only", f"the prompt of turn {number} does not begin with all ids before it")
         mask = np.concatenate((mask, np.arange(len(ids), len(prompt) + len(generated)) >= len(prompt)))
         ids = np.concatenate((prompt, generated))
     return _MaskedIds("turns", ids, mask, turns=turns)
 
 
-_SHAPES: Sequence[Callable[[Mapping[str, Json], Tokens], _MaskedIds | Rejected | None]] = (
+_SHAPES: Sequence[Callable[[Mapping[str, Json], Tokens], _MaskedIds | None]] = (
     _read_prompt_response,
     _read_masked,
     _read_labelled,
@@ -440,22 +416,15 @@ _SHAPES: Sequence[Callable[[Mapping[str, Json], Tokens], _MaskedIds | Rejected |
 )
 
 
-def _find_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str, Json]:
-    """Return the name and the value of the first column that is not null; if there is none, an empty name and None."""
-    return next(((name, value) for name in names if (value := record.get(name)) is not None), ("", None))
-
-
-def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | Rejected | None:
-    _, value = _find_column(record, options.ids_fields)
+def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | None:
+    _, value = find_first_column(record, options.ids_fields)
     return None if value is None else _read_ids(value)
 
 
 # ── Fields of tokens ───────────────────────────────────────────────────────────────────────────────
 
 
-def _add_token_fields(
-    found: _MaskedIds, record: Mapping[str, Json], declared: Mapping[str, TokenField]
-) -> _MaskedIds | Rejected:
+def _add_token_fields(found: _MaskedIds, record: Mapping[str, Json], declared: Mapping[str, TokenField]) -> _MaskedIds:
     """Read the fields that a record has, each placed at its tokens; a null counts as absent."""
     places: TokenPlaces | None = None
     fields: dict[str, Numbers] = {}
@@ -464,16 +433,13 @@ def _add_token_fields(
         if values is None:
             continue
         places = places or TokenPlaces(_find_response(record, found), found.mask)
-        placed = values if isinstance(values, Rejected) else places.place(values, name)
-        if isinstance(placed, Rejected):
-            return placed
-        fields[name] = placed
+        fields[name] = places.place(values, name)
     return replace(found, fields=fields) if fields else found
 
 
 def _read_field(
     record: Mapping[str, Json], turns: Sequence[Mapping[str, Json]], name: str, declared: TokenField
-) -> Numbers | Rejected | None:
+) -> Numbers | None:
     """Return a record's values, those of its turns end to end, or None; a turn without any has zeros."""
     if all(turn.get(name) is None for turn in turns):
         value = record.get(name)
@@ -483,10 +449,8 @@ def _read_field(
         generated = len(turn["generation_token_ids"])
         value = turn.get(name)
         values = make_zeros(generated, declared.arrow_type) if value is None else declared.read(value, name)
-        if isinstance(values, Rejected):
-            return values
         if len(values) != generated:
-            return Rejected(
+            raise RejectError(
                 "length_mismatch", f"{name} of turn {number} has {len(values)} values, the turn {generated} ids"
             )
         joined.append(values)
@@ -497,7 +461,7 @@ def _find_response(record: Mapping[str, Json], found: _MaskedIds) -> Bools | Non
     """Return which tokens are the answer: as the shape says, or the last ones if all trained ones are among them."""
     if found.response is not None:
         return found.response
-    _, count = _find_column(record, COUNT_FIELDS)
+    _, count = find_first_column(record, COUNT_FIELDS)
     if type(count) is not int or not 0 <= count <= len(found.ids):
         return None
     last = np.arange(len(found.ids)) >= len(found.ids) - count
@@ -507,21 +471,21 @@ def _find_response(record: Mapping[str, Json], found: _MaskedIds) -> Bools | Non
 # ── Values ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _read_ids(value: Json) -> TokenIds | Rejected:
+def _read_ids(value: Json) -> TokenIds:
     """Return ids int32[T]; that each is below the vocabulary's size is checked where the tokenizer is known."""
     ids = _to_integers(value)
     if ids is None:
-        return Rejected("bad_tokens", f"ids are {describe_type(value)}, expected a flat list of integers")
+        raise RejectError("bad_tokens", f"ids are {describe_type(value)}, expected a flat list of integers")
     outside = ids[(ids < 0) | (ids > _MAX_ID)]
     if len(outside):
-        return Rejected("bad_tokens", f"id {outside[0]} is no token's")
+        raise RejectError("bad_tokens", f"id {outside[0]} is no token's")
     return ids.astype(np.int32)
 
 
-def _read_mask(value: Json, name: str) -> Bools | Rejected:
+def _read_mask(value: Json, name: str) -> Bools:
     mask = _read_json_list(value)
     if mask is None or (len(mask) and (mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all())):
-        return Rejected("bad_mask", f"{name} holds other values than 0 and 1")
+        raise RejectError("bad_mask", f"{name} holds other values than 0 and 1")
     return mask.astype(np.bool_)
 
 
@@ -540,20 +504,18 @@ def _read_json_list(value: Json) -> NDArray[Any] | None:
     return to_flat_array(value)
 
 
-def _remove_padding(found: _MaskedIds, attention: Json) -> _MaskedIds | Rejected:
+def _remove_padding(found: _MaskedIds, attention: Json) -> _MaskedIds:
     """Remove the tokens at both ends that attention leaves out."""
     if attention is None:
         return found
     attends = _read_mask(attention, "attention_mask")
-    if isinstance(attends, Rejected):
-        return attends
     if len(attends) != len(found.ids):
-        return Rejected(
+        raise RejectError(
             "length_mismatch", f"attention_mask has {len(attends)} entries, the record {len(found.ids)} ids"
         )
     places = np.flatnonzero(attends)
     own = slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0)
     if not attends[own].all():
-        return Rejected("padded_inside", f"attention_mask is 0 at {int(places[0] + np.argmin(attends[own]))}, inside")
+        raise RejectError("padded_inside", f"attention_mask is 0 at {int(places[0] + np.argmin(attends[own]))}, inside")
     fields = {name: values[own] for name, values in found.fields.items()}
     return replace(found, ids=found.ids[own], mask=found.mask[own], fields=fields)

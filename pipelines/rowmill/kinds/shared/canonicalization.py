@@ -11,7 +11,15 @@ from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json
 from rowmill.kinds.shared.filters import Filters
-from rowmill.kinds.shared.messages import MEDIA_COLUMNS, Tools, get_at_path, is_list, is_mapping, reject_placeholders
+from rowmill.kinds.shared.messages import (
+    MEDIA_COLUMNS,
+    RejectError,
+    Tools,
+    get_at_path,
+    is_list,
+    is_mapping,
+    reject_placeholders,
+)
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.kinds.shared.unread import (
     PROMPT_COLUMNS,
@@ -25,7 +33,7 @@ from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 DEFAULT_DOMAIN = "__default__"
 
 RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
-"""Reads a kind's columns into a row, without its group, order and domain."""
+"""Reads a kind's columns into a row, without its group, order and domain; a reject is returned, or a `RejectError`."""
 
 
 @runtime_checkable
@@ -164,6 +172,8 @@ class Canonicalizer:
         """Return a record's row without its group, order and domain."""
         try:
             row = self._read(record)
+        except RejectError as error:
+            return error.rejected
         except (PipelineError, OSError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001  (a mistake of a kind's reader concerns its record, whatever it is)

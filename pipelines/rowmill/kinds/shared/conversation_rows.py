@@ -24,7 +24,8 @@ columns at once; only the others are read key by key (`messages.py`).
     {"role": "user", "content": "Hi", "name": "Ann"}    not plain: a third key
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from rowmill.core.json import Json, from_json, to_json
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns, MessageColumns
 from rowmill.kinds.shared.messages import (
+    RejectError,
     ToolCalls,
     get_at_path,
     has_typed_parts,
@@ -99,12 +101,12 @@ class DetectedMessages(NamedTuple):
 
 _PAIR_LENGTH = 2
 _SYSTEM_COLUMNS = frozenset(SYSTEM_COLUMNS)
-_ShapeReader = Callable[[Mapping[str, Json], ConversationColumns], DetectedMessages | Rejected | None]
+_ShapeReader = Callable[[Mapping[str, Json], ConversationColumns], DetectedMessages | None]
 
 
 def detect_messages(
     record: Mapping[str, Json], columns: ConversationColumns, *, text_key: str | None = None
-) -> DetectedMessages | Rejected:
+) -> DetectedMessages:
     """Return the record's messages in the first shape that matches; null counts as absent.
 
     A record without a conversation's shape that has a value under `text_key` is a document.
@@ -114,41 +116,40 @@ def detect_messages(
     if found is None or (wanted not in ("auto", found.schema) and isinstance(found, DetectedMessages)):
         found = _detect_pair(record, columns, wanted)
     if found is not None:
-        is_alone = isinstance(found, Rejected) or _SYSTEM_COLUMNS.isdisjoint(record)
+        is_alone = _SYSTEM_COLUMNS.isdisjoint(record)
         return found if is_alone else add_system(record, found, columns.system_prompt)
     if wanted != "auto":
-        other = _detect_list(record, columns) or _detect_pair(record, columns, "auto")
-        if isinstance(other, DetectedMessages):
-            return Rejected("unknown_schema", f"the record is {other.schema}, expected {wanted}")
-        return _explain_unknown_shape(record, columns)
+        with suppress(RejectError):
+            found = _detect_list(record, columns) or _detect_pair(record, columns, "auto")
+        if found is not None:
+            raise RejectError("unknown_schema", f"the record is {found.schema}, expected {wanted}")
     document = None if text_key is None else record.get(text_key)
-    if document is None:
-        return _explain_unknown_shape(record, columns)
+    if document is None or wanted != "auto":
+        raise RejectError(*_explain_unknown_shape(record, columns))
     if type(document) is str and (messages := split_transcript(document)) is not None:
         return add_system(
             record, DetectedMessages("transcript", messages, columns=(str(text_key),)), columns.system_prompt
         )
-    return explain_tree(record) or DetectedMessages("text", [], columns=(str(text_key),))
+    if tree := explain_tree(record):
+        raise RejectError("unknown_schema", tree)
+    return DetectedMessages("text", [], columns=(str(text_key),))
 
 
-def _detect_pair(
-    record: Mapping[str, Json], columns: ConversationColumns, wanted: str
-) -> DetectedMessages | Rejected | None:
+def _detect_pair(record: Mapping[str, Json], columns: ConversationColumns, wanted: str) -> DetectedMessages | None:
     for name, shape in _PAIR_SHAPES.items():
         if wanted in ("auto", name) and (found := shape(record, columns)) is not None:
             return found
     return None
 
 
-def explain_tree(record: Mapping[str, Json]) -> Rejected | None:
-    """Return the reject of a record that is one message of a tree of conversations, as in OASST."""
-    if "parent_id" in record and type(record.get("role")) is str:
-        return Rejected(
-            "unknown_schema",
-            "the record is one message of a tree, linked by parent_id; a conversation is a path from its root: join "
-            "the messages of each path to a list",
-        )
-    return None
+def explain_tree(record: Mapping[str, Json]) -> str:
+    """Return why a record that is one message of a tree of conversations, as in OASST, has no row; empty for others."""
+    if "parent_id" not in record or type(record.get("role")) is not str:
+        return ""
+    return (
+        "the record is one message of a tree, linked by parent_id; a conversation is a path from its root: join the "
+        "messages of each path to a list"
+    )
 
 
 # ── Lists of messages ──────────────────────────────────────────────────────────────────────────────
@@ -232,8 +233,9 @@ def _read_gemini(item: Json) -> list[Json]:
     calls: list[Json] = []
     content: list[Json] = []
     for part in parts:
-        call = _find_first_value(part, ("functionCall", "function_call")) if is_mapping(part) else None
-        result = _find_first_value(part, ("functionResponse", "function_response")) if is_mapping(part) else None
+        named = part if is_mapping(part) else {}
+        _, call = find_first_column(named, ("functionCall", "function_call"))
+        _, result = find_first_column(named, ("functionResponse", "function_response"))
         if is_mapping(call):
             calls.append({"name": call.get("name"), "arguments": call.get("args"), "id": call.get("id")})
         elif is_mapping(result):
@@ -249,7 +251,7 @@ def _read_gemini(item: Json) -> list[Json]:
 # ── A prompt and a response ────────────────────────────────────────────────────────────────────────
 
 
-def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | Rejected | None:
+def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | None:
     if record.get("instruction") is None:
         return None
     response_field, response = "output", record.get("output")
@@ -258,18 +260,14 @@ def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> 
     if response is None:
         return None
     joined = join_context(record, "instruction", columns.context_fields, response_field)
-    if isinstance(joined, Rejected):
-        return joined
     prompt, used = joined
     history = read_history(record)
-    if isinstance(history, Rejected):
-        return history
     turns = [*history, {"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
     used = (*used, response_field, *(("history",) if history else ()))
     return DetectedMessages("alpaca", turns, columns=used)
 
 
-def _detect_calls(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | Rejected | None:
+def _detect_calls(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | None:
     """Return a prompt whose answer is nothing but calls, beside the tools that are called."""
     if not any(record.get(name) for name in ("tools", "functions")):
         return None
@@ -287,9 +285,7 @@ def _detect_calls(record: Mapping[str, Json], columns: ConversationColumns) -> D
     return DetectedMessages("calls", turns, columns=(prompt_field, response_field))
 
 
-def _detect_prompt_response(
-    record: Mapping[str, Json], columns: ConversationColumns
-) -> DetectedMessages | Rejected | None:
+def _detect_prompt_response(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | None:
     prompt_field, prompt = find_first_column(record, columns.prompt_fields)
     response_field, response = find_first_column(
         record, [name for name in columns.response_fields if name != prompt_field]
@@ -299,8 +295,6 @@ def _detect_prompt_response(
     used: tuple[str, ...] = (prompt_field, response_field)
     if type(prompt) is str:
         joined = join_context(record, prompt_field, columns.context_fields, response_field)
-        if isinstance(joined, Rejected):
-            return joined
         prompt, used = joined[0], (*joined[1], response_field)
     role_key, content_key = columns.role_field or "role", columns.content_field or "content"
     turns: list[Json] = []
@@ -312,12 +306,10 @@ def _detect_prompt_response(
         elif is_mapping(value):
             turns.append(value)
         else:
-            return Rejected(
+            raise RejectError(
                 "content_not_text", f"the {role}'s side is {describe_type(value)}, expected text or messages"
             )
     history = read_history(record)
-    if isinstance(history, Rejected):
-        return history
     if history and (role_key, content_key) == ("role", "content"):
         turns, used = [*history, *turns], (*used, "history")
     return DetectedMessages("prompt_response", turns, role_key, content_key, columns=used)
@@ -351,24 +343,20 @@ def _parse_list(text: str) -> Json:
         return None
 
 
-def _find_first_value(value: Mapping[str, Json], keys: Iterable[str]) -> Json:
-    return next((one for key in keys if (one := value.get(key)) is not None), None)
-
-
 # ── What is wrong ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:
+def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColumns) -> tuple[str, str]:
     """Return the reject of a record without a known shape: a messages column that is invalid or missing, or none."""
     present = ", ".join(sorted(record)[:20]) or "no column"
     value = record.get(columns.messages_field)
     if value is not None:
         expected = "expected a list of mappings, each with a role"
-        return Rejected("bad_messages", f"{columns.messages_field} is {describe_type(value)}, {expected}")
+        return "bad_messages", f"{columns.messages_field} is {describe_type(value)}, {expected}"
     if columns.dataset_schema != "auto" or columns.messages_field != "messages":
         wanted = columns.messages_field if columns.dataset_schema in ("auto", "messages") else columns.dataset_schema
-        return Rejected("missing_field", f"{wanted} is absent or null; the record has {present}")
-    return explain_tree(record) or Rejected("unknown_schema", f"no known shape in {present}")
+        return "missing_field", f"{wanted} is absent or null; the record has {present}"
+    return "unknown_schema", explain_tree(record) or f"no known shape in {present}"
 
 
 # ── Conversation rows ────────────────────────────────────────────────────────────────────────────────
@@ -421,7 +409,7 @@ class PlainMessages:
 # ── Reads conversations: detects a record's shape, then reads each message into its canonical form ──
 
 
-ShapeDetector = Callable[[Mapping[str, Json]], DetectedMessages | Rejected]
+ShapeDetector = Callable[[Mapping[str, Json]], DetectedMessages]
 """Finds a record's messages as in the source."""
 
 FUNCTION_CALL = "function_call"
@@ -452,16 +440,15 @@ class _ConversationTally:
 class ConversationReader:
     """Reads the conversations of one dataset; everything that depends only on options is computed once.
 
-    `detect` finds a record's messages; `read_document` reads a record in which it finds a document.
-
-    More than 250 lines, because each step of reading a record asks the same options and adds to the same report.
+    `detect` finds a record's messages, for a caller that has not found them; `read_document` reads a record in which it
+    finds a document.
     """
 
     def __init__(
         self,
         columns: MessageColumns,
         options: RowOptions,
-        detect: ShapeDetector,
+        detect: ShapeDetector | None = None,
         *,
         single_turn: bool = False,
         read_document: RecordReader | None = None,
@@ -494,19 +481,25 @@ class ConversationReader:
 
     def __call__(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return the row of one record."""
+        assert self._detect is not None
         found = self._detect(record)
-        if isinstance(found, Rejected):
-            return found
         if found.schema == "text" and self._read_document is not None:
             return self._read_document(record)
         return self.read_conversation(record, found)
 
     def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
         """Return a record's chat if there is nothing to read in it; None leaves it to `__call__`."""
-        if self._read_beside_messages is None or not self._read_beside_messages.isdisjoint(record):
+        if (
+            self._detect is None
+            or self._read_beside_messages is None
+            or not self._read_beside_messages.isdisjoint(record)
+        ):
             return None
-        found = self._detect(record)
-        if isinstance(found, Rejected) or found.system is not None or not found.messages:
+        try:
+            found = self._detect(record)
+        except RejectError:
+            return None
+        if found.system is not None or not found.messages:
             return None
         messages: list[Message] = []
         if self._plain.take(found, 0, messages) < len(found.messages):
@@ -515,30 +508,22 @@ class ConversationReader:
             return None
         return PlainChat(found.schema, messages, found.columns)
 
-    def read_conversation(self, record: Mapping[str, Json], found: DetectedMessages) -> Row | Rejected:
+    def read_conversation(self, record: Mapping[str, Json], found: DetectedMessages) -> Row:
         """Return the row of a record whose messages were found."""
         columns = self._columns
         if columns.system_prompt is not None or found.system is not None or self._single_turn:
             reshaped = self._reshape_messages(record, found, columns)
-            if isinstance(reshaped, Rejected):
-                return reshaped
             found = reshaped
         if not found.messages:
-            return Rejected("empty_conversation", "no messages")
+            raise RejectError("empty_conversation", "no messages")
         # One that noticed nothing is as good as new, and most rows have nothing to notice.
         tally = self._tally = _ConversationTally() if self._tally.noticed else self._tally
         messages = self._read_messages(found, columns, tally)
-        if isinstance(messages, Rejected):
-            return messages
         offered = read_tools(record, self._tools.tools_fields)
-        if isinstance(offered, Rejected):
-            return offered
         kwargs: dict[str, Json] = {}
         value = None if self._kwargs_column is None else record.get(self._kwargs_column)
         if value is not None:
             read = read_kwargs(value)
-            if isinstance(read, Rejected):
-                return read
             kwargs, is_ignored = read
             if is_ignored:
                 tally.note("ignored_add_generation_prompt")
@@ -558,38 +543,36 @@ class ConversationReader:
 
     def _read_messages(
         self, found: DetectedMessages, columns: MessageColumns, tally: _ConversationTally
-    ) -> list[Message] | Rejected:
+    ) -> list[Message]:
         """Read every message; plain ones are taken as they are."""
         messages, out = found.messages, list[Message]()
         place = self._plain.take(found, 0, out)
         while place < len(messages):
             message = messages[place]
             if not is_mapping(message):
-                return Rejected("bad_messages", f"message {len(out)} is {describe_type(message)}, expected a mapping")
+                raise RejectError("bad_messages", f"message {len(out)} is {describe_type(message)}, expected a mapping")
             tally.noticed = True
             pieces: Sequence[Mapping[str, Json]] = ()
             if type(message.get(found.content_key)) is list:
                 pieces = split_tool_results(message, found.content_key)
             for piece in pieces or (message,):
                 read = self._read_message(piece, found, columns, tally)
-                if isinstance(read, Rejected):
-                    return read
                 if read is not None:
                     out.append(read)
             place = self._plain.take(found, place + 1, out, is_reasoning_open=bool(tally.thoughts))
         if tally.thoughts:
-            return Rejected("orphan_think", f"{len(tally.thoughts)} with no assistant's message after")
+            raise RejectError("orphan_think", f"{len(tally.thoughts)} with no assistant's message after")
         if tally.noticed:
             link_calls(out)
-        return out or Rejected("empty_conversation", "no messages but reasoning")
+        if not out:
+            raise RejectError("empty_conversation", "no messages but reasoning")
+        return out
 
     def _read_message(
         self, raw: Mapping[str, Json], found: DetectedMessages, columns: MessageColumns, tally: _ConversationTally
-    ) -> Message | Rejected | None:
+    ) -> Message | None:
         """Read one message key by key; return None if it was reasoning, which is now in the tally or dropped."""
         role = self._read_role(raw.get(found.role_key), columns, tally)
-        if isinstance(role, Rejected):
-            return role
         value = raw.get(found.content_key)
         read_keys = (found.role_key, found.content_key, *_MESSAGE_KEYS)
         extras = {key: extra for key, extra in raw.items() if extra is not None and key not in read_keys}
@@ -599,15 +582,13 @@ class ConversationReader:
             role, value, given = "assistant", "", [value, *given]
         speaks = role in self._speakers
         if value is None and role == "user":
-            return Rejected("empty_user", "a user's message without content: an answer to it would answer nothing")
+            raise RejectError("empty_user", "a user's message without content: an answer to it would answer nothing")
         content, reasoning = "" if value is None else value, NO_REASONING
         if role == "tool" and type(content) is not str and not has_typed_parts(content):
             tally.note("tool_result_as_json")
             content = to_json(content)
         if type(content) is not str:
             parts = read_parts(content, speaks=speaks)
-            if isinstance(parts, Rejected):
-                return parts
             content, reasoning, given = "".join(parts.text), parts.reasoning, [*parts.calls, *given]
         if role == self._think_role:
             if self._drops:
@@ -616,29 +597,25 @@ class ConversationReader:
                 tally.thoughts.append(content)
             return None
         calls = read_calls(given, self._tools.arguments) if given else NO_CALLS
-        if isinstance(calls, Rejected):
-            return calls
         if not self._flags.isdisjoint(extras):
             flags = read_flags(extras, columns.message_flags, self._loss)
-            if isinstance(flags, Rejected):
-                return flags
             extras = {**remove_keys(extras, columns.message_flags), **flags}
         if type(extras.get(REASONING_KEY, "")) is not str:
-            return Rejected("content_not_text", f"{REASONING_KEY} is {describe_type(extras[REASONING_KEY])}")
+            raise RejectError("content_not_text", f"{REASONING_KEY} is {describe_type(extras[REASONING_KEY])}")
         if not speaks:
             return _assemble_message(role, content, "", calls, extras)
         return self._finish_assistant(role, content, reasoning, calls, extras, tally)
 
-    def _read_role(self, source: Json, columns: MessageColumns, tally: _ConversationTally) -> str | Rejected:
+    def _read_role(self, source: Json, columns: MessageColumns, tally: _ConversationTally) -> str:
         if type(source) is not str or not source:
-            return Rejected("bad_messages", f"a message's role is {describe_type(source)}, expected text")
+            raise RejectError("bad_messages", f"a message's role is {describe_type(source)}, expected text")
         role = self._roles.get(source, source)
         if role not in self._known and (folded := self._roles.get(source.strip().lower())) is not None:
             role = folded
             tally.note("role_name_case")
         if role not in self._known:
             if columns.unknown_roles == "reject":
-                return Rejected("unknown_role", f"{role!r}; name it in format.role_map, or set unknown_roles: warn")
+                raise RejectError("unknown_role", f"{role!r}; name it in format.role_map, or set unknown_roles: warn")
             if role not in tally.unknown_roles:
                 tally.unknown_roles.append(role)
         return role
@@ -651,7 +628,7 @@ class ConversationReader:
         calls: ToolCalls,
         extras: Message,
         tally: _ConversationTally,
-    ) -> Message | Rejected:
+    ) -> Message:
         """Finish a message of the model: join its reasoning, and reject it if it is empty."""
         if DETAILS_KEY in extras:
             extras = join_reasoning_details(extras)
@@ -662,7 +639,7 @@ class ConversationReader:
         if self._tags.may_contain_tag(content):
             extracted = self._tags.extract(content)
             if extracted is None:
-                return Rejected("unclosed_think", "the reasoning is never closed: the text is truncated")
+                raise RejectError("unclosed_think", "the reasoning is never closed: the text is truncated")
             content, blocks, literal = extracted
             tally.extracted += len(blocks)
             tally.note("literal_think", literal)
@@ -675,12 +652,12 @@ class ConversationReader:
                 remove_keys(extras, [key for key in self._reasoning_keys if type(extras.get(key)) is str]),
             )
         if not reasoning and not calls.calls and not content.strip():
-            return Rejected("empty_assistant", f"{role} with no text, call or reasoning")
+            raise RejectError("empty_assistant", f"{role} with no text, call or reasoning")
         return _assemble_message(role, content, reasoning, calls, extras)
 
     def _reshape_messages(
         self, record: Mapping[str, Json], found: DetectedMessages, columns: MessageColumns
-    ) -> DetectedMessages | Rejected:
+    ) -> DetectedMessages:
         """Insert the system messages of other columns, then keep a single turn if requested."""
         values = [found.system] if columns.system_prompt != "system" else []
         if columns.system_prompt is not None:
@@ -691,9 +668,11 @@ class ConversationReader:
             if is_mapping(value):
                 text = value.get("content")
                 if type(text) is not str:
-                    return Rejected("bad_system_prompt", "a mapping without a text in content")
+                    raise RejectError("bad_system_prompt", "a mapping without a text in content")
             if text is not None and type(text) is not str:
-                return Rejected("bad_system_prompt", f"{describe_type(text)}, expected text or a mapping with content")
+                raise RejectError(
+                    "bad_system_prompt", f"{describe_type(text)}, expected text or a mapping with content"
+                )
             if not text or text.isspace():
                 continue
             system: Json = {found.role_key: "system", found.content_key: text}
@@ -707,7 +686,7 @@ class ConversationReader:
                 case "replace":
                     messages = [system, *messages[1:]]
                 case "reject":
-                    return Rejected("bad_system_prompt", "there is already a system message, and two are not allowed")
+                    raise RejectError("bad_system_prompt", "there is already a system message, and two are not allowed")
                 case _:
                     merged = existing
                     if is_list(existing):

@@ -32,6 +32,14 @@ from rowmill.core.json import Json, from_json, from_json_without_repeats
 from rowmill.schema.rows import Message, Rejected, Row
 
 
+class RejectError(Exception):
+    """Ends the reading of a record, whose outcome is `rejected`."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        """Take the parts of the reject."""
+        self.rejected = Rejected(reason, detail)
+
+
 def is_mapping(value: Json) -> TypeGuard[dict[str, Any]]:
     """Return whether a decoded JSON value is a mapping."""
     return type(value) is dict
@@ -247,33 +255,33 @@ class ContentParts:
     calls: list[Json] = field(default_factory=list[Json])
 
 
-def read_parts(content: Json, *, speaks: bool) -> ContentParts | Rejected:
+def read_parts(content: Json, *, speaks: bool) -> ContentParts:
     """Sort a list of typed parts; reasoning and call parts are allowed only if the model `speaks`."""
     if not is_list(content):
-        return Rejected("content_not_text", f"content is {describe_type(content)}, expected text or a list of parts")
+        raise RejectError("content_not_text", f"content is {describe_type(content)}, expected text or a list of parts")
     parts = ContentParts()
     for part in content:
         if not is_mapping(part):
-            return Rejected("unknown_content_part", f"a part is {describe_type(part)}, expected a mapping")
+            raise RejectError("unknown_content_part", f"a part is {describe_type(part)}, expected a mapping")
         kind = part.get("type")
         if kind is not None and type(kind) is not str:
-            return Rejected("unknown_content_part", f"a part's type is {describe_type(kind)}")
+            raise RejectError("unknown_content_part", f"a part's type is {describe_type(kind)}")
         if kind is None or kind in TEXT_PARTS:
             text = _get_part_text(part, ("text", "value"))
             if text is None:
-                return Rejected("unknown_content_part", "a text part without text")
+                raise RejectError("unknown_content_part", "a text part without text")
             parts.text.append(text)
         elif speaks and kind in REASONING_PARTS:
             text = _get_part_text(part, (kind, "text", "value", "content"))
             if text is None:
-                return Rejected("unknown_content_part", f"a {kind} part without text")
+                raise RejectError("unknown_content_part", f"a {kind} part without text")
             parts.reasoning.append(text)
         elif speaks and kind in CALL_PARTS:
             parts.calls.append(part["value"] if part.get("value") is not None else part)
         elif kind.startswith(MEDIA_PARTS):
-            return Rejected("multimodal_content", f"a part is {kind}")
+            raise RejectError("multimodal_content", f"a part is {kind}")
         else:
-            return Rejected("unknown_content_part", f"a part is {kind}")
+            raise RejectError("unknown_content_part", f"a part is {kind}")
     return parts
 
 
@@ -311,7 +319,7 @@ def _get_part_text(part: Mapping[str, Json], keys: Iterable[str]) -> str | None:
     return None
 
 
-def read_flags(message: Message, names: Iterable[str], loss: Loss) -> dict[str, Json] | Rejected:
+def read_flags(message: Message, names: Iterable[str], loss: Loss) -> dict[str, Json]:
     """Turn a message's flags into `train` and, if a number was given, `weight`.
 
     A boolean decides whether the message is trained, a number its weight. With `loss.weights`,
@@ -328,14 +336,14 @@ def read_flags(message: Message, names: Iterable[str], loss: Loss) -> dict[str, 
         elif type(value) in (int, float):
             size = abs(value) if loss.allow_negative else value
             if not (value in (0, 1) or (loss.weights and MIN_WEIGHT <= size <= MAX_WEIGHT)):
-                return Rejected("bad_weight", f"{name} is {value}")
+                raise RejectError("bad_weight", f"{name} is {value}")
             if weight not in (None, float(value)):
-                return Rejected("flag_conflict", f"{name} is {value}, but another flag is {weight}")
+                raise RejectError("flag_conflict", f"{name} is {value}, but another flag is {weight}")
             weight, trains = float(value), value != 0
         else:
-            return Rejected("bad_weight", f"{name} is {describe_type(value)}, expected a boolean or a number")
+            raise RejectError("bad_weight", f"{name} is {describe_type(value)}, expected a boolean or a number")
         if train not in (None, trains):
-            return Rejected("flag_conflict", f"{name} is {value}, but another flag contradicts it")
+            raise RejectError("flag_conflict", f"{name} is {value}, but another flag contradicts it")
         train = trains
     if train is None:
         return {}
@@ -352,7 +360,7 @@ def remove_flags(message: Message) -> Message:
     return {key: value for key, value in message.items() if key not in _CANONICAL_FLAGS}
 
 
-def read_kwargs(value: Json) -> tuple[dict[str, Json], bool] | Rejected:
+def read_kwargs(value: Json) -> tuple[dict[str, Json], bool]:
     """Return a row's template variables, and whether an `add_generation_prompt` among them was ignored."""
     if type(value) is str:
         if not value or value.isspace():
@@ -360,14 +368,14 @@ def read_kwargs(value: Json) -> tuple[dict[str, Json], bool] | Rejected:
         try:
             value = from_json(value)
         except ValueError as error:
-            return Rejected("bad_template_kwargs", f"not JSON: {error}")
+            raise RejectError("bad_template_kwargs", f"not JSON: {error}") from error
     if value is None:
         return {}, False
     if not is_mapping(value):
-        return Rejected("bad_template_kwargs", f"{describe_type(value)}, expected a mapping")
+        raise RejectError("bad_template_kwargs", f"{describe_type(value)}, expected a mapping")
     for name in value:
         if name in FORBIDDEN_KWARGS or name.startswith("return_"):
-            return Rejected("bad_template_kwargs", f"a row cannot set {name}")
+            raise RejectError("bad_template_kwargs", f"a row cannot set {name}")
     if "add_generation_prompt" not in value:
         return value, False
     return {name: one for name, one in value.items() if name != "add_generation_prompt"}, True
@@ -402,7 +410,7 @@ class OfferedTools(NamedTuple):
 NO_TOOLS_OFFERED = OfferedTools()
 
 
-def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTools | Rejected:
+def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTools:
     """Return the tools of the first column that holds any."""
     for name in fields:
         value = record.get(name)
@@ -413,13 +421,13 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTool
             try:
                 value = from_json(value)
             except ValueError as error:
-                return Rejected("bad_tools", f"{name} is not JSON: {error}")
+                raise RejectError("bad_tools", f"{name} is not JSON: {error}") from error
             if value is None or value == []:
                 continue
         if is_list(value):
             schemas = value
         elif not is_mapping(value):
-            return Rejected("bad_tools", f"{name}: {describe_type(value)}, expected a list or a mapping")
+            raise RejectError("bad_tools", f"{name}: {describe_type(value)}, expected a list or a mapping")
         elif is_mapping(value.get("function")) or type(value.get("name")) is str:
             schemas = [value]
         else:
@@ -434,7 +442,7 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTool
         for schema in schemas:
             tool = _wrap_schema(schema)
             if tool is None:
-                return Rejected("bad_tools", f"{name}: tool {len(tools)} ({describe_type(schema)}) has no name")
+                raise RejectError("bad_tools", f"{name}: tool {len(tools)} ({describe_type(schema)}) has no name")
             tools.append(tool)
         return OfferedTools(tuple(tools) or None, present=True, from_text=from_text)
     return NO_TOOLS_OFFERED
@@ -469,7 +477,7 @@ class ToolCalls:
     sources: list[str | None]
 
 
-def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls | Rejected:
+def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls:
     """Read calls into one shape; each value is a call, a list of calls, or the JSON text of either.
 
     Arguments that are text, but no JSON object, are rejected unless `arguments` is `string`: a model that is trained
@@ -485,38 +493,36 @@ def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls | R
             try:
                 given = from_json_without_repeats(given)
             except ValueError as error:
-                return Rejected("bad_tool_call", f"not JSON: {error}")
+                raise RejectError("bad_tool_call", f"not JSON: {error}") from error
         if given is None:
             continue
         if not is_list(given) and not is_mapping(given):
-            return Rejected("bad_tool_call", f"{describe_type(given)}, expected calls")
+            raise RejectError("bad_tool_call", f"{describe_type(given)}, expected calls")
         for item in given if is_list(given) else [given]:
             call = _read_call(item, arguments)
-            if isinstance(call, Rejected):
-                return call
             calls.append(call[0])
             sources.append(call[1])
     return ToolCalls(calls, sources)
 
 
-def _read_call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
+def _read_call(value: Json, form: str) -> tuple[Json, str | None]:
     if type(value) is str:
         try:
             value = from_json_without_repeats(value)
         except ValueError as error:
-            return Rejected("bad_tool_call", f"not JSON: {error}")
+            raise RejectError("bad_tool_call", f"not JSON: {error}") from error
     if not is_mapping(value):
-        return Rejected("bad_tool_call", f"a call is {describe_type(value)}, expected a mapping")
+        raise RejectError("bad_tool_call", f"a call is {describe_type(value)}, expected a mapping")
     function = value.get("function")
     body = function if is_mapping(function) else value
     name = body.get("name")
     if not _is_name(name):
-        return Rejected("bad_tool_call", "a call has no name")
+        raise RejectError("bad_tool_call", "a call has no name")
     given: Json = next((body[key] for key in ARGUMENT_KEYS if body.get(key) is not None), None)
     arguments = _parse_arguments(given)
     if arguments is None:
         if form != "string" or type(given) is not str:
-            return Rejected("bad_tool_arguments", f"{name}: arguments are not a JSON object")
+            raise RejectError("bad_tool_arguments", f"{name}: arguments are not a JSON object")
         arguments = given
     call_id = value.get("id")
     call = {

@@ -244,8 +244,8 @@ def recognise_format(sample: Sample, kinds: Iterable["type[DatasetKind]"]) -> Fo
     found = [one for kind in kinds if (one := kind.recognise(sample)) is not None]
     sure = sorted((one for one in found if one.is_sure), key=lambda one: one.precedence)
     others = sorted(found, key=lambda one: (-one.fits, one.precedence))
-    tree = next((one for record in sample.whole if (one := explain_tree(record)) is not None), None)
-    return FormatChoice(sure[0] if sure else None, others, tree.detail if tree is not None else "")
+    tree = next((why for record in sample.whole if (why := explain_tree(record))), "")
+    return FormatChoice(sure[0] if sure else None, others, tree)
 
 
 def find_wrapped_records(

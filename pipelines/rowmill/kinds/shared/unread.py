@@ -25,8 +25,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
-from rowmill.kinds.shared.messages import is_list, is_mapping, strip_speaker
-from rowmill.schema.rows import PlainChat, Rejected, Row
+from rowmill.kinds.shared.messages import RejectError, is_list, is_mapping, strip_speaker
+from rowmill.schema.rows import PlainChat, Row
 
 IDENTIFIER_CHARS = 40
 """A text of one word up to this length is a name, a link or a hash, not text that could be trained."""
@@ -206,28 +206,28 @@ def begins_with_system(
 
 def join_context(
     record: Mapping[str, Json], prompt_field: str, context_fields: Iterable[str], response_field: str = ""
-) -> tuple[str, tuple[str, ...]] | Rejected:
+) -> tuple[str, tuple[str, ...]]:
     """Append the text of the context's columns to a prompt, each on a new line, unless it is blank.
 
     The columns of both are returned too.
     """
     prompt = record.get(prompt_field)
     if type(prompt) is not str:
-        return Rejected("content_not_text", f"{prompt_field} is {describe_type(prompt)}")
+        raise RejectError("content_not_text", f"{prompt_field} is {describe_type(prompt)}")
     text, used = prompt, [prompt_field]
     for name in context_fields:
         extra = record.get(name)
         if name in (prompt_field, response_field) or extra is None or extra == "":
             continue
         if type(extra) is not str:
-            return Rejected("content_not_text", f"{name} is {describe_type(extra)}")
+            raise RejectError("content_not_text", f"{name} is {describe_type(extra)}")
         used.append(name)
         if not extra.isspace():
             text = f"{text}\n{extra}"
     return text, tuple(used)
 
 
-def read_history(record: Mapping[str, Json]) -> list[Json] | Rejected:
+def read_history(record: Mapping[str, Json]) -> list[Json]:
     """Return the turns before the prompt; none if `history` is absent, empty, or text, which is refused as unread."""
     history = record.get("history")
     if not history or type(history) is str:
@@ -236,7 +236,9 @@ def read_history(record: Mapping[str, Json]) -> list[Json] | Rejected:
         return history
     is_one_pair = is_list(history) and len(history) == _PAIR_LENGTH and all(type(text) is str for text in history)
     turns = pair_history([history] if is_one_pair else history)
-    return Rejected("bad_messages", "history is not a list of [user, assistant] pairs") if turns is None else turns
+    if turns is None:
+        raise RejectError("bad_messages", "history is not a list of [user, assistant] pairs")
+    return turns
 
 
 def pair_history(value: Json) -> list[Json] | None:

@@ -489,11 +489,8 @@ class ConversationReader:
 
     def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
         """Return a record's chat if there is nothing to read in it; None leaves it to `__call__`."""
-        if (
-            self._detect is None
-            or self._read_beside_messages is None
-            or not self._read_beside_messages.isdisjoint(record)
-        ):
+        assert self._detect is not None
+        if self._read_beside_messages is None or not self._read_beside_messages.isdisjoint(record):
             return None
         try:
             found = self._detect(record)

@@ -1,21 +1,15 @@
-"""The plan of a table: which records make which examples, and what is counted of it.
-
-Facts of a table's plan, which add up over its partitions.
-
-Sizes are kept as the number of times that each occurs, of which there are at most as many as an example has tokens. So
-minimum, mean, deviation and histograms of a table are exact, whatever number of partitions they are added up from.
-
-The plan of a table's partition: computed from lengths alone, it states exactly what a build makes.
-
-A build plans all partitions before it writes any examples.
+"""The plan of a table: which records make which examples, computed from lengths alone, and what is counted of it.
 
     lengths, index ─► what fits ─► passes ─► assembled ─► facts
+
+A build plans all partitions before it writes any examples. Sizes are kept as the number of times that each occurs, so
+that the facts of a table are exact, whatever number of partitions they are added up from.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +25,6 @@ from rowmill.kinds.tables.assembly import (
     AssembledExamples,
     BudgetSampler,
     ExampleLimits,
-    Permute,
     RecordLengths,
     RecordPass,
     assemble_groups,
@@ -45,10 +38,13 @@ from rowmill.kinds.tables.assembly import (
 from rowmill.kinds.tables.options import Records as RecordsFormat
 from rowmill.kinds.tables.partitions import SPLITS, RowIndex
 from rowmill.kinds.tables.schema import Mode
+from rowmill.kinds.tables.serialization import read_json
 from rowmill.schema.manifest import DisplayTable
 
 MAX_NAMED_OVERFLOWS = 20
 """Overflows named in an error, the largest first."""
+MAX_EXAMINED_ROWS = 100
+"""Records of a group that are examined to find its widest column."""
 MAX_LISTED_OVERFLOWS = 100
 """Overflows listed in the report, in the order of the table; the rejects have all."""
 MEASURED_SIZES = ("record_tokens", "group_tokens", "example_tokens", "example_records", "example_groups")
@@ -57,57 +53,31 @@ MEASURED_SIZES = ("record_tokens", "group_tokens", "example_tokens", "example_re
 # ── Sizes ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ValueCounts:
-    """How many times each value occurs: `values` ascend."""
+ValueCounts = Mapping[int, int]
+"""How many times each value occurs, by value in ascending order."""
 
-    values: Ints
-    counts: Ints
 
-    @classmethod
-    def of(cls, values: Ints) -> "ValueCounts":
-        """Count values."""
-        return cls(*np.unique(values, return_counts=True))
+def count_values(values: Ints) -> ValueCounts:
+    """Count values."""
+    return dict(zip(*(part.tolist() for part in np.unique(values, return_counts=True)), strict=True))
 
-    @classmethod
-    def join(cls, several: Sequence["ValueCounts"]) -> "ValueCounts":
-        """Add counts up."""
-        none = np.empty(0, np.int64)
-        values = np.concatenate([none, *(one.values for one in several)])
-        counts = np.concatenate([none, *(one.counts for one in several)])
-        distinct, back = np.unique(values, return_inverse=True)
-        sums = np.zeros(len(distinct), np.int64)
-        np.add.at(sums, back, counts)
-        return cls(distinct, sums)
 
-    @property
-    def largest(self) -> int:
-        """The largest value; 0 if there is none."""
-        return int(self.values.max(initial=0))
+def join_counts(several: Iterable[ValueCounts]) -> ValueCounts:
+    """Add counts up."""
+    sums: Counter[int] = Counter()
+    for counts in several:
+        sums.update(counts)
+    return {value: sums[value] for value in sorted(sums)}
 
-    def measure_spread(self) -> dict[str, float]:
-        """Return minimum, mean, maximum and standard deviation; zeros if there is no value."""
-        total = int(self.counts.sum())
-        if not total:
-            return {"min": 0, "mean": 0.0, "max": 0, "std": 0.0}
-        mean = float((self.values * self.counts).sum() / total)
-        deviation = float(np.sqrt((self.counts * (self.values - mean) ** 2).sum() / total))
-        return {
-            "min": int(self.values[0]),
-            "mean": round(mean, 6),
-            "max": self.largest,
-            "std": round(deviation, 6),
-        }
 
-    def to_json(self) -> list[list[int]]:
-        """Return values and counts as JSON."""
-        return [self.values.tolist(), self.counts.tolist()]
-
-    @classmethod
-    def from_json(cls, stored: Sequence[Sequence[int]]) -> "ValueCounts":
-        """Read what `to_json` returned."""
-        values, counts = (np.array(one, np.int64) for one in stored)
-        return cls(values, counts)
+def _measure_spread(sizes: ValueCounts) -> dict[str, float]:
+    """Return minimum, mean, maximum and standard deviation; zeros if there is no value."""
+    if not sizes:
+        return {"min": 0, "mean": 0.0, "max": 0, "std": 0.0}
+    values, counts = np.array([*sizes]), np.array([*sizes.values()])
+    mean = float((values * counts).sum() / counts.sum())
+    deviation = float(np.sqrt((counts * (values - mean) ** 2).sum() / counts.sum()))
+    return {"min": int(values[0]), "mean": round(mean, 6), "max": int(values[-1]), "std": round(deviation, 6)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +97,7 @@ class SplitFacts:
         return cls(
             first.split,
             {name: sum(one.counts[name] for one in several) for name in first.counts},
-            {name: ValueCounts.join([one.sizes[name] for one in several]) for name in first.sizes},
+            {name: join_counts(one.sizes[name] for one in several) for name in first.sizes},
             sum(one.shown_tokens for one in several),
             max(one.longest_group for one in several),
         )
@@ -141,12 +111,12 @@ class SplitFacts:
         """Return the numbers of the report, by name."""
         counts: dict[str, Any] = {name: count for name, count in self.counts.items() if name != "units"}
         for name, sizes in self.sizes.items():
-            counts |= {f"{name}_{what}": value for what, value in sizes.measure_spread().items()}
+            counts |= {f"{name}_{what}": value for what, value in _measure_spread(sizes).items()}
         return counts
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON."""
-        sizes = {name: one.to_json() for name, one in self.sizes.items()}
+        sizes = {name: [[*one], [*one.values()]] for name, one in self.sizes.items()}
         return {
             "split": self.split, "counts": dict(self.counts), "sizes": sizes, "shown_tokens": self.shown_tokens,
             "longest_group": self.longest_group,
@@ -155,7 +125,7 @@ class SplitFacts:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "SplitFacts":
         """Read what `to_json` returned."""
-        sizes = {name: ValueCounts.from_json(one) for name, one in stored["sizes"].items()}
+        sizes = {name: dict(zip(*one, strict=True)) for name, one in stored["sizes"].items()}
         return cls(stored["split"], stored["counts"], sizes, stored["shown_tokens"], stored["longest_group"])
 
 
@@ -250,7 +220,7 @@ class TablePlan:
         train = next((one for one in self.splits if one.split == "train"), None)
         if train is None:
             return {"longest_example": 0, "longest_group": 0}
-        return {"longest_example": train.sizes["example_tokens"].largest, "longest_group": train.longest_group}
+        return {"longest_example": max(train.sizes["example_tokens"], default=0), "longest_group": train.longest_group}
 
     def table(self) -> DisplayTable:
         """Return the numbers of each split: counts, tokens, why examples ended, sizes."""
@@ -319,22 +289,16 @@ class TablePlanRequest:
     partition: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OverflowNaming:
-    """Lookups that name overflows; each is called once, for all of them."""
-
-    names_of: Callable[[Ints], Sequence[str]]
-    """Row numbers to row ids."""
-    widest_of: Callable[[Sequence[Ints]], Sequence[str]]
-    """Sets of rows to the column with the longest text in each."""
+ColumnReader = Callable[[Ints, str], Sequence[str]]
+"""Reads a column of rows, given their numbers in the index."""
 
 
 def plan_partition(
-    request: TablePlanRequest, index: RowIndex, lengths: Ints, *, naming: OverflowNaming
+    request: TablePlanRequest, index: RowIndex, lengths: Ints, *, read_column: ColumnReader
 ) -> PartitionPlan:
     """Plan all splits of a partition's rows; units that do not fit are left out, whatever the recipe says.
 
-    `lengths` int64[N] are each row's tokens, −1 for a row that was rejected.
+    `lengths` int64[N] are each row's tokens, −1 for a row that was rejected. Overflows are named by `read_column`.
     """
     excess = _find_oversized(request.form, request.limits, index, lengths)
     states = np.zeros(len(lengths), np.int8)
@@ -346,10 +310,9 @@ def plan_partition(
         shown[one.rows[one.assembled.records]] = True
     states[fitting & ~shown] = NOT_SAMPLED
     made = tuple(one for one in splits if len(one.rows))
-    rows = np.split(excess.rows, excess.starts[1:-1]) if len(excess.units) else []
-    return PartitionPlan(
-        request.form.mode, made, tuple(_name_overflows(request, naming, index, excess, rows)), tuple(rows), states
-    )
+    rows = tuple(np.split(excess.rows, excess.starts[1:-1])) if len(excess.units) else ()
+    overflows = tuple(_name_overflows(request, read_column, index, excess, rows)) if rows else ()
+    return PartitionPlan(request.form.mode, made, overflows, rows, states)
 
 
 def count_sampled_rows(request: TablePlanRequest, index: RowIndex, lengths: Ints) -> int:
@@ -464,29 +427,23 @@ def _find_oversized(form: RecordsFormat, limits: ExampleLimits, index: RowIndex,
 
 
 def _name_overflows(
-    request: TablePlanRequest, naming: OverflowNaming, index: RowIndex, excess: _OversizedUnits, rows: Sequence[Ints]
-) -> list[TableOverflow]:
+    request: TablePlanRequest, read_column: ColumnReader, index: RowIndex, excess: _OversizedUnits, rows: Sequence[Ints]
+) -> Iterator[TableOverflow]:
     """Name all overflows and their widest columns, reading each part once."""
-    if not len(excess.units):
-        return []
     limits, columns = request.limits, request.form.group_columns
     if excess.kind == "record":
-        names = [f"record {name}" for name in naming.names_of(excess.units)]
+        names = [f"record {name}" for name in read_column(excess.units, "row_id")]
     else:
         names = [format_group_name(columns, index.keys[group]) for group in excess.units.tolist()]
-    return [
-        TableOverflow(
-            excess.kind,
-            name,
-            own + limits.prompt + DELIMITERS_PER_UNIT,
-            limits.prompt,
-            own,
-            limits.limit,
-            len(of),
-            widest,
-        )
-        for name, own, of, widest in zip(names, excess.tokens.tolist(), rows, naming.widest_of(rows), strict=True)
-    ]
+    examined = [of[:MAX_EXAMINED_ROWS] for of in rows]
+    records = iter(read_column(np.concatenate(examined), "record"))
+    for name, tokens, of, shown in zip(names, excess.tokens.tolist(), rows, examined, strict=True):
+        sizes: Counter[str] = Counter()
+        for record in islice(records, len(shown)):
+            sizes.update({column: len(str(value)) for column, value in read_json(record).items()})
+        needed = tokens + limits.prompt + DELIMITERS_PER_UNIT
+        widest = max(sizes, key=sizes.__getitem__, default="")
+        yield TableOverflow(excess.kind, name, needed, limits.prompt, tokens, limits.limit, len(of), widest)
 
 
 def format_group_name(columns: Sequence[str], key: str) -> str:
@@ -524,41 +481,30 @@ def _plan_table_split(
     rows, begins = index.sort_rows(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
     records = RecordLengths(lengths[rows], begins)
     groups = np.full(len(begins) - 1, -1) if index.groups is None else index.groups[rows[begins[:-1]]]
-    is_train = split == "train"
-    wanted = request.wanted if is_train else None
-    permute = partial(_permute_pass, request, split)
-    draw = _make_budget_sampler(request, index, split, groups) if is_train else None
-    assembled = _assemble_split(request, records, wanted, permute, draw)
-    return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, request.limits))
+    form, limits = request.form, request.limits
+    wanted, draw = None, None
+    if split == "train":
+        wanted, draw = request.wanted, _make_budget_sampler(request, index, split, groups)
 
+    def permute(number: int, count: int) -> Ints:
+        """Return the order of a pass: a keyed permutation, independent of other datasets, partitions and passes."""
+        of_partition = () if request.partition is None else (request.partition,)
+        key = permutation.hash_labels(request.seed, "assembly", request.dataset, split, number, *of_partition)
+        return permutation.make_feistel(count, key)(np.arange(count, dtype=np.int64))
 
-def _assemble_split(
-    request: TablePlanRequest,
-    records: RecordLengths,
-    wanted: int | None,
-    permute: Permute,
-    draw: BudgetSampler | None,
-) -> AssembledExamples:
-    limits = request.limits
-    match request.form.mode:
+    match form.mode:
         case "tabular":
-            return assemble_records(records, resample_records(records, wanted, permute), limits)
+            assembled = assemble_records(records, resample_records(records, wanted, permute), limits)
         case "grouped":
             passes = resample_groups(records, wanted, permute)
-            if request.form.assembly.on_overflow == "split":
+            if form.assembly.on_overflow == "split":
                 passes = [
                     RecordPass(one.number, *split_large_runs(records, one.firsts, one.lasts, limits)) for one in passes
                 ]
-            return assemble_groups(records, passes, limits)
+            assembled = assemble_groups(records, passes, limits)
         case "sequential":
-            return assemble_series(records, resample_series(records, wanted, permute), limits, draw)
-
-
-def _permute_pass(request: TablePlanRequest, split: str, number: int, count: int) -> Ints:
-    """Return the order of a pass: a keyed permutation, independent of other datasets, partitions and passes."""
-    of_partition = () if request.partition is None else (request.partition,)
-    key = permutation.hash_labels(request.seed, "assembly", request.dataset, split, number, *of_partition)
-    return permutation.make_feistel(count, key)(np.arange(count, dtype=np.int64))
+            assembled = assemble_series(records, resample_series(records, wanted, permute), limits, draw)
+    return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, limits))
 
 
 def _make_budget_sampler(request: TablePlanRequest, index: RowIndex, split: str, groups: Ints) -> BudgetSampler:
@@ -597,7 +543,7 @@ def _summarize_split(mode: Mode, one: SplitTablePlan) -> SplitFacts:
         "example_records": examples,
         "example_groups": np.diff(assembled.examples) if is_grouped else units[:0],
     }
-    sizes = {name: ValueCounts.of(values) for name, values in measured.items()}
+    sizes = {name: count_values(values) for name, values in measured.items()}
     shown = int(one.records.tokens[assembled.records].sum())
     longest = 0 if mode == "tabular" else int(one.records.group_sizes.max(initial=0))
     return SplitFacts(one.split, counts, sizes, shown, longest)

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,17 +32,16 @@ from rowmill.core.storage import File, Store, digest_bytes, digest_json, read_ta
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.tables import assembly, record_tokens
 from rowmill.kinds.tables.assembly import ExampleLimits, PromptFrame
-from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.partition_plan import (
     KEPT_STATE,
     OverflowFacts,
-    OverflowNaming,
     PartitionPlan,
     SplitFacts,
     TablePlan,
     TablePlanRequest,
     ValueCounts,
     count_sampled_rows,
+    join_counts,
     join_split_facts,
     plan_partition,
     require_fitting_units,
@@ -53,7 +52,6 @@ from rowmill.kinds.tables.partitions import (
     SPLITS,
     IndexOptions,
     ObservedTable,
-    PartitionBorders,
     RowIndex,
     RowPart,
     TablePartition,
@@ -78,8 +76,6 @@ from rowmill.kinds.tables.record_tokens import (
     save_slice,
     write_prefill,
 )
-from rowmill.kinds.tables.schema import RecordSchema
-from rowmill.kinds.tables.serialization import read_json
 from rowmill.parts.accounts import RejectLog, count_accounts, describe_rejects, row_as_bytes, write_accounts
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
 from rowmill.parts.functions import (
@@ -99,33 +95,6 @@ from rowmill.shards.host_scratch import HostScratch
 from rowmill.tokenization.reference_sample import divide_minimum
 from rowmill.tokenization.stored_tokenizers import open_reference_encoder
 from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION, LoadedTokenizer
-
-MAX_EXAMINED_ROWS = 100
-"""Records of a group that are examined to find its widest column."""
-
-
-def make_overflow_naming(store: Store, files: Sequence[File], index: RowIndex) -> OverflowNaming:
-    """Return the lookups that name overflows among the rows of an index; `files` are its parts."""
-    read = partial(read_row_column, store, files, index)
-    return OverflowNaming(
-        names_of=lambda rows: read(rows, "row_id"),
-        widest_of=lambda units: _find_widest_columns(read, units),
-    )
-
-
-def _find_widest_columns(read: "partial[list[str]]", units: Sequence[Ints]) -> list[str]:
-    """Return the column with the most characters for each set of rows."""
-    looked_at = [rows[:MAX_EXAMINED_ROWS] for rows in units]
-    texts = iter(read(np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
-    widest: list[str] = []
-    for rows in looked_at:
-        sizes: dict[str, int] = {}
-        for text in islice(texts, len(rows)):
-            for name, value in read_json(text).items():
-                sizes[name] = sizes.get(name, 0) + len(str(value))
-        widest.append(max(sizes, key=sizes.__getitem__, default=""))
-    return widest
-
 
 ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
 """States of rows, indexed by plans and ledger tasks; from `FIRST_REASON` on, reject reasons."""
@@ -163,8 +132,9 @@ def save_states(store: Store, path: str, plan: PartitionPlan, index: RowIndex) -
     """
     rows = np.flatnonzero(plan.states != KEPT_STATE)
     which, places = index.locate_rows(rows)
-    details, texts = _OverflowDetails.of(plan), np.full(len(rows), "", object)
-    texts[np.searchsorted(rows, details.rows)] = np.array(details.sentences, object)[details.which]
+    texts = np.full(len(rows), "", object)
+    for overflow, of in zip(plan.overflows, plan.overflow_rows, strict=True):
+        texts[np.searchsorted(rows, of)] = overflow.description
     table = pa.table([which, places, plan.states[rows], texts], schema=_STATE_SCHEMA)
     numbers, begins = np.unique(which, return_index=True)
     borders = pairwise([*begins.tolist(), len(rows)])
@@ -178,22 +148,6 @@ def save_states(store: Store, path: str, plan: PartitionPlan, index: RowIndex) -
 def _digest_states(table: pa.Table) -> str:
     places, states = (digest_bytes(table.column(name).to_numpy().tobytes()) for name in ("place", "state"))
     return digest_json(places, states, table.column("detail").to_pylist())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OverflowDetails:
-    """Why rows do not fit: `rows` ascend, each with the index of its message."""
-
-    rows: Ints
-    which: Ints
-    sentences: tuple[str, ...]
-
-    @classmethod
-    def of(cls, plan: PartitionPlan) -> "_OverflowDetails":
-        rows = np.concatenate([np.empty(0, np.int64), *plan.overflow_rows])
-        which = np.repeat(np.arange(len(plan.overflows)), [len(row) for row in plan.overflow_rows])
-        order = np.argsort(rows, kind="stable")
-        return cls(rows[order], which[order], tuple(overflow.description for overflow in plan.overflows))
 
 
 # ── Ledgers of parts ───────────────────────────────────────────────────────────────────────────────
@@ -251,35 +205,10 @@ def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlanning:
-    """What all partitions of a table are planned with; the request has the sample of the whole table."""
-
-    request: TablePlanRequest
-    options: IndexOptions
-    schema: RecordSchema
-    frame: PromptFrame
-    vocab_size: int
-
-    @property
-    def prefill(self) -> PrefillOptions:
-        """How the records of initial prefills are written."""
-        return PrefillOptions(self.request.form, self.schema, self.frame)
-
-    def divide_sample(self, counts: Sequence[int]) -> list[int | None]:
-        """Return the share of each partition in the sample, given its train records."""
-        request = self.request
-        if request.wanted is None:
-            return [None] * len(counts)
-        require_single_use(request.dataset, request.form, request.wanted, sum(counts))
-        return [*share_sample(request.wanted, counts)]
-
-
-@dataclass(frozen=True, slots=True)
 class PlannedTable:
-    """The plan of a table: facts, the tasks of its ledgers and examples, and the prefills of its series."""
+    """The plan of a table in numbers, the tasks of its ledgers and examples, and the prefills of its series."""
 
-    splits: tuple[SplitFacts, ...]
-    overflows: OverflowFacts
+    plan: TablePlan
     ledgers: Sequence[LedgerInputs]
     examples: Sequence[BuildExamplesInputs]
     prefills: Sequence[Part]
@@ -300,74 +229,6 @@ class PartitionPlanInputs(PartInputs):
         return self.partition.bytes
 
 
-def plan_partitions(
-    context: KindContext,
-    planning: TablePlanning,
-    borders: PartitionBorders,
-    parts: Sequence[RowPart],
-    encoded: Sequence[Part],
-    scratch: HostScratch,
-) -> PlannedTable:
-    """Plan the partitions of a table by a map.
-
-    Raises
-    ------
-    ContextOverflowError
-        If a unit does not fit and the recipe makes this an error.
-    ConfigError
-        If privacy forbids the requested number of records.
-
-    """
-    partitions = partition_rows(context, borders, parts)
-    plans = [
-        PartitionPlanInputs(
-            partition, planning.options, replace(planning.request, partition=partition.name), planning.prefill
-        )
-        for partition in partitions
-    ]
-    shares: list[int | None] = [None] * len(partitions)
-    if planning.request.wanted is not None:
-        count, size = partial(count_partition_rows, context.store), sum(partition.bytes for partition in partitions)
-        shares = planning.divide_sample([*context.pool.map(count, plans, size_bytes=size)])
-    plans = [
-        replace(plan, request=replace(plan.request, wanted=share)) for plan, share in zip(plans, shares, strict=True)
-    ]
-    written = context.map(plan_partition_part, plans).parts
-    overflows = OverflowFacts.join([OverflowFacts.from_json(part.facts["overflows"]) for part in written])
-    require_fitting_units(planning.request.dataset, planning.request.form, overflows)
-    examples = [
-        BuildExamplesInputs(
-            slice_fingerprint=fingerprint,
-            is_grouped=planning.request.form.mode == "grouped",
-            vocab_size=planning.vocab_size,
-            records=records,
-            tokens=tokens,
-            sources=sources,
-            piece=part.files[fingerprint],
-            frame=planning.frame,
-            scratch=scratch,
-        )
-        for partition, part in zip(partitions, written, strict=True)
-        for sources in [tuple(RecordSource(part.rows, part.tokens) for part in partition.parts)]
-        for fingerprint, records, tokens in part.facts["slices"]
-    ]
-    states: defaultdict[int, list[PartStates]] = defaultdict(list)
-    for partition, part in zip(partitions, written, strict=True):
-        for number, digest in part.facts["states"].items():
-            states[partition.first + int(number)].append(PartStates(digest, part.files["states"], int(number)))
-    splits = [[SplitFacts.from_json(facts) for facts in part.facts["splits"]] for part in written]
-    return PlannedTable(
-        join_split_facts(splits, SPLITS),
-        overflows,
-        [
-            LedgerInputs(rows=part.rows, encoded=ids, partitions=tuple(states.get(number, ())))
-            for number, (part, ids) in enumerate(zip(parts, encoded, strict=True))
-        ],
-        examples,
-        [Part(name, {"prefill": part.files[name]}) for part in written for name in part.facts["prefills"]],
-    )
-
-
 def count_partition_rows(store: Store, inputs: PartitionPlanInputs) -> int:
     """Count the train records of a partition that fit."""
     rows = read_partition(store, inputs.partition, inputs.options)
@@ -381,8 +242,8 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     parts = inputs.partition.parts
     rows = read_partition(store, inputs.partition, inputs.options)
     row_files = [part.rows for part in parts]
-    naming = make_overflow_naming(store, row_files, rows.index)
-    plan = plan_partition(inputs.request, rows.index, rows.lengths, naming=naming)
+    read_column = partial(read_row_column, store, row_files, rows.index)
+    plan = plan_partition(inputs.request, rows.index, rows.lengths, read_column=read_column)
     prefills = write_prefill(store, place.stage_folder, inputs.prefill, row_files, rows.index, plan)
     files: dict[str, File] = {one.fingerprint: one.files["prefill"] for one in prefills}
     slices: list[tuple[str, int, int]] = []
@@ -400,20 +261,179 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     return PartResult({**files, "states": states}, facts)
 
 
-def build_table_output(
+# ── Encoding and planning ──────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodedTable:
+    """A table with the ids of its records, and what its examples are planned with."""
+
+    observed: ObservedTable
+    frame: PromptFrame
+    encoded: MappedParts
+    parts: list[RowPart]
+
+
+def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> _EncodedTable:
+    observed = load_observed_table(context.input(CANONICAL_ROWS).details)
+    form, card = get_table_options(context), tokenizer.card
+    encoder = open_reference_encoder(context.store.root, path)
+    frame = assembly.build_prompt_frame(
+        observed.schema,
+        assembly.Vocabulary(
+            name=context.tokenizer_choice.name,
+            size=context.vocab_size or card.vocab_size,
+            bos_id=card.bos_id,
+            eos_id=card.eos_id,
+            adds_bos=card.adds_bos,
+            special={content: number for number, content, special in card.added if special and content},
+        ),
+        lambda text: encoder.reference.encode(text, add_special_tokens=False).ids,
+        style=form.prompt.style,
+        template=form.prompt.template,
+        add_bos=form.prompt.add_bos,
+        add_eos=form.prompt.add_eos,
+        bos=form.tokens.bos,
+        eos=form.tokens.eos,
+        is_grouped=form.mode == "grouped",
+        where=f"datasets.{context.dataset_name}.format",
+    )
+    rows = context.input(CANONICAL_ROWS).files("rows")
+    encoded = context.map(
+        record_tokens.encode_part,
+        [
+            EncodeInputs(
+                versions=(VERSION, TOKENIZATION_VERSION),
+                tokenizer_digest=card.digest,
+                rows=file,
+                schema=orjson.dumps(observed.schema.to_json()).decode(),
+                wire=form.codec.wire,
+                special_tokens=frame.special_tokens,
+                tokenizer=path,
+                min_compared_chars=divide_minimum(len(rows)),
+            )
+            for file in rows
+        ],
+    )
+    parts = [RowPart(file, ids.files["tokens"], ids.fingerprint) for file, ids in zip(rows, encoded.parts, strict=True)]
+    return _EncodedTable(observed, frame, encoded, parts)
+
+
+def _plan_table(
+    context: KindContext, tokenizer: LoadedTokenizer, table: _EncodedTable, scratch: HostScratch
+) -> PlannedTable:
+    """Plan the partitions of a table, each in a task of its own.
+
+    Raises
+    ------
+    ContextOverflowError
+        If no record can fit, or a unit does not fit and the recipe makes this an error.
+    ConfigError
+        If privacy forbids the requested number of records.
+
+    """
+    form, observed, frame, name = get_table_options(context), table.observed, table.frame, context.dataset_name or ""
+    limits = ExampleLimits(context.limit, len(frame.prompt_ids), form.cap)
+    widest_names = ", ".join(sorted(observed.schema.names, key=lambda name: -len(name))[:5])
+    require_record_room(name, form, limits, widest_names)
+    # What is generated later decides nothing.
+    trained = form.model_copy(update={"generation": None})
+    request = TablePlanRequest(name, context.seed, trained, limits, form.wanted)
+    options, prefill = IndexOptions.of(context, observed), PrefillOptions(trained, observed.schema, frame)
+    partitions = partition_rows(context, choose_borders(context, [part.rows for part in table.parts]), table.parts)
+    plans = [
+        PartitionPlanInputs(partition, options, replace(request, partition=partition.name), prefill)
+        for partition in partitions
+    ]
+    if form.wanted is not None:
+        count, size = partial(count_partition_rows, context.store), sum(partition.bytes for partition in partitions)
+        counts = [*context.pool.map(count, plans, size_bytes=size)]
+        require_single_use(name, trained, form.wanted, sum(counts))
+        shares = share_sample(form.wanted, counts)
+        plans = [
+            replace(plan, request=replace(plan.request, wanted=share))
+            for plan, share in zip(plans, shares, strict=True)
+        ]
+    written = context.map(plan_partition_part, plans).parts
+    overflows = OverflowFacts.join([OverflowFacts.from_json(part.facts["overflows"]) for part in written])
+    require_fitting_units(name, trained, overflows)
+    splits = [[SplitFacts.from_json(facts) for facts in part.facts["splits"]] for part in written]
+    described = {
+        "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
+        "prompt": limits.prompt, "limit": limits.limit, "records": limits.records, "cap": limits.cap,
+        "wanted": form.wanted, "prompt_text": frame.prompt_text,
+        "order": None if observed.order is None else observed.order.name,
+        "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
+        "widest_names": widest_names,
+    }  # fmt: skip
+    changed = sum(int(ids.facts["changed"]) for ids in table.encoded.parts)
+    plan = TablePlan(form.mode, limits, described, join_split_facts(splits, SPLITS), overflows, changed)
+    vocab_size = context.vocab_size or tokenizer.card.vocab_size
+    examples: list[BuildExamplesInputs] = []
+    states: defaultdict[int, list[PartStates]] = defaultdict(list)
+    for partition, part in zip(partitions, written, strict=True):
+        sources = tuple(RecordSource(part.rows, part.tokens) for part in partition.parts)
+        is_grouped, files = form.mode == "grouped", part.files
+        examples += [
+            BuildExamplesInputs(
+                fingerprint, is_grouped, vocab_size, records, tokens, sources, files[fingerprint], frame, scratch
+            )
+            for fingerprint, records, tokens in part.facts["slices"]
+        ]
+        for number, digest in part.facts["states"].items():
+            states[partition.first + int(number)].append(PartStates(digest, files["states"], int(number)))
+    ledgers = [
+        LedgerInputs(rows=part.rows, encoded=ids, partitions=tuple(states.get(number, ())))
+        for number, (part, ids) in enumerate(zip(table.parts, table.encoded.parts, strict=True))
+    ]
+    prefills = [Part(name, {"prefill": part.files[name]}) for part in written for name in part.facts["prefills"]]
+    return PlannedTable(plan, ledgers, examples, prefills)
+
+
+def plan_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
+    """Plan the examples without making them.
+
+    Raises
+    ------
+    ContextOverflowError
+        If a unit does not fit and the recipe makes this an error, or if no record can fit.
+
+    """
+    with open_host_scratch(context) as scratch:
+        return _plan_table(context, tokenizer, _encode_table(context, tokenizer, path), scratch).plan
+
+
+def measure_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> tuple[ExampleLimits, RowIndex, Ints]:
+    """Encode all records; return the limits of an example, the rows, and their tokens, int64[N] (−1: rejected)."""
+    table = _encode_table(context, tokenizer, path)
+    index = index_parts(context, context.input(CANONICAL_ROWS).parts, table.observed)
+    tokens = read_tables(context.store, [part.tokens for part in table.parts], ("length",))
+    lengths = join_lengths([one.column(0).to_numpy() for one in tokens])
+    limits = ExampleLimits(context.limit, len(table.frame.prompt_ids), get_table_options(context).cap)
+    return limits, index, lengths
+
+
+def make_table_examples(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
+    """Encode, plan, and write examples; if planning fails, no examples are written."""
+    table = _encode_table(context, tokenizer, path)
+    with open_host_scratch(context) as scratch:
+        planned = _plan_table(context, tokenizer, table, scratch)
+        accounts = context.map(account_part, planned.ledgers).parts
+        built = context.map(record_tokens.build_part, planned.examples)
+    return _build_output(context, table, planned.plan, accounts, built, planned.prefills, tokenizer)
+
+
+def _build_output(
     context: KindContext,
-    observed: ObservedTable,
-    frame: PromptFrame,
+    table: _EncodedTable,
     plan: TablePlan,
     accounts: list[Part],
-    built: list[Part],
+    built: MappedParts,
+    prefills: Sequence[Part],
     tokenizer: LoadedTokenizer,
-    *,
-    reused: int,
-    rows_made: int,
 ) -> StageOutput:
     """Sum the counts of a table's rows (`accounts`) and examples (`built`)."""
-    examples = [part for part in built if "examples" in part.files]
+    examples = built.parts
     reasons = sum_counts(p.facts["reasons"] for p in accounts)
     left_out = sum_counts(p.facts["left_out"] for p in accounts)
     rows, kept = (sum(int(p.facts[name]) for p in accounts) for name in ("rows", "kept"))
@@ -443,7 +463,7 @@ def build_table_output(
         zero_loss_rows=compute_share(untrained, made),
         control_strings=compute_share(sum(int(p.facts["escaped"]) for p in accounts), rows),
         text_roundtrip=compute_share(altered, rows),
-        prompt_parity=0 if frame.is_parity else 1,
+        prompt_parity=0 if table.frame.is_parity else 1,
         token_ids=sum(int(p.facts["outside_vocabulary"]) for p in examples),
         rows=rows,
         kept=kept,
@@ -469,12 +489,21 @@ def build_table_output(
         date_pinned=NOT_APPLICABLE,
         short_documents=NOT_APPLICABLE,
     )
+    options = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
+    tables = {
+        "plan": plan.table(),
+        "options": DisplayTable(("option", "value"), tuple((name, str(value)) for name, value in options)),
+        "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
+    }
+    overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows.first]
+    if overflow:
+        tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow))
     return StageOutput(
-        parts=[*accounts, *built],
+        parts=[*accounts, *examples, *prefills],
         facts=facts,
         ledger=ledger,
         token_ledger=[(split, name, count) for split, classes in by_split.items() for name, count in classes.items()],
-        tables=_build_table_tables(plan, reasons, frame),
+        tables=tables,
         histograms=_draw_length_histograms(plan),
         samples={
             "rejects": describe_rejects(
@@ -484,226 +513,37 @@ def build_table_output(
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
         card={**tokenizer.card.describe(), "template_digest": None},
+        # Parsing and generation read these.
         details={
-            "records": _describe_table_model(context, observed, frame, plan),
+            "records": {
+                **context.input(CANONICAL_ROWS).details["records"],
+                "frame": table.frame.to_json(),
+                "wire": get_table_options(context).codec.wire,
+                "options": plan.options,
+                **plan.longest,
+            }
         },
-        parts_reused=reused,
-        rows_made=rows_made,
+        parts_reused=built.reused,
+        rows_made=table.encoded.rows_made,
     )
-
-
-def _describe_table_model(
-    context: KindContext, observed: ObservedTable, frame: PromptFrame, plan: TablePlan
-) -> dict[str, Any]:
-    """Return the details that parsing and generation read."""
-    earlier = context.input(CANONICAL_ROWS).details["records"]
-    return {
-        **earlier,
-        "frame": frame.to_json(),
-        "wire": get_table_options(context).codec.wire,
-        "options": plan.options,
-        **plan.longest,
-    }
-
-
-def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptFrame) -> dict[str, DisplayTable]:
-    options = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
-    overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows.first]
-    tables = {
-        "plan": plan.table(),
-        "options": DisplayTable(("option", "value"), tuple((name, str(value)) for name, value in options)),
-        "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
-    }
-    if overflow:
-        tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow))
-    return tables
 
 
 def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
     """Return histograms of the tokens of examples and of whole groups, with the limits of an example."""
     drawn: dict[str, Histogram] = {}
-    lengths = ValueCounts.join([split.sizes["example_tokens"] for split in plan.splits])
-    if len(lengths.values):
+    lengths = join_counts(split.sizes["example_tokens"] for split in plan.splits)
+    if lengths:
         drawn["example_tokens"] = _draw_histogram("tokens per example", lengths, plan.limits.limit)
     if plan.mode == "grouped":
-        tokens = ValueCounts.join([split.sizes["group_tokens"] for split in plan.splits])
-        if len(tokens.values):
+        tokens = join_counts(split.sizes["group_tokens"] for split in plan.splits)
+        if tokens:
             drawn["group_tokens"] = _draw_histogram("tokens per group", tokens, plan.limits.records)
     return drawn
 
 
 def _draw_histogram(title: str, sizes: ValueCounts, limit: int) -> Histogram:
-    counts, edges = np.histogram(sizes.values, bins=24, range=(0, max(sizes.largest, limit) + 1), weights=sizes.counts)
+    top = max(*sizes, limit) + 1
+    counts, edges = np.histogram([*sizes], bins=24, range=(0, top), weights=[*sizes.values()])
     return Histogram(
         title, "tokens", tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts), float(limit)
     )
-
-
-# ── Examples of records: encode each part once, plan all partitions, then write examples in parts ──
-
-
-def resolve_prompt_frame(
-    context: KindContext, tokenizer: LoadedTokenizer, path: str, observed: ObservedTable
-) -> PromptFrame:
-    """Return the assembly and delimiters of the dataset."""
-    form, card = get_table_options(context), tokenizer.card
-    encoder = open_reference_encoder(context.store.root, path)
-    vocabulary = assembly.Vocabulary(
-        name=context.tokenizer_choice.name,
-        size=context.vocab_size or card.vocab_size,
-        bos_id=card.bos_id,
-        eos_id=card.eos_id,
-        adds_bos=card.adds_bos,
-        special={content: number for number, content, special in card.added if special and content},
-    )
-    return assembly.build_prompt_frame(
-        observed.schema,
-        vocabulary,
-        lambda text: encoder.reference.encode(text, add_special_tokens=False).ids,
-        style=form.prompt.style,
-        template=form.prompt.template,
-        add_bos=form.prompt.add_bos,
-        add_eos=form.prompt.add_eos,
-        bos=form.tokens.bos,
-        eos=form.tokens.eos,
-        is_grouped=form.mode == "grouped",
-        where=f"datasets.{context.dataset_name}.format",
-    )
-
-
-# ── Encoding and planning ──────────────────────────────────────────────────────────────────────────
-
-
-def _list_widest_names(observed: ObservedTable) -> str:
-    return ", ".join(sorted(observed.schema.names, key=lambda name: -len(name))[:5])
-
-
-def _prepare_planning(
-    context: KindContext, observed: ObservedTable, frame: PromptFrame, tokenizer: LoadedTokenizer
-) -> TablePlanning:
-    """Return what the table is planned with.
-
-    Raises
-    ------
-    ContextOverflowError
-        If no record can fit.
-
-    """
-    form, limits = get_table_options(context), _get_example_limits(context, frame)
-    name = context.dataset_name or ""
-    require_record_room(name, form, limits, _list_widest_names(observed))
-    # What is generated later decides nothing.
-    trained = form.model_copy(update={"generation": None})
-    request = TablePlanRequest(dataset=name, seed=context.seed, form=trained, limits=limits, wanted=form.wanted)
-    vocab_size = context.vocab_size or tokenizer.card.vocab_size
-    return TablePlanning(request, IndexOptions.of(context, observed), observed.schema, frame, vocab_size)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredTable:
-    """A dataset with its records encoded: `lengths` are each row's tokens (−1: rejected)."""
-
-    form: Records
-    limits: ExampleLimits
-    index: RowIndex
-    lengths: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class _EncodedTable:
-    """A table with the ids of its records, and what its examples are planned with."""
-
-    observed: ObservedTable
-    frame: PromptFrame
-    encoded: MappedParts
-    parts: list[RowPart]
-
-
-def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> _EncodedTable:
-    observed = load_observed_table(context.input(CANONICAL_ROWS).details)
-    frame = resolve_prompt_frame(context, tokenizer, path, observed)
-    rows = context.input(CANONICAL_ROWS).files("rows")
-    encoded = context.map(
-        record_tokens.encode_part,
-        [
-            EncodeInputs(
-                versions=(VERSION, TOKENIZATION_VERSION),
-                tokenizer_digest=tokenizer.card.digest,
-                rows=file,
-                schema=orjson.dumps(observed.schema.to_json()).decode(),
-                wire=get_table_options(context).codec.wire,
-                special_tokens=frame.special_tokens,
-                tokenizer=path,
-                min_compared_chars=divide_minimum(len(rows)),
-            )
-            for file in rows
-        ],
-    )
-    files = context.input(CANONICAL_ROWS).files("rows")
-    parts = [
-        RowPart(file, ids.files["tokens"], ids.fingerprint) for file, ids in zip(files, encoded.parts, strict=True)
-    ]
-    return _EncodedTable(observed, frame, encoded, parts)
-
-
-def _plan_table(
-    context: KindContext, tokenizer: LoadedTokenizer, table: _EncodedTable, scratch: HostScratch
-) -> tuple[TablePlan, PlannedTable]:
-    """Plan the examples, in numbers and as the tasks that make them."""
-    planning = _prepare_planning(context, table.observed, table.frame, tokenizer)
-    borders = choose_borders(context, [part.rows for part in table.parts])
-    planned = plan_partitions(context, planning, borders, table.parts, table.encoded.parts, scratch)
-    limits = planning.request.limits
-    observed = table.observed
-    frame = table.frame
-    form = get_table_options(context)
-    options = {
-        "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
-        "prompt": len(frame.prompt_ids), "limit": limits.limit, "records": limits.records, "cap": limits.cap,
-        "wanted": form.wanted, "prompt_text": frame.prompt_text,
-        "order": None if observed.order is None else observed.order.name,
-        "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
-        "widest_names": _list_widest_names(observed),
-    }  # fmt: skip
-    changed = sum(int(ids.facts["changed"]) for ids in table.encoded.parts)
-    plan = TablePlan(planning.request.form.mode, limits, options, planned.splits, planned.overflows, changed)
-    return plan, planned
-
-
-def plan_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
-    """Plan the examples without making them.
-
-    Raises
-    ------
-    ContextOverflowError
-        If a unit does not fit and the recipe makes this an error, or if no record can fit.
-
-    """
-    with open_host_scratch(context) as scratch:
-        return _plan_table(context, tokenizer, _encode_table(context, tokenizer, path), scratch)[0]
-
-
-def measure_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> MeasuredTable:
-    """Encode all records and return their lengths."""
-    table = _encode_table(context, tokenizer, path)
-    index = index_parts(context, context.input(CANONICAL_ROWS).parts, table.observed)
-    tokens = read_tables(context.store, [part.tokens for part in table.parts], ("length",))
-    lengths = join_lengths([one.column(0).to_numpy() for one in tokens])
-    return MeasuredTable(get_table_options(context), _get_example_limits(context, table.frame), index, lengths)
-
-
-def _get_example_limits(context: KindContext, frame: PromptFrame) -> ExampleLimits:
-    return ExampleLimits(context.limit, len(frame.prompt_ids), get_table_options(context).cap)
-
-
-def make_table_examples(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
-    """Encode, plan, and write examples; if planning fails, no examples are written."""
-    table = _encode_table(context, tokenizer, path)
-    with open_host_scratch(context) as scratch:
-        plan, planned = _plan_table(context, tokenizer, table, scratch)
-        accounts = context.map(account_part, planned.ledgers).parts
-        built = context.map(record_tokens.build_part, planned.examples)
-    return build_table_output(
-        context, table.observed, table.frame, plan, accounts, [*built.parts, *planned.prefills], tokenizer,
-        reused=built.reused, rows_made=table.encoded.rows_made,
-    )  # fmt: skip

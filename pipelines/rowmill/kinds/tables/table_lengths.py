@@ -180,9 +180,8 @@ def size_histogram(sizes: Ints, limit: float | None) -> Histogram:
 
 def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
     """Rate every column that can group the records of a dataset, and estimate its examples."""
-    measured = measure_table(context, tokenizer, path)
-    limits, form = measured.limits, measured.form
-    lengths = np.maximum(measured.lengths, 0)
+    limits, index, measured = measure_table(context, tokenizer, path)
+    form, lengths = get_table_options(context), np.maximum(measured, 0)
     columns = [
         advise_group_column(
             column,
@@ -196,8 +195,8 @@ def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) 
         for column, codes in _iterate_group_columns(context)
     ]
     columns.sort(key=lambda one: (len(one.unsuitable), len(one.warnings), -one.sizes["count"], one.column))
-    rows = max(int((measured.lengths >= 0).sum()), 1)
-    groups = max(len(measured.index.keys), 1)
+    rows = max(int((measured >= 0).sum()), 1)
+    groups = max(len(index.keys), 1)
     estimate = estimate_example(
         form.mode,
         limit=limits.limit,

@@ -17,7 +17,7 @@ The generation prompt, prompt and first BOS, is token for token the start of eve
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -122,25 +122,21 @@ BudgetSampler = Callable[[int, int], Callable[[int], int]]
 """Samples the budgets of a series' examples: (pass, group) → index of the example in the group → tokens of records."""
 
 
-def find_run_ends(costs: Ints, starts: Ints, budget: int, cap: int | None) -> Ints:
-    """Return for every index i the end of the longest run from i that fits into one example.
+def cut_runs(costs: Ints, starts: Ints, budget: int, cap: int | None) -> Ints:
+    """Cut elements into the longest runs that fit into one example each; return the runs' offsets, the end included.
 
     `costs[i]` is at most `budget`; a run also ends after `cap` elements and where the next pass begins (`starts` are
-    the offsets of the passes, the end included). One search over cumulative sums, no loop.
+    the offsets of the passes, the end included). One search over cumulative sums finds the end of a run from every
+    index, so that only the runs are looped over.
     """
     count = len(costs)
     sums = compute_offsets(costs)
     ends = np.searchsorted(sums, sums[:-1] + budget, "right") - 1
     if cap is not None:
         ends = np.minimum(ends, np.arange(count) + cap)
-    return np.minimum(ends, starts[np.searchsorted(starts, np.arange(count), "right")])
-
-
-def chain_run_ends(ends: Ints) -> Ints:
-    """Return 0, the end of the run from 0, the end of the run from there, and so on up to the end."""
-    jump: list[int] = ends.tolist()
+    jump: list[int] = np.minimum(ends, starts[np.searchsorted(starts, np.arange(count), "right")]).tolist()
     offsets, position = [0], 0
-    while position < len(jump):
+    while position < count:
         position = jump[position]
         offsets.append(position)
     return np.array(offsets, np.int64)
@@ -169,7 +165,7 @@ def join_passes(passes: "list[RecordPass]") -> tuple[Ints, Ints, Ints]:
 def assemble_records(records: RecordLengths, passes: list[RecordPass], limits: ExampleLimits) -> AssembledExamples:
     """Assemble the records of the passes into examples of one unit each; every record fits `limits.records`."""
     order, _, starts = join_passes(passes)
-    offsets = chain_run_ends(find_run_ends(records.tokens[order], starts, limits.records, limits.cap))
+    offsets = cut_runs(records.tokens[order], starts, limits.records, limits.cap)
     count = len(offsets) - 1
     return AssembledExamples(
         records=order,
@@ -181,15 +177,12 @@ def assemble_records(records: RecordLengths, passes: list[RecordPass], limits: E
     )
 
 
-# ── Assembly of whole groups: each is a unit between BOS and EOS; shuffled, and as many per prompt as fi ──
-
-
 def assemble_groups(records: RecordLengths, passes: list[RecordPass], limits: ExampleLimits) -> AssembledExamples:
     """Assemble the units of the passes; every unit with its delimiters fits after the prompt."""
     firsts, lasts, starts = join_passes(passes)
     sums = compute_offsets(records.tokens)
     costs = sums[lasts] - sums[firsts] + DELIMITERS_PER_UNIT
-    offsets = chain_run_ends(find_run_ends(costs, starts, limits.limit - limits.prompt, limits.cap))
+    offsets = cut_runs(costs, starts, limits.limit - limits.prompt, limits.cap)
     count = len(offsets) - 1
     return AssembledExamples(
         records=expand_ranges(firsts, lasts - firsts),
@@ -216,13 +209,10 @@ def split_large_runs(records: RecordLengths, firsts: Ints, lasts: Ints, limits: 
         borders = np.array([first, last])
         if is_large:
             own = records.tokens[first:last]
-            borders = first + chain_run_ends(find_run_ends(own, np.array([0, len(own)]), limits.records, None))
+            borders = first + cut_runs(own, np.array([0, len(own)]), limits.records, None)
         begins.append(borders[:-1])
         ends.append(borders[1:])
     return np.concatenate(begins), np.concatenate(ends)
-
-
-# ── Assembly of series: one group per example, in order, continued in the next example when one is full ──
 
 
 _END, _RESTART, _GROUP = (FLUSHES.index(name) for name in ("end", "restart", "group_change"))
@@ -268,7 +258,7 @@ def assemble_series(
     )
 
 
-# ── Resampling of records: full passes, then a partial one, each in its own order ──
+# ── Passes over records ────────────────────────────────────────────────────────────────────────────
 
 
 Permute = Callable[[int, int], Ints]
@@ -399,18 +389,12 @@ class PromptFrame:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON value for the manifest, where generation reads it."""
-        return {
-            "prompt_text": self.prompt_text, "prompt_ids": list(self.prompt_ids), "bos_id": self.bos_id,
-            "eos_id": self.eos_id, "bos_text": self.bos_text, "eos_text": self.eos_text,
-            "special_tokens": list(self.special_tokens), "is_parity": self.is_parity,
-        }  # fmt: skip
+        return {**asdict(self), "prompt_ids": [*self.prompt_ids], "special_tokens": [*self.special_tokens]}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "PromptFrame":
         """Read what `to_json` returned."""
-        values: dict[str, Any] = {**stored}
-        for name in ("prompt_ids", "special_tokens"):
-            values[name] = tuple(values[name])
+        values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in stored.items()}
         return cls(**values)
 
 

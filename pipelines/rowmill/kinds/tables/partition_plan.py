@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError
+from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.assembly import (
     DELIMITERS_PER_UNIT,
     FLUSHES,
@@ -36,7 +37,7 @@ from rowmill.kinds.tables.assembly import (
     split_large_runs,
 )
 from rowmill.kinds.tables.options import Records as RecordsFormat
-from rowmill.kinds.tables.partitions import SPLITS, RowIndex
+from rowmill.kinds.tables.partitions import RowIndex
 from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.schema.manifest import DisplayTable

@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill import sources
-from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
+from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store, map_reads, read_tables
 from rowmill.kinds.joint_rows import KindContext
+from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.inference import ColumnDrift, TableEvidence
 from rowmill.kinds.tables.options import Records, require_records
 from rowmill.kinds.tables.schema import RecordSchema
@@ -82,10 +83,9 @@ def share_sample(wanted: int, counts: Sequence[int]) -> list[int]:
     return shares
 
 
-# ── Index of a records dataset: split, group and position of each row as integers, so that planning sees ──
+# ── Index of rows ──────────────────────────────────────────────────────────────────────────────────
 
 
-SPLITS = ("train", "validation", "test")
 NO_KEY = "null"
 """Key of the only series in a dataset without a group column."""
 KEY_COLUMNS = ("split", "group_key", "order_key")
@@ -134,48 +134,42 @@ class RowIndex:
         return ordered, np.append(begins, len(ordered)).astype(np.int64)
 
 
-def load_row_index(
-    store: Store, files: Sequence[File], order: SortKey | None, *, is_grouped: bool, is_series: bool
-) -> RowIndex:
-    """Read the keys of all parts; a time of day becomes seconds since its series' first midnight."""
-    tables = read_tables(store, files, KEY_COLUMNS)
-    return build_row_index(tables, order, is_grouped=is_grouped, is_series=is_series)
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """How rows are indexed: by groups or as series, and in which order."""
+
+    order: SortKey | None
+    is_grouped: bool
+    is_series: bool
+
+    @classmethod
+    def of(cls, context: KindContext, observed: "ObservedTable") -> "IndexOptions":
+        """Return the options of the dataset."""
+        form = get_table_options(context)
+        return cls(observed.order, form.is_grouped, form.mode == "sequential")
 
 
 def build_row_index(
-    tables: Sequence[pa.Table],
-    order: SortKey | None,
-    *,
-    is_grouped: bool,
-    is_series: bool,
-    first_rows: Ints | None = None,
-    places: Ints | None = None,
+    tables: Sequence[pa.Table], options: IndexOptions, *, first_rows: Ints | None = None, places: Ints | None = None
 ) -> RowIndex:
     """Index rows by their keys, in the order of the source: a table for each part, unless `first_rows` are given.
 
-    `first_rows` and `places` are those of `RowIndex`.
+    `first_rows` and `places` are those of `RowIndex`. A time of day becomes seconds since its series' first midnight.
     """
+    order = options.order
     if first_rows is None:
         first_rows = compute_offsets([table.num_rows for table in tables])
     splits = [pc.index_in(table.column("split"), pa.array(SPLITS)).to_numpy() for table in tables]
-    count = int(first_rows[-1])
-    groups, keys = _number_groups([table.column("group_key") for table in tables]) if is_grouped else (None, ())
-    if is_series and groups is None:
-        groups, keys = np.zeros(count, np.int64), (NO_KEY,)
+    groups, keys = _number_groups([table.column("group_key") for table in tables]) if options.is_grouped else (None, ())
+    if options.is_series and groups is None:
+        groups, keys = np.zeros(int(first_rows[-1]), np.int64), (NO_KEY,)
     positions = unit = None
     if order is not None and groups is not None:
         positions, unit = _read_positions([table.column("order_key") for table in tables], is_time=order.is_time)
         if order.is_time_of_day and unit is not None:
             positions = _roll_over_midnight(positions, groups, int(DAY / unit))
-    return RowIndex(
-        splits=np.concatenate([np.empty(0, np.int8), *splits]).astype(np.int8),
-        groups=groups,
-        keys=keys,
-        positions=positions,
-        unit=unit,
-        first_rows=first_rows,
-        places=places,
-    )
+    numbered = np.concatenate([np.empty(0, np.int8), *splits]).astype(np.int8)
+    return RowIndex(numbered, groups, keys, positions, unit, first_rows, places)
 
 
 def count_group_sizes(columns: Iterable[pa.ChunkedArray]) -> tuple[tuple[str, ...], Ints]:
@@ -325,34 +319,10 @@ def describe_cell_place(
     return sources.describe_place(part, scan, context.base, drift.place[1])
 
 
-# ── Rows ────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class IndexOptions:
-    """How rows are indexed: by groups or as series, and in which order."""
-
-    order: SortKey | None
-    is_grouped: bool
-    is_series: bool
-
-    @classmethod
-    def of(cls, context: KindContext, observed: ObservedTable) -> "IndexOptions":
-        """Return the options of the dataset."""
-        form = get_table_options(context)
-        return cls(observed.order, form.is_grouped, form.mode == "sequential")
-
-
 def index_parts(context: KindContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex:
     """Index the rows of parts."""
-    options = IndexOptions.of(context, observed)
-    return load_row_index(
-        context.store,
-        [part.files["rows"] for part in parts],
-        options.order,
-        is_grouped=options.is_grouped,
-        is_series=options.is_series,
-    )
+    tables = read_tables(context.store, [part.files["rows"] for part in parts], KEY_COLUMNS)
+    return build_row_index(tables, IndexOptions.of(context, observed))
 
 
 def read_row_column(store: Store, files: Sequence[File], index: RowIndex, rows: Ints, column: str) -> list[str]:
@@ -525,45 +495,23 @@ def name_partition(number: int, bits: int) -> str:
     return f"{number} of {1 << bits}"
 
 
-# ── Reading partitions ─────────────────────────────────────────────────────────────────────────────
-
-
 def read_partition(store: Store, partition: TablePartition, options: IndexOptions) -> PartitionRows:
     """Read the rows of a partition."""
+    first_rows = places = None
     if partition.keys:
-        return _read_hash_partition(store, partition, options)
-    tables = read_tables(store, [part.rows for part in partition.parts], KEY_COLUMNS)
-    tokens = read_tables(store, [part.tokens for part in partition.parts], ("length",))
-    lengths = join_lengths([table.column(0).to_numpy() for table in tokens])
-    return PartitionRows(_build_index(tables, options), lengths)
-
-
-def _read_hash_partition(store: Store, partition: TablePartition, options: IndexOptions) -> PartitionRows:
-    files = [file for _, file in partition.keys]
-    tables = map_reads(store, lambda file: _KEY_SCHEMA.empty_table() if file is None else store.table(file), files)
-    counts = [
-        np.bincount(table.column("part").to_numpy(), minlength=parts)
-        for table, (parts, _) in zip(tables, partition.keys, strict=True)
-    ]
-    places = np.concatenate([table.column("place").to_numpy() for table in tables]).astype(np.int64)
-    first_rows = compute_offsets(np.concatenate(counts))
-    index = _build_index(tables, options, first_rows, places)
-    return PartitionRows(index, join_lengths([table.column("length").to_numpy() for table in tables]))
-
-
-def _build_index(
-    tables: Sequence[pa.Table], options: IndexOptions, first_rows: Ints | None = None, places: Ints | None = None
-) -> RowIndex:
-    return build_row_index(
-        tables,
-        options.order,
-        is_grouped=options.is_grouped,
-        is_series=options.is_series,
-        first_rows=first_rows,
-        places=places,
-    )
-
-
-def join_lengths(lengths: Sequence[Integers]) -> Ints:
-    """Join the lengths of parts."""
-    return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
+        files = [file for _, file in partition.keys]
+        tables = map_reads(store, lambda file: _KEY_SCHEMA.empty_table() if file is None else store.table(file), files)
+        counts = [
+            np.bincount(table.column("part").to_numpy(), minlength=parts)
+            for table, (parts, _) in zip(tables, partition.keys, strict=True)
+        ]
+        first_rows = compute_offsets(np.concatenate(counts))
+        places = np.concatenate([table.column("place").to_numpy() for table in tables]).astype(np.int64)
+        lengths = [table.column("length") for table in tables]
+    else:
+        tables = read_tables(store, [part.rows for part in partition.parts], KEY_COLUMNS)
+        tokens = read_tables(store, [part.tokens for part in partition.parts], ("length",))
+        lengths = [table.column(0) for table in tokens]
+    index = build_row_index(tables, options, first_rows=first_rows, places=places)
+    none = np.empty(0, np.int64)
+    return PartitionRows(index, np.concatenate([none, *(own.to_numpy() for own in lengths)]).astype(np.int64))

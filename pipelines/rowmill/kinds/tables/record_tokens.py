@@ -1,8 +1,4 @@
-"""Tokens of a table's records: tasks, slices, copies, and prefixes of series.
-
-Tokens of a table's records, and prefixes of its series.
-
-A worker's tasks for examples of records: texts to ids, and a slice of the plan to token columns.
+"""Tokens of a table's records, examples of slices of its plan, and the prefixes of its series.
 
     rows ──encode_part──► ids of each record, in the store
     plan's slice + ids, in files of this host ──build_part──► prompt BOS record record EOS …  ──► examples.arrow
@@ -28,7 +24,7 @@ from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.kinds.tables.assembly import DELIMITERS_PER_UNIT, FLUSHES, PromptFrame
 from rowmill.kinds.tables.options import Records
-from rowmill.kinds.tables.partition_plan import PartitionPlan, SplitTablePlan
+from rowmill.kinds.tables.partition_plan import PartitionPlan
 from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
@@ -72,13 +68,7 @@ class RecordSource:
         gather.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
 
 
-def require_copies(sources: Sequence[RecordSource], root: str, scratch: HostScratch) -> list[str]:
-    """Return the paths of this host's copies, after making those that it lacks."""
-    scratch.require({source.copy_name: partial(source.copy, root) for source in sources})
-    return [scratch.locate(source.copy_name) for source in sources]
-
-
-# ── Slices of a partition's plan: each a run of examples of one split with their records, which one task ──
+# ── Slices of a partition's plan ─────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,9 +115,6 @@ def load_slice(store: Store, file: File) -> ExampleSlice:
     scalars = {name: table.column(name)[0].as_py() for name in _SCALARS}
     arrays = {name: table.column(name).combine_chunks().flatten().to_numpy() for name in _ARRAYS}
     return ExampleSlice(**scalars, **arrays)
-
-
-# ── Tokens of a table's records, and prefixes of its series ──
 
 
 PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
@@ -219,22 +206,16 @@ def _encode_batches(
     pieces, altered = list[pa.ListArray](), list[int]()
     for block in cut_blocks([len(text) for text in texts], BATCH_CHARS) if texts else ():
         own = texts[block.start : block.stop]
-        ids, offsets = _encode_continuations(encoder, own, counts)
+        if encoder.card.fast:
+            encoded = encoded_batch.encode_continuations_and_compare(encoder, own, counts)
+            counts.reference_path_texts += encoded.reference_texts
+            ids, offsets = encoded.ids, encoded.offsets
+        else:
+            counts.reference_path_texts += len(own)
+            ids, offsets = encoder.encode_continuation_ids(own)
         altered += [block.start + place for place in decoder.altered(own, ids, offsets)]
         pieces.append(make_list_array(offsets, ids))
     return pieces, altered
-
-
-def _encode_continuations(
-    encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts
-) -> tuple[NDArray[np.int32], Ints]:
-    """Encode continuation text: without the tokenizer's leading space."""
-    if encoder.card.fast:
-        encoded = encoded_batch.encode_continuations_and_compare(encoder, texts, counts)
-        counts.reference_path_texts += encoded.reference_texts
-        return encoded.ids, encoded.offsets
-    counts.reference_path_texts += len(texts)
-    return encoder.encode_continuation_ids(texts)
 
 
 def _serialise_records(
@@ -360,7 +341,10 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: Exam
     sources, frame = [inputs.sources[number] for number in piece.parts.tolist()], inputs.frame
     wanted, back = np.unique(piece.rows, return_inverse=True)
     first_rows = compute_offsets([source.rows.rows for source in sources])
-    taken = gather.take_rows(require_copies(sources, store.root, inputs.scratch), first_rows, wanted)
+    # This host's copies of the parts, after those that it lacks are made.
+    inputs.scratch.require({source.copy_name: partial(source.copy, store.root) for source in sources})
+    copies = [inputs.scratch.locate(source.copy_name) for source in sources]
+    taken = gather.take_rows(copies, first_rows, wanted)
     ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
     layout = _lay_out_examples(piece, len(frame.prompt_ids), lengths[back])
     out = np.empty(layout.total, np.int32)
@@ -490,7 +474,7 @@ def _assemble_table(
     return pa.table([columns.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
 
 
-# ── The initial prefill of generated series: the first records of each training series, as trained ──
+# ── The initial prefill of generated series ────────────────────────────────────────────────────────
 
 
 PREFILL_RECORDS = 3
@@ -574,7 +558,7 @@ def _read_record_time(text: str, column: str | None) -> str | None:
     return None if value is None else orjson.dumps(value, default=str).decode()
 
 
-# ── Slices of a partition's plan: runs of examples with their records, each with its fingerprint ──
+# ── Cutting slices ─────────────────────────────────────────────────────────────────────────────────
 
 
 PART_TOKENS = 1 << 20
@@ -586,7 +570,6 @@ def cut_slices(
 ) -> Iterator[ExampleSlice]:
     """Yield the plan of each split in slices; `parts` are those that the index counts."""
     part_rows = np.array([part.rows.rows for part in parts], np.int64)
-    fingerprints = [part.fingerprint for part in parts]
     for split in plan.splits:
         # The numbers of the examples that begin with the same row, in plan order.
         firsts = split.rows[split.assembled.records[split.assembled.record_offsets[:-1]]]
@@ -598,54 +581,41 @@ def cut_slices(
         # Runs of about `PART_TOKENS`; later examples do not affect earlier boundaries.
         part_numbers = np.cumsum(split.lengths) // PART_TOKENS
         borders = [0, *(np.flatnonzero(np.diff(part_numbers)) + 1).tolist(), len(split.lengths)]
+        made = split.assembled
         for first, last in pairwise(borders):
-            if first < last:
-                yield _cut_slice(plan, split, numbers, index, part_rows, fingerprints, frame, first, last)
-
-
-def _cut_slice(
-    plan: PartitionPlan,
-    one: SplitTablePlan,
-    numbers: Ints,
-    index: RowIndex,
-    part_rows: Ints,
-    fingerprints: Sequence[str],
-    frame: PromptFrame,
-    first: int,
-    last: int,
-) -> ExampleSlice:
-    made = one.assembled
-    units = made.examples[first : last + 1]
-    records = made.units[units[0] : units[-1] + 1]
-    rows = one.rows[made.records[records[0] : records[-1]]]
-    starts = made.record_offsets[first:last]
-    if plan.mode == "sequential":
-        own = made.records[starts]
-        starts = own - one.records.groups[np.searchsorted(one.records.groups, own, "right") - 1]
-    arrays: dict[str, NDArray[Any]] = {
-        "units": records - records[0],
-        "examples": units - units[0],
-        "numbers": numbers[first:last],
-        "starts": starts,
-        "passes": made.passes[first:last],
-        "budgets": made.budgets[first:last],
-        "flushes": made.flushes[first:last],
-    }
-    which, places = index.locate_rows(rows)
-    used, local = np.unique(which, return_inverse=True)
-    # Rows are identified by the fingerprints of their parts and their places in these.
-    identity = [
-        [fingerprints[i] for i in used.tolist()],
-        digest_bytes(local.astype(np.int64).tobytes()),
-        digest_bytes(places.tobytes()),
-    ]
-    digests = {name: digest_bytes(values.tobytes()) for name, values in arrays.items()}
-    fingerprint = digest_json("examples", VERSION, frame.to_json(), one.split, plan.mode, identity, digests)
-    return ExampleSlice(
-        fingerprint=fingerprint,
-        split=one.split,
-        tokens=int(one.lengths[first:last].sum()),
-        parts=used,
-        rows=places + compute_offsets(part_rows[used])[local],
-        **arrays,
-    )
+            if first == last:
+                continue
+            units = made.examples[first : last + 1]
+            records = made.units[units[0] : units[-1] + 1]
+            starts = made.record_offsets[first:last]
+            if plan.mode == "sequential":
+                own = made.records[starts]
+                starts = own - split.records.groups[np.searchsorted(split.records.groups, own, "right") - 1]
+            arrays: dict[str, NDArray[Any]] = {
+                "units": records - records[0],
+                "examples": units - units[0],
+                "numbers": numbers[first:last],
+                "starts": starts,
+                "passes": made.passes[first:last],
+                "budgets": made.budgets[first:last],
+                "flushes": made.flushes[first:last],
+            }
+            which, places = index.locate_rows(split.rows[made.records[records[0] : records[-1]]])
+            used, local = np.unique(which, return_inverse=True)
+            # Rows are identified by the fingerprints of their parts and their places in these.
+            identity = [
+                [parts[i].fingerprint for i in used.tolist()],
+                digest_bytes(local.astype(np.int64).tobytes()),
+                digest_bytes(places.tobytes()),
+            ]
+            digests = {name: digest_bytes(values.tobytes()) for name, values in arrays.items()}
+            yield ExampleSlice(
+                fingerprint=digest_json(
+                    "examples", VERSION, frame.to_json(), split.split, plan.mode, identity, digests
+                ),
+                split=split.split,
+                tokens=int(split.lengths[first:last].sum()),
+                parts=used,
+                rows=places + compute_offsets(part_rows[used])[local],
+                **arrays,
+            )

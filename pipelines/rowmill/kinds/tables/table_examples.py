@@ -28,8 +28,9 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
-from rowmill.core.storage import File, Store, digest_bytes, digest_json, read_tables
+from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.kinds.joint_rows import KindContext
+from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables import assembly, record_tokens
 from rowmill.kinds.tables.assembly import ExampleLimits, PromptFrame
 from rowmill.kinds.tables.partition_plan import (
@@ -49,7 +50,6 @@ from rowmill.kinds.tables.partition_plan import (
     require_single_use,
 )
 from rowmill.kinds.tables.partitions import (
-    SPLITS,
     IndexOptions,
     ObservedTable,
     RowIndex,
@@ -57,8 +57,6 @@ from rowmill.kinds.tables.partitions import (
     TablePartition,
     choose_borders,
     get_table_options,
-    index_parts,
-    join_lengths,
     load_observed_table,
     partition_rows,
     read_partition,
@@ -406,11 +404,10 @@ def plan_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> T
 def measure_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> tuple[ExampleLimits, RowIndex, Ints]:
     """Encode all records; return the limits of an example, the rows, and their tokens, int64[N] (−1: rejected)."""
     table = _encode_table(context, tokenizer, path)
-    index = index_parts(context, context.input(CANONICAL_ROWS).parts, table.observed)
-    tokens = read_tables(context.store, [part.tokens for part in table.parts], ("length",))
-    lengths = join_lengths([one.column(0).to_numpy() for one in tokens])
+    partition = TablePartition(0, tuple(table.parts))
+    rows = read_partition(context.store, partition, IndexOptions.of(context, table.observed))
     limits = ExampleLimits(context.limit, len(table.frame.prompt_ids), get_table_options(context).cap)
-    return limits, index, lengths
+    return limits, rows.index, rows.lengths
 
 
 def make_table_examples(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:

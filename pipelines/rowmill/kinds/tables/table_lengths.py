@@ -21,11 +21,11 @@ import pyarrow as pa
 from rowmill import stats
 from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
-from rowmill.core.storage import File, Store, digest_json, read_tables
+from rowmill.core.storage import Store, digest_json, read_tables
 from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice, KindContext
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.assembly import ExampleLimits
-from rowmill.kinds.tables.partition_plan import ReplannedTable, TablePlanRequest, count_sampled_rows, replan_partition
+from rowmill.kinds.tables.partition_plan import TablePlanRequest, count_sampled_rows, replan_partition
 from rowmill.kinds.tables.partitions import (
     IndexOptions,
     RowPart,
@@ -47,7 +47,7 @@ from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_func
 from rowmill.schema import manifest
 from rowmill.schema.facts import TokenizedExamplesFacts, TruncationStatsFacts, read_facts, require_counted
 from rowmill.schema.ledger import REJECTED, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest
 from rowmill.tokenization.tokenizer import LoadedTokenizer
 
 CHARACTERS_PER_TOKEN = 4
@@ -249,47 +249,6 @@ class ReplanInputs(PartInputs):
         return self.partition.bytes
 
 
-def replan_table(
-    context: KindContext,
-    request: TablePlanRequest,
-    options: IndexOptions,
-    rows: Sequence[File],
-    tokens: Sequence[File],
-    limits: Sequence[int],
-) -> list[ReplannedTable]:
-    """Plan a table at each length.
-
-    `rows` are the files of its rows, `tokens` those of their ids.
-    """
-    parts = [RowPart(*both, digest_json(*(file.digest for file in both))) for both in zip(rows, tokens, strict=True)]
-    borders = choose_borders(context, rows)
-    partitions = partition_rows(context, borders, parts)
-    requests = [
-        replace(request, limits=ExampleLimits(limit, request.limits.prompt, request.limits.cap)) for limit in limits
-    ]
-    plans = [
-        ReplanInputs(partition, options, tuple(replace(own, partition=partition.name) for own in requests))
-        for partition in partitions
-    ]
-    wanted = request.wanted
-    if wanted is not None:
-        # What fits depends on the length, and with it the share of each partition.
-        count, size = partial(count_partition_samples, context.store), sum(part.bytes for part in partitions)
-        counts = list(context.pool.map(count, plans, size_bytes=size))
-        shares = zip(*(share_sample(wanted, of_length) for of_length in zip(*counts, strict=True)), strict=True)
-        plans = [
-            replace(
-                plan,
-                requests=tuple(
-                    replace(own, wanted=share) for own, share in zip(plan.requests, of_partition, strict=True)
-                ),
-            )
-            for plan, of_partition in zip(plans, shares, strict=True)
-        ]
-    replanned = context.map(replan_partition_part, plans).parts
-    return _join_partitions(context.store, limits, replanned)
-
-
 def count_partition_samples(store: Store, inputs: ReplanInputs) -> list[int]:
     """Count the train records of a partition that fit at each length."""
     rows = read_partition(store, inputs.partition, inputs.options)
@@ -309,23 +268,6 @@ def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
     table = pa.concat_tables([_LENGTH_SCHEMA.empty_table(), *pieces])
     over = [[plan.records_over, plan.tokens_over] for plan in replanned]
     return PartResult({"lengths": place.write("lengths", table)}, {"over": over})
-
-
-def _join_partitions(store: Store, limits: Sequence[int], parts: Sequence[Part]) -> list[ReplannedTable]:
-    table = pa.concat_tables([store.table(part.files["lengths"]) for part in parts])
-    limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
-    return [
-        ReplannedTable(
-            limit,
-            tuple(tokens[(limited == limit) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))),
-            sum(int(part.facts["over"][at][0]) for part in parts),
-            sum(int(part.facts["over"][at][1]) for part in parts),
-        )
-        for at, limit in enumerate(limits)
-    ]
-
-
-# ── Lengths of examples of records, and the result at other maximum lengths: planned again, not estimate ──
 
 
 VERSION = 1
@@ -389,21 +331,52 @@ def make_table_lengths(context: KindContext) -> StageOutput:
 
 
 def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) -> DisplayTable:
-    """Return the result at each length: examples, records in no example, and packed sequences."""
-    limits = stats.choose_candidate_seq_lens(limit)
-    form = get_table_options(context)
+    """Plan the table at each length, in the partitions of the build: examples, records in none, packed sequences."""
+    limits, form = stats.choose_candidate_seq_lens(limit), get_table_options(context)
     # What is generated later decides nothing.
-    trained = form.model_copy(update={"generation": None})
-    own = ExampleLimits(limit, _read_prompt_tokens(output), form.cap)
-    request = TablePlanRequest(context.dataset_name or "", context.seed, trained, own, form.wanted)
+    trained, prompt = form.model_copy(update={"generation": None}), _read_prompt_tokens(output)
     key = (*context.dataset_key, CANONICAL_ROWS)
-    rows = manifest.load_version(context.store, key, output.inputs["/".join(key)])
+    rows = manifest.load_version(context.store, key, output.inputs["/".join(key)]).files("rows")
     options = IndexOptions.of(context, load_observed_table(output.details))
-    replanned = replan_table(context, request, options, rows.files("rows"), output.files("tokens"), limits)
+    parts = [
+        RowPart(*both, digest_json(*(file.digest for file in both)))
+        for both in zip(rows, output.files("tokens"), strict=True)
+    ]
+    partitions = partition_rows(context, choose_borders(context, rows), parts)
+    requests = [
+        [
+            TablePlanRequest(
+                context.dataset_name or "",
+                context.seed,
+                trained,
+                ExampleLimits(other, prompt, form.cap),
+                form.wanted,
+                partition.name,
+            )
+            for other in limits
+        ]
+        for partition in partitions
+    ]
+    if form.wanted is not None:
+        # What fits depends on the length, and with it the share of each partition.
+        count, size = partial(count_partition_samples, context.store), sum(part.bytes for part in partitions)
+        counted = [
+            ReplanInputs(partition, options, tuple(own)) for partition, own in zip(partitions, requests, strict=True)
+        ]
+        counts = [*context.pool.map(count, counted, size_bytes=size)]
+        for at in range(len(limits)):
+            shares = share_sample(form.wanted, [of_length[at] for of_length in counts])
+            for own, share in zip(requests, shares, strict=True):
+                own[at] = replace(own[at], wanted=share)
+    plans = [ReplanInputs(partition, options, tuple(own)) for partition, own in zip(partitions, requests, strict=True)]
+    replanned = context.map(replan_partition_part, plans).parts
+    table = pa.concat_tables([context.store.table(part.files["lengths"]) for part in replanned])
+    limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
     lines: list[tuple[int, ...]] = []
-    for one in replanned:
-        examples = sum(len(split) for split in one.lengths)
-        lines.append((one.limit, examples, one.records_over, one.tokens_over, _count_sequences(context, one)))
+    for at, other in enumerate(limits):
+        lengths = [tokens[(limited == other) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))]
+        over = (sum(int(part.facts["over"][at][which]) for part in replanned) for which in (0, 1))
+        lines.append((other, sum(map(len, lengths)), *over, _count_sequences(context, other, lengths)))
     columns = ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
     return DisplayTable(columns, tuple(lines))
 
@@ -412,12 +385,12 @@ def _read_prompt_tokens(output: Manifest) -> int:
     return require_counted(read_facts(TokenizedExamplesFacts, output.facts).prompt_tokens)
 
 
-def _count_sequences(context: KindContext, planned: ReplannedTable) -> int:
+def _count_sequences(context: KindContext, limit: int, lengths: Sequence[Ints]) -> int:
     """Pack examples of another length; `seq_len` changes with it unless the dataset sets its own length."""
     options = context.dataset.packing
     has_own_limit = get_table_options(context).assembly.max_seq_length is not None
-    seq_len = max(planned.limit, context.seq_len) if has_own_limit else planned.limit
-    measured = (measure_padded_room(lengths, seq_len, options.room_multiple) for lengths in planned.lengths)
+    seq_len = max(limit, context.seq_len) if has_own_limit else limit
+    measured = (measure_padded_room(of_split, seq_len, options.room_multiple) for of_split in lengths)
     plans = (
         plan_slices(
             keep_examples_whole(room),

@@ -31,6 +31,11 @@ class Completion:
     text: str
     finish_reason: str | None = None
 
+    @property
+    def is_ended_by_model(self) -> bool:
+        """Whether the model ended the text with EOS, which the server removed."""
+        return self.finish_reason == "stop"
+
 
 class Completer(Protocol):
     """Continues prompts."""

@@ -12,7 +12,7 @@ servers report that they removed the EOS.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -32,9 +32,9 @@ from rowmill.kinds.joint_rows import KindContext, ParsedFiles
 from rowmill.kinds.tables import generation, parsing
 from rowmill.kinds.tables.backends import PromptText, open_backend
 from rowmill.kinds.tables.comparison import compare_with_train
-from rowmill.kinds.tables.generation import Generation, GenerationResult, Prefill, TrainedModel
+from rowmill.kinds.tables.generation import Generation, Prefill, TrainedModel
 from rowmill.kinds.tables.options import Records, require_records
-from rowmill.kinds.tables.parsing import Parser, PlacementColumns, SpanCounts, TextSpan, Validation
+from rowmill.kinds.tables.parsing import Parser, PlacementColumns, SpanCounts, Validation
 from rowmill.kinds.tables.partitions import NO_KEY, group_sort_key
 from rowmill.kinds.tables.schema import Mode, Record, RecordSchema, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
@@ -52,9 +52,6 @@ from rowmill.sources.file_formats import choose_file_format
 from rowmill.sources.reading import load_scans
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.tokenizer import Encoder
-
-# ── One worker's task for generated texts: read them from files, parse them, write records and rejects ──
-
 
 PARSING_VERSION = 5
 """Increase it when any text may give other records."""
@@ -119,55 +116,6 @@ class GeneratedText:
     raw: bytes = b""
 
 
-def load_text_spec(
-    details: dict[str, Any],
-    *,
-    group_columns: Sequence[str],
-    order_column: str | None,
-    interval_seconds: float | None,
-    validation: str,
-    where: str,
-) -> GeneratedTextSpec:
-    """Recover the expected form of texts from a `tokenized_examples` manifest of a records dataset.
-
-    `interval_seconds` is the recipe's; None: the interval detected in the data.
-
-    Raises
-    ------
-    ConfigError
-        If a column of the recipe is not in the table that was built.
-
-    """
-    recorded = details["records"]
-    known = [column["name"] for column in recorded["schema"]["columns"]]
-    for name in (*group_columns, *([] if order_column is None else [order_column])):
-        if name not in known:
-            raise ConfigError(
-                f"{where}: column {name!r} is not in the table that the model was trained on; it has "
-                f"{join_choices(known)}; name one of them, or build and train again"
-            )
-    order = None if recorded["order"] is None else SortKey(recorded["order"])
-    interval = recorded["interval_seconds"] if interval_seconds is None else str(interval_seconds)
-    return GeneratedTextSpec(
-        schema=orjson.dumps(recorded["schema"]).decode(),
-        mode=recorded["mode"],
-        wire=recorded["wire"],
-        bos=recorded["frame"]["bos_text"],
-        eos=recorded["frame"]["eos_text"],
-        place=PlacementColumns(
-            tuple(group_columns), order_column, order, None if interval is None else _parse_number(interval)
-        ),
-        validation=validation,
-    )
-
-
-def _parse_number(text: str) -> Any:
-    from decimal import Decimal
-
-    number = Decimal(text)
-    return int(number) if number == int(number) else number
-
-
 @lru_cache(maxsize=2)
 def _open_parser(meant: GeneratedTextSpec) -> tuple[Parser, Serialiser]:
     """Open parser and serializer, once per worker."""
@@ -207,7 +155,7 @@ def parse_texts(inputs: ParseInputs, place: PartPlace) -> PartResult:
     """Parse the texts of a part, and write records and rejects."""
     parser, write = _open_parser(inputs.meant)
     log = RejectLog(PARSED_RECORDS)
-    made = AcceptedRecords()
+    ids, numbers, lines = list[str](), list[int](), list[str]()
     reports: list[SpanCounts] = []
     for text in read_texts(inputs.part, inputs.base):
         if text.rejected is not None:
@@ -215,8 +163,12 @@ def parse_texts(inputs: ParseInputs, place: PartPlace) -> PartResult:
             continue
         parsed = parser(text.text, open_at_start=True, closed_at_end=text.is_closed)
         reports.append(parsed.report)
-        made.add(text.text_id, parsed.records, write)
-        log_invalid_spans(log, text.text_id, text.text, parsed.spans)
+        ids += [text.text_id] * len(parsed.records)
+        numbers += range(len(parsed.records))
+        lines += write_records(parsed.records, write)
+        for number, span in enumerate(one for one in parsed.spans if one.kind == "invalid"):
+            raw = text.text[span.start : span.end].encode("utf-8", "surrogatepass")
+            log.add(f"{text.text_id}#{number}", Rejected(span.reason, span.column), raw)
     report = parsing.merge_span_counts(reports)
     facts = {
         "texts": len(reports),
@@ -225,39 +177,24 @@ def parse_texts(inputs: ParseInputs, place: PartPlace) -> PartResult:
         "characters": dict(report.characters),
         **count_accounts(log),
     }
-    return save_records(place, made, log, facts)
+    return save_records(place, log, ids, numbers, lines, facts)
 
 
-def log_invalid_spans(log: RejectLog, text_id: str, text: str, spans: Sequence[TextSpan]) -> None:
-    """Log the invalid objects of a text as rejects, with their source text."""
-    for number, span in enumerate(one for one in spans if one.kind == "invalid"):
-        raw = text[span.start : span.end].encode("utf-8", "surrogatepass")
-        log.add(f"{text_id}#{number}", Rejected(span.reason, span.column), raw)
+def write_records(records: Sequence[Record], write: Serialiser) -> list[str]:
+    """Return accepted records as lossless JSON."""
+    lines: list[str] = []
+    for record in records:
+        line = write(record)
+        assert isinstance(line, str), "a decoded record can be serialized"
+        lines.append(line.removesuffix("\n"))
+    return lines
 
 
-class AcceptedRecords:
-    """Accepted records, column by column."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        self.numbers: list[int] = []
-        self.texts: list[str] = []
-
-    def add(self, text_id: str, records: Sequence[Record], write: Serialiser) -> None:
-        """Add the records of a text."""
-        self.ids += [text_id] * len(records)
-        self.numbers += range(len(records))
-        for record in records:
-            line = write(record)
-            assert isinstance(line, str), "a decoded record can be serialized"
-            self.texts.append(line.removesuffix("\n"))
-
-
-def save_records(place: PartPlace, made: AcceptedRecords, log: RejectLog, facts: dict[str, Any]) -> PartResult:
-    """Write a part's records and rejects."""
-    table = pa.table(
-        [[log.stage] * len(made.ids), made.ids, pa.array(made.numbers, pa.int32()), made.texts], schema=PARSED
-    )
+def save_records(
+    place: PartPlace, log: RejectLog, ids: list[str], numbers: Sequence[int], lines: list[str], facts: dict[str, Any]
+) -> PartResult:
+    """Write a part's records, each with its text's id and its number there, and the rejects."""
+    table = pa.table([[log.stage] * len(ids), ids, pa.array(numbers, pa.int32()), lines], schema=PARSED)
     return PartResult({"records": place.write("records", table), "rejects": place.write("rejects", log.table())}, facts)
 
 
@@ -269,14 +206,37 @@ def get_generation_options(context: KindContext) -> tuple[Records, Generation]:
 
 
 def expected_texts(context: KindContext) -> GeneratedTextSpec:
-    """Return the expected form of the dataset's generated texts."""
+    """Return the expected form of the dataset's generated texts, as its `tokenized_examples` recorded it.
+
+    Raises
+    ------
+    ConfigError
+        If a column of the recipe is not in the table that was built.
+
+    """
     form, generation = get_generation_options(context)
-    return load_text_spec(
-        context.input(TOKENIZED_EXAMPLES).details,
-        group_columns=form.group_columns,
-        order_column=form.order_column,
-        interval_seconds=form.time_series.timestamp_interval_seconds,
-        where=f"datasets.{context.dataset_name}.format",
+    recorded = context.input(TOKENIZED_EXAMPLES).details["records"]
+    known = [column["name"] for column in recorded["schema"]["columns"]]
+    for name in (*form.group_columns, *([] if form.order_column is None else [form.order_column])):
+        if name not in known:
+            raise ConfigError(
+                f"datasets.{context.dataset_name}.format: column {name!r} is not in the table that the model was "
+                f"trained on; it has {join_choices(known)}; name one of them, or build and train again"
+            )
+    order = None if recorded["order"] is None else SortKey(recorded["order"])
+    # The recipe's interval, else that of the data.
+    seconds = form.time_series.timestamp_interval_seconds
+    interval = recorded["interval_seconds"] if seconds is None else str(seconds)
+    exact = None if interval is None else Decimal(interval)
+    return GeneratedTextSpec(
+        schema=orjson.dumps(recorded["schema"]).decode(),
+        mode=recorded["mode"],
+        wire=recorded["wire"],
+        bos=recorded["frame"]["bos_text"],
+        eos=recorded["frame"]["eos_text"],
+        place=PlacementColumns(
+            form.group_columns, form.order_column, order, int(exact) if exact is not None and exact % 1 == 0 else exact
+        ),
         validation=generation.validation.model_dump_json(),
     )
 
@@ -334,26 +294,26 @@ def make_parsed_records(context: KindContext, scans: Sequence[FileScan]) -> Stag
     """Parse all texts."""
     parsed = parse_parts(context, scans)
     made = parsed.parts
-    items, characters = sum_class_counts(made, "items"), sum_class_counts(made, "characters")
-    report = parsing.SpanCounts(items, characters)
+    report = sum_reports(made)
     reasons = sum_counts(part.facts["reasons"] for part in made)
     texts = sum(int(part.facts["texts"]) for part in made)
     beside = compare_with_train(context, made)
     return StageOutput(
         parts=made,
         facts=ParsedRecordsFacts(
-            valid_fraction=compute_valid_fraction(report, has_texts=texts > 0),
+            # 0 for texts without an object.
+            valid_fraction=compute_share(report.valid, report.valid + report.invalid) if texts else NOT_APPLICABLE,
             files=len(scans),
             texts=texts,
             kept=report.valid,
             rejected=sum(reasons.values()),
-            truncated=items.get("truncated", 0),
-            characters=sum(characters.values()),
-            classified=compute_share(characters.get("record", 0), sum(characters.values())),
+            truncated=report.items.get("truncated", 0),
+            characters=sum(report.characters.values()),
+            classified=compute_share(report.characters.get("record", 0), sum(report.characters.values())),
             **beside.facts,
         ),
         ledger=[(KEPT, "", report.valid), *((REJECTED, reason, count) for reason, count in reasons.items())],
-        tables=tabulate_classes(items, characters) | beside.tables,
+        tables={"classes": tabulate_classes(report)} | beside.tables,
         samples={
             "exact_copies": beside.samples,
             "valid_fraction": tuple(i for ids in collect_samples(made, "examples_of_rejects").values() for i in ids)[
@@ -367,24 +327,15 @@ def make_parsed_records(context: KindContext, scans: Sequence[FileScan]) -> Stag
     )
 
 
-def sum_class_counts(parts: Sequence[Part], fact: str) -> dict[str, int]:
-    """Sum counts by class over parts."""
-    return sum_counts(part.facts[fact] for part in parts)
+def sum_reports(parts: Sequence[Part]) -> SpanCounts:
+    """Sum the counts by class over parts."""
+    return SpanCounts(*(sum_counts(part.facts[fact] for part in parts) for fact in ("items", "characters")))
 
 
-def compute_valid_fraction(report: parsing.SpanCounts, *, has_texts: bool) -> float | str:
-    """Return the valid share for the check: 0 for texts without an object, not applicable without texts."""
-    return compute_share(report.valid, report.valid + report.invalid) if has_texts else NOT_APPLICABLE
-
-
-def tabulate_classes(items: Mapping[str, int], characters: Mapping[str, int]) -> dict[str, DisplayTable]:
+def tabulate_classes(report: SpanCounts) -> DisplayTable:
     """Return the table of a page: items and characters by class, in descending order."""
-    lines = [(name, count, characters.get(name, 0)) for name, count in items.items()]
-    return {
-        "classes": DisplayTable(
-            ("class", "items", "characters"), tuple(sorted(lines, key=lambda one: (-one[1], one[0])))
-        )
-    }
+    lines = [(name, count, report.characters.get(name, 0)) for name, count in report.items.items()]
+    return DisplayTable(("class", "items", "characters"), tuple(sorted(lines, key=lambda one: (-one[1], one[0]))))
 
 
 def parse_files(context: KindContext, urls: Sequence[str]) -> ParsedFiles:
@@ -404,13 +355,13 @@ def parse_files(context: KindContext, urls: Sequence[str]) -> ParsedFiles:
         for part in parts
         for text in context.store.table(part.files["records"], ["record"]).column(0).to_pylist()
     ]
-    report = parsing.SpanCounts(sum_class_counts(parts, "items"), sum_class_counts(parts, "characters"))
+    report = sum_reports(parts)
     return ParsedFiles(
         report=report,
         texts=sum(int(part.facts["texts"]) for part in parts),
         unreadable=sum(sum(part.facts["reasons"].values()) for part in parts) - report.invalid,
         records=records,
-        table=tabulate_classes(report.items, report.characters)["classes"],
+        table=tabulate_classes(report),
     )
 
 
@@ -472,7 +423,48 @@ def make_generated_series(context: KindContext) -> StageOutput:
             f"{'/'.join(context.key)}: nothing was generated; the backend's last error: {error}; check that it runs, "
             "and run the command again"
         )
-    return _build_series_output(context, expected_texts(context), result)
+    lines = write_records(result.records, Serialiser(trained.schema, special_tokens=()))
+    log = RejectLog(context.stage)
+    for number, item in enumerate(result.rejected):
+        raw = item.text.encode("utf-8", "surrogatepass")
+        log.add(f"{item.source}#{number}", Rejected(item.reason, item.column), raw)
+    place, count = context.place(lines, log.row_ids, log.reasons), len(lines)
+    content = save_records(place, log, ["generated"] * count, range(count), lines, {"kept": count})
+    part = Part(place.fingerprint, content.files, content.facts)
+    reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
+    bad = sum(number for reason, number in reasons.items() if reason not in UNUSED_REASONS)
+    statuses = Counter(series.status for series in result.series)
+    beside = compare_with_train(context, [part])
+    classes = tuple(sorted(result.counts.items(), key=lambda one: (-one[1], one[0])))
+    tables = {"classes": DisplayTable(("class", "items"), classes)}
+    if result.series:
+        worst = sorted(result.series, key=lambda one: (one.status != "failed", one.source))[:30]
+        shown = tuple((one.source, one.status, one.records, one.rounds, one.error[:200]) for one in worst)
+        tables["series"] = DisplayTable(("series", "status", "records", "rounds", "last_error"), shown)
+    return StageOutput(
+        parts=[part],
+        facts=GeneratedSeriesFacts(
+            valid_fraction=compute_share(count, count + bad),
+            # Without series, 1 if nothing was generated.
+            failed_series=compute_share(statuses["failed"], len(result.series))
+            if result.series
+            else float(result.status == "failed"),
+            series=len(result.series),
+            kept=count,
+            rejected=sum(reasons.values()),
+            rounds=sum(series.rounds for series in result.series),
+            **beside.facts,
+        ),
+        ledger=[(KEPT, "", count), *((REJECTED, reason, number) for reason, number in reasons.items())],
+        tables=tables | beside.tables,
+        samples={
+            "failed_series": tuple(series.source for series in result.series if series.status == "failed")[:10],
+            "exact_copies": beside.samples,
+        },
+        schema=tuple((field.name, str(field.type)) for field in PARSED),
+        card={"status": result.status},
+        rows_made=count,
+    )
 
 
 # ── Where series begin ─────────────────────────────────────────────────────────────────────────────
@@ -518,54 +510,3 @@ def _parse_time(text: str | None, schema: RecordSchema, column: str | None) -> V
         value = Decimal(value)
     read = RecordDecoder(RecordSchema((schema.by_name[column],)))({column: value})
     return None if isinstance(read, RecordProblem) else read[column]
-
-
-# ── What is kept ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _build_series_output(context: KindContext, meant: GeneratedTextSpec, result: GenerationResult) -> StageOutput:
-    accepted, log = AcceptedRecords(), RejectLog(context.stage)
-    accepted.add("generated", result.records, Serialiser(meant.record_schema, special_tokens=()))
-    for number, item in enumerate(result.rejected):
-        raw = item.text.encode("utf-8", "surrogatepass")
-        log.add(f"{item.source}#{number}", Rejected(item.reason, item.column), raw)
-    statuses = Counter(series.status for series in result.series)
-    place = context.place(accepted.texts, log.row_ids, log.reasons)
-    content = save_records(place, accepted, log, {"kept": len(result.records)})
-    part = Part(place.fingerprint, content.files, content.facts)
-    reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
-    bad = sum(count for reason, count in reasons.items() if reason not in UNUSED_REASONS)
-    beside = compare_with_train(context, [part])
-    return StageOutput(
-        parts=[part],
-        facts=GeneratedSeriesFacts(
-            valid_fraction=compute_share(len(result.records), len(result.records) + bad),
-            # Without series, 1 if nothing was generated.
-            failed_series=compute_share(statuses["failed"], len(result.series))
-            if result.series
-            else float(result.status == "failed"),
-            series=len(result.series),
-            kept=len(result.records),
-            rejected=sum(reasons.values()),
-            rounds=sum(series.rounds for series in result.series),
-            **beside.facts,
-        ),
-        ledger=[(KEPT, "", len(result.records)), *((REJECTED, reason, count) for reason, count in reasons.items())],
-        tables=_build_series_tables(result) | beside.tables,
-        samples={
-            "failed_series": tuple(series.source for series in result.series if series.status == "failed")[:10],
-            "exact_copies": beside.samples,
-        },
-        schema=tuple((field.name, str(field.type)) for field in PARSED),
-        card={"status": result.status},
-        rows_made=len(result.records),
-    )
-
-
-def _build_series_tables(result: GenerationResult) -> dict[str, DisplayTable]:
-    classes = DisplayTable(("class", "items"), tuple(sorted(result.counts.items(), key=lambda one: (-one[1], one[0]))))
-    if not result.series:
-        return {"classes": classes}
-    worst = sorted(result.series, key=lambda one: (one.status != "failed", one.source))
-    lines = tuple((one.source, one.status, one.records, one.rounds, one.error[:200]) for one in worst[:30])
-    return {"classes": classes, "series": DisplayTable(("series", "status", "records", "rounds", "last_error"), lines)}

@@ -24,6 +24,7 @@ from rowmill.kinds.tables.serialization import (
     serialise_record,
 )
 from rowmill.kinds.tables.time_order import DAY, Position
+from rowmill.schema.facts import SpanCounts
 from rowmill.schema.rows import Rejected
 
 
@@ -241,18 +242,13 @@ class GenerationTally:
                 self.counts[span.kind] += 1
 
 
-def is_bad_round(parsed: ParsedText, *, accepted: int, threshold: float) -> bool:
+def is_bad_round(report: SpanCounts, *, accepted: int, options: Generation) -> bool:
     """Tell whether a round or batch counts against `patience`."""
-    objects = parsed.report.valid + parsed.report.invalid
-    return not accepted or parsed.report.invalid >= threshold * objects
+    objects = report.valid + report.invalid
+    return not accepted or report.invalid >= options.invalid_fraction_threshold * objects
 
 
-def is_ended_by_model(completion: Completion) -> bool:
-    """Tell whether the model ended the text with EOS, which the server removed."""
-    return completion.finish_reason == "stop"
-
-
-# ── Generation of tabular and grouped records: the generation prompt is sampled until there are enough ──
+# ── Tabular and grouped records ────────────────────────────────────────────────────────────────────
 
 
 _PROMPTS_PER_BATCH = 100
@@ -302,14 +298,13 @@ def generate_records(
         parsed: list[ParsedText] = []
         for answer in answers:
             if not isinstance(answer, Exception):
-                text, is_ended = answer[0].text, is_ended_by_model(answer[0])
-                parsed.append(parser(text, open_at_start=True, closed_at_end=is_ended))
+                text = answer[0].text
+                parsed.append(parser(text, open_at_start=True, closed_at_end=answer[0].is_ended_by_model))
                 tally.count_rejected_spans(parsed[-1], text, "")
         error = next((describe_error(answer) for answer in answers if isinstance(answer, Exception)), error)
         found = [record for completion in parsed for record in completion.records]
         report = merge_span_counts(completion.report for completion in parsed)
-        objects = report.valid + report.invalid
-        is_bad = not found or report.invalid >= options.invalid_fraction_threshold * objects
+        is_bad = is_bad_round(report, accepted=len(found), options=options)
         batches, bad_batches = batches + 1, bad_batches + 1 if is_bad else 0
         records += found
     if model.mode == "tabular" and len(records) > num_records:
@@ -320,7 +315,7 @@ def generate_records(
     return GenerationResult(status, records, tally.rejected, dict(sorted(tally.counts.items())), error=error)
 
 
-# ── State of one series during generation: its window, its bound, and the effect of each round of sample ──
+# ── Series ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,19 +356,13 @@ class SeriesState:
     @property
     def status(self) -> SeriesStatus | None:
         """How the series ended; None while it is running."""
-        if self._is_at_stop:
-            return "completed"
+        if self.stop is not None and self.position is not None:
+            following = self.position + (self.shared.trained.place.interval or 0)
+            if self.has_passed_stop or self.position >= self.stop or following > self.stop:
+                return "completed"
         if len(self.records) >= self.bound:
             return "capped"
         return "failed" if self.bad_rounds >= self.shared.options.patience else None
-
-    @property
-    def _is_at_stop(self) -> bool:
-        if self.stop is None or self.position is None:
-            return False
-        interval = self.shared.trained.place.interval
-        following = self.position if interval is None else self.position + interval
-        return self.has_passed_stop or self.position >= self.stop or following > self.stop
 
     def prompt(self) -> tuple[PromptText, int]:
         """Return the prompt of the next round, and the maximum tokens of its completions."""
@@ -391,18 +380,12 @@ class SeriesState:
             ids = (*ids, *(token for text in context for token in trained.encode(text)), *opening)
         return PromptText(f"{trained.prompt.text}{''.join(context)}{self.opening}", ids), trained.max_tokens(available)
 
-    def record_failure(self, error: Exception) -> None:
-        """Count a round in which the backend failed."""
-        self.rounds += 1
-        self.bad_rounds += 1
-        self.error = describe_error(error)
-
     def add_samples(self, samples: Sequence[Completion]) -> None:
         """Choose the sample with the most valid records, and append those up to stop and bound."""
         self.rounds += 1
         texts = [self.opening + sample.text for sample in samples]
         parsed = [
-            self.shared.parser(text, closed_at_end=is_ended_by_model(sample), group=self.key, after=self.position)
+            self.shared.parser(text, closed_at_end=sample.is_ended_by_model, group=self.key, after=self.position)
             for text, sample in zip(texts, samples, strict=True)
         ]
         chosen = max(range(len(parsed)), key=lambda index: len(parsed[index].records))
@@ -411,8 +394,7 @@ class SeriesState:
                 self.tally.counts["invalid:not_chosen"] += objects
         self.tally.count_rejected_spans(parsed[chosen], texts[chosen], self.source)
         accepted = self._append_records(parsed[chosen])
-        threshold = self.shared.options.invalid_fraction_threshold
-        bad = is_bad_round(parsed[chosen], accepted=accepted, threshold=threshold)
+        bad = is_bad_round(parsed[chosen].report, accepted=accepted, options=self.shared.options)
         self.bad_rounds = self.bad_rounds + 1 if bad else 0
 
     def _append_records(self, parsed: ParsedText) -> int:
@@ -616,7 +598,7 @@ def generate_series(
             )
             for one, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Exception):
-                    one.record_failure(answer)
+                    one.rounds, one.bad_rounds, one.error = one.rounds + 1, one.bad_rounds + 1, describe_error(answer)
                 else:
                     one.add_samples(answer)
         waiting = [state for state in waiting if state.status is None]

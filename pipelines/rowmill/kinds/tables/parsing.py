@@ -9,6 +9,7 @@ per `Parser`.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact, InvalidOperation
@@ -73,27 +74,24 @@ class ParsedText:
 
 def count_spans(spans: Iterable[TextSpan]) -> SpanCounts:
     """Count spans and characters by class, sorted by class."""
-    items: dict[str, int] = {}
-    characters: dict[str, int] = {}
+    items, characters = Counter[str](), Counter[str]()
     for span in spans:
         name = f"invalid:{span.reason}" if span.reason else span.kind
-        items[name] = items.get(name, 0) + 1
-        characters[name] = characters.get(name, 0) + span.end - span.start
+        items[name] += 1
+        characters[name] += span.end - span.start
     return SpanCounts({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})
 
 
 def merge_span_counts(reports: Iterable[SpanCounts]) -> SpanCounts:
     """Add up the counts of several texts."""
-    items: dict[str, int] = {}
-    characters: dict[str, int] = {}
+    items, characters = Counter[str](), Counter[str]()
     for report in reports:
-        for name, number in report.items.items():
-            items[name] = items.get(name, 0) + number
-            characters[name] = characters.get(name, 0) + report.characters[name]
+        items.update(report.items)
+        characters.update(report.characters)
     return SpanCounts({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})
 
 
-# ── Find the JSON objects in generated text, in one pass and in time linear in the text ──
+# ── Objects in a text, found in one pass and in time linear in it ──────────────────────────────────
 
 
 _OBJECT = re.compile(r'\{[ \t\r\n]*+["}]')

@@ -21,19 +21,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, are_among, format_count
-from rowmill.core.stage_names import RAW_DATASET
 from rowmill.kinds.joint_rows import KindContext
-from rowmill.kinds.tables.inference import (
-    ColumnDrift,
-)
 from rowmill.kinds.tables.partitions import (
     NO_KEY,
     PARTITION_ROWS,
     ObservedTable,
     RowIndex,
-    describe_cell_place,
     get_table_options,
     index_parts,
+    make_place_describer,
 )
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.time_order import DAY, ELAPSED
@@ -41,7 +37,6 @@ from rowmill.parts.accounts import clean_value
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import parse_row_id
-from rowmill.sources.reading import load_scans
 
 _HOUR = 3600
 _NIGHT = (-2 * _HOUR, 4 * _HOUR)
@@ -109,13 +104,6 @@ def find_repeated_hours(index: RowIndex) -> TimePairs:
     last_event = np.maximum.accumulate(np.where(is_latest | goes_back, numbers, 0))
     is_found = ~is_latest & is_put_back[last_event]
     return TimePairs(rows[is_found], rows[last_event[is_found] - 1], is_put_back[is_found])
-
-
-def has_times_of_day(index: RowIndex) -> bool:
-    """Tell whether any time of an index of dates is not midnight."""
-    return (
-        index.positions is not None and index.unit is not None and bool((index.positions % int(DAY / index.unit)).any())
-    )
 
 
 def _measure_source_steps(index: RowIndex, rows: Ints) -> Ints:
@@ -275,7 +263,7 @@ class _TimeReport:
         self._work = context
         self._parts = parts
         self._column = get_table_options(context).order_column or ""
-        self._scanned = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
+        self._describe_place = make_place_describer(context)
 
     def find_problems(self, observed: ObservedTable, index: RowIndex | None) -> list[TimeProblem]:
         """Return the problems that occur."""
@@ -374,7 +362,13 @@ class _TimeReport:
             known = np.sort(hours.rows)
             is_new = ~(are_among(times.rows, known) | are_among(times.others, known))
             times = TimePairs(times.rows[is_new], times.others[is_new], times.begins[is_new])
-        has_clock = hours is not None and has_times_of_day(index)
+        # A time of an index of dates that is not midnight.
+        has_clock = (
+            hours is not None
+            and index.positions is not None
+            and index.unit is not None
+            and bool((index.positions % int(DAY / index.unit)).any())
+        )
         local = "; where the clock was put back between them, write the zone into the times" if has_clock else ""
         return self._describe_pairs(
             "repeated time",
@@ -417,6 +411,3 @@ class _TimeReport:
         row_id, record = (column[0].as_py() for column in table.columns)
         cell = clean_value(str(read_json(record)[self._column]))
         return cell, self._describe_place((part, parse_row_id(row_id)[1]))
-
-    def _describe_place(self, place: tuple[int, int]) -> str:
-        return describe_cell_place(self._work, self._scanned, ColumnDrift(self._column, "", "", place))

@@ -11,7 +11,7 @@ gives its rows other ids, and with these the examples that have them.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import blake2b
@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from rowmill import sources
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.json import Json
+from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import File, Store, map_reads, read_tables
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.shared.splits import SPLITS
-from rowmill.kinds.tables.inference import ColumnDrift, TableEvidence
+from rowmill.kinds.tables.inference import CellLocation, TableEvidence
 from rowmill.kinds.tables.options import Records, require_records
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import read_json
@@ -38,7 +39,7 @@ from rowmill.packing.pack_plan import cut_groups
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.parts.shuffle import collect_buckets, cut_blocks, write_buckets
 from rowmill.schema.manifest import Part
-from rowmill.sources.parts import FileScan
+from rowmill.sources.reading import load_scans
 
 PARTITION_ROWS = 1 << 20
 """Rows of a partition at most, up to `MAX_BITS`: a process plans them in some 400 MB."""
@@ -307,16 +308,22 @@ def get_table_options(context: KindContext) -> Records:
     return require_records(context.dataset)
 
 
-def describe_cell_place(
-    context: KindContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift
-) -> str:
-    """Describe a cell's location: `data/sales.csv line 20002`."""
-    if drift.place is None or drift.place[0] >= len(parts):
-        return ""
-    part, scan = parts[drift.place[0]]
-    if drift.text is None and drift.column == "the header":
-        return f"{part.url} line 1"
-    return sources.describe_place(part, scan, context.base, drift.place[1])
+HEADER = -1
+"""Number of a CSV file's header, as that of a record."""
+
+
+def make_place_describer(context: KindContext) -> Callable[[CellLocation | None], str]:
+    """Return a function that describes where a cell is in the source: `data/sales.csv line 20002`."""
+    parts = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
+
+    def describe(place: CellLocation | None) -> str:
+        if place is None or place[0] >= len(parts):
+            return ""
+        part, scan = parts[place[0]]
+        is_header = place[1] == HEADER
+        return f"{part.url} line 1" if is_header else sources.describe_place(part, scan, context.base, place[1])
+
+    return describe
 
 
 def index_parts(context: KindContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex:

@@ -1,21 +1,14 @@
-"""The table contract of a dataset of records: observed types, their drift between files, times, and what is reported.
+"""Rows of a table: what is decided over all parts of a dataset before its rows are made, and reported after that.
 
-Rows of records: what is decided over all parts of a dataset, before and after its rows are made.
-
-    all parts ─observe─► schema, order ─► rows ─► deduplication ─► splits ─► facts
+    all parts ─observe─► contract, schema, order ─► rows ─► deduplication ─► splits ─► facts
 
 A part is observed once; its rows are made again only if the schema or the sort key changes, because then every text may
 change.
-
-Ambiguous times of a table's order column: how many records have one, where the first ones are, and what to do.
-
-Zones are counted part by part as rows are made, numbers are read part by part, and only series, and groups of a table
-that is planned whole, are compared row by row: those need an index of all rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -49,13 +42,14 @@ from rowmill.kinds.tables.inference import (
 )
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.partitions import (
+    HEADER,
     NO_KEY,
     ObservedTable,
     RowIndex,
     count_group_sizes,
-    describe_cell_place,
     get_table_options,
     index_parts,
+    make_place_describer,
     measure_series_steps,
 )
 from rowmill.kinds.tables.schema import RecordSchema
@@ -89,7 +83,7 @@ def report_contract(
     form, contract = get_table_options(context), observed.contract
     if contract is None:
         return
-    parts = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
+    describe_place = make_place_describer(context)
     counts = {name: one.count for name, one in mismatches.items()}
     before = {} if observed.earlier is None else observed.earlier["mismatches"]
     draft.details["table"] = {
@@ -100,24 +94,25 @@ def report_contract(
         "mismatches": before if drifts else counts,
         "observed": list(observed.observed),
     }
-    placed = [(drift, describe_cell_place(context, parts, drift)) for drift in drifts[:MAX_SHOWN_DRIFTS]]
+    placed = [(drift, describe_place(drift.place)) for drift in drifts[:MAX_SHOWN_DRIFTS]]
     if placed:
         rows = tuple((one.column, one.change, one.text, place) for one, place in placed)
         draft.tables["table_drift"] = DisplayTable(("column", "change", "cell", "place"), rows)
-        draft.samples["table_drift"] = tuple(_describe_drift(one, place) for one, place in placed[:10])
+        draft.samples["table_drift"] = tuple(
+            _describe_cell(f"{one.column} {one.change}", one.text, place) for one, place in placed[:10]
+        )
     if mismatches:
-        found = [(name, one, contract.columns[name]) for name, one in sorted(mismatches.items())][:MAX_SHOWN_DRIFTS]
-        misfits = [ColumnDrift(name, "", one.text, one.place) for name, one, _ in found]
         lines = [
-            (name, one.count, one.text, describe_column_contract(column), describe_cell_place(context, parts, misfit))
-            for (name, one, column), misfit in zip(found, misfits, strict=True)
+            (name, one.count, one.text, describe_column_contract(contract.columns[name]), describe_place(one.place))
+            for name, one in sorted(mismatches.items())[:MAX_SHOWN_DRIFTS]
         ]
-        draft.tables["type_mismatch"] = DisplayTable(
-            ("column", "values", "for_example", "contract", "place"), tuple(lines)
-        )
-        draft.samples["type_mismatch"] = tuple(
-            _describe_drift(one, line[-1]) for one, line in zip(misfits, lines, strict=True)
-        )
+        columns = ("column", "values", "for_example", "contract", "place")
+        draft.tables["type_mismatch"] = DisplayTable(columns, tuple(lines))
+        draft.samples["type_mismatch"] = tuple(_describe_cell(name, text, place) for name, _, text, _, place in lines)
+
+
+def _describe_cell(what: str, text: str | None, place: str) -> str:
+    return f"{what}{'' if text is None else f': {text!r}'}{f' ({place})' if place else ''}"
 
 
 def merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
@@ -135,14 +130,25 @@ def find_drifts(
     context: KindContext, observed: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
 ) -> Iterator[ColumnDrift]:
     """Yield the differences between the data and the contract in force, pinned or the last build's."""
-    assert observed.contract is not None
-    yield from _find_dialect_drifts(context, observed.contract)
+    contract = observed.contract
+    assert contract is not None
+    scans = load_scans(context.input(RAW_DATASET))
+    first_parts = [*accumulate((len(scan.parts) for scan in scans), initial=0)]
+    # Files whose delimiter or quote character differs from the contract's.
+    for scan, number in zip(scans, first_parts, strict=False):
+        found = scan.dialect if scan.parts else None
+        for what, own, wanted in (
+            ("separated by", found and found.delimiter, contract.delimiter),
+            ("quoted with", found and found.quote, contract.quote),
+        ):
+            if found is not None and wanted is not None and own != wanted:
+                change = f"is {what} {own!r}, and the contract says {wanted!r}"
+                yield ColumnDrift("the header", change, None, (number, HEADER))
     if get_table_options(context).table is None:
         # Columns that two typed files declare as different kinds of values, such as numbers and text.
         first: dict[str, tuple[str, str, str]] = {}
         told: set[str] = set()
-        number = 0
-        for scan in load_scans(context.input(RAW_DATASET)):
+        for scan, number in zip(scans, first_parts, strict=False):
             for name, declared in (scan.columns or {}).items() if scan.records else ():
                 kind = table_contract.name_declared_kind(declared)
                 earliest = first.setdefault(name, (kind, declared, scan.url))
@@ -150,43 +156,14 @@ def find_drifts(
                     told.add(name)
                     change = f"is {earliest[1]} in {earliest[2]}, and {declared} in {scan.url}"
                     yield ColumnDrift(name, change, None, (number, 0))
-            number += len(scan.parts)
     if observed.earlier is None:
         if get_table_options(context).table is not None:
-            yield from find_missing_or_new(observed.contract, observed.evidence)
+            yield from find_missing_or_new(contract, observed.evidence)
         return
     assert observed.proposed is not None
     yield from find_contract_changes(
-        observed.contract, observed.proposed, observed.evidence, mismatches, observed.earlier["mismatches"]
+        contract, observed.proposed, observed.evidence, mismatches, observed.earlier["mismatches"]
     )
-
-
-def _find_dialect_drifts(context: KindContext, contract: TableContract) -> Iterator[ColumnDrift]:
-    """Yield the files whose delimiter or quote character differs from the contract's."""
-    number = 0
-    for scan in load_scans(context.input(RAW_DATASET)):
-        found = scan.dialect if scan.parts else None
-        for what, own, wanted in (
-            ()
-            if found is None
-            else (
-                ("separated by", found.delimiter, contract.delimiter),
-                ("quoted with", found.quote, contract.quote),
-            )
-        ):
-            if wanted is not None and own != wanted:
-                yield ColumnDrift(
-                    "the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0)
-                )
-        number += len(scan.parts)
-
-
-def _describe_drift(drift: ColumnDrift, place: str) -> str:
-    cell = "" if drift.text is None else f": {drift.text!r}"
-    return f"{drift.column} {drift.change}".rstrip() + f"{cell}{f' ({place})' if place else ''}"
-
-
-# ── Rows of records: what is decided over all parts of a dataset, before and after its rows are made ──
 
 
 VERSION = 6
@@ -258,12 +235,11 @@ def propose_contract(context: KindContext, scanned: Sequence[tuple[sources.Sourc
     contract = found.model_copy(
         update={"columns": columns, "group": form.group_columns or None, "order": form.order_column}
     )
-    parts = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
     return format_contract_yaml(
         contract,
         evidence,
         title=f"{context.key[0]}: datasets.{context.dataset_name}",
-        place_of=lambda place: describe_cell_place(context, parts, ColumnDrift("", "", "", place)),
+        place_of=make_place_describer(context),
         shows_cells=not form.privacy.dp_enabled,
     )
 

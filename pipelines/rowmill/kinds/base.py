@@ -54,22 +54,18 @@ class DatasetOptions(RowOptions, Protocol):
     @property
     def source(self) -> Source:
         """Location of the raw records."""
-        ...
 
     @property
     def truncation(self) -> Truncation:
         """What happens to rows that are too long."""
-        ...
 
     @property
     def splits(self) -> Splits:
         """Which rows are held out."""
-        ...
 
     @property
     def packing(self) -> Packing:
         """How examples share sequences."""
-        ...
 
 
 class RowReader(Protocol):
@@ -78,18 +74,15 @@ class RowReader(Protocol):
     @property
     def unread_preferences(self) -> frozenset[str]:
         """Columns of preference data that the dataset's options do not read."""
-        ...
 
     def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
         """Return a record's chat if that is its only outcome and there is nothing to note; else None."""
-        ...
 
     def read(self, record: Json, *, arrow: bool) -> Sequence[Row | Rejected]:
         """Return a record's outcomes: at least one row or reject.
 
         With `arrow`, the record comes from Arrow, which gives every mapping the union of all keys.
         """
-        ...
 
 
 TokenBuilder = Callable[[Mapping[str, Json]], Mapping[str, Any] | Rejected | None]

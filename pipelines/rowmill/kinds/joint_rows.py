@@ -4,7 +4,7 @@ Tables are one: `kinds/tables/joint_rows.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,40 +54,31 @@ class KindContext(WorkContext, ABC):
         """The recipe's choice of the tokenizer."""
 
 
-# ── What a kind says of its rows before and after a build ──────────────────────────────────────────
-
-
 class ExamplePlan(Protocol):
     """The examples that a build would make, in numbers; `options` are the values that decide them."""
 
     @property
     def mode(self) -> str:
         """How examples are assembled."""
-        ...
 
     @property
     def options(self) -> Mapping[str, Any]:
         """The values that decide the examples, by name."""
-        ...
 
     @property
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
         """Numbers of each split, by name."""
-        ...
 
     @property
     def overflows(self) -> Any:
         """How many units fit into no example (`count`), and the `first` of them."""
-        ...
 
     @property
     def changed(self) -> int:
         """Rows whose text does not say all that they hold."""
-        ...
 
     def table(self) -> DisplayTable:
         """Return the numbers of each split."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,120 +151,72 @@ class ParsedFiles:
     """The counts by class."""
 
 
-# ── What such a kind does ──────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointRows:
+    """What the stages, and the commands that try a recipe, ask of a kind whose rows depend on one another.
 
+    The functions named `identify_…` return the options and versions that decide a stage's output.
+    """
 
-class JointRows(ABC):
-    """What the stages, and the commands that try a recipe, ask of a kind whose rows depend on one another."""
-
-    @abstractmethod
-    def check_contract(self, options: Mapping[str, Any], where: str) -> None:
-        """Refuse a pinned contract that cannot be read; `where` is its file."""
+    check_contract: Callable[[Mapping[str, Any], str], object]
+    """Refuse a pinned contract that cannot be read; the text is its file."""
 
     # Rows.
 
-    @abstractmethod
-    def identify_rows(self, dataset: DatasetOptions, limit: int) -> dict[str, Any]:
-        """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
+    identify_rows: Callable[[DatasetOptions, int], dict[str, Any]]
+    """Return what decides rows (`rows`), and what only facts about them, given the most tokens of an example."""
+    make_rows: Callable[[KindContext, TakenGroup, str], tuple[MappedParts, Any]]
+    """Make the rows of source parts, each with how many of its records are taken (None: all).
 
-    @abstractmethod
-    def make_rows(self, context: KindContext, scanned: TakenGroup, options: str) -> tuple[MappedParts, Any]:
-        """Make the rows of all parts; also return what was decided over all of them, for the hooks that follow.
-
-        `scanned` are source parts, each with how many of its records are taken (None: all); `options` identifies the
-        dataset's options.
-        """
-
-    @abstractmethod
-    def assign_splits(self, context: KindContext, parts: list[Part], observed: Any) -> list[Part]:
-        """Return the parts after splits that need all rows."""
-
-    @abstractmethod
-    def complete_rows(self, context: KindContext, draft: StageOutput, observed: Any) -> StageOutput:
-        """Add the kind's own facts and tables to the output of rows."""
-
-    @abstractmethod
-    def accepts_rows(self, context: KindContext, kept: Manifest) -> bool:
-        """Tell whether kept rows of the same data were decided as they would be now."""
+    The text identifies the dataset's options. Also return what was decided over all parts, for the hooks that follow.
+    """
+    assign_splits: Callable[[KindContext, list[Part], Any], list[Part]]
+    """Return the parts after splits that need all rows."""
+    complete_rows: Callable[[KindContext, StageOutput, Any], StageOutput]
+    """Add the kind's own facts and tables to the output of rows."""
+    accepts_rows: Callable[[KindContext, Manifest], bool]
+    """Tell whether kept rows of the same data were decided as they would be now."""
 
     # Examples.
 
-    @abstractmethod
-    def identify_examples(
-        self, dataset: DatasetOptions, limit: int, seed: int, vocab_size: int | None
-    ) -> dict[str, Any]:
-        """Return the options and versions that decide examples."""
-
-    @abstractmethod
-    def reads_tokenizer_name(self, dataset: DatasetOptions) -> bool:
-        """Tell whether examples depend on how the tokenizer is called."""
-
-    @abstractmethod
-    def make_examples(self, context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
-        """Make the examples of all rows; `path` is the tokenizer's in the store."""
-
-    @abstractmethod
-    def identify_lengths(self, dataset: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
-        """Return what decides the facts of lengths, in addition to the options that all kinds have."""
-
-    @abstractmethod
-    def measure_lengths(self, context: KindContext) -> StageOutput:
-        """Measure the examples, and plan the rows at other lengths."""
-
-    @abstractmethod
-    def find_near_rows(self, context: WorkContext, dataset: DatasetOptions, rows: Manifest) -> NearRows:
-        """Compare the held-out rows with those that train."""
+    identify_examples: Callable[[DatasetOptions, int, int, int | None], dict[str, Any]]
+    """Return what decides examples, given the most tokens of one, the seed, and the vocabulary's size."""
+    reads_tokenizer_name: Callable[[DatasetOptions], bool]
+    """Tell whether examples depend on how the tokenizer is called."""
+    make_examples: Callable[[KindContext, LoadedTokenizer, str], StageOutput]
+    """Make the examples of all rows; the text is the tokenizer's path in the store."""
+    identify_lengths: Callable[[DatasetOptions, int, int], dict[str, Any]]
+    """Return what decides the facts of lengths beside the options of all kinds, given seed and `seq_len`."""
+    measure_lengths: Callable[[KindContext], StageOutput]
+    """Measure the examples, and plan the rows at other lengths."""
+    find_near_rows: Callable[[WorkContext, DatasetOptions, Manifest], NearRows]
+    """Compare the held-out rows with those that train."""
 
     # Before a build.
 
-    @abstractmethod
-    def plan_examples(self, context: KindContext, tokenizer: LoadedTokenizer, path: str) -> ExamplePlan:
-        """Plan the examples as a build would.
-
-        Raises
-        ------
-        ContextOverflowError
-            If rows do not fit and the recipe makes this an error.
-
-        """
-
-    @abstractmethod
-    def advise(self, context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
-        """Rate the columns that could group rows."""
-
-    @abstractmethod
-    def propose_contract(self, context: KindContext, scanned: TakenGroup) -> str | None:
-        """Observe the rows, and return the file of a contract for them; None without rows."""
+    plan_examples: Callable[[KindContext, LoadedTokenizer, str], ExamplePlan]
+    """Plan the examples as a build would; raises `ContextOverflowError` where the recipe makes this an error."""
+    advise: Callable[[KindContext, LoadedTokenizer, str], DatasetAdvice]
+    """Rate the columns that could group rows."""
+    propose_contract: Callable[[KindContext, TakenGroup], str | None]
+    """Observe the rows, and return the file of a contract for them; None without rows."""
 
     # With a trained model.
 
-    @abstractmethod
-    def list_generation_stages(self, dataset: DatasetOptions) -> Sequence[str]:
-        """Return the names of the on-demand stages that the dataset has."""
-
-    @abstractmethod
-    def identify_parsed(self, dataset: DatasetOptions) -> dict[str, Any]:
-        """Return what decides the records that are parsed from texts."""
-
-    @abstractmethod
-    def scan_texts(self, context: KindContext) -> list[FileScan]:
-        """Scan the files of generated text."""
-
-    @abstractmethod
-    def parse_texts(self, context: KindContext, scans: Sequence[FileScan]) -> StageOutput:
-        """Parse the texts of files into records."""
-
-    @abstractmethod
-    def parse_files(self, context: KindContext, urls: Sequence[str]) -> ParsedFiles:
-        """Parse some other files of generated text."""
-
-    @abstractmethod
-    def identify_generated(self, dataset: DatasetOptions, limit: int, seed: int) -> dict[str, Any]:
-        """Return what decides the records that are generated."""
-
-    @abstractmethod
-    def generate(self, context: KindContext) -> StageOutput:
-        """Generate records with the backend of the dataset."""
+    list_generation_stages: Callable[[DatasetOptions], Sequence[str]]
+    """Return the names of the on-demand stages that the dataset has."""
+    identify_parsed: Callable[[DatasetOptions], dict[str, Any]]
+    """Return what decides the records that are parsed from texts."""
+    scan_texts: Callable[[KindContext], list[FileScan]]
+    """Scan the files of generated text."""
+    parse_texts: Callable[[KindContext, Sequence[FileScan]], StageOutput]
+    """Parse the texts of files into records."""
+    parse_files: Callable[[KindContext, Sequence[str]], ParsedFiles]
+    """Parse some other files of generated text."""
+    identify_generated: Callable[[DatasetOptions, int, int], dict[str, Any]]
+    """Return what decides the records that are generated, given the most tokens of an example, and the seed."""
+    generate: Callable[[KindContext], StageOutput]
+    """Generate records with the backend of the dataset."""
 
 
 def require_joint_rows(kind: DatasetKind) -> JointRows:

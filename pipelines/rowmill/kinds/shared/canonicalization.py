@@ -42,7 +42,6 @@ class PlainChatReader(Protocol):
 
     def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
         """Return the record's chat if it is plain; None leaves the record to the reader's `__call__`."""
-        ...
 
 
 class RecordFormat(Protocol):
@@ -51,19 +50,15 @@ class RecordFormat(Protocol):
     @property
     def domain_key(self) -> str | None:
         """Column that names the row's domain."""
-        ...
 
     def list_ignored_columns(self) -> Sequence[str]:
         """Return the columns that are left out on purpose."""
-        ...
 
     def list_answer_columns(self) -> Sequence[str | None] | None:
         """Return the columns that hold the model's answers and their prompts."""
-        ...
 
     def make_record_reader(self, options: "RowOptions") -> RecordReader:
         """Return the function that reads one record."""
-        ...
 
 
 class RowOptions(Protocol):
@@ -72,32 +67,26 @@ class RowOptions(Protocol):
     @property
     def format(self) -> RecordFormat:
         """Columns and shape of the records."""
-        ...
 
     @property
     def reasoning(self) -> Reasoning:
         """Where reasoning is found."""
-        ...
 
     @property
     def tools(self) -> Tools:
         """Where tools are found."""
-        ...
 
     @property
     def template(self) -> Template:
         """Which column holds a row's template variables."""
-        ...
 
     @property
     def loss(self) -> Loss:
         """Whether messages may have weights other than 0 and 1."""
-        ...
 
     @property
     def filters(self) -> Filters:
         """How long a document may be."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

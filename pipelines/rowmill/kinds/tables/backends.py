@@ -56,7 +56,6 @@ class Completer(Protocol):
 
         A prompt that failed has the error in its place; the others keep their completions.
         """
-        ...
 
 
 class CallableBackend(Config):

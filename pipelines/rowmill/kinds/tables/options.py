@@ -376,9 +376,9 @@ class Records(DatasetKind):
     @classmethod
     def get_joint_rows(cls) -> "JointRows":
         """Return what tables do themselves, imported only for recipes that have one."""
-        from rowmill.kinds.tables.joint_rows import TableRows
+        from rowmill.kinds.tables.joint_rows import TABLE_ROWS
 
-        return TableRows()
+        return TABLE_ROWS
 
     @model_validator(mode="after")
     def _check_columns(self) -> "Records":

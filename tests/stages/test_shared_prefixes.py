@@ -1,5 +1,6 @@
 """`packing.share_prefixes`: examples that begin alike are stored as trees, and are read back as they were."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,14 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rowmill
+from rowmill.cli.error_boundary import ExitStatus
+from rowmill.cli.main import main
 from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
-from rowmill.inspection.sequences import trace_sequence, view_sequence
+from rowmill.inspection.sequences import read_tree, trace_sequence, view_sequence
 from rowmill.inspection.trace import trace_row
 from rowmill.packing.pack_plan import keep_examples_whole
 from rowmill.packing.prefix_trees import plan_trees
 from rowmill.reader import Reader
-from rowmill.reports import row_view
+from rowmill.reports import report_page, row_view
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.shards import native
 from rowmill.stages.packed_shards.shard_files import GroupTokens, gather_trees, has_whole_spans
@@ -320,7 +323,107 @@ def test_shared_token_is_traced_to_every_row_that_has_it(shared: Built) -> None:
                if at.offset == place.offset}  # fmt: skip
     shown = render_text(row_view.render_sequence_trace(traced))
     assert len(sources) > 4
-    assert all(f"{url}:{line}" in shown for url, line in sorted(sources)[:1])
+    assert all(f"{url}:{line}" in shown for url, line in sources)
+    # All examples that begin with the same tokens as this one, and no others.
+    ids = next(row["input_ids"] for row in shared.examples() if row["example_id"] == name)
+    assert traced.tree is not None
+    segment = traced.tree.segments[place.segment]
+    beginning = ids[: segment.position + segment.length]
+    having = {row["example_id"] for row in shared.examples() if row["input_ids"][: len(beginning)] == beginning}
+    held = [traced.tree.examples[number].example_id for number in segment.examples]
+    assert len(held) == len(set(held))
+    assert f"by {len(held)} examples, of which 0 train it" in shown
+    splits = {row["example_id"]: row["split"] for row in shared.examples()}
+    assert {one for one in having if splits[one] == "train"} == set(held)
+
+
+def test_more_sources_than_are_shown_whole_are_all_named(tmp_path: Path) -> None:
+    begin = "The same beginning of a document. " * 3
+    rows = [{"text": f"{begin}It ends with {i}."} for i in range(row_view.MAX_SHOWN_OCCURRENCES + 7)]
+    built = Workspace(tmp_path).one("rows.jsonl", rows, TEXT, packing=SHARED).build()
+
+    shown = render_text(row_view.render_sequence_trace(trace_sequence(built.project, "rows/train/0:1")))
+
+    assert sorted(re.findall(r"source +data/rows\.jsonl:(\d+)", shown), key=int) == [
+        str(1 + i) for i in range(len(rows))
+    ]
+    assert shown.count(begin) == row_view.MAX_SHOWN_OCCURRENCES
+
+
+@given(st.lists(EXAMPLE, min_size=1, max_size=12), st.integers(1, 3))
+def test_tree_of_a_sequence_says_what_each_example_holds_and_trains(
+    examples: list[list[tuple[int, bool, float]]], least: int
+) -> None:
+    tokens = join_examples(examples, least)
+    pieces = keep_examples_whole(np.diff(tokens.offsets))
+    plan = plan_trees(pieces, tokens.sort_pieces(pieces), 1000)
+    assert plan.trees is not None
+    table = gather_trees(tokens, plan, plan.trees, dataset="rows", ignore_token_id=None)
+
+    for at in range(table.num_rows):
+        row, tree = table.slice(at, 1).to_pylist()[0], read_tree(table.slice(at, 1))
+        assert tree is not None
+        for segment in tree.segments:
+            own = slice(segment.offset, segment.offset + segment.length)
+            assert row["position_ids"][own] == [*range(segment.position, segment.position + segment.length)]
+            assert segment.trained_tokens == sum(label >= 0 for label in row["labels"][own])
+        assert [segment.parent for segment in tree.segments] == row["segment_parents"]
+        for number, example in enumerate(tree.examples):
+            own = [tree.segments[one] for one in example.segments]
+            ids = [token for one in own for token in row["input_ids"][one.offset : one.offset + one.length]]
+            stored = examples[int(example.example_id.split(":")[1].split("#")[0])]
+            assert ids == [token for token, _, _ in stored]
+            assert example.tokens == len(ids)
+            weights = [example.find_weight(position) for position in range(len(ids))]
+            assert weights == [None, *(weight if trained else None for _, trained, weight in stored[1:])]
+            assert [number in one.examples for one in tree.segments] == [
+                one in example.segments for one in range(len(tree.segments))
+            ]
+
+
+def test_inspected_sequence_shows_its_tree_and_the_text_of_each_segment_once(
+    shared: Built, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, root = str(shared.project.base / "configs/mini.yaml"), shared.project.store.root
+    traced = trace_sequence(shared.project, "rows/train/0")
+    tree = traced.tree
+    assert tree is not None
+
+    assert main(["inspect", config, "--root", root, "--sequence", "rows/train/0"]) == 0
+
+    shown = capsys.readouterr().out
+    of_all = sum(example.tokens for example in tree.examples)
+    assert f"{len(tree.examples)} examples · {of_all - traced.tokens:,} tokens of {of_all:,} shared" in shown
+    branches, _, texts = shown.partition("── segment 0")
+    for number, segment in enumerate(tree.segments):
+        parent = "" if segment.parent < 0 else f"{segment.parent} +"
+        numbers = [(segment.offset, segment.length), (segment.position, segment.length)]
+        ranges = [str(first) if count == 1 else f"{first} to {first + count - 1}" for first, count in numbers]
+        line = rf"^ +{number} +{parent}{' +'.join(ranges)} +{segment.length} +{segment.trained_tokens} "
+        assert re.search(line, branches, re.MULTILINE), line
+    for example in tree.examples:
+        trained = ", ".join(f"{first} to {first + count - 1}" for first, count, _ in example.targets)
+        assert re.search(rf" {re.escape(trained)} +{re.escape(example.example_id)} +data/\d\.jsonl:\d+", branches)
+    ids = next(
+        shared.project.store.table(part.files["shard"])
+        for part in shared.manifest("rows", "packed_shards").parts
+        if part.facts.get("split") == "train"
+    ).column("input_ids")[0].as_py()  # fmt: skip
+    written = re.sub(r"\n*── segment .*\n", "", f"── segment 0{texts}").rstrip("\n")
+    assert re.sub("[⟦⟧\n]", "", written) == decode(shared, ids).replace("\n", "")
+    assert texts.count("── segment ") == len(tree.segments) - 1
+
+
+@for_each("option", [["--row", "x:1"], ["--dataset", "rows"]])
+def test_sequence_is_inspected_by_itself(shared: Built, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    config, root = str(shared.project.base / "configs/mini.yaml"), shared.project.store.root
+
+    assert main(["inspect", config, "--root", root, "--sequence", "rows/train/0", *option]) == ExitStatus.INVALID
+
+    expected = (
+        f"--sequence rows/train/0 with {option[0]}: a sequence names its dataset, and holds several rows; expected "
+    )
+    assert expected in capsys.readouterr().err
 
 
 def test_trace_of_a_sequence_says_which_segment_each_continues(shared: Built) -> None:
@@ -330,7 +433,8 @@ def test_trace_of_a_sequence_says_which_segment_each_continues(shared: Built) ->
     assert max(parents) >= 0
 
     traced = trace_sequence(shared.project, "rows/train/0")
-    header, *lines = render_text(row_view.render_sequence_trace(traced)).split("segment", 1)[1].splitlines()
+    tree = render_text(row_view.render_sequence_trace(traced)).split("  example  segments")[0]
+    header, *lines = tree.split("segment", 1)[1].splitlines()
 
     assert header.split()[0] == "continues"
     shown = {int(line.split()[0]): line.split()[1] for line in lines if line.strip() and not line.startswith("\n")}
@@ -351,7 +455,13 @@ def test_shown_sequence_has_each_stored_token_once(shared: Built) -> None:
 
     assert shown is not None
     assert len(shown.ids) == len(shown.texts) == len(shown.kinds) == sum(place.length for place in shown.segments)
-    assert [place.segment for place in shown.segments] == list(range(len(shown.parents)))
+    assert shown.tree is not None
+    about = report_page.describe_sequence(shown)
+    assert f" · shared by {len(shown.tree.examples)} examples" in about["caption"]
+    for (head, _), segment in zip(about["segments"], shown.tree.segments, strict=True):
+        assert (f"continues segment {segment.parent} " in head) == (segment.parent >= 0)
+        assert (f"shared by {len(segment.examples)} examples" in head) == (len(segment.examples) > 1)
+    assert [place.segment for place in shown.segments] == list(range(len(shown.tree.segments)))
 
 
 @pytest.mark.parametrize(("kind", "rows"), [

@@ -33,6 +33,9 @@ def add_inspection_commands(commands: "Commands") -> None:
     inspect.add_argument("-n", type=parse_positive, metavar="N", default=3, help="rows per dataset (3)")
     inspect.add_argument("--dataset", metavar="D", help="only this dataset")
     inspect.add_argument("--row", metavar="ID", help="only this row")
+    inspect.add_argument(
+        "--sequence", metavar="DATASET/SPLIT/N", help="instead of rows, a packed sequence of the current build"
+    )
 
     verify = add_command(commands, "verify", _run_verify, "check the current build; show failures, warnings and counts")
     verify.add_argument("--all", action="store_true", help="show every check, passed and not applicable ones too")
@@ -95,8 +98,20 @@ def _run_inspect(args: argparse.Namespace) -> int:
 
     project = open_project(args)
     console = terminal.make_console()
+    colours = console.is_terminal and not console.no_color
+    if args.sequence is not None:
+        from rowmill.inspection.sequences import trace_sequence, view_traced_sequence
+
+        if args.dataset is not None or args.row is not None:
+            raise ConfigError(
+                f"--sequence {args.sequence} with {'--row' if args.dataset is None else '--dataset'}: a sequence names "
+                "its dataset, and holds several rows; expected one of them; omit the other"
+            )
+        trace = trace_sequence(project, args.sequence)
+        console.print(row_view.render_packed_sequence(trace, view_traced_sequence(project, trace), colours=colours))
+        return ExitStatus.SUCCESS
     for record in inspection.inspect_rows(project, count=args.n, dataset=args.dataset, row_id=args.row):
-        console.print(row_view.render_inspected_record(record, colours=console.is_terminal and not console.no_color))
+        console.print(row_view.render_inspected_record(record, colours=colours))
     return ExitStatus.SUCCESS
 
 

@@ -2,12 +2,13 @@
 
 ids        9707  11 151645 198 │ 151644 872 …      a segment per example
 labels     9707  11 151645 −100 │ −100 −100 …      unshifted, −100 where no loss is taken
-positions     0   1      2   3 │      0   1 …      begin anew in each segment
+positions     0   1      2   3 │      0   1 …      begin anew in each segment, or go on where examples share prefixes
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.build.steps import Project
-from rowmill.core.arrays import format_count
+from rowmill.core.arrays import compute_offsets, format_count, join_facts
 from rowmill.core.errors import ConfigError, IntegrityError, suggest_name
+from rowmill.core.segment_trees import list_paths, sum_over_ancestors
 from rowmill.inspection.trace import (
     Lineage,
     RowOrigin,
@@ -32,6 +34,7 @@ from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.rows import PARENTS_COLUMN, parse_row_id
 from rowmill.shards.native import drop_padding
+from rowmill.shards.prefix_trees import ExampleTrees
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import tokenizer
@@ -43,6 +46,90 @@ WANTED_SEGMENTS = 3
 """Segments of the sequence that shows most: several, and none of them tiny."""
 CONTEXT_TOKENS = 8
 """Tokens before one that are decoded with it: a character may span several tokens."""
+
+
+# ── Examples that share segments ───────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSegment:
+    """A segment of a tree: its tokens begin at `offset` in the sequence and at `position` in each of its examples.
+
+    `parent` is the segment that it continues, -1 for none; `trained_tokens` counts those that an example trains.
+    """
+
+    parent: int
+    offset: int
+    position: int
+    length: int
+    trained_tokens: int
+    examples: range
+    """The examples that hold it, which are neighbors in their sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeExample:
+    """An example of a tree: the segments from the root to its last one, and what it trains.
+
+    `targets` are runs of equal weight: the position of the first token, the number of tokens, the weight of each.
+    """
+
+    example_id: str
+    tokens: int
+    segments: tuple[int, ...]
+    targets: tuple[tuple[int, int, float], ...]
+
+    def find_weight(self, position: int) -> float | None:
+        """Return the weight with which it trains the token at a position; None if it does not."""
+        return next((weight for first, count, weight in self.targets if first <= position < first + count), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTree:
+    """The segments and the examples of a sequence whose examples share prefixes, in the order of the shard."""
+
+    segments: tuple[TreeSegment, ...]
+    examples: tuple[TreeExample, ...]
+
+
+def read_tree(sequence: pa.Table) -> SequenceTree | None:
+    """Return the tree of a sequence, one row of a shard; None if its examples share no segments."""
+    if PARENTS_COLUMN not in sequence.column_names:
+        return None
+    trees = ExampleTrees.of(sequence)
+    is_trained, _ = trees.sum_targets()
+    offsets = compute_offsets(trees.lengths)
+    owners, examples, _ = trees.list_memberships()
+    borders = np.searchsorted(owners, np.arange(len(trees.lengths) + 1))
+    segments = zip(
+        trees.parents.tolist(),
+        offsets[:-1].tolist(),
+        sum_over_ancestors(trees.parents, trees.lengths).tolist(),
+        trees.lengths.tolist(),
+        np.add.reduceat(is_trained, offsets[:-1], dtype=np.int64).tolist(),
+        [range(min(own), max(own) + 1) for own in np.split(examples, borders[1:-1])],
+        strict=True,
+    )
+    paths, path_offsets = list_paths(trees.parents, trees.ends)
+    tokens = np.diff(trees.list_example_tokens()[1])
+    targets = trees.targets
+    runs = list(zip(targets.starts.tolist(), targets.lengths.tolist(), targets.weights.tolist(), strict=True))
+    ids: list[str] = sequence.column("example_ids")[0].as_py()
+    return SequenceTree(
+        segments=tuple(starmap(TreeSegment, segments)),
+        examples=tuple(
+            TreeExample(
+                example_id=name,
+                tokens=int(tokens[at]),
+                segments=tuple(paths[path_offsets[at] : path_offsets[at + 1]].tolist()),
+                targets=tuple(runs[targets.offsets[at] : targets.offsets[at + 1]]),
+            )
+            for at, name in enumerate(ids)
+        ),
+    )
+
+
+# ── One sequence with all that training reads of it ────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +152,8 @@ class SequenceTokens:
     messages: Sequence[int]
     segments: Sequence[SegmentLocation]
     weights: Sequence[float] = field(default=())
-    parents: Sequence[int] = field(default=())
-    """The segment that each segment continues, if examples share prefixes; -1 for none."""
+    tree: SequenceTree | None = None
+    """What its examples share; None in recipes without `packing.share_prefixes`."""
 
     @property
     def trained(self) -> Sequence[bool]:
@@ -83,29 +170,50 @@ def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_token
         return None
     shard = read_sequences(project.store, parts[0].files["shard"])
     at = choose_sequence(shard.column("starts")[:CANDIDATES].to_pylist())
-    row: dict[str, Any] = drop_padding(shard.slice(at, 1)).to_pylist()[0]
-    sequence = at + int(parts[0].facts["first_sequence"])
+    return _view_row(lineage, parts[0], shard.slice(at, 1), at, encoder, max_tokens)
+
+
+def view_traced_sequence(project: Project, trace: "SequenceTrace") -> SequenceTokens:
+    """Return all tokens of a sequence that was traced."""
+    lineage = load_lineage(project, trace.dataset)
+    part = _find_shard_part(lineage, trace.split, trace.sequence, "")
+    at = trace.sequence - int(part.facts["first_sequence"])
+    shard = read_sequences(project.store, part.files["shard"])
+    return _view_row(lineage, part, shard.slice(at, 1), at, _open_encoder(lineage), trace.tokens)
+
+
+def _view_row(
+    lineage: Lineage, part: manifest.Part, shard_row: pa.Table, at: int, encoder: Encoder, max_tokens: int
+) -> SequenceTokens:
+    table = drop_padding(shard_row)
+    row: dict[str, Any] = table.to_pylist()[0]
+    tree = read_tree(table)
+    sequence = at + int(part.facts["first_sequence"])
     # A segment that several examples share is shown as part of the first of them.
-    places = {place.segment: place for _, place in reversed([*locate_segments(lineage, parts[0], sequence, None)])}
+    places = {place.segment: place for _, place in reversed([*locate_segments(lineage, part, sequence, None)])}
     shown = [places[segment] for segment in sorted(places) if places[segment].offset < max_tokens]
     kinds, messages = _join_spans(lineage, shown)
     ids = row["input_ids"][:max_tokens]
+    texts: list[str] = []
+    for place in shown:
+        parent = -1 if tree is None else tree.segments[place.segment].parent
+        end = 0 if parent < 0 else places[parent].offset + places[parent].length
+        before = ids[max(end - CONTEXT_TOKENS, places[parent].offset) : end] if end else []
+        texts += decode_each(encoder, ids[place.offset : place.offset + place.length], before)
     return SequenceTokens(
-        dataset=dataset,
-        split=str(parts[0].facts["split"]),
+        dataset=lineage.dataset,
+        split=str(part.facts["split"]),
         sequence=sequence,
         tokens=len(row["input_ids"]),
         ids=ids,
         labels=row["labels"][:max_tokens],
         positions=row["position_ids"][:max_tokens],
-        texts=[
-            text for place in shown for text in decode_each(encoder, ids[place.offset : place.offset + place.length])
-        ],
+        texts=texts,
         kinds=[SPAN_KINDS[kind] for kind in kinds[: len(ids)]],
         messages=messages[: len(ids)],
         segments=shown,
         weights=row[WEIGHT_COLUMN][:max_tokens] if WEIGHT_COLUMN in row else (),
-        parents=row.get(PARENTS_COLUMN, ()),
+        tree=tree,
     )
 
 
@@ -118,18 +226,38 @@ def choose_sequence(starts: Sequence[Sequence[int]]) -> int:
     return min(range(len(starts)), key=measure_distance)
 
 
-def decode_each(encoder: Encoder, ids: Sequence[int]) -> list[str]:
+def decode_each(encoder: Encoder, ids: Sequence[int], context: Sequence[int] = ()) -> list[str]:
     """Return the text of each token; of a character that spans several, all of it at the last of them.
 
     A token is decoded behind some tokens before it, since decoding it alone would lose the space that SentencePiece
-    strips from a beginning.
+    strips from a beginning. `context` are tokens before all of them.
     """
     texts: list[str] = []
-    for at in range(len(ids)):
+    joined = [*context, *ids]
+    for at in range(len(context), len(joined)):
         first = max(0, at - CONTEXT_TOKENS)
-        before, both = (encoder.decode(ids[first:end]).rstrip("\ufffd") for end in (at, at + 1))
+        before, both = (encoder.decode(joined[first:end]).rstrip("\ufffd") for end in (at, at + 1))
         texts.append(both[len(before) :] if at > first else both)
     return texts
+
+
+def describe_segment(sequence: SequenceTokens, place: SegmentLocation) -> str:
+    """Say which segment it is, what it continues, and of which examples it is."""
+    count = format_count(place.length, "token")
+    if sequence.tree is None:
+        cut = f"from its token {place.start:,}" if place.start else ""
+        return join_facts([f"segment {place.segment}", place.example_id, count, cut])
+    segment = sequence.tree.segments[place.segment]
+    continued = f"continues segment {segment.parent}" if segment.parent >= 0 else ""
+    holding = [sequence.tree.examples[number].example_id for number in segment.examples]
+    others = f"shared by {format_count(len(holding), 'example')}" if len(holding) > 1 else ""
+    positions = f"positions {format_range(segment.position, segment.length)}"
+    return join_facts([f"segment {place.segment}", continued, holding[0], others, count, positions])
+
+
+def format_range(first: int, count: int) -> str:
+    """Format neighboring numbers: `3 to 7`, or `3`."""
+    return str(first) if count == 1 else f"{first} to {first + count - 1}"
 
 
 def _join_spans(lineage: Lineage, places: Sequence[SegmentLocation]) -> tuple[list[int], list[int]]:
@@ -171,10 +299,12 @@ NEIGHBOR_TOKENS = 12
 class TokenTrace:
     """One token of a sequence: `at` is its index in the sequence, `in_example` its index in the tokenized example.
 
-    `weight` is its loss weight; None if the recipe has no weights.
+    `weight` is its loss weight; None if the recipe has no weights. If examples share it, `position` is where it is in
+    each of them.
     """
 
     at: int
+    position: int
     token_id: int
     text: str
     before: str
@@ -199,8 +329,8 @@ class SequenceTrace:
     origins: tuple[RowOrigin, ...]
     token: TokenTrace | None = None
     order_note: str = ""
-    parents: Sequence[int] = ()
-    """The segment that each segment continues, if examples share prefixes; -1 for none."""
+    tree: SequenceTree | None = None
+    """What its examples share; None in recipes without `packing.share_prefixes`."""
 
 
 def trace_sequence(project: Project, place: str) -> SequenceTrace:
@@ -218,14 +348,17 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
     order, note = load_order(lineage)
     named = list(locate_segments(lineage, part, sequence, order))
     shard = read_sequences(project.store, part.files["shard"]).slice(sequence - int(part.facts["first_sequence"]), 1)
-    row = drop_padding(shard).to_pylist()[0]
+    table = drop_padding(shard)
+    row = table.to_pylist()[0]
     if token is not None and token >= row["tokens"]:
         raise ConfigError(
             f"--sequence {place}: the sequence has {row['tokens']} tokens; expected a token from 0 to "
             f"{row['tokens'] - 1}; name one of them"
         )
     numbered = {one.part_id: one for one in lineage.parts}
-    origins = [find_origin(lineage, numbered[part_id], at) for part_id, at in (parse_row_id(name) for name, _ in named)]
+    # A segment is named once for each example that holds it, and a row may have many of both.
+    records = {name: parse_row_id(name) for name, _ in named}
+    found = {name: find_origin(lineage, numbered[part_id], at) for name, (part_id, at) in records.items()}
     return SequenceTrace(
         dataset=dataset,
         split=split,
@@ -233,10 +366,10 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
         tokens=row["tokens"],
         trained_tokens=row["trained_tokens"],
         places=tuple(place for _, place in named),
-        origins=tuple(origins),
+        origins=tuple(found[name] for name, _ in named),
         token=None if token is None else _trace_token(lineage, row, [place for _, place in named], token),
         order_note=note,
-        parents=row.get(PARENTS_COLUMN, ()),
+        tree=read_tree(table),
     )
 
 
@@ -281,6 +414,7 @@ def _trace_token(lineage: Lineage, row: Mapping[str, Any], places: Sequence[Segm
     before, text, after = _decode_neighbors(_open_encoder(lineage), row["input_ids"][first:last], at - first)
     return TokenTrace(
         at=at,
+        position=row["position_ids"][at],
         token_id=row["input_ids"][at],
         text=text,
         before=before,

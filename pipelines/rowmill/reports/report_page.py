@@ -37,7 +37,7 @@ from rowmill.core.stage_names import (
 from rowmill.core.storage import File, digest_json
 from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
-from rowmill.inspection.sequences import SequenceTokens, view_sequence
+from rowmill.inspection.sequences import SequenceTokens, describe_segment, view_sequence
 from rowmill.reports import console, flows, plots
 from rowmill.reports.build_changes import describe_changes, tabulate_changes
 from rowmill.reports.build_view import BuildView, list_tables, load_build_view
@@ -52,7 +52,7 @@ from rowmill.tokenization.tokenizer import Encoder
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-PAGE_VERSION = 4
+PAGE_VERSION = 5
 """Increase it when the page's layout changes; a report with equal content is not written again."""
 MAX_PAGE_BYTES = 2_000_000
 MAX_SEQUENCE_BYTES = 250_000
@@ -330,18 +330,15 @@ def describe_sequence(sequence: SequenceTokens) -> dict[str, Any]:
     ]
     shown: list[tuple[str, list[tuple[str, list[str]]]]] = []
     for place in sequence.segments:
-        cut = f"from its token {place.start:,}" if place.start else ""
-        parent = sequence.parents[place.segment] if sequence.parents else -1
-        continued = f"continues segment {parent}" if parent >= 0 else ""
-        about = [f"segment {place.segment}", continued, place.example_id, format_count(place.length, "token"), cut]
         places = range(place.offset, min(place.offset + place.length, len(sequence.ids)))
         spans = [(style, [texts[at] for at in run]) for style, run in groupby(places, key=styles.__getitem__)]
-        shown.append((join_facts(about), spans))
+        shown.append((describe_segment(sequence, place), spans))
     counts = [
         f"packed sequence {sequence.dataset}/{sequence.split}/{sequence.sequence}",
         format_count(sequence.tokens, "token"),
         f"the first {len(sequence.ids):,} of them" if len(sequence.ids) < sequence.tokens else "",
         format_count(len(sequence.segments), "segment"),
+        f"shared by {format_count(len(sequence.tree.examples), 'example')}" if sequence.tree else "",
     ]
     kinds = [kind for kind in SPAN_KINDS if kind in sequence.kinds]
     return {"columns": columns, "caption": join_facts(counts), "kinds": kinds, "segments": shown}

@@ -3,7 +3,9 @@
 Trained text is green, context plain, the template's text grey. Without colours, trained text is in ⟦brackets⟧.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -27,7 +29,15 @@ from rowmill.core.console import (
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.inspection.chat_templates import ShapeProof, TemplateProof, TemplateReport, get_remedy
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TokenClass
-from rowmill.inspection.sequences import SequenceTrace, TokenTrace
+from rowmill.inspection.sequences import (
+    SequenceTokens,
+    SequenceTrace,
+    SequenceTree,
+    TokenTrace,
+    TreeExample,
+    describe_segment,
+    format_range,
+)
 from rowmill.inspection.trace import RowOrigin, RowTrace, SegmentLocation, SequenceOccurrence
 from rowmill.schema.examples import ROW_FIELDS, find_token_fields
 from rowmill.schema.rows import ROW_KIND_COLUMNS
@@ -40,7 +50,9 @@ MAX_LINE_CHARS = 160
 MAX_SHOWN_MESSAGES = 12
 """Structured messages shown of a conversation; of a longer one, the first eight and the last four."""
 MAX_SHOWN_OCCURRENCES = 12
-"""Occurrences listed of a sequence; it has one per pass."""
+"""Occurrences listed of a sequence, which has one per pass, and rows of a token shown with their raw record."""
+MAX_SHOWN_TARGETS = 6
+"""Stretches listed of what an example trains."""
 
 
 # ── A record through the stages ───────────────────────────────────────────────────────────────────────────────
@@ -156,19 +168,106 @@ def _render_example(sample: InspectedExample, *, colours: bool) -> Iterator[Rend
         )
     yield label_value("example", join_facts([sample.example_id, *counts]))
     if colours:
-        legend = Text("             ")
-        for kind, style in CLASS_STYLES.items():
-            legend.append("■ ", style).append(f"{kind}   ", DIM)
-        yield legend
+        yield _render_legend()
     yield Text("")
+    yield _mark_classes(((stretch.kind, stretch.text) for stretch in sample.stretches), colours=colours)
+
+
+def _render_legend() -> RenderableType:
+    legend = Text("             ")
+    for kind, style in CLASS_STYLES.items():
+        legend.append("■ ", style).append(f"{kind}   ", DIM)
+    return legend
+
+
+def _mark_classes(stretches: Iterable[tuple[TokenClass, str]], *, colours: bool) -> Text:
     text = Text()
-    for stretch in sample.stretches:
-        content = escape_control_characters(stretch.text)
+    for kind, own in stretches:
+        content = escape_control_characters(own)
         if colours:
-            text.append(content, CLASS_STYLES[stretch.kind])
+            text.append(content, CLASS_STYLES[kind])
         else:
-            text.append(f"⟦{content}⟧" if stretch.kind == "trained" else content)
-    yield text
+            text.append(f"⟦{content}⟧" if kind == "trained" else content)
+    return text
+
+
+# ── A packed sequence ──────────────────────────────────────────────────────────────────────────────
+
+
+def render_packed_sequence(trace: SequenceTrace, sequence: SequenceTokens, *, colours: bool) -> RenderableType:
+    """Show a whole sequence: where its segments come from, or the tree that its examples share, then their texts."""
+    lines: list[RenderableType] = [render_sequence_trace(trace), Text("")]
+    if colours:
+        lines.append(_render_legend())
+    classes: list[TokenClass] = [
+        "trained" if trained else "template" if kind == "template" else "context"
+        for kind, trained in zip(sequence.kinds, sequence.trained, strict=True)
+    ]
+    for place in sequence.segments:
+        places = range(place.offset, place.offset + place.length)
+        runs = groupby(places, key=classes.__getitem__)
+        stretches = ((kind, "".join(sequence.texts[at] for at in run)) for kind, run in runs)
+        text = _mark_classes(stretches, colours=colours)
+        lines += [Text(f"── {describe_segment(sequence, place)}", DIM), text, Text("")]
+    return Group(*lines)
+
+
+def _render_tree(trace: SequenceTrace, tree: SequenceTree) -> Iterator[RenderableType]:
+    """Show a tree: a line for each segment, below the one that it continues, and one for each example."""
+    total = sum(example.tokens for example in tree.examples)
+    shared = f"{format_count(total - trace.tokens, 'token')} of {total:,} shared"
+    yield label_value("tree", join_facts([format_count(len(tree.examples), "example"), shared]))
+    yield Text("")
+    children = Counter(segment.parent for segment in tree.segments)
+    levels: list[int] = []
+    segments: list[Sequence[object]] = []
+    for number, segment in enumerate(tree.segments):
+        # What goes on alone stays in its column, so that long dialogues do.
+        is_branch = segment.parent >= 0 and children[segment.parent] > 1
+        levels.append(levels[segment.parent] + is_branch if segment.parent >= 0 else 0)
+        segments.append(
+            (
+                f"{'  ' * levels[-1]}{number}",
+                "" if segment.parent < 0 else segment.parent,
+                format_range(segment.offset, segment.length),
+                format_range(segment.position, segment.length),
+                segment.length,
+                segment.trained_tokens,
+                format_range(segment.examples.start, len(segment.examples)),
+            )
+        )
+    yield make_grid(["segment", "continues", "tokens", "positions", "length", "trained", "examples"], segments)
+    origins = {place.example_id: origin for place, origin in zip(trace.places, trace.origins, strict=True)}
+    examples = [
+        (
+            number,
+            _format_number_ranges(example.segments),
+            example.tokens,
+            _format_targets(example),
+            example.example_id,
+            _format_origin(origins[example.example_id]),
+        )
+        for number, example in enumerate(tree.examples)
+    ]
+    yield Text("")
+    yield make_grid(["example", "segments", "tokens", "trains positions", "id", "source"], examples)
+
+
+def _format_number_ranges(numbers: Sequence[int]) -> str:
+    """Format ascending numbers, those that follow each other as a range: `0 to 3, 7`."""
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    listed = [[number for _, number in run] for _, run in runs]
+    return ", ".join(format_range(run[0], len(run)) for run in listed)
+
+
+def _format_targets(example: TreeExample) -> str:
+    """Name the positions that an example trains, with the weight of those that do not have 1."""
+    shown = [
+        f"{format_range(first, count)}{'' if weight == 1 else f' × {weight:g}'}"
+        for first, count, weight in example.targets[:MAX_SHOWN_TARGETS]
+    ]
+    rest = len(example.targets) - len(shown)
+    return ", ".join([*shown, *([f"{rest} more"] if rest else [])])
 
 
 # ── Traces of rows, sequences and tokens ───────────────────────────────────────────────────────────
@@ -237,46 +336,57 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
         lines.append(label_value("shown", trace.order_note, LOOK))
     if trace.token is None:
         problems = dict.fromkeys(origin.problem for origin in trace.origins if origin.problem)
+        segments = [Text(""), _render_segments(trace)] if trace.tree is None else _render_tree(trace, trace.tree)
         return Group(
             *lines,
-            Text(""),
-            _render_segments(trace),
+            *segments,
             *(Text(f"  {escape_control_characters(p)}", LOOK) for p in problems),
         )
     at = trace.token.at
     holding = [i for i, place in enumerate(trace.places) if place.offset <= at < place.offset + place.length]
     lines += _render_token(trace.token, trace.places[holding[0]])
+    if trace.tree is not None:
+        numbers = trace.tree.segments[trace.places[holding[0]].segment].examples
+        lines += _render_sharing(trace.token.position, [trace.tree.examples[number] for number in numbers])
     # A token of a shared segment comes from the rows of all its examples.
     origins = list({(trace.origins[i].url, trace.origins[i].record): trace.origins[i] for i in holding}.values())
     for origin in origins[:MAX_SHOWN_OCCURRENCES]:
         lines += _render_origin(origin)
-    if len(origins) > MAX_SHOWN_OCCURRENCES:
-        lines.append(label_value("", f"and {format_count(len(origins) - MAX_SHOWN_OCCURRENCES, 'more row')}"))
+    lines += [label_value("source", _format_origin(origin)) for origin in origins[MAX_SHOWN_OCCURRENCES:]]
     return Group(*lines, Text(""))
 
 
+def _render_sharing(position: int, examples: Sequence[TreeExample]) -> Iterator[RenderableType]:
+    """Show which of the examples that share a token train it, and with what weight."""
+    weights = [(example.example_id, example.find_weight(position)) for example in examples]
+    trained = [f"{name} × {weight:g}" for name, weight in weights if weight is not None]
+    shared = f"by {format_count(len(examples), 'example')}, of which {len(trained)} train it"
+    yield label_value("shared", shared if len(examples) > 1 else "by no other example")
+    for i, name in enumerate(trained):
+        yield label_value("" if i else "trained by", name)
+
+
 def _render_segments(trace: SequenceTrace) -> RenderableType:
-    columns = ["segment", *(["continues"] if trace.parents else []), "tokens", "length", "example", "source"]
+    columns = ["segment", "tokens", "length", "example", "source"]
     rows: list[Sequence[object]] = []
     for place, origin in zip(trace.places, trace.origins, strict=True):
         cut = f" from token {place.start}" if place.start else ""
-        continues = ["" if parent < 0 else parent for parent in trace.parents[place.segment :][:1]]
-        source = (
-            format_source_line(origin.url, origin.reader, origin.line)
-            if origin.line is not None
-            else f"{origin.url}, record {origin.record}"
-        )
         rows.append(
             (
                 place.segment,
-                *continues,
                 f"{place.offset} to {place.offset + place.length - 1}",
                 place.length,
                 f"{place.example_id}{cut}",
-                source,
+                _format_origin(origin),
             )
         )
     return make_grid(columns, rows)
+
+
+def _format_origin(origin: RowOrigin) -> str:
+    if origin.line is None:
+        return f"{origin.url}, record {origin.record}"
+    return format_source_line(origin.url, origin.reader, origin.line)
 
 
 def _render_token(token: TokenTrace, location: SegmentLocation) -> Iterator[RenderableType]:

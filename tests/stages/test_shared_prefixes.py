@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rowmill
+from dagster_rowmill import metadata
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.main import main
 from rowmill.core.console import render_text
@@ -24,7 +25,8 @@ from rowmill.inspection.trace import trace_row
 from rowmill.packing.pack_plan import keep_examples_whole
 from rowmill.packing.prefix_trees import plan_trees
 from rowmill.reader import Reader
-from rowmill.reports import report_page, row_view
+from rowmill.reports import console, report_page, row_view
+from rowmill.reports.summary import summarize_recipe
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.shards import native
 from rowmill.stages.packed_shards.shard_files import GroupTokens, gather_trees, has_whole_spans
@@ -221,6 +223,24 @@ def test_each_token_is_stored_once_and_counted_as_stored_or_shared(shared: Built
     assert ledger == {"shared": facts["tokens_shared"]}
     assert facts["tokens"] == sum(count_trie([row for row in examples if row["split"] == split]) for split in SPLITS)
     assert facts["tokens_shared"] > total / 3
+
+
+def test_summaries_name_the_tokens_and_bytes_that_sharing_saves(shared: Built, tmp_path: Path) -> None:
+    output = shared.manifest("rows", "packed_shards")
+    tokens, saved = output.facts["tokens"], output.facts["tokens_shared"]
+    named = f"{saved:,} tokens, {12 * saved / 1000:.1f} kB"
+
+    assert f" full · sharing saves {named}" in console.summarize_output(output)
+    summary = re.sub(r"\s+", " ", summarize_recipe(shared.project))
+    assert (
+        f"shared {named} before compression, are saved where examples begin alike: {tokens:,} are stored, " in summary
+    )
+    assert f"{(tokens + saved) / tokens:.1f} × fewer" in summary
+    page = metadata.write_summary(output, [], "", "")
+    assert f"**sharing saves {named}**" in page
+    plain = build(tmp_path)
+    assert "sharing" not in console.summarize_output(plain.manifest("rows", "packed_shards"))
+    assert " shared " not in summarize_recipe(plain.project)
 
 
 SPLITS = ("train", "validation")

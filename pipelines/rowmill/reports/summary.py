@@ -10,7 +10,7 @@ from rowmill import stats
 from rowmill.build.share_versions import HeldVersion, find_held_version
 from rowmill.build.steps import Project, Step, find_downstream_steps
 from rowmill.checks.judge import CheckResult, run_checks
-from rowmill.core.arrays import format_count, format_percent, join_facts
+from rowmill.core.arrays import format_count, format_percent, format_size, join_facts
 from rowmill.core.console import DIM, GOOD, HEAD, LOOK, label_value, make_grid, render_text
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
@@ -25,6 +25,7 @@ from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, load_build_vi
 from rowmill.reports.console import format_key, render_check_result, render_manifest_table, render_title
 from rowmill.schema.facts import (
     CanonicalRowsFacts,
+    PackedShardsFacts,
     TokenizedExamplesFacts,
     TruncationStatsFacts,
     read_facts,
@@ -34,6 +35,7 @@ from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import exports
 from rowmill.stages.gpu_partitions import GpuPartitionsFacts
+from rowmill.stages.packed_shards.stage import SHARED_TOKEN_BYTES
 
 SHOWN_REASONS = 8
 REJECTS_QUERY = "from rejects select reason, count(*) group by 1"
@@ -59,6 +61,7 @@ def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> s
             make_grid(SUMMARY_COLUMNS, datasets, marked=total),
             Text(""),
             *_render_left_out(build),
+            *_render_shared(build),
             *_render_changes(build),
             *_render_places(build),
             *_render_failed_checks(build, shown),
@@ -78,6 +81,21 @@ def _render_left_out(build: BuildView) -> Iterator[RenderableType]:
         rest = sum(count for _, count in most[SHOWN_REASONS:])
         further = f", {rest:,} for {len(most) - SHOWN_REASONS} other reasons" if rest else ""
         yield label_value("left out", f"{named}{further}")
+
+
+def _render_shared(build: BuildView) -> Iterator[RenderableType]:
+    """Show what `packing.share_prefixes` saves over all datasets."""
+    packed = [build.find_output(name, PACKED_SHARDS) for name in build.project.recipe.datasets]
+    facts = [read_facts(PackedShardsFacts, output.facts) for output in packed if output is not None]
+    shared = sum(require_counted(counted.tokens_shared) for counted in facts if counted.tokens_shared)
+    if shared:
+        stored = sum(counted.tokens for counted in facts)
+        size = format_size(SHARED_TOKEN_BYTES * shared)
+        yield label_value(
+            "shared",
+            f"{shared:,} tokens, {size} before compression, are saved where examples begin alike: "
+            f"{stored:,} are stored, {(stored + shared) / stored:.1f} × fewer",
+        )
 
 
 def _render_changes(build: BuildView) -> Iterator[RenderableType]:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import format_percent
+from rowmill.core.arrays import format_percent, format_size
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import Store
 from rowmill.parts.context import StageOutput, compute_share
-from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts
+from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts, require_counted
 from rowmill.schema.indexed_shards import drop_tokens, list_token_columns
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
@@ -183,6 +183,16 @@ def _find_shard_damage(store: Store, output: Manifest) -> Iterator[str]:
     return find_content_damage(store, "/".join(output.key), output.files("shard"), str(output.facts["content_hash"]))
 
 
+SHARED_TOKEN_BYTES = 12
+"""What a token would take if it stood once more: its id, label and position, before compression."""
+
+
+def _summarize_packed_shards(facts: PackedShardsFacts, rows: str) -> Sequence[str]:
+    shared = require_counted(facts.tokens_shared) if facts.tokens_shared else 0
+    saved = f"sharing saves {shared:,} tokens, {format_size(SHARED_TOKEN_BYTES * shared)}" if shared else ""
+    return rows, f"{format_percent(facts.fill)} full", saved
+
+
 STAGE = StageDeclaration(
     name=PACKED_SHARDS,
     facts=PackedShardsFacts,
@@ -198,7 +208,7 @@ STAGE = StageDeclaration(
         count_rows_by_fact("sequences", "sequence"),
         files={"shard": "sequences", "segments": "segments", "left_out": "left_out"},
     ),
-    summarize=lambda facts, rows: (rows, f"{format_percent(facts.fill)} full"),
+    summarize=_summarize_packed_shards,
     compared=(ComparedFact("sequences", "sequences"), ComparedFact("fill", "fill", is_share=True)),
     find_content_damage=_find_shard_damage,
     list_shared_inputs=lambda made: (TOKENIZED_EXAMPLES,) if "example_files" in dict(made.schema) else (),

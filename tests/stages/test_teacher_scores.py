@@ -198,6 +198,37 @@ def test_printed_lines_read_every_score_of_a_build(
     assert sum(packed) == sum(lengths)
 
 
+@pytest.mark.slow
+def test_first_token_of_a_slice_keeps_its_scores_and_has_no_label(tmp_path: Path) -> None:
+    teacher_build = Workspace(tmp_path / "teacher").one(
+        "t.jsonl", [document(i, words=300) for i in range(4)], {"kind": "text"}
+    )
+    teacher_build.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    with serving(teach) as server:
+        assert score(teacher_build, server, dataset="rows") == 0
+    student = Workspace(tmp_path / "student")
+    source = {"train_urls": [str(teacher_build.folder / "scored/mini/rows/train/")]}
+    cut = {"truncation": {"overlong": "keep"}, "packing": {"slice_strategy": "split"}}
+    form = {"kind": "tokens", "token_fields": FIELDS}
+    gates = LENIENT | {"same_tokenization": {"at_least": 0}}
+    built = student.recipe({"rows": {"source": source, "format": form, **cut}}, gates=gates).build()
+
+    whole, slices = {one["example_id"]: one for one in built.examples()}, 0
+    for row in built.rows_of("rows", "packed_shards", file="shard"):
+        begin = 0
+        for name, start, length in zip(row["example_ids"], row["starts"], row["segment_lengths"], strict=True):
+            example, own = whole[name], slice(start, start + length)
+            for field in FIELDS:
+                assert row[field][begin : begin + length] == example[field][own]
+            assert row["labels"][begin] == -100
+            if start:
+                slices += 1
+                assert example["loss_mask"][start]
+                require_own_scores(example["input_ids"], [start], *([row[field][begin]] for field in FIELDS))
+            begin += length
+    assert slices >= 4
+
+
 def test_output_at_a_url_is_refused(built: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     assert score(built, NOWHERE, "--output", "s3://bucket/scored") != 0
     assert "--output s3://bucket/scored: a URL; scored datasets are written to a folder" in capsys.readouterr().err
@@ -269,9 +300,22 @@ def shifted(request: dict[str, Any]) -> Reply:
     return teacher.reply([None, *[entries[at - 1] or {} for at in range(1, len(entries))]])
 
 
+def change_scores(request: dict[str, Any], change: Callable[[dict[str, Any]], object]) -> Reply:
+    """Answer with every entry changed."""
+    entries = answer(request["prompt"])
+    for one in entries[1:]:
+        assert one is not None
+        change(one)
+    return teacher.reply(entries, model=request["model"])
+
+
+OUTSIDE = {"600000": {"logprob": -9}}
+"""An id beyond the vocabulary, and within what an int32 holds."""
+
 FAULTS: list[tuple[str, Callable[[dict[str, Any]], Reply], str]] = [
     ("drops", lambda _: Reply(drops=True), "RemoteDisconnected"),
     ("ends early", lambda request: Reply(body=teach(request).body, promises_bytes=9), "Connection"),
+    ("fails", lambda _: Reply(status=500), "HTTP 500"),
     ("is busy", lambda _: Reply(status=503, headers={"Retry-After": "0"}), "HTTP 503"),
     ("is late", lambda _: Reply(is_slow=True), "Timeout"),
     ("is short", lambda request: teacher.reply(answer(request["prompt"])[:-1]), "MisalignedAnswer"),
@@ -279,7 +323,15 @@ FAULTS: list[tuple[str, Callable[[dict[str, Any]], Reply], str]] = [
     ("is shifted", shifted, "MisalignedAnswer"),
     ("has no scores", lambda _: Reply(texts=["x"]), "MisalignedAnswer"),
     ("is no JSON", lambda _: Reply(body=b"<html>"), "MisalignedAnswer"),
-]
+    ("is truncated", lambda request: Reply(body=(teach(request).body or b"")[:-9]), "MisalignedAnswer"),
+    ("is of ids outside the vocabulary", lambda request: change_scores(request, lambda one: one.update(OUTSIDE)),
+     "MisalignedAnswer"),
+    ("is not a number", lambda request: change_scores(request, lambda one: one[next(iter(one))].update(logprob=np.nan)),
+     "MisalignedAnswer"),
+    ("is above 0", lambda request: change_scores(request, lambda one: one[next(iter(one))].update(logprob=0.01)),
+     "MisalignedAnswer"),
+    ("is of another model", lambda request: teach({**request, "model": "other"}), "MisalignedAnswer"),
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -323,6 +375,37 @@ def test_row_that_is_always_answered_wrongly_is_rejected_and_scored_by_the_next_
     # Only the part with the reject is made again.
     assert len(again.requests) == 5
     assert len(scored_rows(built)) == ROWS
+
+
+@pytest.mark.parametrize(("reply", "detail"), [
+    (Reply(texts=["x"]), "no list prompt_logprobs"),
+    (Reply(status=400, body=b"unknown parameter prompt_logprobs"), "HTTP 400 unknown parameter prompt_logprobs"),
+])  # fmt: skip
+def test_server_that_scores_nothing_ends_the_run_at_once(
+    built: Workspace, reply: Reply, detail: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(lambda _: reply) as server:
+        assert score(built, server, "--retries", "0", "--workers", "1") == ExitStatus.OUTSIDE_FAILURE
+
+    assert len(server.requests) == teacher_scores.PART_ROWS < ROWS
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"none of {teacher_scores.PART_ROWS} examples could be scored, the first because: " in error
+    assert detail in error
+    assert "is needed; check --base-url and --model" in error
+
+
+@pytest.mark.parametrize(("reply", "problem"), [
+    (Reply(status=500), "HTTP 500 after 1 retries"), (Reply(is_slow=True), "timed out after 1 retries"),
+])  # fmt: skip
+def test_server_that_always_fails_ends_the_run(
+    built: Workspace, reply: Reply, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(lambda _: reply) as server:
+        options = ("--retries", "1", "--timeout", "0.2")
+        assert score(built, server, *options, dataset="pairs") == ExitStatus.OUTSIDE_FAILURE
+
+    assert problem in " ".join(capsys.readouterr().err.split())
+    assert not (built.folder / "scored").exists()
 
 
 def test_refused_row_is_rejected_with_the_servers_words(built: Workspace) -> None:
@@ -482,7 +565,7 @@ def test_likeliest_come_first_without_a_token_beyond_them() -> None:
     first = entry(t5=-3.0, t7=-0.5, t9=-1.5)
     second = entry(t6=-0.5, t8=-2.0, t4=-2.0)
 
-    found = read_prompt_logprobs(body(None, first, second), [3, 5, 6], [1, 2], 2)
+    found = read_prompt_logprobs(body(None, first, second), [3, 5, 6], [1, 2], 2, vocab_size=10, model="m")
 
     # Of equal ones, the lower id comes first, whatever the order of the answer.
     assert found.ids.tolist() == [[7, 9], [6, 4]]
@@ -494,7 +577,9 @@ def test_likeliest_come_first_without_a_token_beyond_them() -> None:
 def test_minus_infinity_is_the_lowest_that_is_stored() -> None:
     answered = b'{"choices": [{"prompt_logprobs": [null, {"5": {"logprob": -Infinity}, "6": {"logprob": 0}}]}]}'
 
-    assert read_prompt_logprobs(answered, [3, 5], [1], 2).logprobs.tolist() == [[0, -10000]]
+    found = read_prompt_logprobs(answered, [3, 5], [1], 2, vocab_size=10, model="m")
+
+    assert found.logprobs.tolist() == [[0, -10000]]
 
 
 BAD_ANSWERS: list[tuple[bytes, str]] = [
@@ -506,7 +591,12 @@ BAD_ANSWERS: list[tuple[bytes, str]] = [
     (body(None, entry(t5=-1, t6=0.5), entry(t6=-1, t7=-2)), r"prompt_logprobs\[1\] has an id or a log-probability"),
     (body(None, entry(t5=-1, t6=float("nan")), entry(t6=-1, t7=-2)), r"\[1\] has an id or a log-probability"),
     (body(None, {"5": {"logprob": -1}, "-6": {"logprob": -2}}, entry(t6=-1, t7=-2)), r"\[1\] has an id or a log"),
-    (body(None, {"5": {"logprob": -1}, f"{2**32 + 6}": {"logprob": -2}}, entry(t6=-1, t7=-2)), r"\[1\] has an id or a"),
+    (body(None, {"5": {"logprob": -1}, f"{2**32 + 6}": {"logprob": -2}}, entry(t6=-1, t7=-2)),
+     r"\[1\] has id 4294967302, expected one below the vocabulary's size 10; if the .*, set vocab_size"),
+    (body(None, entry(t5=-1, t9=-2), entry(t6=-1, t10=-2)), r"\[2\] has id 10, expected one below"),
+    (json.dumps({"model": "n", "choices": [{"prompt_logprobs": [None, entry(t5=-1, t6=-2), entry(t6=-1, t7=-2)]}]})
+     .encode(), "the answer is of model 'n', expected 'm'"),
+    (body(None, entry(t5=-1, t6=-2), entry(t6=-1, t7=-2))[:-5], "no list prompt_logprobs"),
     (body(None, entry(t5=-0.1, t6=-0.2), entry(t6=-1, t7=-2)), r"\[1\] has a mass of 1\.72"),
     (body(None, entry(t5=-1, t6="x"), entry(t6=-1, t7=-2)), "no list prompt_logprobs"),
     (body(None, {"five": {"logprob": -1}}, entry(t6=-1, t7=-2)), "no list prompt_logprobs"),
@@ -515,10 +605,10 @@ BAD_ANSWERS: list[tuple[bytes, str]] = [
     (b'{"choices": [{"prompt_logprobs": null}]}', "no list prompt_logprobs"),
     (b"[" * 100000, "no list prompt_logprobs"),
     (b"", "no list prompt_logprobs"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("answered", "message"), BAD_ANSWERS, ids=range(len(BAD_ANSWERS)))
 def test_answer_that_is_not_of_these_tokens_is_refused(answered: bytes, message: str) -> None:
     with pytest.raises(MisalignedAnswerError, match=message):
-        read_prompt_logprobs(answered, [3, 5, 6], [1, 2], 2)
+        read_prompt_logprobs(answered, [3, 5, 6], [1, 2], 2, vocab_size=10, model="m")

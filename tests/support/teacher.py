@@ -22,11 +22,12 @@ def answer(ids: Sequence[int], top_k: int) -> list[dict[str, Any] | None]:
     ]
 
 
-def reply(entries: Any) -> Reply:
-    """Return a completion with such a list."""
-    return Reply(body=json.dumps({"choices": [{"index": 0, "text": "x", "prompt_logprobs": entries}]}).encode())
+def reply(entries: Any, **named: Any) -> Reply:
+    """Return a completion with such a list, which names other values of the answer."""
+    completion = {"choices": [{"index": 0, "text": "x", "prompt_logprobs": entries}], **named}
+    return Reply(body=json.dumps(completion).encode())
 
 
 def teach(request: Mapping[str, Any]) -> Reply:
     """Answer a request by the table."""
-    return reply(answer(request["prompt"], request["prompt_logprobs"]))
+    return reply(answer(request["prompt"], request["prompt_logprobs"]), model=request["model"])

@@ -532,7 +532,8 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     ),
     "teacher_misaligned": ReasonDescription(
         "generated",
-        "the teacher's server answered with another length, or with entries that lack the tokens that were sent",
+        "the teacher's server answered with another length, with entries that lack the tokens that were sent, with ids "
+        "outside the vocabulary, or for another model",
         "serve a model with the recipe's tokenizer, by a server that returns `prompt_logprobs`, and score again",
     ),
     "teacher_refused": ReasonDescription(

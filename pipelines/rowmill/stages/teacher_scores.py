@@ -27,7 +27,7 @@ from urllib.error import HTTPError
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import LARGEST_INT32, Bools, Tokens, compute_offsets, flatten_lists, make_list_array
+from rowmill.core.arrays import Bools, Tokens, compute_offsets, flatten_lists, make_list_array
 from rowmill.core.completions import CompletionsServer
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import RAW_DATASET, TEACHER_SCORES, TOKENIZED_EXAMPLES
@@ -92,24 +92,31 @@ class TokenScores:
     own: "np.ndarray[Any, np.dtype[np.float64]]"
 
 
-def read_prompt_logprobs(answer: bytes, ids: Sequence[int], places: Sequence[int], top_k: int) -> TokenScores:
+def read_prompt_logprobs(
+    answer: bytes, ids: Sequence[int], places: Sequence[int], top_k: int, *, vocab_size: int, model: str
+) -> TokenScores:
     """Return the scores of the tokens at some places of a prompt from vLLM's answer.
 
     Raises
     ------
     MisalignedAnswerError
-        If the answer is not one to these tokens: it has not an entry for each, an entry lacks the token at its place,
-        or has fewer than `top_k` ids, or numbers that are no log-probabilities.
+        If the answer is not one to these tokens: it names another model, it has not an entry for each token, an entry
+        lacks the token at its place, or has fewer than `top_k` ids, ids outside the vocabulary, or numbers that are no
+        log-probabilities.
 
     """
     try:
+        parsed = json.loads(answer)
         # No token precedes the first one, so its entry is null.
         rows = [
             {int(token): float(given["logprob"]) for token, given in (entry or {}).items()}
-            for entry in json.loads(answer)["choices"][0]["prompt_logprobs"]
+            for entry in parsed["choices"][0]["prompt_logprobs"]
         ]
+        named = parsed.get("model", model)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise MisalignedAnswerError("no list prompt_logprobs of mappings from ids to a logprob each") from None
+    if named != model:
+        raise MisalignedAnswerError(f"the answer is of model {named!r}, expected {model!r}")
     if len(rows) != len(ids):
         raise MisalignedAnswerError(f"prompt_logprobs has {len(rows)} entries for {len(ids)} tokens")
     for at, row in enumerate(rows[1:], 1):
@@ -118,8 +125,13 @@ def read_prompt_logprobs(answer: bytes, ids: Sequence[int], places: Sequence[int
         if len(row) < top_k:
             raise MisalignedAnswerError(f"prompt_logprobs[{at}] has {len(row)} ids, expected at least {top_k}")
         is_wrong = any(math.isnan(value) or value > 0 for value in row.values())
-        if is_wrong or min(row) < 0 or max(row) > LARGEST_INT32:
+        if is_wrong or min(row) < 0:
             raise MisalignedAnswerError(f"prompt_logprobs[{at}] has an id or a log-probability that none can be")
+        if max(row) >= vocab_size:
+            raise MisalignedAnswerError(
+                f"prompt_logprobs[{at}] has id {max(row)}, expected one below the vocabulary's size {vocab_size}; if "
+                "the model has more embedding rows, set vocab_size to them"
+            )
         mass = math.fsum(map(math.exp, row.values()))
         if mass > _MOST_MASS:
             raise MisalignedAnswerError(f"prompt_logprobs[{at}] has a mass of {mass:.2f}, expected at most 1")
@@ -143,6 +155,7 @@ class ScoreInputs(PartInputs):
     first: int
     rows: int
     scores: Mapping[str, Any]
+    vocab_size: int
     sources: Mapping[str, tuple[str, int]]
     teacher: Teacher = field(compare=False)
     where: str = field(compare=False)
@@ -164,7 +177,7 @@ def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
     Raises
     ------
     GenerationError
-        If the server does not answer, or refuses every row.
+        If the server does not answer, or no answer of a whole part is of its tokens.
 
     """
     columns = ("example_id", "split", "domain", "input_ids", "loss_mask")
@@ -176,7 +189,8 @@ def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
     server = inputs.teacher.open(inputs.where)
 
     def ask(row: int) -> TokenScores | Rejected:
-        return ask_for_scores(server, inputs.teacher, ids[row].tolist(), np.flatnonzero(masks[row]).tolist(), failures)
+        places: list[int] = np.flatnonzero(masks[row]).tolist()
+        return ask_for_scores(server, inputs.teacher, ids[row].tolist(), places, failures, vocab_size=inputs.vocab_size)
 
     with ThreadPoolExecutor(min(inputs.teacher.concurrency, len(names))) as pool:
         answers = list(pool.map(ask, range(len(names))))
@@ -188,6 +202,12 @@ def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
             log.add(names[row].rpartition("#")[0], answer, json.dumps(record).encode())
         else:
             scored.append((row, answer))
+    if not scored and len(names) >= PART_ROWS:
+        # Not one row: the others would be asked for in vain, each as often as may be retried.
+        raise server.make_error(
+            f"none of {len(names)} examples could be scored, the first because: {log.details[0]}; a server that "
+            "returns prompt_logprobs for a model with the recipe's tokenizer is needed; check --base-url and --model"
+        )
     files = {"rejects": place.write("rejects", log.table())}
     splits = table.column("split").to_pylist()
     for split in sorted(set(splits)):
@@ -207,7 +227,13 @@ def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
 
 
 def ask_for_scores(
-    server: CompletionsServer, teacher: Teacher, ids: Sequence[int], places: Sequence[int], failures: Counter[str]
+    server: CompletionsServer,
+    teacher: Teacher,
+    ids: Sequence[int],
+    places: Sequence[int],
+    failures: Counter[str],
+    *,
+    vocab_size: int,
 ) -> TokenScores | Rejected:
     """Return the scores of the tokens at some places; counts the failed attempts by kind.
 
@@ -226,10 +252,11 @@ def ask_for_scores(
         "model": teacher.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0,
         "prompt_logprobs": teacher.top_k,
     }  # fmt: skip
+    read = partial(
+        read_prompt_logprobs, ids=ids, places=places, top_k=teacher.top_k, vocab_size=vocab_size, model=teacher.model
+    )
     try:
-        return server.ask(
-            body, lambda answer: read_prompt_logprobs(answer, ids, places, teacher.top_k), note_failure=note
-        )
+        return server.ask(body, read, note_failure=note)
     except GenerationError as error:
         match error.__cause__:
             case MisalignedAnswerError() as failure:
@@ -279,6 +306,7 @@ def _identify_teacher_scores(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def _list_inputs(context: StageContext, teacher: Teacher) -> Iterator[ScoreInputs]:
+    card = context.input(TOKENIZED_EXAMPLES).card
     for part, sources in stage_inputs.list_example_sources(context):
         examples = part.files["examples"]
         for first in range(0, examples.rows, PART_ROWS):
@@ -287,6 +315,7 @@ def _list_inputs(context: StageContext, teacher: Teacher) -> Iterator[ScoreInput
                 first=first,
                 rows=min(PART_ROWS, examples.rows - first),
                 scores=teacher.identify(),
+                vocab_size=context.recipe.vocab_size or int(card["vocab_size"]),
                 sources={source.part_id: (source.url, source.first_record) for source in sources},
                 teacher=teacher,
                 where=f"datasets.{context.dataset_name}.teacher",

@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from rowmill.tracking.client import BuildRecord
 from rowmill.tracking.delivery import LogResult, find_tracker_problems, log_build
 from tests.alerts.test_alerts import Receiver, receiving
 from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject, list_files
+from tests.support.dagster_server import eventually
 from tests.support.recipes import current
 
 pytestmark = FOREIGN_WARNINGS
@@ -299,19 +300,41 @@ def test_address_that_never_answers_is_given_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         [result] = log_build([make_tracker(kind, address)], record, tmp_path, limit_s=5)
+        # Neither the client nor what it started is left, while the address still does not answer.
+        eventually(lambda: not list_processes(home=tmp_path), "every process has ended", within_s=5)
 
     assert result == LogResult(kind, problem="no answer within 5 s")
-    # Neither the client nor what it started is left.
-    assert [line for line in list_processes() if "rowmill.tracking.client import main" in line or address in line] == []
 
 
-def list_processes() -> Iterator[str]:
+@OPENLINEAGE
+@pytest.mark.slow
+def test_client_that_hangs_is_ended_with_what_it_started(
+    tmp_path: Path, record: BuildRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "openlineage.py").write_text(
+        "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "open('started', 'w').close()\ntime.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    [result] = log_build([OpenLineageTracker(file="events.jsonl")], record, tmp_path, limit_s=10)
+
+    assert (tmp_path / "started").exists()
+    assert result == LogResult("openlineage", problem="no answer within 10 s")
+    eventually(lambda: not list_processes(home=tmp_path), "every process has ended", within_s=5)
+
+
+def list_processes(home: Path) -> list[str]:
+    """Return the commands of the processes that were started with a folder as their home, as no other test does."""
+    found: list[str] = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
-                yield (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                if f"HOME={home}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
             except OSError:
                 continue
+    return found
 
 
 def test_secret_that_is_not_set_is_one_line_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -451,42 +451,31 @@ class TokenizationCounts:
             self.dropped[kind] = self.dropped.get(kind, 0) + count
 
 
-def encode_and_compare(encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts) -> EncodedTexts:
-    """Encode a batch and compare a sample with the reference; on any difference encode it all on the reference path."""
-    encoded = encoder.encode(texts)
-    counts.reference_path_texts += encoded.reference_texts
-    counts.altered += encoded.altered
-    if _matches_sample(encoder, texts, encoded, counts, continuation=False):
-        return encoded
-    return encoder.without_fast_path().encode(texts)
-
-
-def encode_continuations_and_compare(
-    encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts
+def encode_and_compare(
+    encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts, *, continuation: bool = False
 ) -> EncodedTexts:
-    """Encode continuation texts as `encode_and_compare` does; of them only a difference is counted."""
-    encoded = encoder.encode_continuation(texts)
-    if _matches_sample(encoder, texts, encoded, counts, continuation=True):
-        return encoded
-    return encoder.without_fast_path().encode_continuation(texts)
+    """Encode a batch and compare a sample with the reference; on any difference encode it all on the reference path.
 
-
-def _matches_sample(
-    encoder: Encoder, texts: Sequence[str], encoded: EncodedTexts, counts: TokenizationCounts, *, continuation: bool
-) -> bool:
+    Of `continuation` texts, which are parts of counted ones, only a difference is counted.
+    """
+    encode = Encoder.encode_continuation if continuation else Encoder.encode
+    encoded = encode(encoder, texts)
+    if not continuation:
+        counts.reference_path_texts += encoded.reference_texts
+        counts.altered += encoded.altered
     if encoded.reference_texts == len(texts):
-        return True
-    total = sum(map(len, texts))
-    if counts.sample.characters + total <= counts.sample.minimum:
-        counts.sample.characters += total
+        return encoded
+    sample, total = counts.sample, sum(map(len, texts))
+    if sample.characters + total <= sample.minimum:
+        sample.characters += total
         stretches = [Stretch(i, 0, len(text)) for i, text in enumerate(texts)]
     else:
-        stretches = counts.sample.choose(texts, encoder.find_control_strings(texts, encoded))
+        stretches = sample.choose(texts, encoder.find_control_strings(texts, encoded))
     if encoder.matches_reference(texts, encoded, stretches, continuation=continuation):
-        return True
+        return encoded
     counts.fast_path_mismatches += 1
     counts.engine_differs = True
-    return False
+    return encode(encoder.without_fast_path(), texts)
 
 
 def encode_masked_texts(
@@ -508,7 +497,7 @@ def encode_masked_texts(
     return encoder.encode_pieces(
         texts, ordinary, [_find_trained_starts(one) if split else [] for one in masked],
         encode=lambda pieces: encode_and_compare(encoder, pieces, counts),
-        encode_continuation=lambda pieces: encode_continuations_and_compare(encoder, pieces, counts),
+        encode_continuation=lambda pieces: encode_and_compare(encoder, pieces, counts, continuation=True),
     )  # fmt: skip
 
 

@@ -207,7 +207,7 @@ def _encode_batches(
     for block in cut_blocks([len(text) for text in texts], BATCH_CHARS) if texts else ():
         own = texts[block.start : block.stop]
         if encoder.card.fast:
-            encoded = encoded_batch.encode_continuations_and_compare(encoder, own, counts)
+            encoded = encoded_batch.encode_and_compare(encoder, own, counts, continuation=True)
             counts.reference_path_texts += encoded.reference_texts
             ids, offsets = encoded.ids, encoded.offsets
         else:

@@ -44,7 +44,6 @@ from rowmill.tokenization.encoded_batch import (
     Example,
     TokenizationCounts,
     encode_and_compare,
-    encode_continuations_and_compare,
 )
 from rowmill.tokenization.token_positions import EncodedTexts
 from rowmill.tokenization.token_truncation import (
@@ -117,7 +116,7 @@ class PlainTextExampleBuilder:
         """Encode inputs and outputs: apart, or as one text cut between them."""
         if self.dataset.loss.boundary != "whole":
             given = encode_and_compare(self.encoder, inputs, counts)
-            return given, encode_continuations_and_compare(self.encoder, outputs, counts)
+            return given, encode_and_compare(self.encoder, outputs, counts, continuation=True)
         encoded = encode_and_compare(self.encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
         edges = np.array([len(text.encode()) for text in inputs], np.int64)
         counts.boundary_tokens += count_boundary_tokens(encoded, edges)

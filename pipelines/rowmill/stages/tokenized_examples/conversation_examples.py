@@ -30,7 +30,7 @@ from rowmill.conversation.frame_learning import learn_frames_once
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import DroppedKind, Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, TruncatedConversation, Truncation
+from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, Truncation
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json_column, to_json
@@ -549,7 +549,28 @@ class ConversationExampleBuilder:
                 bos = self._steps.encoder.card.bos_id
                 example = truncate_tokens(example, self._limit.tokens, self._limit.options.truncate_side, bos)
             counts.dropped_tokens += piece.tokens_left_out
-            made.append(self._attribute_removed_tokens(candidate, example, None if splits else original, piece, chosen))
+            whole = None if splits else original
+            left = int(example.mask.sum()) + example.cut_trained
+            after_exchanges = left
+            if piece.reasoning_removed or piece.reasoning_context:
+                after_exchanges = self._count_trained_tokens(candidate, piece.kept, chosen, otherwise=left)
+            tokens, trained = piece.original_tokens, after_exchanges
+            if whole is not None:
+                tokens, trained = len(whole.ids), whole.original_trained
+            elif piece.messages_removed:
+                trained = self._count_trained_tokens(candidate, piece.whole, chosen, otherwise=after_exchanges)
+            made.append(
+                replace(
+                    example,
+                    original_tokens=tokens,
+                    original_trained=trained,
+                    messages_removed=piece.messages_removed,
+                    exchanges_removed=tokens - len(example.ids) - example.tokens_cut - piece.reasoning_removed,
+                    reasoning_removed=piece.reasoning_removed,
+                    exchanges_trained=trained - after_exchanges,
+                    reasoning_trained=after_exchanges - left,
+                )
+            )
         if splits:
             counts.dropped_trained += max(0, original.original_trained - sum(one.original_trained for one in made))
         return made
@@ -571,38 +592,6 @@ class ConversationExampleBuilder:
             return masked
         masked = _mask_cut_reasoning(masked, frozenset(reasoning_context))
         return self._steps.encode_masked([show_control_strings(masked, candidate.placeholders)], counts)[0]
-
-    def _attribute_removed_tokens(
-        self,
-        candidate: RenderedCandidate,
-        example: Example,
-        original: Example | None,
-        piece: TruncatedConversation,
-        chosen: frozenset[int],
-    ) -> Example:
-        """Attribute the removed tokens to the stages of truncation, so that original = tokens + removed.
-
-        Without `original`, the example is one of several pieces, and its own length before shortening counts.
-        """
-        left = int(example.mask.sum()) + example.cut_trained
-        after_exchanges = left
-        if piece.reasoning_removed or piece.reasoning_context:
-            after_exchanges = self._count_trained_tokens(candidate, piece.kept, chosen, otherwise=left)
-        tokens, trained = piece.original_tokens, after_exchanges
-        if original is not None:
-            tokens, trained = len(original.ids), original.original_trained
-        elif piece.messages_removed:
-            trained = self._count_trained_tokens(candidate, piece.whole, chosen, otherwise=after_exchanges)
-        return replace(
-            example,
-            original_tokens=tokens,
-            original_trained=trained,
-            messages_removed=piece.messages_removed,
-            exchanges_removed=tokens - len(example.ids) - example.tokens_cut - piece.reasoning_removed,
-            reasoning_removed=piece.reasoning_removed,
-            exchanges_trained=trained - after_exchanges,
-            reasoning_trained=after_exchanges - left,
-        )
 
     def _count_trained_tokens(
         self, candidate: RenderedCandidate, kept: Sequence[int], chosen: frozenset[int], *, otherwise: int

@@ -27,7 +27,6 @@ from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected
-from rowmill.parts.functions import MappedParts
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.examples import make_example_schema
 from rowmill.schema.facts import TokenizedExamplesFacts
@@ -200,15 +199,8 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         form, limit = dataset.format, context.recipe.limit_of(context.dataset_name or "")
         remedies = f"{form.suggest_longer_examples(dataset)}, or {form.suggest_overlong_policies(dataset)}"
         raise text_parts.make_overlong_error(limit, total, found, f"datasets.{context.dataset_name}", remedies)
-    return _build_examples_output(context, made, tokenizer, spec)
-
-
-def _build_examples_output(
-    context: StageContext, made: MappedParts, tokenizer: LoadedTokenizer, spec: RendererSpec | None
-) -> StageOutput:
-    parts = made.parts
     reasons = sum_counts(p.facts["reasons"] for p in parts)
-    rows = sum(int(p.facts["rows"]) for p in parts)
+    row_count = sum(int(p.facts["rows"]) for p in parts)
     kept = sum(int(p.facts["kept"]) for p in parts)
     examples = sum(int(p.facts["examples"]) for p in parts)
     classes = sum_counts(p.facts["tokens_by_class"] for p in parts)
@@ -219,14 +211,14 @@ def _build_examples_output(
     counted = {name: sum(int(p.facts[name]) for p in parts) for name in _COUNTED_FACTS}
     facts = TokenizedExamplesFacts(
         nonempty=examples,
-        accounted=count_unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
-        rejects=compute_share(sum(refused.values()), rows),
+        accounted=count_unaccounted(row_count, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
+        rejects=compute_share(sum(refused.values()), row_count),
         mask_verified=compute_share(counted["verified"], examples) if examples else NOT_APPLICABLE,
         zero_loss_rows=NOT_APPLICABLE
         if context.recipe.objective == "prompts"
-        else compute_share(sum(_select_reasons(reasons, NO_TARGET_REASONS).values()), rows),
+        else compute_share(sum(_select_reasons(reasons, NO_TARGET_REASONS).values()), row_count),
         token_ids=counted["outside_vocabulary"],
-        rows=rows,
+        rows=row_count,
         kept=kept,
         rejected=sum(reasons.values()),
         examples=examples,
@@ -235,9 +227,9 @@ def _build_examples_output(
         trained_share=compute_share(classes.get("trained", 0), tokens),
         dropped_kinds=sum_counts(p.facts["dropped"] for p in parts),
         # A row's text may be encoded several times, until it fits.
-        text_roundtrip=compute_share(min(counted["altered"], rows), rows) if examples else NOT_APPLICABLE,
+        text_roundtrip=compute_share(min(counted["altered"], row_count), row_count) if examples else NOT_APPLICABLE,
         short_documents=_compute_short_share(context.input(CANONICAL_ROWS).parts, parts),
-        **_summarize_template(context, parts, spec, reasons, rows),
+        **_summarize_template(context, parts, spec, reasons, row_count),
         **_summarize_token_rows(context, parts),
         **_summarize_pairs(context, parts),
         trained_removed=counted["trained_removed"],
@@ -251,12 +243,34 @@ def _build_examples_output(
         most_tool_tokens=max((int(p.facts["most_tool_tokens"]) for p in parts), default=0),
     )
     samples = collect_samples(parts, "examples_of_rejects")
+    tables = {
+        "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
+        "tokens": DisplayTable(
+            ("class", "tokens"), tuple(sum_counts(p.facts["tokens_by_class"] for p in parts).items())
+        ),
+    }
+    weights = sum_counts(p.facts.get("tokens_by_weight", {}) for p in parts)
+    if weights:
+        lines = sorted(weights.items(), key=lambda found: (-found[1], found[0]))[:30]
+        tables["loss_weights"] = DisplayTable(
+            ("weight", "tokens"), tuple((float(weight), count) for weight, count in lines)
+        )
+    controlled = sum_counts(p.facts["control_counts"] for p in parts)
+    if controlled:
+        lines = sorted(controlled.items(), key=lambda found: (-found[1], found[0]))[:30]
+        tables["control_strings"] = DisplayTable(
+            ("role", "string", "occurrences"), tuple((*name.split(" ", 1), count) for name, count in lines)
+        )
+    if facts.template_warnings:
+        tables["template"] = DisplayTable(("warning",), tuple((warning,) for warning in facts.template_warnings))
+    if facts.dropped_kinds:
+        tables["dropped"] = DisplayTable(("kind", "pieces"), tuple(facts.dropped_kinds.items()))
     return StageOutput(
         parts=parts,
         facts=facts,
         ledger=ledger,
         token_ledger=_account_split_tokens(parts),
-        tables=_build_examples_tables(parts, reasons, facts),
+        tables=tables,
         samples={
             "rejects": describe_rejects(context, parts, refused),
             "content_dropped": describe_rejects(context, parts, _select_reasons(reasons, ("content_dropped",))),
@@ -368,34 +382,6 @@ def _account_split_tokens(parts: list[Part]) -> list[tuple[str, str, int]]:
         lines.extend((split, name, count) for name, count in classes.items())
     dropped = sum(int(p.facts["dropped_tokens"]) for p in parts)
     return [*lines, *([("rejected", "dropped", dropped)] if dropped else [])]
-
-
-def _build_examples_tables(
-    parts: list[Part], reasons: dict[str, int], facts: TokenizedExamplesFacts
-) -> dict[str, DisplayTable]:
-    tables = {
-        "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
-        "tokens": DisplayTable(
-            ("class", "tokens"), tuple(sum_counts(p.facts["tokens_by_class"] for p in parts).items())
-        ),
-    }
-    weights = sum_counts(p.facts.get("tokens_by_weight", {}) for p in parts)
-    if weights:
-        lines = sorted(weights.items(), key=lambda found: (-found[1], found[0]))[:30]
-        tables["loss_weights"] = DisplayTable(
-            ("weight", "tokens"), tuple((float(weight), count) for weight, count in lines)
-        )
-    controlled = sum_counts(p.facts["control_counts"] for p in parts)
-    if controlled:
-        lines = sorted(controlled.items(), key=lambda found: (-found[1], found[0]))[:30]
-        tables["control_strings"] = DisplayTable(
-            ("role", "string", "occurrences"), tuple((*name.split(" ", 1), count) for name, count in lines)
-        )
-    if facts.template_warnings:
-        tables["template"] = DisplayTable(("warning",), tuple((warning,) for warning in facts.template_warnings))
-    if facts.dropped_kinds:
-        tables["dropped"] = DisplayTable(("kind", "pieces"), tuple(facts.dropped_kinds.items()))
-    return tables
 
 
 def require_tokenizer_ready(context: StageContext) -> None:

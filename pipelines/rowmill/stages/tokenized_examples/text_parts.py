@@ -399,43 +399,23 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
     tools, printed = prompt_parity.ToolLengths(), kept.column("tools")
     if preparer.printer is not None and printed.null_count < len(printed):
         tools = prompt_parity.measure_tools(printed, preparer.printer, open_encoder(store.root, inputs.tokenizer))
-    return _save_examples(inputs, place, kept.column("row_id"), prepared, log, counts, lengths, tools)
-
-
-def make_overlong_error(
-    limit: int, count: int, found: Sequence[tuple[str, int]], where: str, remedies: str
-) -> ContextOverflowError:
-    """Return the error of `overlong: raise`, with the number of rows, the longest, and up to twenty ids."""
-    longest = max(length for _, length in found)
-    names = ", ".join(row_id for row_id, _ in found[:20])
-    return ContextOverflowError(
-        f"{where}: {count} {'row is' if count == 1 else 'rows are'} longer than {limit} tokens, the longest {longest}: "
-        f"{names}; at most {limit} fit; {remedies}"
-    )
-
-
-SHORT_TOKENS = 20
-"""Shorter documents are probably lines of a document that was cut wrongly."""
-
-
-def _save_examples(
-    inputs: TokenizeInputs,
-    place: PartPlace,
-    kept: pa.ChunkedArray,
-    prepared: PreparedExamples,
-    log: RejectLog,
-    counts: TokenizationCounts,
-    documents: dict[str, int],
-    tools: prompt_parity.ToolLengths,
-) -> PartResult:
+    kept_ids = kept.column("row_id")
     table = prepared.examples
-    by_split = _count_tokens_by_split(table)
+    names = {"trained": "trained_tokens", "context": "context_tokens", "template": "template_tokens"}
+    columns = {name: table.column(column).to_numpy().astype(np.int64) for name, column in names.items()}
+    removed = table.column("original_tokens").to_numpy().astype(np.int64) - table.column("tokens").to_numpy()
+    columns["truncated"] = removed
+    splits = table.column("split").to_numpy(zero_copy_only=False)
+    by_split = {
+        str(split): {name: int(values[splits == split].sum()) for name, values in columns.items()}
+        for split in sorted(set(splits.tolist()))
+    }
     overlong = _list_overlong_rows(inputs, table)
     facts: dict[str, Any] = {
-        "rows": len(kept) + len(log.row_ids),
-        "kept": len(kept),
+        "rows": len(kept_ids) + len(log.row_ids),
+        "kept": len(kept_ids),
         "examples": table.num_rows,
-        **documents,
+        **lengths,
         "verified": prepared.verified,
         **count_accounts(log),
         "tokens": int(table.column("tokens").to_numpy().sum()),
@@ -470,8 +450,24 @@ def _save_examples(
         "most_tool_tokens": tools.most,
         **dict(sorted(counts.of_kind.items())),
     }
-    files = {"examples": place.write("examples", table), **write_accounts(place, kept, log)}
+    files = {"examples": place.write("examples", table), **write_accounts(place, kept_ids, log)}
     return PartResult(files, facts)
+
+
+def make_overlong_error(
+    limit: int, count: int, found: Sequence[tuple[str, int]], where: str, remedies: str
+) -> ContextOverflowError:
+    """Return the error of `overlong: raise`, with the number of rows, the longest, and up to twenty ids."""
+    longest = max(length for _, length in found)
+    names = ", ".join(row_id for row_id, _ in found[:20])
+    return ContextOverflowError(
+        f"{where}: {count} {'row is' if count == 1 else 'rows are'} longer than {limit} tokens, the longest {longest}: "
+        f"{names}; at most {limit} fit; {remedies}"
+    )
+
+
+SHORT_TOKENS = 20
+"""Shorter documents are probably lines of a document that was cut wrongly."""
 
 
 def _list_overlong_rows(inputs: TokenizeInputs, table: pa.Table) -> list[tuple[str, int]]:
@@ -492,16 +488,3 @@ def _measure_longest_sides(table: pa.Table) -> Ints:
     sides = table.column("side_lengths").combine_chunks()
     lengths = sides.flatten().to_numpy().astype(np.int64)
     return np.maximum.reduceat(lengths, np.asarray(sides.offsets, np.int64)[:-1]) if len(sides) else lengths
-
-
-def _count_tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:
-    """Count the original tokens of each split by class; each token is in exactly one."""
-    names = {"trained": "trained_tokens", "context": "context_tokens", "template": "template_tokens"}
-    columns = {name: table.column(column).to_numpy().astype(np.int64) for name, column in names.items()}
-    removed = table.column("original_tokens").to_numpy().astype(np.int64) - table.column("tokens").to_numpy()
-    columns["truncated"] = removed
-    splits = table.column("split").to_numpy(zero_copy_only=False)
-    return {
-        str(split): {name: int(values[splits == split].sum()) for name, values in columns.items()}
-        for split in sorted(set(splits.tolist()))
-    }

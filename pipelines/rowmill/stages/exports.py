@@ -429,7 +429,32 @@ def make_export(context: StageContext) -> StageOutput:
     if part is None:
         part = _make_export_part(context, f"{at}/{context.key[-1]}")
         save_kept_part(context.store, context.folder, part)
-    return _build_export_output(context, part, reused=reused)
+    facts, card = dict(part.facts), dict(part.facts["card"])
+    rows = [
+        (name, file.rows, file.bytes) for name, file in part.files.items() if name not in (CARD_FILE, MANIFEST_FILE)
+    ]
+    counts = {name: int(facts[name]) for name in ("sequences", "segments", "tokens", "trained_tokens")}
+    return StageOutput(
+        parts=[part],
+        facts=ExportFacts(
+            conservation=0 if facts["conserved"] else 1,
+            **counts,
+            left_out=int(facts["left_out"]),
+            files=len(rows),
+            size_bytes=sum(size for _, _, size in rows),
+            content_hash=facts["content_hash"],
+        ),
+        ledger=[(KEPT, "", counts["segments"]), *((state, "", n) for state, n in card["left_out"].items() if n)],
+        # Exports have targets, but no span kinds: every other token is context.
+        token_ledger=[
+            (card["split"], "trained", counts["trained_tokens"]),
+            (card["split"], "context", counts["tokens"] - counts["trained_tokens"]),
+        ],
+        tables={"files": DisplayTable(("file", "segments", "size"), tuple(rows[:30]))},
+        card=card,
+        parts_reused=int(reused),
+        rows_made=0 if reused else counts["sequences"],
+    )
 
 
 def _fingerprint_export(context: StageContext) -> str:
@@ -472,47 +497,15 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         files, found = write_export_files(context, export, layout, source.segments, opened, card, at)
         facts = counts | {
             "content_hash": content,
-            "conserved": found == content and _count_trained_tokens(files) == counts["trained_tokens"],
+            "conserved": found == content
+            and sum(file.written.trained_tokens for file in files) == counts["trained_tokens"],
             "left_out": sum(layout.left_out.values()),
         }
         published = publish_export_manifest(context.store, files, card, at)
         return Part(_fingerprint_export(context), published, facts | {"card": card})
 
 
-def _count_trained_tokens(files: Sequence[FileDigests]) -> int:
-    return sum(file.written.trained_tokens for file in files)
-
-
 # ── The manifest, and the messages for users ───────────────────────────────────────────────────────
-
-
-def _build_export_output(context: StageContext, part: Part, *, reused: bool) -> StageOutput:
-    facts, card = dict(part.facts), dict(part.facts["card"])
-    rows = [
-        (name, file.rows, file.bytes) for name, file in part.files.items() if name not in (CARD_FILE, MANIFEST_FILE)
-    ]
-    counts = {name: int(facts[name]) for name in ("sequences", "segments", "tokens", "trained_tokens")}
-    return StageOutput(
-        parts=[part],
-        facts=ExportFacts(
-            conservation=0 if facts["conserved"] else 1,
-            **counts,
-            left_out=int(facts["left_out"]),
-            files=len(rows),
-            size_bytes=sum(size for _, _, size in rows),
-            content_hash=facts["content_hash"],
-        ),
-        ledger=[(KEPT, "", counts["segments"]), *((state, "", n) for state, n in card["left_out"].items() if n)],
-        # Exports have targets, but no span kinds: every other token is context.
-        token_ledger=[
-            (card["split"], "trained", counts["trained_tokens"]),
-            (card["split"], "context", counts["tokens"] - counts["trained_tokens"]),
-        ],
-        tables={"files": DisplayTable(("file", "segments", "size"), tuple(rows[:30]))},
-        card=card,
-        parts_reused=int(reused),
-        rows_made=0 if reused else counts["sequences"],
-    )
 
 
 def locate_export(output: Manifest) -> str:

@@ -29,7 +29,7 @@ decoded some fifteen times.
 Trainers open `current.json`. It is written once all ranks of one order are built.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from io import BytesIO
@@ -45,7 +45,6 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct, format_count
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
-from rowmill.packing.rank_assignment import RankLayout
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part, write_parquet
 from rowmill.recipe.recipe import Recipe
@@ -292,7 +291,23 @@ def _write_rank_index(context: StageContext, sources: RankSources, name: str) ->
     fingerprint, card = fingerprint_rank(context, name), make_rank_card(context, rank)
     folder = f"{part_folder(context.folder, fingerprint)}/{name}"
     of_rank = sources.select_rank(rank)
-    table = _tabulate_index(sources, of_rank)
+    rows = sources.rows[of_rank]
+    shards = np.searchsorted(sources.first_rows, rows, "right") - 1
+    is_filler = shards == len(sources.shards)
+    numbers = sources.order.column("dataset").to_numpy()[of_rank]
+    columns = [
+        np.arange(len(sources.rows))[of_rank],
+        sources.order.column("step").to_numpy()[of_rank],
+        sources.order.column("pass").to_numpy()[of_rank],
+        pa.DictionaryArray.from_arrays(
+            pa.array(np.where(is_filler, len(sources.packed), numbers).astype(np.int32)),
+            pa.array([*sources.packed, FILLERS], pa.string()),
+        ),
+        sources.order.column("sequence_id").to_numpy()[of_rank],
+        np.where(is_filler, FILLER_SHARD, shards).astype(np.int32),
+        (rows - sources.first_rows[shards]).astype(np.int32),
+    ]
+    table = pa.Table.from_arrays([pa.array(one) for one in columns], schema=RANK_INDEX_SCHEMA)
     sink = BytesIO()
     metadata = {f"rowmill.{name}": value for name, value in sorted(card.items())}
     pq.write_table(
@@ -313,38 +328,17 @@ def _write_rank_index(context: StageContext, sources: RankSources, name: str) ->
     }
     found = sources.hashes.sum_content(_locate_lines(context.store, files["index"], sources.first_rows))
     # Each dataset's sequences, tokens and trained tokens; fillers are counted separately.
-    numbers = sources.order.column("dataset").to_numpy()[of_rank]
-    rows, hashes = sources.rows[of_rank], sources.hashes
+    hashes = sources.hashes
     counted: dict[str, list[int]] = {}
     for number, dataset in [*enumerate(sources.packed), (FILLER_SHARD, FILLERS)]:
         lines = rows[numbers == number]
         if len(lines):
             counted[dataset] = [len(lines), int(hashes.tokens[lines].sum()), int(hashes.trained_tokens[lines].sum())]
-    facts = summarize_rank(len(sources.rows[of_rank]), counted, int(sources.padding[sources.rows[of_rank]].sum())) | {
-        "conserved": found == sources.hashes.sum_content(sources.rows[of_rank]),
+    facts = summarize_rank(len(rows), counted, int(sources.padding[rows].sum())) | {
+        "conserved": found == hashes.sum_content(rows),
         "content_hash": native.format_content_hash(found),
     }
     return Part(fingerprint, files, facts)
-
-
-def _tabulate_index(sources: RankSources, own: slice) -> pa.Table:
-    rows = sources.rows[own]
-    shards = np.searchsorted(sources.first_rows, rows, "right") - 1
-    is_filler = shards == len(sources.shards)
-    numbers = sources.order.column("dataset").to_numpy()[own]
-    columns = [
-        np.arange(len(sources.rows))[own],
-        sources.order.column("step").to_numpy()[own],
-        sources.order.column("pass").to_numpy()[own],
-        pa.DictionaryArray.from_arrays(
-            pa.array(np.where(is_filler, len(sources.packed), numbers).astype(np.int32)),
-            pa.array([*sources.packed, FILLERS], pa.string()),
-        ),
-        sources.order.column("sequence_id").to_numpy()[own],
-        np.where(is_filler, FILLER_SHARD, shards).astype(np.int32),
-        (rows - sources.first_rows[shards]).astype(np.int32),
-    ]
-    return pa.Table.from_arrays([pa.array(one) for one in columns], schema=RANK_INDEX_SCHEMA)
 
 
 def _locate_lines(store: Store, index: File, first_rows: Ints) -> Ints:
@@ -652,28 +646,15 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
     kept = {name: load_kept_part(context.store, context.folder, fingerprint_rank(context, name)) for name in present}
     missing = [name for name, part in kept.items() if part is None]
     if missing:
-        write_ranks = _RANK_WRITERS[context.recipe.partitions.layout]
+        write_ranks = write_rank_indexes if context.recipe.partitions.layout == "index" else write_copied_ranks
         for name, part in zip(missing, write_ranks(context, missing), strict=True):
             save_kept_part(context.store, context.folder, part)
             kept[name] = part
     ranks = [part for part in kept.values() if part is not None]
-    return _build_ranks_output(context, list(present), ranks, reused=len(present) - len(missing))
-
-
-_RANK_WRITERS: Mapping[RankLayout, Callable[[StageContext, Sequence[str]], Iterator[Part]]] = {
-    "copied": write_copied_ranks,
-    "index": write_rank_indexes,
-}
-
-
-# ── The manifest, and publishing for trainers ──────────────────────────────────────────────────────
-
-
-def _build_ranks_output(context: StageContext, names: list[str], ranks: list[Part], *, reused: int) -> StageOutput:
     trained = [int(part.facts["trained_tokens"]) for part in ranks]
     rows = [
         (name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens")))
-        for name, p in zip(names, ranks, strict=True)
+        for name, p in zip(present, ranks, strict=True)
     ]
     # Shards store labels but not span kinds, so unlabeled tokens are context.
     tokens, trained_tokens = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
@@ -694,7 +675,7 @@ def _build_ranks_output(context: StageContext, names: list[str], ranks: list[Par
         parts=ranks,
         facts=GpuPartitionsFacts(
             conservation=sum(not part.facts["conserved"] for part in ranks),
-            stale_rank=count_stale_ranks(context, names),
+            stale_rank=count_stale_ranks(context, present),
             ranks=len(ranks),
             world_size=context.recipe.partitions.world_size,
             sequences=sum(int(p.facts["sequences"]) for p in ranks),
@@ -717,11 +698,11 @@ def _build_ranks_output(context: StageContext, names: list[str], ranks: list[Par
         schema=tuple((f.name, str(f.type)) for f in (RANK_INDEX_SCHEMA if has_index else make_rank_schema(context))),
         card={
             "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
-            "ranks": names,
+            "ranks": list(present),
             # Equal indexes may name other tokens, which are another version.
             **({"content": [str(part.facts["content_hash"]) for part in ranks]} if has_index else {}),
         },
-        parts_reused=reused,
+        parts_reused=len(present) - len(missing),
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),
     )
 

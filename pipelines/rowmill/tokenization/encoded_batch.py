@@ -269,26 +269,6 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
     """Find the tokens of byte ranges for all texts of a batch."""
     positions = locate_in_batch(encoded)
     mask, boundary_tokens = find_trained_tokens(encoded, positions, trained)
-    starts, messages, kinds, offsets = _find_token_spans(pieces, encoded, positions)
-    return EncodedBatch(
-        ids=encoded.ids,
-        mask=mask,
-        weights=None if trained.weights is None else compute_token_weights(positions, trained, mask),
-        offsets=encoded.offsets,
-        span_starts=starts,
-        span_messages=messages,
-        span_kinds=kinds,
-        span_offsets=offsets,
-        trained=count_true(mask, encoded.offsets),
-        bad=find_degenerate_texts(encoded),
-        boundary_tokens=boundary_tokens,
-    )
-
-
-def _find_token_spans(
-    pieces: FlatContentSpans, encoded: EncodedTexts, positions: BatchPositions
-) -> "tuple[Ints, Ints, NDArray[np.int8], Ints]":
-    """Return the starts, messages, kinds and text offsets of all non-empty token spans of a batch."""
     counts = pieces.counts
     texts = np.repeat(np.arange(len(counts)), counts)
     places = np.stack((pieces.starts, pieces.ends), axis=1).ravel()
@@ -316,7 +296,19 @@ def _find_token_spans(
     kept = ends > starts
     offsets = compute_offsets(kept)[entry_offsets]
     relative = starts - np.repeat(encoded.offsets[:-1], 2 * counts + 1)
-    return relative[kept], messages[kept], kinds[kept], offsets
+    return EncodedBatch(
+        ids=encoded.ids,
+        mask=mask,
+        weights=None if trained.weights is None else compute_token_weights(positions, trained, mask),
+        offsets=encoded.offsets,
+        span_starts=relative[kept],
+        span_messages=messages[kept],
+        span_kinds=kinds[kept],
+        span_offsets=offsets,
+        trained=count_true(mask, encoded.offsets),
+        bad=find_degenerate_texts(encoded),
+        boundary_tokens=boundary_tokens,
+    )
 
 
 # ── One example ────────────────────────────────────────────────────────────────────────────────────

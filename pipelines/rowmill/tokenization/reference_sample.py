@@ -24,7 +24,6 @@ from functools import lru_cache
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from rowmill.core.arrays import compute_offsets
 
@@ -111,7 +110,10 @@ def _iterate_stretches(texts: Sequence[str], wanted: int) -> Iterator[Stretch]:
     numbers = np.repeat(np.arange(len(texts)), counts)
     windows = np.arange(len(numbers)) - np.repeat(compute_offsets(counts)[:-1], counts)
     hashes = np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64, len(texts))
-    keys = _mix(hashes[numbers] + windows.astype(np.uint64))
+    keys = hashes[numbers] + windows.astype(np.uint64)
+    keys = keys * np.uint64(0x9E3779B97F4A7C15)
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = keys ^ (keys >> np.uint64(27))
     ranks = np.empty(len(numbers), np.int64)
     ranks[np.lexsort((keys, numbers))] = windows
     whole: set[int] = set()
@@ -124,13 +126,6 @@ def _iterate_stretches(texts: Sequence[str], wanted: int) -> Iterator[Stretch]:
             yield found
             if not found.lead and not found.tail:
                 whole.add(number)
-
-
-def _mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return other numbers, in which neighbors are far apart: the last steps of SplitMix64."""
-    numbers = numbers * np.uint64(0x9E3779B97F4A7C15)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    return numbers ^ (numbers >> np.uint64(27))
 
 
 def find_border(text: str, begin: int, end: int) -> int | None:

@@ -121,17 +121,6 @@ SENTENCEPIECE_SPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-def _make_byte_alphabet() -> defaultdict[int, int]:
-    """Map the 256 printable characters that byte-level vocabularies use for bytes to the bytes, others to `?`.
-
-    Source: the GPT-2 encoder: printable Latin-1 characters represent themselves, the other bytes start at U+0100.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    known = {b: b for b in printable} | {0x100 + i: b for i, b in enumerate(others)}
-    return defaultdict(lambda: ord("?"), known)
-
-
 def read_byte_lengths(backend: str) -> Ints:
     """Return the number of bytes of each id, int64[largest id + 1]; −1 for an id without a token."""
     return _measure_tokens(orjson.loads(backend))
@@ -155,7 +144,10 @@ def read_token_bytes(backend: str) -> list[bytes]:
     vocabulary: dict[str, int] = parsed["model"]["vocab"]
     table = [b""] * len(_measure_tokens(parsed))
     # All tokens at once, since a vocabulary has a million characters.
-    content = "".join(vocabulary).translate(_make_byte_alphabet()).encode("latin-1")
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    known = {b: b for b in printable} | {0x100 + i: b for i, b in enumerate(others)}
+    content = "".join(vocabulary).translate(defaultdict(lambda: ord("?"), known)).encode("latin-1")
     begin = 0
     for text, token_id in vocabulary.items():
         table[token_id] = content[begin : begin + len(text)]
@@ -319,21 +311,17 @@ def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], 
     partial = np.flatnonzero(known.partial[ids]) if known.partial.any() else np.empty(0, np.int64)
     alone = prefixed[lengths[prefixed] == 0]
     if len(partial) or len(alone):
-        _widen_to_characters(located, np.repeat(np.cumsum(sizes) - sizes, np.diff(offsets)), texts, partial, alone)
+        bases = np.repeat(np.cumsum(sizes) - sizes, np.diff(offsets))
+        # The byte behind the last text begins no character and belongs to none.
+        raw = np.frombuffer("".join(texts).encode() + b"\0", np.uint8)
+        continues = (raw & 0xC0) == 0x80
+        last = len(raw) - 1
+        for _ in range(3):
+            places = np.clip(bases[partial] + located.starts[partial], 0, last)
+            located.starts[partial] -= continues[places]
+        located.ends[alone] += 1
+        both = np.concatenate((partial, alone))
+        for _ in range(3):
+            places = np.clip(bases[both] + located.ends[both], 0, last)
+            located.ends[both] += continues[places]
     return located
-
-
-def _widen_to_characters(located: LocatedTokens, bases: Ints, texts: Sequence[str], partial: Ints, alone: Ints) -> None:
-    """Widen byte tokens to their character, and spaces of the tokenizer's own, if alone, to the first one behind."""
-    # The byte behind the last text begins no character and belongs to none.
-    raw = np.frombuffer("".join(texts).encode() + b"\0", np.uint8)
-    continues = (raw & 0xC0) == 0x80
-    last = len(raw) - 1
-    for _ in range(3):
-        places = np.clip(bases[partial] + located.starts[partial], 0, last)
-        located.starts[partial] -= continues[places]
-    located.ends[alone] += 1
-    both = np.concatenate((partial, alone))
-    for _ in range(3):
-        places = np.clip(bases[both] + located.ends[both], 0, last)
-        located.ends[both] += continues[places]

@@ -76,7 +76,16 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
         items: list[GarbageItem] = []
         # In reverse order: a stage's kept versions decide which versions of its inputs are needed.
         for key in reversed(keys):
-            kept, removed = _split_versions(store, key, keep, needed, is_sibling=key in siblings)
+            known = manifest.list_versions(store, key)
+            newest = {one.version for one in known[max(len(known) - keep, 0) :]}
+            pointed = manifest.load_current(store, key)
+            held = find_held_version(store, key)
+            chosen = newest | {one.version for one in (pointed, held) if one is not None}
+            chosen |= {version for name, version in needed if name == "/".join(key)}
+            if key in siblings:
+                # Statistics of examples are kept with their inputs, although no stage reads them.
+                chosen |= {one.version for one in known if one.inputs.items() <= needed}
+            kept = [one for one in known if one.version in chosen]
             needed |= {named for output in kept for named in output.inputs.items()}
             found = list(_find_garbage(store, key, kept))
             # Files with temporary names, outside the folders that are removed anyway.
@@ -86,29 +95,15 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
             items += [GarbageItem(key, kind, path, _measure_size(store, path)) for kind, path in found]
             if not dry_run:
                 recipe, scope = stats.split_stage_key(key)
-                for output in removed:
-                    stats.remove_version_tables(store, recipe, scope, output.version)
+                for output in known:
+                    if output.version not in chosen:
+                        stats.remove_version_tables(store, recipe, scope, output.version)
         if not dry_run:
             # Manifests are removed before their parts: if the process is killed, no manifest names missing files.
             for item in items:
                 store.remove(item.path)
             store.remove_unfinished()
     return CollectedGarbage(tuple(items))
-
-
-def _split_versions(
-    store: Store, key: StageKey, keep: int, needed: set[tuple[str, str]], *, is_sibling: bool
-) -> tuple[list[Manifest], list[Manifest]]:
-    """Divide a stage's versions into kept and removed; `is_sibling` stages are kept with their inputs."""
-    known = manifest.list_versions(store, key)
-    newest = {one.version for one in known[max(len(known) - keep, 0) :]}
-    pointed = manifest.load_current(store, key)
-    held = find_held_version(store, key)
-    kept = newest | {one.version for one in (pointed, held) if one is not None}
-    kept |= {version for name, version in needed if name == "/".join(key)}
-    if is_sibling:
-        kept |= {one.version for one in known if one.inputs.items() <= needed}
-    return [one for one in known if one.version in kept], [one for one in known if one.version not in kept]
 
 
 def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,6 @@ from rowmill.kinds.catalog import KINDS
 from rowmill.kinds.shared.canonicalization import Canonicalizer, remove_nulls
 from rowmill.kinds.shared.recognition import Sample, find_wrapped_records, recognise_format, write_options
 from rowmill.parts.accounts import clean_value
-from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS, Row
 from rowmill.sources.reading import load_scans, load_source_parts
@@ -164,7 +163,17 @@ def find_mistakes(
     if changed:
         if before_trial is not None and not unmet:
             before_trial(changed)
-        with open_trial(replace(project, recipe=_adapt_recipe(project.recipe))) as trial:
+        # Few records cannot have numbers of held-out rows and sequences.
+        unheld = {"validation": 0, "test": 0, "max_rows": None, "method": "hash"}
+        datasets = {
+            name: dataset.model_copy(update={"splits": dataset.splits.model_copy(update=unheld)})
+            if dataset.splits.is_exact
+            else dataset
+            for name, dataset in project.recipe.datasets.items()
+        }
+        mixture = project.recipe.mixture.model_copy(update={"num_validation_sequences": None})
+        recipe = project.recipe.model_copy(update={"mixture": mixture, "datasets": datasets})
+        with open_trial(replace(project, recipe=recipe)) as trial:
             for name in changed:
                 for finding in _try_dataset(project, trial, name, unmet):
                     found.setdefault(finding.text, finding)
@@ -172,19 +181,6 @@ def find_mistakes(
 
 
 # ── Trying the first records ───────────────────────────────────────────────────────────────────────
-
-
-def _adapt_recipe(recipe: Recipe) -> Recipe:
-    """Return a recipe without what few records cannot have: numbers of held-out rows and sequences."""
-    unheld = {"validation": 0, "test": 0, "max_rows": None, "method": "hash"}
-    datasets = {
-        name: dataset.model_copy(update={"splits": dataset.splits.model_copy(update=unheld)})
-        if dataset.splits.is_exact
-        else dataset
-        for name, dataset in recipe.datasets.items()
-    }
-    mixture = recipe.mixture.model_copy(update={"num_validation_sequences": None})
-    return recipe.model_copy(update={"mixture": mixture, "datasets": datasets})
 
 
 def _try_dataset(project: Project, trial: Project, dataset: str, unmet: Container[StageKey]) -> Iterator[Finding]:

@@ -127,7 +127,11 @@ _PACKAGES = (
 @cache
 def describe_versions() -> dict[str, str]:
     """Return the version of each package that decides bytes, and of our own code its digest."""
-    return {"the code of rowmill": _digest_code(), **{name: _find_version(name) for name in _PACKAGES}}
+    # Our own modules and templates: an installed version says nothing of a working copy.
+    root, hasher = Path(__file__).parents[1], hashlib.blake2b(digest_size=6)
+    for path in sorted((*root.rglob("*.py"), *root.rglob("*.jinja"))):
+        hasher.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return {"the code of rowmill": hasher.hexdigest(), **{name: _find_version(name) for name in _PACKAGES}}
 
 
 def describe_difference(expected: Mapping[str, str], actual: Mapping[str, str]) -> str:
@@ -144,14 +148,6 @@ def _find_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "absent"
-
-
-def _digest_code() -> str:
-    """Digest the engine's modules and templates: an installed version says nothing of a working copy."""
-    root, hasher = Path(__file__).parents[1], hashlib.blake2b(digest_size=6)
-    for path in sorted((*root.rglob("*.py"), *root.rglob("*.jinja"))):
-        hasher.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return hasher.hexdigest()
 
 
 # ── Shares of a job array ──

@@ -66,20 +66,16 @@ def start_processes(workers: int) -> tuple[ProcessPoolExecutor, Any]:
     # Started now, because it lets interrupts through when it starts.
     resource_tracker.ensure_running()
     if HAS_FORK_SERVER:
-        _start_fork_server()
+        # The process that workers are forked from reads once what it is to open.
+        forkserver.set_forkserver_preload(["rowmill.executors.fork_server"])
+        os.environ[base.VARIABLE] = json.dumps({"path": sys.path, "calls": _OPENED_IN_WORKERS})
+        try:
+            with hold_interrupts():
+                forkserver.ensure_running()
+        finally:
+            del os.environ[base.VARIABLE]
     watched, leash = context.Pipe(duplex=False)
     return ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(watched,)), leash
-
-
-def _start_fork_server() -> None:
-    """Start the process that workers are forked from, if none runs; it reads once what it is to open."""
-    forkserver.set_forkserver_preload(["rowmill.executors.fork_server"])
-    os.environ[base.VARIABLE] = json.dumps({"path": sys.path, "calls": _OPENED_IN_WORKERS})
-    try:
-        with hold_interrupts():
-            forkserver.ensure_running()
-    finally:
-        del os.environ[base.VARIABLE]
 
 
 @contextmanager

@@ -60,7 +60,10 @@ class RayConnection:
             _require_same_cluster(self._address, str(ray.get_runtime_context().gcs_address))
         else:
             try:
-                _require_listener(self._address)
+                # Ray itself tries an address at which nothing listens for a minute.
+                host, _, port = self._address.removeprefix("ray://").rpartition(":")
+                if host and port.isdigit():
+                    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
                 ray.init(self._address, log_to_driver=False, configure_logging=False)
             except (OSError, RuntimeError, ValueError) as error:
                 raise ConfigError(
@@ -117,13 +120,6 @@ def shorten_error(error: Exception) -> str:
     """Return the last line of an error, which names the cause in errors of Ray."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:200]
-
-
-def _require_listener(address: str) -> None:
-    """Check that something listens at an address, which Ray itself tries for a minute."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
 
 
 def _require_same_cluster(address: str, head: str) -> None:

@@ -327,30 +327,24 @@ def publish_views(store: Store) -> None:
     write_empty_tables(store)
     if store.is_local:
         try:
-            _replace_database(store, statements)
+            with store.create(DATABASE_FILE) as unfinished:
+                # DuckDB makes its file itself.
+                new_file = f"{unfinished.name}.db"
+                try:
+                    # Each of some hundred short statements would wake all threads.
+                    with duckdb.connect(new_file, config={"threads": 1}) as connection:
+                        _run_statements(connection, statements)
+                        _run_statements(connection, list(_make_comment_statements(connection)))
+                    with open(new_file, "rb") as whole:
+                        shutil.copyfileobj(whole, unfinished)
+                finally:
+                    for leftover in (new_file, f"{new_file}.wal"):
+                        if os.path.exists(leftover):
+                            os.unlink(leftover)
         except duckdb.Error:
             require_whole_tables(store)
             raise
     store.write(MARKER_FILE, orjson.dumps(digest))
-
-
-def _replace_database(store: Store, statements: list[str]) -> None:
-    import duckdb
-
-    with store.create(DATABASE_FILE) as unfinished:
-        # DuckDB makes its file itself.
-        new_file = f"{unfinished.name}.db"
-        try:
-            # Each of some hundred short statements would wake all threads.
-            with duckdb.connect(new_file, config={"threads": 1}) as connection:
-                _run_statements(connection, statements)
-                _run_statements(connection, list(_make_comment_statements(connection)))
-            with open(new_file, "rb") as whole:
-                shutil.copyfileobj(whole, unfinished)
-        finally:
-            for leftover in (new_file, f"{new_file}.wal"):
-                if os.path.exists(leftover):
-                    os.unlink(leftover)
 
 
 def _run_statements(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:

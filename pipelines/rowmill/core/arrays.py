@@ -180,6 +180,13 @@ def flatten_lists(column: pa.ListArray | pa.ChunkedArray) -> NDArray[Any]:
     return values.to_numpy(zero_copy_only=False)
 
 
+def split_lists(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of each row of a list column."""
+    lists = column.combine_chunks()
+    offsets = np.asarray(lists.offsets)
+    return np.split(flatten_lists(lists), offsets[1:-1] - offsets[0]) if len(lists) else []
+
+
 def make_zeros(count: int, kind: pa.DataType) -> Numbers:
     """Return zeros for some tokens: numbers of an Arrow type, or fixed-size lists of numbers."""
     if pa.types.is_fixed_size_list(kind):

@@ -17,7 +17,7 @@ few examples, so that a run that ends early goes on where it was; one with a rej
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from urllib.error import HTTPError
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Bools, Tokens, compute_offsets, flatten_lists, make_list_array
+from rowmill.core.arrays import Bools, Tokens, compute_offsets, make_list_array, split_lists
 from rowmill.core.completions import CompletionsServer
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import RAW_DATASET, TEACHER_SCORES, TOKENIZED_EXAMPLES
@@ -35,10 +35,10 @@ from rowmill.core.storage import File
 from rowmill.parts.accounts import RejectLog, count_accounts
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.recipe.recipe import Recipe
 from rowmill.recipe.teacher import Teacher
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
-from rowmill.schema.manifest import DisplayTable, Manifest, Part
+from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected, parse_row_id
 from rowmill.stages import inputs as stage_inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
@@ -166,11 +166,7 @@ class ScoreInputs(PartInputs):
         return self.rows
 
 
-def _has_all_scores(part: Part) -> bool:
-    return not part.facts["reasons"]
-
-
-@part_function(version=1, is_reusable=_has_all_scores)
+@part_function(version=1, is_reusable=lambda part: not part.facts["reasons"])
 def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
     """Ask for the scores of some examples, and write those of each split, with the place of each row in its source.
 
@@ -183,8 +179,8 @@ def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
     columns = ("example_id", "split", "domain", "input_ids", "loss_mask")
     table = place.store.table(inputs.examples, columns).slice(inputs.first, inputs.rows).combine_chunks()
     names: list[str] = table.column("example_id").to_pylist()
-    ids = _split_lists(table, "input_ids")
-    masks: list[Bools] = _split_lists(table, "loss_mask")
+    ids: list[Tokens] = split_lists(table.column("input_ids"))
+    masks: list[Bools] = split_lists(table.column("loss_mask"))
     failures: Counter[str] = Counter()
     server = inputs.teacher.open(inputs.where)
 
@@ -267,12 +263,6 @@ def ask_for_scores(
                 raise
 
 
-def _split_lists(table: pa.Table, name: str) -> list[Any]:
-    lists = table.column(name).combine_chunks()
-    offsets = compute_offsets(lists.value_lengths().to_numpy())
-    return np.split(flatten_lists(lists), offsets[1:-1]) if len(lists) else []
-
-
 def _tabulate_scores(inputs: ScoreInputs, table: pa.Table, scored: Sequence[tuple[int, TokenScores]]) -> pa.Table:
     """Return scored examples as rows of token ids, each with the file and the record that it is of."""
     chosen = table.take(pa.array([row for row, _ in scored]))
@@ -305,30 +295,28 @@ def _identify_teacher_scores(recipe: Recipe, name: str) -> dict[str, Any]:
     return {"versions": [VERSION], "scores": None if teacher is None else teacher.identify()}
 
 
-def _list_inputs(context: StageContext, teacher: Teacher) -> Iterator[ScoreInputs]:
-    card = context.input(TOKENIZED_EXAMPLES).card
-    for part, sources in stage_inputs.list_example_sources(context):
-        examples = part.files["examples"]
-        for first in range(0, examples.rows, PART_ROWS):
-            yield ScoreInputs(
-                examples=examples,
-                first=first,
-                rows=min(PART_ROWS, examples.rows - first),
-                scores=teacher.identify(),
-                vocab_size=context.recipe.vocab_size or int(card["vocab_size"]),
-                sources={source.part_id: (source.url, source.first_record) for source in sources},
-                teacher=teacher,
-                where=f"datasets.{context.dataset_name}.teacher",
-            )
-
-
 def make_teacher_scores(context: StageContext) -> StageOutput:
     """Score all examples of a dataset."""
     teacher = context.dataset.teacher
     assert teacher is not None
     # A key that is not set is found before a worker starts.
-    teacher.open(f"datasets.{context.dataset_name}.teacher")
-    mapped = context.map(score_part, list(_list_inputs(context, teacher)))
+    where = f"datasets.{context.dataset_name}.teacher"
+    teacher.open(where)
+    inputs = [
+        ScoreInputs(
+            examples=part.files["examples"],
+            first=first,
+            rows=min(PART_ROWS, part.files["examples"].rows - first),
+            scores=teacher.identify(),
+            vocab_size=context.recipe.vocab_size or int(context.input(TOKENIZED_EXAMPLES).card["vocab_size"]),
+            sources={source.part_id: (source.url, source.first_record) for source in sources},
+            teacher=teacher,
+            where=where,
+        )
+        for part, sources in stage_inputs.list_example_sources(context)
+        for first in range(0, part.files["examples"].rows, PART_ROWS)
+    ]
+    mapped = context.map(score_part, inputs)
     facts = [part.facts for part in mapped.parts]
     kept, tokens = (sum(int(own[name]) for own in facts) for name in ("kept", "tokens"))
     reasons = sum_counts(own["reasons"] for own in facts)
@@ -360,14 +348,6 @@ def list_scored_files(parts: Sequence[Part]) -> dict[str, list[File]]:
     return {split: [part.files[split] for part in parts if split in part.files] for split in splits}
 
 
-def _is_complete(output: Manifest) -> bool:
-    return not output.facts["rejected"]
-
-
-def _has_teacher(dataset: Dataset) -> bool:
-    return dataset.teacher is not None
-
-
 def _summarize_teacher_scores(facts: TeacherScoresFacts, rows: str) -> Sequence[str]:
     if not facts.tokens:
         return rows, format_rejected(facts.rejected)
@@ -381,9 +361,11 @@ STAGE = StageDeclaration(
     facts=TeacherScoresFacts,
     description="Likeliest ids of every trained token with their log-probabilities, from a teacher's server.",
     identity=_identify_teacher_scores,
-    prepare=lambda context: PreparedStage((), partial(make_teacher_scores, context), _is_complete),
+    prepare=lambda context: PreparedStage(
+        (), partial(make_teacher_scores, context), lambda output: not output.facts["rejected"]
+    ),
     inputs=(TOKENIZED_EXAMPLES, RAW_DATASET),
-    applies=_has_teacher,
+    applies=lambda dataset: dataset.teacher is not None,
     command="score",
     uses_all_cores=True,
     stats_inputs=StatsInputs(count_rows_by_fact("kept", "row"), files={"rejects": "rejects"}),

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
-from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, flatten_lists
+from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, split_lists
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column
 from rowmill.kinds.base import TokenBuilder
@@ -274,8 +274,8 @@ class TokenExampleBuilder:
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the example of each row."""
-        ids, masks = (_split_lists(rows.column(name)) for name in ("input_ids", "loss_mask"))
-        fields = {name: _split_lists(rows.column(name)) for name in self._fields.per_token}
+        ids, masks = (split_lists(rows.column(name)) for name in ("input_ids", "loss_mask"))
+        fields = {name: split_lists(rows.column(name)) for name in self._fields.per_token}
         outcomes = [
             self._build_row(own, mask, {name: values[place] for name, values in fields.items()}, counts)
             for place, (own, mask) in enumerate(zip(ids, masks, strict=True))
@@ -314,12 +314,6 @@ class TokenExampleBuilder:
         """The ids that the tokenizer has a token for."""
         vocabulary: dict[str, int] = self._encoder.reference.get_vocab(with_added_tokens=True)
         return np.fromiter(vocabulary.values(), np.int32, len(vocabulary))
-
-
-def _split_lists(column: pa.ChunkedArray) -> list[np.ndarray]:
-    lists = column.combine_chunks()
-    offsets = np.asarray(lists.offsets)
-    return np.split(flatten_lists(lists), offsets[1:-1] - offsets[0]) if len(lists) else []
 
 
 # ── Preferences of plain text (`format.text: raw`): prompt and answer as tokens, end to end, without a c ──

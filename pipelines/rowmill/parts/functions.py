@@ -195,10 +195,6 @@ def write_parquet(store: Store, path: str, table: pa.Table) -> File:
 InputsT = TypeVar("InputsT", bound=PartInputs)
 
 
-def _is_always_reusable(_: Part) -> bool:
-    return True
-
-
 @dataclass(eq=False)
 class PartFunction(Generic[InputsT]):
     """A function that makes one part from its inputs, or many at once; see `part_function`."""
@@ -243,7 +239,7 @@ def part_function(
     *,
     version: int,
     makes_many: bool = False,
-    is_reusable: Callable[[Part], bool] = _is_always_reusable,
+    is_reusable: Callable[[Part], bool] = lambda _: True,
     uses_threads: bool = False,
 ) -> Callable[[Callable[..., Any]], PartFunction[Any]]:
     """Declare a module's function of `PartInputs` and a `PartPlace` as one that makes parts.

@@ -80,10 +80,6 @@ class StageContext(KindContext):
 # ── What a stage is ────────────────────────────────────────────────────────────────────────────────
 
 
-def _accept_any(_: Manifest) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedStage:
     """A stage ready to run: `outside` identifies its other inputs besides recipe and stages, `make` does the work.
@@ -95,7 +91,7 @@ class PreparedStage:
 
     outside: tuple[Any, ...]
     make: Callable[[], StageOutput]
-    accepts: Callable[[Manifest], bool] = _accept_any
+    accepts: Callable[[Manifest], bool] = lambda _: True
 
 
 Scope = Literal["dataset", "recipe", "export"]
@@ -113,21 +109,6 @@ class ComparedFact:
     name: str
     fact: str
     is_share: bool = False
-
-
-def _summarize_rows(facts: object, rows: str) -> Sequence[str]:
-    del facts
-    return (rows,)
-
-
-def _share_nothing(output: Manifest) -> tuple[str, ...]:
-    del output
-    return ()
-
-
-def _applies_to_all(dataset: Dataset) -> bool:
-    del dataset
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +139,7 @@ class StageDeclaration:
     """Names of other stages of the dataset whose checks must pass first although it does not read them."""
     gates_on_every_dataset: bool = False
     """Whether the checks of all stages of all datasets must pass first."""
-    applies: Callable[[Dataset], bool] = _applies_to_all
+    applies: Callable[[Dataset], bool] = lambda _: True
     """Whether a dataset has the stage."""
     command: str = ""
     """The command that runs it, for on-demand stages, which need a trained model."""
@@ -174,13 +155,13 @@ class StageDeclaration:
     publish: Publish | None = None
     """Publish an output for trainers; None for stages whose output the reader does not open."""
 
-    list_shared_inputs: Callable[[Manifest], tuple[str, ...]] = _share_nothing
+    list_shared_inputs: Callable[[Manifest], tuple[str, ...]] = lambda _: ()
     """Names of the inputs whose files readers of an output open, because it names them instead of copying them."""
 
     # Hooks of reports and statistics.
     stats_inputs: StatsInputs = field(default_factory=StatsInputs)
     """The rows of an output with their noun, and the statistics tables that it contributes to."""
-    summarize: Callable[[Any, str], Sequence[str]] = _summarize_rows
+    summarize: Callable[[Any, str], Sequence[str]] = lambda _, rows: (rows,)
     """Summarize an output in a few phrases, from its facts (of the type above) and its number of rows (`1,342 rows`, or
     empty)."""
     compared: tuple[ComparedFact, ...] = ()

@@ -5,7 +5,6 @@ on request, its output is kept under its fingerprint like any other, and a run i
 nothing behind.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,11 +23,6 @@ def _identify_generated_series(recipe: Recipe, name: str) -> dict[str, Any]:
     return require_joint_rows(dataset.format).identify_generated(dataset, recipe.limit_of(name), recipe.seed)
 
 
-def _summarize_generated_series(facts: GeneratedSeriesFacts, rows: str) -> Sequence[str]:
-    series = format_count(facts.series, "series", "series") if facts.series else ""
-    return series, rows, *format_generated(facts.valid_fraction, facts.kept, facts.rejected)
-
-
 STAGE = StageDeclaration(
     name=GENERATED_SERIES,
     facts=GeneratedSeriesFacts,
@@ -41,5 +35,9 @@ STAGE = StageDeclaration(
     stats_inputs=StatsInputs(
         count_rows_by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}
     ),
-    summarize=_summarize_generated_series,
+    summarize=lambda facts, rows: (
+        format_count(facts.series, "series", "series") if facts.series else "",
+        rows,
+        *format_generated(facts.valid_fraction, facts.kept, facts.rejected),
+    ),
 )

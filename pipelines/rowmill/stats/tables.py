@@ -212,16 +212,11 @@ def count_rows_by_fact(fact: str, noun: str) -> CountRows:
     return count
 
 
-def _count_no_rows(output: Manifest) -> RowCount | None:
-    del output
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class StatsInputs:
     """What a stage contributes to the statistics besides its ledgers."""
 
-    rows: CountRows = _count_no_rows
+    rows: CountRows = lambda _: None
     """Counts the rows shown in the view `builds` and on the stage's page."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of a part's file → the table of statistics that its rows are copied to."""

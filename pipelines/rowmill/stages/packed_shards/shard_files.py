@@ -10,7 +10,7 @@ Whether the spans and positions of a written shard follow from its segments.
 segment_lengths 3 2     seq_lengths 3 2     position_ids 0 1 2 0 1     or with open attention  5  and  0 1 2 3 4
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +63,6 @@ def part_sides(plan: SequencePlan, examples: pa.Table) -> SequencePlan:
     starts = np.cumsum(chosen) - chosen
     ranges = np.stack((starts - np.repeat(starts[before[:-1]], counts), chosen), axis=1).astype(np.int32)
     return SequencePlan(before[plan.sequence_offsets], np.repeat(plan.examples, counts), ranges)
-
-
-def make_segment_columns(columns: Iterable[pa.Field], examples: pa.Table, plan: SequencePlan) -> dict[str, pa.Array]:
-    """Return the values of each segment of a plan whose sides are parted, by column."""
-    return {field.name: _take(examples, field.name, plan).cast(field.type) for field in columns}
 
 
 _SINGULAR = {"prompt_lengths": "prompt_length", "margins": "margin", DOMAIN_COLUMN: "domain"}
@@ -350,7 +345,7 @@ class ShardWriter:
             names = list_token_columns(weighted=references.weighted, token_fields=self.tokens.fields)
             index = drop_tokens(table, files, plan.examples - self.first_rows[numbers], names)
             content = native.encode_native_shard(index, self.card, group_rows=self.group_rows, references=references)
-        shard = self._save(f"data/{split}/{name}.parquet", content, table.num_rows)
+        shard = self.store.put(f"{self.folder}/data/{split}/{name}.parquet", content, table.num_rows)
         example_ids = table.column("example_ids").combine_chunks().flatten()
         numbers, starts = np.arange(len(plan.examples)), plan.ranges[:, 0]
         if plan.trees is not None:
@@ -385,11 +380,6 @@ class ShardWriter:
             facts["domains"] = sorted(domains.to_pylist())
         return WrittenShard(shard, segments, facts)
 
-    def _save(self, name: str, content: bytes, rows: int) -> File:
-        path = f"{self.folder}/{name}"
-        self.store.write(path, content)
-        return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=rows)
-
     def _gather(self, plan: SequencePlan) -> pa.Table:
         if plan.trees is not None:
             ignored = self.packing.ignore_token_id
@@ -410,7 +400,7 @@ class ShardWriter:
             starts=starts,
             weights=tokens.weights_at(runs, labels != IGNORED_LABEL),
             token_fields=tokens.fields_at(runs),
-            columns=make_segment_columns(self.columns, tokens.own, plan),
+            columns={field.name: _take(tokens.own, field.name, plan).cast(field.type) for field in self.columns},
         )
         padding = None
         if self.pad_id is not None:

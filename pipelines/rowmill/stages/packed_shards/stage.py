@@ -8,7 +8,7 @@ An example has its tokens in sequences, or a line in `left_out` that says how ma
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -17,12 +17,11 @@ import pyarrow as pa
 
 from rowmill.core.arrays import format_percent, format_size
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
-from rowmill.core.storage import Store
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts, require_counted
 from rowmill.schema.indexed_shards import drop_tokens, list_token_columns
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
 from rowmill.stages import inputs
@@ -179,10 +178,6 @@ def _sum_split(shards: Sequence[Part], split: str) -> dict[str, int]:
     return {name: sum(int(part.facts[name]) for part in shards if part.facts["split"] == split) for name in names}
 
 
-def _find_shard_damage(store: Store, output: Manifest) -> Iterator[str]:
-    return find_content_damage(store, "/".join(output.key), output.files("shard"), str(output.facts["content_hash"]))
-
-
 SHARED_TOKEN_BYTES = 12
 """What a token would take if it stood once more: its id, label and position, before compression."""
 
@@ -210,6 +205,8 @@ STAGE = StageDeclaration(
     ),
     summarize=_summarize_packed_shards,
     compared=(ComparedFact("sequences", "sequences"), ComparedFact("fill", "fill", is_share=True)),
-    find_content_damage=_find_shard_damage,
+    find_content_damage=lambda store, output: find_content_damage(
+        store, "/".join(output.key), output.files("shard"), str(output.facts["content_hash"])
+    ),
     list_shared_inputs=lambda made: (TOKENIZED_EXAMPLES,) if "example_files" in dict(made.schema) else (),
 )

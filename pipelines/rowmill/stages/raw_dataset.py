@@ -1,6 +1,5 @@
 """Source files → parts: every file is read once and cut into parts with digests; columns are not changed."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from rowmill import sources
@@ -55,27 +54,12 @@ def prepare_raw_dataset(context: StageContext, *, first_records: int | None = No
     scans = scan_dataset_source(context, first_records=first_records)
     parts = [[p.part_id, p.sha256, p.split_hint, p.reader, p.arrow] for scan in scans for p in scan.parts]
     groups = sources.group_parts(scans)
-    outside = (
-        [[scan.url, scan.records] for scan in scans],
-        parts,
-        _identify_shared_groups(groups),
-        _list_dialects(scans),
-    )
-    return PreparedStage(outside, lambda: make_raw_dataset(context, scans, groups))
-
-
-def _identify_shared_groups(groups: list[PartGroup]) -> str:
-    """Identify which files share a group."""
-    return digest_json(reading.GROUPING_VERSION, [len(group) for group in groups])
-
-
-def _list_dialects(scans: list[FileScan]) -> list[list[str]]:
-    """List the delimiter and quote of each CSV file: the dialect is part of the version."""
-    return [[scan.url, scan.dialect.delimiter, scan.dialect.quote] for scan in scans if scan.dialect is not None]
-
-
-def _summarize_raw_dataset(facts: RawDatasetFacts, rows: str) -> Sequence[str]:
-    return rows, format_count(facts.files, "file"), format_count(facts.parts, "part")
+    # Which files share a group, and the delimiter and quote of each CSV file, are part of the version.
+    shared = digest_json(reading.GROUPING_VERSION, [len(group) for group in groups])
+    dialects = [[scan.url, scan.dialect.delimiter, scan.dialect.quote] for scan in scans if scan.dialect is not None]
+    outside = [[scan.url, scan.records] for scan in scans], parts, shared, dialects
+    identity = {"groups": shared, "dialects": digest_json(dialects)}
+    return PreparedStage(outside, lambda: make_raw_dataset(context, scans, groups, identity))
 
 
 STAGE = StageDeclaration(
@@ -85,13 +69,14 @@ STAGE = StageDeclaration(
     identity=identify_raw_dataset,
     prepare=prepare_raw_dataset,
     stats_inputs=StatsInputs(count_rows_by_fact("records", "record"), files={"rejects": "rejects"}),
-    summarize=_summarize_raw_dataset,
+    summarize=lambda facts, rows: (rows, format_count(facts.files, "file"), format_count(facts.parts, "part")),
 )
 
 
-def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[PartGroup]) -> StageOutput:
-    """Build the output from the scans."""
-    parts = [part for scan in scans for part in scan.parts]
+def make_raw_dataset(
+    context: StageContext, scans: list[FileScan], groups: list[PartGroup], identity: dict[str, str]
+) -> StageOutput:
+    """Build the output from the scans; `identity` is what its card says beside their parts."""
     columns = next((scan.columns for scan in scans if scan.columns), None) or {}
     doubtful = [scan for scan in scans if scan.dialect is not None and scan.dialect.looks_headless]
     earlier = _load_earlier_scans(context)
@@ -101,7 +86,15 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
         (
             scan.url.rsplit("/", 1)[-1],
             news[scan.url],
-            _name_file_reader(scan),
+            # With the delimiter if that is not a comma, and what else is unusual.
+            ", ".join(
+                [
+                    f"{scan.reader} by {scan.dialect.delimiter!r}"
+                    if scan.dialect is not None and scan.dialect.delimiter != ","
+                    else scan.reader,
+                    *sources.describe_reading(scan),
+                ]
+            ),
             scan.records,
             len(scan.parts),
             _digest_scan(scan)[:12],
@@ -123,9 +116,8 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
         schema=tuple(columns.items()),
         # Names and places are in the lineage of shards, so a renamed file is another version.
         card={
-            "parts": digest_json([[p.part_id, p.sha256, p.url, p.first_record] for p in parts]),
-            "groups": _identify_shared_groups(groups),
-            "dialects": digest_json(_list_dialects(scans)),
+            "parts": digest_json([[p.part_id, p.sha256, p.url, p.first_record] for s in scans for p in s.parts]),
+            **identity,
         },
         details={"scans": [scan.to_json() for scan in scans], "groups": [len(group) for group in groups]},
         parts_reused=0,
@@ -134,13 +126,6 @@ def make_raw_dataset(context: StageContext, scans: list[FileScan], groups: list[
 
 
 FILES_SHOWN = 30
-
-
-def _name_file_reader(scan: FileScan) -> str:
-    """Return the reader of a file, with its delimiter if that is not a comma, and what else is unusual."""
-    delimiter = None if scan.dialect is None else scan.dialect.delimiter
-    name = scan.reader if delimiter in (None, ",") else f"{scan.reader} by {delimiter!r}"
-    return ", ".join([name, *sources.describe_reading(scan)])
 
 
 UNCHANGED = "as before"

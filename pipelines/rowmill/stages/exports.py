@@ -20,12 +20,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, find_distinct, format_count, format_size
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
-from rowmill.core.storage import Store, digest_bytes, digest_json, read_tables
+from rowmill.core.storage import Store, digest_json, read_tables
 from rowmill.exports import astrai, base
 from rowmill.exports.base import (
     CARD_FILE,
@@ -49,7 +48,6 @@ from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey
 from rowmill.shards import native
-from rowmill.shards.host_scratch import HostScratch
 from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
 from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages import inputs
@@ -114,32 +112,6 @@ def _list_ordered_rows(context: StageContext, export: Export, packed: Mapping[st
     order = order.filter(shown)
     sizes = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
     return compute_offsets(sizes)[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
-
-
-def describe_export_shape(
-    context: StageContext, export: Export, source: ExportSource, card: Mapping[str, Any]
-) -> ExportIndex:
-    """Return the input of an export's layout: lengths and order, without tokens."""
-    segments = source.segments
-    values, domains = (
-        _read_segment_domains(context, source)
-        if export.BY_DOMAIN
-        else ((None,), np.zeros(len(source.lengths), np.int64))
-    )
-    return ExportIndex(
-        seq_len=context.recipe.seq_len,
-        vocab_size=_resolve_export_vocab_size(context, card),
-        bos_id=card["bos_id"],
-        eos_id=card["eos_id"],
-        kinds=frozenset(dataset.row_kind for dataset in context.recipe.datasets.values()),
-        lengths=source.lengths[segments],
-        sequence_offsets=compute_offsets(np.diff(source.first_segments)[source.rows]),
-        domains=domains[segments],
-        domain_values=values,
-        name_of=lambda number: _name_segment(context, source, int(segments[number])),
-        best_fit=_plan_best_fit,
-        objective=context.recipe.objective,
-    )
 
 
 def _plan_best_fit(lengths: Ints, limit: int) -> tuple[Ints, Ints]:
@@ -269,21 +241,6 @@ def measure_segments(shard: NumberedShard, opened: ExportShards) -> bytes:
     return measured.tobytes()
 
 
-def open_export_shards(context: StageContext, source: ExportSource, scratch: HostScratch) -> ExportShards:
-    """Return what the jobs of an export read."""
-    shards = tuple(map(NumberedShard, source.shards, source.first_sequences))
-    copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=False)
-    return ExportShards(copies, source.first_segments[source.first_rows])
-
-
-def measure_all_segments(context: StageContext, opened: ExportShards) -> "NDArray[np.void]":
-    """Return each segment's hash and targets over all shards."""
-    shards = opened.copies.shards
-    size = 4 * sum(shard.file.bytes for shard in shards)
-    measured = context.pool.map(measure_segments, shards, size_bytes=size, shared=opened)
-    return np.frombuffer(b"".join(measured), _SEGMENT_DTYPE)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _ExportTask:
     """One job of an export: segments by their number over all shards, and the folder in the store."""
@@ -363,31 +320,11 @@ def write_export_files(
     return files, native.format_content_hash(total)
 
 
-def publish_export_manifest(
-    store: Store, files: Sequence[FileDigests], card: Mapping[str, Any], at: str
-) -> dict[str, File]:
-    """Write card and manifest, last of all; return all files by their paths in the export."""
-    named = {
-        file.written.path: File(f"{at}/{file.written.path}", file.size_bytes, file.digest, file.written.segments)
-        for file in files
-    }
-    content = base.encode_json(card)
-    for name, text in ((CARD_FILE, content), (MANIFEST_FILE, base.encode_manifest(files, content))):
-        store.write(f"{at}/{name}", text)
-        named[name] = File(f"{at}/{name}", len(text), digest_bytes(text), 0)
-    return named
-
-
 # ── Stage ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 VERSION = 6
 """Increase it when the bytes of any export, or the content of its manifest, may change."""
-
-
-def find_export(context: StageContext) -> Export:
-    """Return the options of the export that a step makes."""
-    return next(export for export in context.recipe.exports if export.name == context.key[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +401,7 @@ def _fingerprint_export(context: StageContext) -> str:
 
 
 def _make_export_part(context: StageContext, at: str) -> Part:
-    export = find_export(context)
+    export = next(export for export in context.recipe.exports if export.name == context.key[-1])
     source = collect_export_source(context, export)
     tokenizer = next(iter(inputs.get_packed_shards(context).values())).card
     if not len(source.rows):
@@ -472,16 +409,41 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             f"exports.{export.name}.split: {export.split} has no sequence; an export needs at least one; enlarge "
             f"splits.{export.split}, or delete the export"
         )
-    layout = export.lay_out(describe_export_shape(context, export, source, tokenizer))
+    segments = source.segments
+    values, domains = (
+        _read_segment_domains(context, source)
+        if export.BY_DOMAIN
+        else ((None,), np.zeros(len(source.lengths), np.int64))
+    )
+    layout = export.lay_out(
+        ExportIndex(
+            seq_len=context.recipe.seq_len,
+            vocab_size=_resolve_export_vocab_size(context, tokenizer),
+            bos_id=tokenizer["bos_id"],
+            eos_id=tokenizer["eos_id"],
+            kinds=frozenset(dataset.row_kind for dataset in context.recipe.datasets.values()),
+            lengths=source.lengths[segments],
+            sequence_offsets=compute_offsets(np.diff(source.first_segments)[source.rows]),
+            domains=domains[segments],
+            domain_values=values,
+            name_of=lambda number: _name_segment(context, source, int(segments[number])),
+            best_fit=_plan_best_fit,
+            objective=context.recipe.objective,
+        )
+    )
     if not layout.jobs:
         raise ConfigError(
-            f"exports.{export.name}: kind {export.kind_name} cannot store any of the {len(source.segments)} segments "
+            f"exports.{export.name}: kind {export.kind_name} cannot store any of the {len(segments)} segments "
             f"({layout.left_out}); at least one is needed; choose another kind, or lower seq_len"
         )
     with open_host_scratch(context) as scratch:
-        opened = open_export_shards(context, source, scratch)
-        chosen = np.concatenate([source.segments[job.segments] for job in layout.jobs])
-        expected = measure_all_segments(context, opened)[chosen]
+        shards = tuple(map(NumberedShard, source.shards, source.first_sequences))
+        copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=False)
+        opened = ExportShards(copies, source.first_segments[source.first_rows])
+        chosen = np.concatenate([segments[job.segments] for job in layout.jobs])
+        size = 4 * sum(shard.bytes for shard in source.shards)
+        measured = context.pool.map(measure_segments, shards, size_bytes=size, shared=opened)
+        expected = np.frombuffer(b"".join(measured), _SEGMENT_DTYPE)[chosen]
         counts = {
             "sequences": sum(len(job.sequence_offsets) - 1 for job in layout.jobs),
             "segments": len(chosen),
@@ -494,14 +456,21 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             sum(int(limb) << (32 * i) for i, limb in enumerate(limbs)) % native.HASH_MODULUS
         )
         card = build_export_card(context, export, layout, counts, content)
-        files, found = write_export_files(context, export, layout, source.segments, opened, card, at)
+        files, found = write_export_files(context, export, layout, segments, opened, card, at)
         facts = counts | {
             "content_hash": content,
             "conserved": found == content
             and sum(file.written.trained_tokens for file in files) == counts["trained_tokens"],
             "left_out": sum(layout.left_out.values()),
         }
-        published = publish_export_manifest(context.store, files, card, at)
+        # Card and manifest are written last of all.
+        published = {
+            file.written.path: File(f"{at}/{file.written.path}", file.size_bytes, file.digest, file.written.segments)
+            for file in files
+        }
+        text = base.encode_json(card)
+        for name, written in ((CARD_FILE, text), (MANIFEST_FILE, base.encode_manifest(files, text))):
+            published[name] = context.store.put(f"{at}/{name}", written)
         return Part(_fingerprint_export(context), published, facts | {"card": card})
 
 
@@ -544,10 +513,6 @@ def _count_export_rows(output: Manifest) -> RowCount | None:
     return count(output)
 
 
-def _summarize_export(facts: ExportFacts, rows: str) -> Sequence[str]:
-    return rows, format_count(facts.tokens, "token"), format_size(facts.size_bytes)
-
-
 STAGE = StageDeclaration(
     name=EXPORTS,
     facts=ExportFacts,
@@ -558,5 +523,5 @@ STAGE = StageDeclaration(
     inputs=(TRAINING_SPLITS, PACKED_SHARDS),
     gates_on_every_dataset=True,
     stats_inputs=StatsInputs(_count_export_rows),
-    summarize=_summarize_export,
+    summarize=lambda facts, rows: (rows, format_count(facts.tokens, "token"), format_size(facts.size_bytes)),
 )

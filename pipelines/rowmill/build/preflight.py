@@ -47,37 +47,6 @@ MAX_COLUMNS = 200
 """Records with more columns are compared in their first ones only."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadColumn:
-    """A column that changes no row: in how many of the rows' records it has a value, and in how many it is false."""
-
-    name: str
-    records: int
-    present: int
-    false: int
-    is_preference: bool
-
-
-def detect_unread_columns(reader: Canonicalizer, records: Sequence[Mapping[str, Json]]) -> list[UnreadColumn]:
-    """Return the columns with values that can be removed from every record without another row, in their order.
-
-    An empty value (null, "", [], {}) says nothing: it may be the same as none for an option that reads the column.
-    """
-    made = [(record, row) for record in records if (row := _read_row(reader, record)) is not None]
-    present = Counter(name for record, _ in made for name, value in record.items() if not _is_empty(value))
-    return [
-        UnreadColumn(
-            name,
-            len(made),
-            count,
-            sum(record.get(name) is False for record, _ in made),
-            name in reader.unread_preferences,
-        )
-        for name, count in list(present.items())[:MAX_COLUMNS]
-        if not any(_changes_row(reader, record, row, name) for record, row in made)
-    ]
-
-
 def _is_empty(value: Json) -> bool:
     return value is None or value in ("", [], {})
 
@@ -202,7 +171,8 @@ def _try_dataset(project: Project, trial: Project, dataset: str, unmet: Containe
                 rows = next(outputs[key] for key in step.inputs if outputs[key].stage == CANONICAL_ROWS)
                 found += _note_unread_message_keys(trial, step, rows)
             closer = partial(_propose_format, trial, step, outputs)
-            found += _judge_output(project, trial, step, output, closer, tried=_count_records(outputs))
+            tried = next(int(one.facts["records"]) for one in outputs.values() if one.stage == RAW_DATASET)
+            found += _judge_output(project, trial, step, output, closer, tried=tried)
         except PipelineError as error:
             yield Finding(_place_error(step, error), error)
             return
@@ -210,10 +180,6 @@ def _try_dataset(project: Project, trial: Project, dataset: str, unmet: Containe
         if any(finding.error is not None for finding in found):
             # What comes after repeats it: rows that were rejected become no examples.
             return
-
-
-def _count_records(made: dict[StageKey, Manifest]) -> int:
-    return next(int(one.facts["records"]) for one in made.values() if one.stage == RAW_DATASET)
 
 
 def _place_error(step: Step, error: PipelineError) -> str:
@@ -372,16 +338,20 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
     reader = options.format.open_row_reader(options, trial.base, dataset)
     if not isinstance(reader, Canonicalizer):
         return
-    unread = detect_unread_columns(reader, _read_records(trial, raw))
+    records = _read_records(trial, raw)
+    made = [(record, row) for record in records if (row := _read_row(reader, record)) is not None]
+    present = Counter(name for record, _ in made for name, value in record.items() if not _is_empty(value))
     at = f"{trial.recipe.name}: datasets.{dataset}.format"
-    for column in unread:
-        if column.is_preference:
-            share = f"{column.false} of {column.records} are false"
-            share = share if column.false else f"{column.present} of {column.records} have a value"
-            asked = f"`{column.name}` is not read; {share}: is this preference data?"
+    ignored, others = options.format.list_ignored_columns(), list[str]()
+    for name, count in list(present.items())[:MAX_COLUMNS]:
+        if any(_changes_row(reader, record, row, name) for record, row in made):
+            continue
+        if name in reader.unread_preferences:
+            false = sum(record.get(name) is False for record, _ in made)
+            share = f"{false} of {len(made)} are false" if false else f"{count} of {len(made)} have a value"
+            asked = f"`{name}` is not read; {share}: is this preference data?"
             yield Finding(f"{at}: {asked}", is_warning=True)
-    unused = [column.name for column in unread if not column.is_preference]
-    ignored = options.format.list_ignored_columns()
-    others = [f"`{clean_value(name)}`" for name in unused if name not in ignored]
+        elif name not in ignored:
+            others.append(f"`{clean_value(name)}`")
     if others:
         yield Finding(f"{at}: no option reads the {'column' if len(others) == 1 else 'columns'} {', '.join(others)}")

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.conversation.renderer import Renderer
-from rowmill.core.arrays import Ints, Tokens
+from rowmill.core.arrays import Ints
 from rowmill.core.json import Json, from_json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.stages.tokenized_examples.conversation_examples import (
@@ -92,7 +92,8 @@ class PromptComparison:
         differing: set[str] = set()
         for i, one in enumerate(endings):
             counts.prompts_compared += len(row_ids[one])
-            if not begins_with(encoded.get_text(len(endings) + i).ids, encoded.get_text(i).ids):
+            prompt, text = encoded.get_text(i).ids, encoded.get_text(len(endings) + i).ids
+            if not np.array_equal(text[: len(prompt)], prompt):
                 differing.update(row_ids[one])
         counts.prompts_that_differ += [one for one in names if one in differing]
 
@@ -156,11 +157,6 @@ def cut_ending(prompt: str, text: str, trained: Sequence[Span]) -> PromptEnding:
         if begin < span.end and span.start < end
     ]
     return PromptEnding(prompt[begin:], text[begin:end], tuple(spans))
-
-
-def begins_with(ids: Tokens, prompt: Tokens) -> bool:
-    """Return whether an example's ids start with those of its prompt."""
-    return np.array_equal(ids[: len(prompt)], prompt)
 
 
 # ── Measures how many tokens a row's tools add to its rendering, for the cost of schemas in `rowmill sta ──

@@ -81,7 +81,7 @@ def describe_tokenizer_change(context: StageContext, earlier: Manifest) -> str |
 
 
 def resolve_renderer_spec(context: StageContext, tokenizer: LoadedTokenizer) -> RendererSpec | None:
-    """Return the spec of the dataset's chat template; None for kinds without a template."""
+    """Return the spec of the chat template of a stage's dataset."""
     return build_renderer_spec(context.dataset, context.base, tokenizer)
 
 
@@ -92,29 +92,19 @@ def build_renderer_spec(dataset: Dataset, base: Path, tokenizer: LoadedTokenizer
         return None
     if not dataset.format.NEEDS_TEMPLATE and options.chat_template is None and not card.chat_template:
         return None
-    source = resolve_template(
-        _resolve_template_path(options, base),
-        tokenizer_chat_template=card.chat_template,
-        special_tokens=card.special_tokens,
-    )
-    control = control_tokens.ControlStrings(card, source.text)
-    tools = dataset.tools
+    choice, placed = options.chat_template, options
+    if isinstance(choice, TemplateChoice) and choice.file is not None:
+        file = choice.model_copy(update={"file": str(base / choice.file)})
+        placed = options.model_copy(update={"chat_template": file})
+    source = resolve_template(placed, tokenizer_chat_template=card.chat_template, special_tokens=card.special_tokens)
     return make_renderer_spec(
         options,
         source,
-        control_tokens=control.strings,
+        control_tokens=control_tokens.ControlStrings(card, source.text).strings,
         adds_bos=card.adds_bos,
-        arguments=tools.arguments,
-        tool_ids=tools.tool_ids,
+        arguments=dataset.tools.arguments,
+        tool_ids=dataset.tools.tool_ids,
     )
-
-
-def _resolve_template_path(options: Template, base: Path) -> Template:
-    """Resolve a template file's path against the project."""
-    choice = options.chat_template
-    if isinstance(choice, str) or choice is None or choice.file is None:
-        return options
-    return options.model_copy(update={"chat_template": choice.model_copy(update={"file": str(base / choice.file)})})
 
 
 def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -208,7 +198,8 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
     tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
     # Rows rejected for length, or without targets, have their own checks.
     refused = {r: n for r, n in reasons.items() if r not in {*LENGTH_REASONS, *NO_TARGET_REASONS, "content_dropped"}}
-    counted = {name: sum(int(p.facts[name]) for p in parts) for name in _COUNTED_FACTS}
+    summed = (*_SUMMED_FACTS, "verified", "outside_vocabulary", "altered", "original_tokens")
+    counted: dict[str, Any] = {name: sum(int(p.facts[name]) for p in parts) for name in summed}
     facts = TokenizedExamplesFacts(
         nonempty=examples,
         accounted=count_unaccounted(row_count, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
@@ -232,16 +223,15 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         **_summarize_template(context, parts, spec, reasons, row_count),
         **_summarize_token_rows(context, parts),
         **_summarize_pairs(context, parts),
-        trained_removed=counted["trained_removed"],
-        dropped_trained=counted["dropped_trained"],
-        reference_path_texts=counted["reference_path_texts"],
-        fast_path_mismatches=counted["fast_path_mismatches"],
-        boundary_tokens=counted["boundary_tokens"],
-        prompts_compared=counted["prompts_compared"],
-        rows_with_tools=counted["rows_with_tools"],
-        tool_tokens=counted["tool_tokens"],
+        **{name: counted[name] for name in _SUMMED_FACTS},
         most_tool_tokens=max((int(p.facts["most_tool_tokens"]) for p in parts), default=0),
     )
+    token_ledger: list[tuple[str, str, int]] = []
+    for split in sorted({split for p in parts for split in p.facts["tokens_by_split"]}):
+        by_class = sum_counts(p.facts["tokens_by_split"].get(split, {}) for p in parts)
+        token_ledger += [(split, name, count) for name, count in by_class.items()]
+    if dropped := sum(int(p.facts["dropped_tokens"]) for p in parts):
+        token_ledger.append(("rejected", "dropped", dropped))
     samples = collect_samples(parts, "examples_of_rejects")
     tables = {
         "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
@@ -269,7 +259,7 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         parts=parts,
         facts=facts,
         ledger=ledger,
-        token_ledger=_account_split_tokens(parts),
+        token_ledger=token_ledger,
         tables=tables,
         samples={
             "rejects": describe_rejects(context, parts, refused),
@@ -320,9 +310,9 @@ def _select_reasons(reasons: Mapping[str, int], names: Collection[str]) -> dict[
     return {reason: count for reason, count in reasons.items() if reason in names}
 
 
-_COUNTED_FACTS = ("verified", "outside_vocabulary", "reference_path_texts", "fast_path_mismatches",
-            "controlled_rows", "altered", "boundary_tokens", "original_tokens", "rows_with_tools", "tool_tokens",
-            "prompts_compared", "prompts_that_differ", "trained_removed", "dropped_trained")  # fmt: skip
+_SUMMED_FACTS = ("trained_removed", "dropped_trained", "reference_path_texts", "fast_path_mismatches",
+                 "boundary_tokens", "prompts_compared", "rows_with_tools", "tool_tokens")  # fmt: skip
+"""Facts of the stage that are sums of those of its parts."""
 
 
 TEMPLATE_FACTS = ("render_equal", "content_dropped", "reasoning_dropped", "contract", "prompt_match", "date_pinned",
@@ -374,16 +364,6 @@ def build_examples_card(tokenizer: LoadedTokenizer, spec: RendererSpec | None) -
     return {**tokenizer.card.describe(), "template_digest": digest_json(spec.text) if spec else None}
 
 
-def _account_split_tokens(parts: list[Part]) -> list[tuple[str, str, int]]:
-    splits = sorted({split for p in parts for split in p.facts["tokens_by_split"]})
-    lines: list[tuple[str, str, int]] = []
-    for split in splits:
-        classes = sum_counts(p.facts["tokens_by_split"].get(split, {}) for p in parts)
-        lines.extend((split, name, count) for name, count in classes.items())
-    dropped = sum(int(p.facts["dropped_tokens"]) for p in parts)
-    return [*lines, *([("rejected", "dropped", dropped)] if dropped else [])]
-
-
 def require_tokenizer_ready(context: StageContext) -> None:
     """Open the tokenizer and find the template.
 
@@ -403,11 +383,6 @@ def require_tokenizer_ready(context: StageContext) -> None:
         share_template(spec, context.dataset.format.get_token_options().assistant_roles)
 
 
-def _summarize_tokenized_examples(facts: TokenizedExamplesFacts, rows: str) -> Sequence[str]:
-    trained = f"{format_percent(facts.trained_share)} trained"
-    return rows, format_count(facts.tokens, "token"), trained, format_rejected(facts.rejected)
-
-
 STAGE = StageDeclaration(
     name=TOKENIZED_EXAMPLES,
     facts=TokenizedExamplesFacts,
@@ -422,7 +397,12 @@ STAGE = StageDeclaration(
     stats_inputs=StatsInputs(
         count_rows_by_fact("examples", "example"), files={"examples": "examples", "rejects": "rejects"}
     ),
-    summarize=_summarize_tokenized_examples,
+    summarize=lambda facts, rows: (
+        rows,
+        format_count(facts.tokens, "token"),
+        f"{format_percent(facts.trained_share)} trained",
+        format_rejected(facts.rejected),
+    ),
     compared=(
         ComparedFact("examples", "examples"),
         ComparedFact("tokens", "tokens"),

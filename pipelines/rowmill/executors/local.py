@@ -138,7 +138,7 @@ def fork_processes(workers: int) -> tuple[ProcessPoolExecutor, Any] | None:
 
     What `open_in_workers` named is opened first, which this process will want as well.
     """
-    if not can_fork():
+    if not (HAS_FORK_SERVER and _wait_for_ending_threads()):
         return None
     open_here()
     if _list_busy_threads():
@@ -157,11 +157,6 @@ def fork_processes(workers: int) -> tuple[ProcessPoolExecutor, Any] | None:
             # The first task forks all processes, and then starts the thread that feeds them.
             pool.submit(do_nothing)
     return pool, leash
-
-
-def can_fork() -> bool:
-    """Return whether processes are forked on this system, and this one has no thread that makes it unsafe."""
-    return HAS_FORK_SERVER and _wait_for_ending_threads()
 
 
 def _wait_for_ending_threads() -> bool:
@@ -297,12 +292,6 @@ class LocalPool:
         self.workers = workers
         self._processes = WorkerPool(workers)
 
-    def forks_for(self, size_bytes: int) -> bool:
-        """Return whether `start` forks workers for so much input, if this process has no threads."""
-        return (
-            HAS_FORK_SERVER and self.workers > 1 and INLINE_BELOW_BYTES > 0 and size_bytes >= FORKED_INLINE_BELOW_BYTES
-        )
-
     def start(self, size_bytes: int) -> "Future[None] | None":
         """Start the workers, unless so little input is done before they are ready.
 
@@ -310,7 +299,7 @@ class LocalPool:
         """
         if not HAS_FORK_SERVER or self.workers == 1 or not INLINE_BELOW_BYTES:
             return None
-        if self.forks_for(size_bytes):
+        if size_bytes >= FORKED_INLINE_BELOW_BYTES:
             self._processes.fork()
         return self._processes.start_in_background() if size_bytes >= self._inline_below else None
 

@@ -4,7 +4,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,7 +110,7 @@ class WorkContext:
         self.mapped.update(names)
         finished = self.part_lists.find_parts(self.store, self.folder, function.name, names)
         missing = {name: each for name, each in zip(names, inputs, strict=True) if name not in finished}
-        chosen = self.select_share(missing)
+        chosen = [name for name in missing if self.share is None or self.share.has(name)]
         threads = 1
         if function.uses_threads and chosen and not self.pool.spans_hosts:
             # More than one thread for each part if there are fewer than two parts per worker.
@@ -144,10 +144,6 @@ class WorkContext:
         for part in parts:
             self.store.remove(part_folder(self.folder, part.fingerprint))
             self.mapped.discard(part.fingerprint)
-
-    def select_share(self, missing: Iterable[str]) -> list[str]:
-        """Return those fingerprints of missing parts that this process makes: all of them, except for a share."""
-        return [name for name in missing if self.share is None or self.share.has(name)]
 
     @staticmethod
     def require_all_shares(chosen: Sized, missing: Sized) -> None:

@@ -107,14 +107,9 @@ def is_index(output: Manifest) -> bool:
     return any("index" in part.files for part in output.parts)
 
 
-def rank_name(rank: int, world_size: int) -> str:
-    """Return the folder name of a rank: `rank-00003-of-00008`; it includes the world size."""
-    return f"rank-{rank:05d}-of-{world_size:05d}"
-
-
 def rank_names(world_size: int) -> tuple[str, ...]:
     """Return the folder names of all ranks."""
-    return tuple(rank_name(rank, world_size) for rank in range(world_size))
+    return tuple(f"rank-{rank:05d}-of-{world_size:05d}" for rank in range(world_size))
 
 
 def fingerprint_rank(context: StageContext, name: str) -> str:
@@ -631,15 +626,6 @@ def list_ranks(context: StageContext) -> tuple[str, ...]:
     )
 
 
-def count_stale_ranks(context: StageContext, present: Sequence[str]) -> int:
-    """Count partitions kept for an older order or other shards.
-
-    Ranks can be built one at a time; the others are then still from an older order, and must not be mixed with it.
-    """
-    known = {name for one in manifest.list_versions(context.store, context.key) for name in one.card.get("ranks", ())}
-    return len(known & set(rank_names(context.recipe.partitions.world_size)) - set(present))
-
-
 def make_gpu_partitions(context: StageContext) -> StageOutput:
     """Write the wanted ranks that do not exist yet, and describe all."""
     present = list_ranks(context)
@@ -671,11 +657,13 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
         for name, values in sums.items()
     ]
     has_index = context.recipe.partitions.layout == "index"
+    # Ranks can be built one at a time; those of an older order must not be mixed with it.
+    known = {name for one in manifest.list_versions(context.store, context.key) for name in one.card.get("ranks", ())}
     return StageOutput(
         parts=ranks,
         facts=GpuPartitionsFacts(
             conservation=sum(not part.facts["conserved"] for part in ranks),
-            stale_rank=count_stale_ranks(context, present),
+            stale_rank=len(known & set(rank_names(context.recipe.partitions.world_size)) - set(present)),
             ranks=len(ranks),
             world_size=context.recipe.partitions.world_size,
             sequences=sum(int(p.facts["sequences"]) for p in ranks),

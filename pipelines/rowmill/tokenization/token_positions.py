@@ -121,11 +121,6 @@ SENTENCEPIECE_SPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-def read_byte_lengths(backend: str) -> Ints:
-    """Return the number of bytes of each id, int64[largest id + 1]; −1 for an id without a token."""
-    return _measure_tokens(orjson.loads(backend))
-
-
 def _measure_tokens(parsed: dict[str, Any]) -> Ints:
     vocabulary: dict[str, int] = parsed["model"]["vocab"]
     added: list[dict[str, Any]] = parsed["added_tokens"]
@@ -231,7 +226,7 @@ def read_token_lengths(backend: str, *, byte_level: bool) -> TokenLengths | str:
     The latest are cached: parsing the JSON text of 150,000 tokens takes 0.2 s.
     """
     if byte_level:
-        lengths = read_byte_lengths(backend)
+        lengths = _measure_tokens(orjson.loads(backend))
         nowhere = np.zeros(len(lengths), bool)
         return TokenLengths(lengths, nowhere, nowhere, DummyPrefix.NEVER)
     parsed: dict[str, Any] = orjson.loads(backend)

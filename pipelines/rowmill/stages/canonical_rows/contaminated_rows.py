@@ -29,7 +29,7 @@ from rowmill import sources
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store
-from rowmill.kinds.shared.filters import Benchmark, Decontaminate
+from rowmill.kinds.shared.filters import Benchmark
 from rowmill.kinds.shared.messages import get_at_path, is_mapping
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function
 from rowmill.parts.rewriting import plan_removal, rewrite_parts
@@ -117,19 +117,6 @@ class IndexInputs(PartInputs):
     def input_rows(self) -> int:
         """Records of the benchmarks."""
         return sum(scan.records for benchmark in self.scanned for scan in benchmark.scans)
-
-
-def make_index(context: StageContext, options: Decontaminate, scanned: tuple[ScannedBenchmark, ...]) -> Part:
-    """Return the part that holds the items and the index, made now or by an earlier build."""
-    inputs = IndexInputs(
-        options.model_dump(mode="json", exclude={"coverage", "action"}),
-        identify_benchmarks(scanned),
-        scanned,
-        context.base,
-        f"datasets.{context.dataset_name}.filters.decontaminate",
-    )
-    [index] = context.map(index_benchmarks, [inputs]).parts
-    return index
 
 
 @part_function(version=2)
@@ -283,7 +270,14 @@ def remove_contaminated_rows(
     options = context.dataset.filters.decontaminate
     if options is None:
         return None
-    index = make_index(context, options, scanned)
+    inputs = IndexInputs(
+        options.model_dump(mode="json", exclude={"coverage", "action"}),
+        identify_benchmarks(scanned),
+        scanned,
+        context.base,
+        f"datasets.{context.dataset_name}.filters.decontaminate",
+    )
+    [index] = context.map(index_benchmarks, [inputs]).parts
     texts = TextSource.of_dataset(context)
     searched = context.map(
         search_part,

@@ -306,37 +306,19 @@ CURRENT_SCHEMA = _make_schema(stamp=_COUNT, versions=_TEXTS)
 GROUP_ROWS = 65_536
 """Rows read and written at a time: memory is flat in the size of the dataset."""
 
-
-@dataclass(frozen=True, slots=True)
-class PartFile:
-    """A part file that a long table is copied from."""
-
-    part: Part
-    file: File
-
-
-def find_long_tables(manifest: Manifest, inputs: StatsInputs) -> dict[str, list[PartFile]]:
-    """Return the part files that each long table is copied from."""
-    tables: dict[str, list[PartFile]] = {}
-    for part in manifest.parts:
-        for name, file in part.files.items():
-            if name in inputs.files:
-                tables.setdefault(inputs.files[name], []).append(PartFile(part, file))
-    return tables
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Columns:
-    """The columns of a batch, in the types of the file with this path."""
-
-    content: pa.Table
-    path: str
+_ADDED_COLUMNS = {"rows": (*ORIGIN_COLUMNS, "preview"), "rejects": (*ORIGIN_COLUMNS, "domain", "preview")}
+"""Columns that no part file has: they are found from its row ids, and from the columns that are read instead."""
+_READ_INSTEAD = {"rows": PREVIEWED_COLUMNS, "rejects": ("raw",)}
 
 
 def read_part_rows(
-    store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile], read_domain: ReadDomain | None = None
+    store: Store,
+    manifest: Manifest,
+    table: str,
+    sources: Sequence[tuple[Part, File]],
+    read_domain: ReadDomain | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a long table in groups of about `GROUP_ROWS`.
+    """Yield the rows of a long table from files of parts, in groups of about `GROUP_ROWS`.
 
     Raises
     ------
@@ -346,114 +328,53 @@ def read_part_rows(
         If a part's file cannot be read.
 
     """
-    schema = SCHEMAS[table]
-    read, shape = _choose_shaper(store, manifest, table, read_domain)
-    # Most parts have no rejects; opening their empty file costs as much as reading one with rows.
-    filled = (source for source in sources if source.file.rows)
-    batches = (
-        _Columns(shape(batch, source, row), source.file.path)
-        for source in filled
-        for row, batch in _read_batches(store, source.file, read)
-    )
-    return _join_batches(batches, schema)
-
-
-def _join_batches(batches: Iterable[_Columns], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Join small batches, so that thousands of small parts do not make thousands of row groups."""
-    waiting: list[_Columns] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += len(batch.content)
-        if rows >= GROUP_ROWS:
-            yield _cast_batches(waiting, schema)
-            waiting, rows = [], 0
-    yield _cast_batches(waiting, schema) if waiting else schema.empty_table()
-
-
-_BatchShaper = Callable[[pa.RecordBatch, PartFile, int], pa.Table]
-"""Makes the columns of a table from a batch of a part's file, which begins with row n of it."""
-
-
-def _choose_shaper(
-    store: Store, manifest: Manifest, table: str, read_domain: ReadDomain | None
-) -> tuple[Sequence[str], _BatchShaper]:
-    """Return the columns to read of a part's file, and what makes a table's columns of them."""
-    names = SCHEMAS[table].names
-    if table == "sequences":
-        return (*names, "shard_row"), _make_sequence_shaper(manifest)
-    if table == "rows":
-        stored = [name for name in names if name not in (*ORIGIN_COLUMNS, "preview")]
-        return (*stored, *PREVIEWED_COLUMNS), _make_row_shaper(index_sources(store, manifest))
-    if table == "rejects":
-        stored = [name for name in names if name not in (*ORIGIN_COLUMNS, "domain", "preview")]
-        return (*stored, "raw"), _make_reject_shaper(index_sources(store, manifest), read_domain)
-    return (*names, "shard_row") if "sequence_id" in names else names, _shape_columns
-
-
-def _make_row_shaper(index: SourceIndex) -> _BatchShaper:
-    def shape(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
-        del source, row
-        content = pa.Table.from_batches([batch])
-        columns = content.drop_columns(list(PREVIEWED_COLUMNS))
-        return _add_columns(columns, index.locate(content.column("row_id")) | {"preview": preview_rows(content)})
-
-    return shape
-
-
-def _make_reject_shaper(index: SourceIndex, read_domain: ReadDomain | None) -> _BatchShaper:
-    def shape(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
-        del source, row
-        content = pa.Table.from_batches([batch])
-        added = describe_rejects(content.column("raw"), read_domain)
-        return _add_columns(content, index.locate(content.column("row_id")) | added)
-
-    return shape
-
-
-def _add_columns(content: pa.Table, columns: Mapping[str, "pa.ChunkedArray | pa.Array"]) -> pa.Table:
-    for name, values in columns.items():
-        content = content.append_column(name, values)
-    return content
-
-
-def _shape_columns(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
-    del row
-    content = pa.Table.from_batches([batch])
-    if "shard_row" in content.column_names:
-        content = _number_sequences(content, content.column("shard_row"), source)
-    return content
-
-
-def _number_sequences(content: pa.Table, shard_rows: "pa.ChunkedArray | pa.Array", source: PartFile) -> pa.Table:
-    """Add the numbers of sequences in their split: shards know only their own rows, manifests where each begins."""
-    first = pa.scalar(int(source.part.facts["first_sequence"]), pa.int64())
-    return content.append_column("sequence_id", pc.add(shard_rows.cast(pa.int64()), first))
-
-
-def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
-    """Return a function that adds a shard's name, split (its column, or its part's fact) and fill to its columns."""
-    schema = SCHEMAS["sequences"]
-    seq_len = manifest.card.get("seq_len")
-    if not isinstance(seq_len, int) or seq_len < 1:
+    schema, seq_len = SCHEMAS[table], manifest.card.get("seq_len")
+    read = [name for name in schema.names if name not in _ADDED_COLUMNS.get(table, ())]
+    read += _READ_INSTEAD.get(table, ("shard_row",) if "sequence_id" in read else ())
+    index = index_sources(store, manifest) if table in TABLES_WITH_ORIGINS else None
+    if table == "sequences" and (not isinstance(seq_len, int) or seq_len < 1):
         raise SchemaError(
             f"{'/'.join(manifest.key)}: its card has seq_len {seq_len!r}; expected a positive integer; correct the "
             "stage that writes it"
         )
 
-    def shape(batch: pa.RecordBatch, source: PartFile, row: int) -> pa.Table:
-        content = pa.Table.from_batches([batch])
-        if "sequence_id" not in content.column_names and "first_sequence" in source.part.facts:
-            content = _number_sequences(content, pa.array(range(row, row + len(batch)), pa.int64()), source)
-        constants: dict[str, object] = {"shard": source.file.path, "split": source.part.facts.get("split", "")}
-        for name, value in constants.items():
+    def complete(content: pa.Table, part: Part, path: str, row: int) -> pa.Table:
+        """Add the columns that a batch lacks, which begins with row n of its file."""
+        added: dict[str, Any] = {} if index is None else index.locate(content.column("row_id"))
+        places = content.column("shard_row") if "shard_row" in content.column_names else None
+        if table == "rows":
+            added["preview"] = preview_rows(content)
+            content = content.drop_columns(list(PREVIEWED_COLUMNS))
+        elif table == "rejects":
+            added |= describe_rejects(content.column("raw"), read_domain)
+        elif table == "sequences":
+            places = pa.array(range(row, row + len(content)), pa.int64())
+            for name, value in (("shard", path), ("split", part.facts.get("split", ""))):
+                added[name] = pa.repeat(pa.scalar(value, pa.string()), len(content))
+        # Shards know only their own rows, manifests where each begins in its split.
+        if places is not None and (table != "sequences" or "first_sequence" in part.facts):
+            first = pa.scalar(int(part.facts["first_sequence"]), pa.int64())
+            added["sequence_id"] = pc.add(places.cast(pa.int64()), first)
+        for name, values in added.items():
             if name not in content.column_names:
-                content = content.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(content)))
-        require_schema_columns(schema, {*content.column_names, "fill"}, source.file.path)
-        fill = pa.array(content.column("tokens").to_numpy() / seq_len, pa.float64())
-        return content.append_column("fill", fill)
+                content = content.append_column(name, values)
+        if table == "sequences":
+            require_schema_columns(schema, {*content.column_names, "fill"}, path)
+            content = content.append_column("fill", pa.array(content.column("tokens").to_numpy() / seq_len))
+        return content
 
-    return shape
+    # Small batches are joined, so that thousands of small parts do not make thousands of row groups.
+    waiting: list[tuple[pa.Table, str]] = []
+    rows = 0
+    # Most parts have no rejects; opening their empty file costs as much as reading one with rows.
+    for part, file in (source for source in sources if source[1].rows):
+        for row, batch in _read_batches(store, file, read):
+            waiting.append((complete(pa.Table.from_batches([batch]), part, file.path, row), file.path))
+            rows += len(batch)
+            if rows >= GROUP_ROWS:
+                yield _cast_batches(waiting, schema)
+                waiting, rows = [], 0
+    yield _cast_batches(waiting, schema) if waiting else schema.empty_table()
 
 
 def _read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -479,15 +400,14 @@ def _read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[
         raise damaged_file_error(store, file, " ".join(str(error).split())) from error
 
 
-def _cast_batches(batches: Sequence[_Columns], schema: pa.Schema) -> pa.Table:
-    """Join batches in the schema's types; those of small parts take longer to cast one by one than to read."""
-    first = batches[0].content.schema
-    if all(batch.content.schema.equals(first) for batch in batches):
+def _cast_batches(batches: Sequence[tuple[pa.Table, str]], schema: pa.Schema) -> pa.Table:
+    """Join batches, each with its file's path; those of small parts take longer to cast one by one than to read."""
+    first, path = batches[0]
+    if all(content.schema.equals(first.schema) for content, _ in batches):
         # If that fails, the error has to name the file.
         with suppress(SchemaError):
-            joined = pa.concat_tables([batch.content for batch in batches])
-            return cast_to_schema(joined, schema, batches[0].path)
-    return pa.concat_tables([cast_to_schema(batch.content, schema, batch.path) for batch in batches])
+            return cast_to_schema(pa.concat_tables([content for content, _ in batches]), schema, path)
+    return pa.concat_tables([cast_to_schema(content, schema, path) for content, path in batches])
 
 
 def cast_to_schema(content: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
@@ -602,28 +522,23 @@ def write_manifest_tables(
             return
     for table, lines, where in _list_short_tables(manifest, inputs):
         _write_lines(store, table, *split_stage_key(manifest.key), manifest.version, lines, where)
-    for table, files in find_long_tables(manifest, inputs).items():
-        _copy_long_table(store, manifest, table, files, read_domain)
+    long_tables: dict[str, list[tuple[Part, File]]] = {}
+    for part in manifest.parts:
+        for name, file in part.files.items():
+            if name in inputs.files:
+                long_tables.setdefault(inputs.files[name], []).append((part, file))
+    for table, files in long_tables.items():
+        schema = SCHEMAS[table]
+        if table in TABLES_WITH_ORIGINS:
+            # If a file was renamed, rows are the same version, and were read from another file.
+            schema = schema.with_metadata({"source": str(find_source(store, manifest))})
+        path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
+        # An existing copy with this schema is complete.
+        if not (store.exists(path) and _has_schema(store, path, schema)):
+            with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
+                for group in read_part_rows(store, manifest, table, files, read_domain):
+                    writer.write_table(group, row_group_size=GROUP_ROWS)
     _write_build_row(store, manifest, inputs, reused, parts_reused)
-
-
-def _copy_long_table(
-    store: Store, manifest: Manifest, table: str, sources: Sequence[PartFile], read_domain: ReadDomain | None
-) -> None:
-    """Copy a table's columns from part files; an existing copy with this schema is complete and is kept.
-
-    Rows that came from a source keep its version in the schema's metadata: if a file was renamed, they are the same
-    version of rows, and were read from another file.
-    """
-    schema = SCHEMAS[table]
-    if table in TABLES_WITH_ORIGINS:
-        schema = schema.with_metadata({"source": str(find_source(store, manifest))})
-    path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
-    if store.exists(path) and _has_schema(store, path, schema):
-        return
-    with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
-        for group in read_part_rows(store, manifest, table, sources, read_domain):
-            writer.write_table(group, row_group_size=GROUP_ROWS)
 
 
 def write_check_results(

@@ -5,6 +5,7 @@ spans    t  u      t   a    t      tokens: `template` from 0, then one span per 
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
@@ -28,8 +29,8 @@ from rowmill.core.arrays import (
     make_zeros,
 )
 from rowmill.schema.examples import SPAN_KINDS, make_example_schema
-from rowmill.schema.rows import ContentSpan, Conversation, MaskedConversation, Rejected, Span
-from rowmill.tokenization.control_tokens import ControlStrings, contains_added_token
+from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
+from rowmill.tokenization.control_tokens import contains_added_token
 from rowmill.tokenization.reference_sample import ReferenceSample, Stretch
 from rowmill.tokenization.token_positions import EncodedTexts, compute_byte_positions
 from rowmill.tokenization.tokenizer import Encoder
@@ -395,9 +396,9 @@ class Example:
 class TokenizationCounts:
     """Counts of one part; their sums over all parts are facts of the stage."""
 
-    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    dropped: Counter[str] = field(default_factory=Counter[str])
     """Rows' text that the template did not print, by kind."""
-    control_strings: dict[str, int] = field(default_factory=dict[str, int])
+    control_strings: Counter[str] = field(default_factory=Counter[str])
     """Occurrences of control tokens in rows' text, by role and string: `user <|im_end|>`."""
     controlled_rows: int = 0
     rows_losing_reasoning: int = 0
@@ -424,23 +425,8 @@ class TokenizationCounts:
     """Tokens of rows that were encoded and then rejected, as too long or without a target."""
     dropped_trained: int = 0
     """How many of `dropped_tokens` would have trained."""
-    of_kind: dict[str, int] = field(default_factory=dict[str, int])
+    of_kind: Counter[str] = field(default_factory=Counter[str])
     """What only rows of one kind are counted by, by name."""
-
-    def add_of_kind(self, name: str, count: int) -> None:
-        """Add to a count that only rows of one kind have."""
-        self.of_kind[name] = self.of_kind.get(name, 0) + count
-
-    def add_control_strings(self, control: ControlStrings, one: Conversation) -> None:
-        """Count control tokens in a row's text, by role and string."""
-        self.controlled_rows += 1
-        for name, count in control.count_occurrences(one.messages, one.tools, one.kwargs).items():
-            self.control_strings[name] = self.control_strings.get(name, 0) + count
-
-    def add_dropped(self, dropped: dict[str, int]) -> None:
-        """Count the row's text that the template did not print."""
-        for kind, count in dropped.items():
-            self.dropped[kind] = self.dropped.get(kind, 0) + count
 
 
 def encode_and_compare(

@@ -318,7 +318,9 @@ class ConversationEncoder:
             except ConfigError as error:
                 # The control token has one character and the row uses every letter and digit: no placeholder is free.
                 return Rejected("control_token_in_content", str(error))
-        counts.add_control_strings(self.control, conversation)
+        counts.controlled_rows += 1
+        one = conversation
+        counts.control_strings.update(self.control.count_occurrences(one.messages, one.tools, one.kwargs))
         return hidden
 
     def limit_reasoning(self, conversation: Conversation) -> Conversation:
@@ -492,7 +494,7 @@ class ConversationExampleBuilder:
                 return masked
             if has_changed_placeholder(masked.text, placeholders):
                 return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
-            counts.add_dropped(masked.dropped)
+            counts.dropped.update(masked.dropped)
             if "reasoning" in masked.dropped:
                 loses_reasoning = loses_reasoning or self._steps.loses_reasoning(one, masked)
             candidates.append(RenderedCandidate(one, only, placeholders, *show_control_strings(masked, placeholders)))
@@ -774,8 +776,7 @@ def finish_sides(
     if isinstance(prompt, Rejected):
         return prompt
     if is_paired:
-        counts.add_of_kind("pairs", 1)
-        counts.add_of_kind("longer_chosen", int(len(fitted[0].ids) > len(fitted[1].ids)))
+        counts.of_kind.update(pairs=1, longer_chosen=int(len(fitted[0].ids) > len(fitted[1].ids)))
         return [_join_sides(fitted, sides, margin, prompt)]
     return [_describe(one, [one], [kind], prompt, None) for one, kind in zip(fitted, sides, strict=True)]
 

@@ -305,9 +305,11 @@ class TokenExampleBuilder:
         chosen = ids[:COMPARED_ROWS]
         encoded = self._encoder.encode([self._encoder.decode(one.tolist()) for one in chosen])
         again = np.split(encoded.ids, encoded.offsets[1:-1])
-        counts.add_of_kind("unknown_ids", int((~known[every]).sum()))
-        counts.add_of_kind("retokenized", len(chosen))
-        counts.add_of_kind("same_tokenization", sum(map(np.array_equal, chosen, again)))
+        counts.of_kind.update(
+            unknown_ids=int((~known[every]).sum()),
+            retokenized=len(chosen),
+            same_tokenization=sum(map(np.array_equal, chosen, again)),
+        )
 
     @cached_property
     def _token_ids(self) -> Tokens:

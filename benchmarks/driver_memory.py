@@ -154,7 +154,7 @@ def measure_near_duplicates(folder: Path, count: int) -> dict[str, Any]:
     context = make_context(folder, ("a", "canonical_rows"))
     made = make_rows(context, count, NEAR_PART_ROWS)
     found = measure_step(lambda: near_duplicate_rows.remove_near_duplicates(context, made))
-    return {"rows": count, "parts": len(made), "near_duplicates": found.pop("result").rows, **found}
+    return {"rows": count, "parts": len(made), "near_duplicates": found.pop("result").rows["near_duplicates"], **found}
 
 
 # ── Tables ───────────────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ as_text     ["a", "<", "|", "im", "_end", "|", ">", "b"]   the string came from 
 
 import re
 import string
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import cast
@@ -37,15 +38,15 @@ class ControlStrings:
         self._find = re.compile("|".join(map(re.escape, self.strings))) if self.strings else None
         self._template = template
 
-    def count_occurrences(self, messages: Sequence[dict[str, Json]], tools: Json, kwargs: Json) -> dict[str, int]:
+    def count_occurrences(self, messages: Sequence[dict[str, Json]], tools: Json, kwargs: Json) -> Counter[str]:
         """Count the strings in a row's text, by `role string`; `tools` and `kwargs` count as roles."""
-        counts: dict[str, int] = {}
-        if self._find is None:
-            return counts
-        for role, value in [*((str(m["role"]), m) for m in messages), ("tools", tools), ("kwargs", kwargs)]:
-            for found in self._find.findall("\0".join(_iterate_strings(value))):
-                counts[f"{role} {found}"] = counts.get(f"{role} {found}", 0) + 1
-        return counts
+        values = [*((str(m["role"]), m) for m in messages), ("tools", tools), ("kwargs", kwargs)]
+        find = self._find
+        if find is None:
+            return Counter()
+        return Counter(
+            f"{role} {found}" for role, value in values for found in find.findall("\0".join(_iterate_strings(value)))
+        )
 
     def find_rows(self, table: pa.Table) -> Bools:
         """Return which canonical rows contain a control string anywhere in their JSON: bool[N]."""

@@ -252,20 +252,22 @@ CONTAMINATION_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class ContaminationSearch:
-    """The parts after decontamination, the rows that were found, by part, and what is shown of the benchmarks."""
+class RowSearch:
+    """The parts after a filter that compares texts, its files about each of them, and what is counted and shown.
+
+    `rows` are found rows, by the name of the fact that is their share; `facts` are other facts.
+    """
 
     parts: list[Part]
     found: Sequence[dict[str, File]]
-    rows: int
-    fewest_items: int
-    """Items in the benchmark file that has fewest."""
+    rows: Mapping[str, int]
+    facts: Mapping[str, int]
     tables: Mapping[str, DisplayTable]
 
 
 def remove_contaminated_rows(
     context: StageContext, made: list[Part], scanned: tuple[ScannedBenchmark, ...]
-) -> ContaminationSearch | None:
+) -> RowSearch | None:
     """Search all parts, and rewrite those with contaminated rows; None if the dataset names no benchmark."""
     options = context.dataset.filters.decontaminate
     if options is None:
@@ -309,11 +311,12 @@ def remove_contaminated_rows(
     tables = {"benchmarks": DisplayTable(("benchmark", "file", "records", "items", "rows_found"), tuple(files))}
     if shown:
         tables["contamination"] = DisplayTable(columns, tuple(tuple(line[name] for name in columns) for line in shown))
-    return ContaminationSearch(
+    return RowSearch(
         parts=parts,
         found=[part.files for part in searched],
-        rows=sum(int(part.facts["rows"]) for part in searched),
-        fewest_items=min(int(items) for _, _, _, items in index.facts["files"]),
+        rows={"contaminated": sum(int(part.facts["rows"]) for part in searched)},
+        # Items in the benchmark file that has fewest.
+        facts={"decontamination_items": min(int(items) for _, _, _, items in index.facts["files"])},
         tables=tables,
     )
 

@@ -13,8 +13,8 @@ as the bands of all parts, are removed once they are compared. Lines that fit on
 process.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,10 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
-from rowmill.kinds.shared.filters import identify_removal_filters
-from rowmill.parts.context import StageOutput, compute_share, scratch_folder
+from rowmill.parts.context import scratch_folder
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function
 from rowmill.parts.rewriting import RewriteInputs, plan_removal, rewrite_parts
 from rowmill.parts.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
-from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.near_duplicates import (
@@ -45,10 +43,8 @@ from rowmill.similarity.near_duplicates import (
 )
 from rowmill.similarity.words import hash_words, join_texts, make_offsets
 from rowmill.stages.base import StageContext
-from rowmill.stages.canonical_rows import contaminated_rows
-from rowmill.stages.canonical_rows.contaminated_rows import ContaminationSearch, ScannedBenchmark
+from rowmill.stages.canonical_rows.contaminated_rows import RowSearch
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
-from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
 
 BLOCK_LINES = 1 << 22
 """Lines of a block, some 64 MB."""
@@ -163,18 +159,7 @@ NEAR_DUPLICATE_SCHEMA = pa.schema(
 """A row of a part that goes, and the row that stays. `displaced`: the row that stays comes after it in the source."""
 
 
-@dataclass(frozen=True, slots=True)
-class NearDuplicateSearch:
-    """The parts without near duplicates, the files about these, by part, and what is counted and shown."""
-
-    parts: list[Part]
-    found: Sequence[dict[str, File]]
-    rows: int
-    displaced: int
-    tables: Mapping[str, DisplayTable]
-
-
-def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDuplicateSearch | None:
+def remove_near_duplicates(context: StageContext, parts: list[Part]) -> RowSearch | None:
     """Compare the rows of all parts, and rewrite the parts of those that go; None if the dataset asks for nothing."""
     options = context.dataset.filters.near_duplicates
     if options is None:
@@ -212,7 +197,7 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
             names.take(removed.kept[first:last]),
             strict=True,
         )
-        lines = [
+        lines: list[dict[str, Any]] = [
             {
                 "place": row - int(starts[number]),
                 "row_id": row_id,
@@ -222,13 +207,21 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> NearDupl
             }
             for row, kept, similarity, row_id, kept_row_id in columns
         ]
-        found.append(_write_lines(context, part, lines))
-        changes.append(plan_removal(part, _reject(lines)) if options.action == "reject" else None)
-    return NearDuplicateSearch(
+        table = pa.Table.from_pylist(lines, schema=NEAR_DUPLICATE_SCHEMA)
+        place = context.place("near duplicates", part, table)
+        found.append({NEAR_DUPLICATES_FILE: place.write("near_duplicates", table)} if lines else {})
+        rejects = {
+            line["place"]: Rejected(
+                "near_duplicate", to_json({"row_id": line["kept_row_id"], "similarity": round(line["similarity"], 4)})
+            )
+            for line in lines
+        }
+        changes.append(plan_removal(part, rejects) if options.action == "reject" else None)
+    return RowSearch(
         parts=rewrite_parts(context, parts, changes),
         found=found,
-        rows=len(removed.rows),
-        displaced=int((removed.kept > removed.rows).sum()),
+        rows={"near_duplicates": len(removed.rows)},
+        facts={"displaced": int((removed.kept > removed.rows).sum())},
         tables=_tabulate_pairs(context, parts, removed, names, starts),
     )
 
@@ -331,22 +324,6 @@ class _RowNames:
         return self.row_ids.take(pa.array(np.searchsorted(self.rows, rows))).to_pylist()
 
 
-def _reject(lines: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
-    return {
-        line["place"]: Rejected(
-            "near_duplicate", to_json({"row_id": line["kept_row_id"], "similarity": round(line["similarity"], 4)})
-        )
-        for line in lines
-    }
-
-
-def _write_lines(context: StageContext, part: Part, lines: Sequence[Mapping[str, Any]]) -> dict[str, File]:
-    if not lines:
-        return {}
-    table = pa.Table.from_pylist(list(lines), schema=NEAR_DUPLICATE_SCHEMA)
-    return {NEAR_DUPLICATES_FILE: context.place("near duplicates", part, table).write("near_duplicates", table)}
-
-
 def _tabulate_pairs(
     context: StageContext, parts: Sequence[Part], removed: Removed, names: _RowNames, starts: Ints
 ) -> dict[str, DisplayTable]:
@@ -378,72 +355,3 @@ def _tabulate_pairs(
             ),
         )
     }
-
-
-# ── Similar rows ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class FilteredRows:
-    """The parts after the filters, and what each filter found; None: the dataset does not ask for it."""
-
-    parts: list[Part]
-    contamination: ContaminationSearch | None
-    near_duplicates: NearDuplicateSearch | None
-    scans: Sequence[Mapping[str, Any]]
-
-    def count_facts(self, taken: int) -> dict[str, Any]:
-        """Return the facts of the filters that ran, of `taken` records."""
-        facts: dict[str, Any] = {}
-        if self.contamination is not None:
-            facts["decontamination_items"] = self.contamination.fewest_items
-            facts["contaminated"] = compute_share(self.contamination.rows, taken)
-        if self.near_duplicates is not None:
-            facts["near_duplicates"] = compute_share(self.near_duplicates.rows, taken)
-            facts["displaced"] = self.near_duplicates.displaced
-        return facts
-
-    def complete_output(self, draft: StageOutput) -> None:
-        """Add the files and tables about what was found, and the scans of benchmarks."""
-        for search in (self.contamination, self.near_duplicates):
-            if search is not None:
-                draft.parts = [
-                    replace(part, files=part.files | files)
-                    for part, files in zip(draft.parts, search.found, strict=True)
-                ]
-                draft.tables |= search.tables
-        if self.contamination is not None:
-            draft.details["scans"] = list(self.scans)
-
-
-def filter_similar_rows(
-    context: StageContext, parts: list[Part], benchmarks: tuple[ScannedBenchmark, ...]
-) -> FilteredRows:
-    """Remove contaminated rows, then near duplicates among the others, as the dataset asks for it."""
-    contamination = contaminated_rows.remove_contaminated_rows(context, parts, benchmarks)
-    clean = parts if contamination is None else contamination.parts
-    near = remove_near_duplicates(context, clean)
-    scans = [scan.to_json() for one in benchmarks for scan in one.scans]
-    return FilteredRows(clean if near is None else near.parts, contamination, near, scans)
-
-
-def identify_filters(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options and versions of the filters that a dataset asks for."""
-    dataset = recipe.datasets[name]
-    versions = {"decontaminate": [contaminated_rows.index_benchmarks.version, contaminated_rows.search_part.version],
-                "near_duplicates": [sign_part.version]}  # fmt: skip
-    removal = identify_removal_filters(dataset.filters)
-    own: dict[str, Any] = {"removal": {name: [*versions[name], options] for name, options in removal.items()}}
-    # The texts of token ids are those that the tokenizer has for them.
-    return (
-        own | {"tokenizer": identify_tokenizer(recipe.tokenizer_choice)}
-        if removal and dataset.row_kind == "tokens"
-        else own
-    )
-
-
-def identify_texts(context: StageContext) -> list[str]:
-    """Return the digest of the tokenizer, if the filters of a dataset need one for its rows."""
-    if context.dataset.row_kind != "tokens" or not identify_removal_filters(context.dataset.filters):
-        return []
-    return [open_recipe_tokenizer(context)[0].card.digest]

@@ -13,7 +13,6 @@ distinct value of a part; memory holds one code per row and one line per group.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.kinds.shared.columns import KNOWN_ROLES
-from rowmill.kinds.shared.filters import REMOVAL_FILTERS
+from rowmill.kinds.shared.filters import REMOVAL_FILTERS, identify_removal_filters
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.parts import accounts
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
@@ -34,13 +33,14 @@ from rowmill.parts.rewriting import SPLITS, RewriteInputs, rewrite_parts, tabula
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
 from rowmill.sources.reading import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import contaminated_rows, duplicate_rows, near_duplicate_rows, text_rows
-from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark
+from rowmill.stages.canonical_rows.contaminated_rows import RowSearch, ScannedBenchmark
 from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +152,26 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     if dataset.loss.allow_negative:
         rows["allow_negative"] = True
     rows |= {"versions": [VERSION, sources.SCAN_VERSION], "max_run_chars": dataset.source.limits.max_run_chars}
-    return {"rows": rows, **near_duplicate_rows.identify_filters(recipe, name)}
+    versions = {"decontaminate": [contaminated_rows.index_benchmarks.version, contaminated_rows.search_part.version],
+                "near_duplicates": [near_duplicate_rows.sign_part.version]}  # fmt: skip
+    filters = identify_removal_filters(dataset.filters)
+    identity = {"rows": rows, "removal": {name: [*versions[name], options] for name, options in filters.items()}}
+    # The texts of token ids are those that the tokenizer has for them.
+    named = {"tokenizer": identify_tokenizer(recipe.tokenizer_choice)}
+    return identity | (named if filters and dataset.row_kind == "tokens" else {})
 
 
 def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
     """Scan the benchmarks of the dataset, whose content is part of the output's identity."""
     benchmarks = contaminated_rows.scan_benchmarks(context)
-    outside = [*contaminated_rows.identify_benchmarks(benchmarks), *near_duplicate_rows.identify_texts(context)]
+    outside = contaminated_rows.identify_benchmarks(benchmarks)
+    if context.dataset.row_kind == "tokens" and identify_removal_filters(context.dataset.filters):
+        outside.append(open_recipe_tokenizer(context)[0].card.digest)
+    joint = context.dataset.format.get_joint_rows()
     return PreparedStage(
-        tuple(outside), lambda: make_canonical_rows(context, benchmarks), partial(_is_under_contract, context)
+        tuple(outside),
+        lambda: make_canonical_rows(context, benchmarks),
+        lambda kept: joint is None or joint.accepts_rows(context, kept),
     )
 
 
@@ -190,12 +201,14 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
         )
     parts = made.parts
     distinct = duplicate_rows.drop_duplicates(context, parts)
-    filtered = near_duplicate_rows.filter_similar_rows(context, distinct, benchmarks)
-    split, resolved = split_by_time(context, filtered.parts)
+    clean = contaminated_rows.remove_contaminated_rows(context, distinct, benchmarks)
+    near = near_duplicate_rows.remove_near_duplicates(context, distinct if clean is None else clean.parts)
+    searches = [search for search in (clean, near) if search is not None]
+    split, resolved = split_by_time(context, searches[-1].parts if searches else distinct)
     final = split if joint is None else joint.assign_splits(context, split, decided)
     boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
     groups = _count_group_rows(context, final)
-    facts = _count_rows(context, scanned, final, groups, boundaries, filtered)
+    facts = _count_rows(context, scanned, final, groups, boundaries, searches)
     measured = text_rows.measure_preferences(context, final) | text_rows.measure_fields(context, final)
     facts = replace(facts, **measured)
     conflicts = text_rows.find_truth_conflicts(context, parts)
@@ -204,7 +217,13 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     draft = _build_rows_output(context, facts, final, groups)
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.parts_reused, draft.rows_made = made.reused, made.rows_made
-    filtered.complete_output(draft)
+    for search in searches:
+        draft.parts = [
+            replace(part, files=part.files | files) for part, files in zip(draft.parts, search.found, strict=True)
+        ]
+        draft.tables |= search.tables
+    if clean is not None:
+        draft.details["scans"] = [scan.to_json() for one in benchmarks for scan in one.scans]
     return draft if joint is None else joint.complete_rows(context, draft, decided)
 
 
@@ -239,7 +258,7 @@ def _count_rows(
     final: Sequence[Part],
     groups: pl.DataFrame,
     boundaries: dict[str, str],
-    filtered: near_duplicate_rows.FilteredRows,
+    searches: Sequence[RowSearch],
 ) -> CanonicalRowsFacts:
     """Sum the counts of the parts."""
     records = sum(part.records for part in scanned)
@@ -250,6 +269,8 @@ def _count_rows(
     taken = records - left_out - sum(reasons.get(reason, 0) for reason in NO_RECORD_REASONS)
     kept = sum(int(p.facts["kept"]) for p in final)
     options = context.dataset.splits
+    found: dict[str, Any] = {name: value for one in searches for name, value in one.facts.items()}
+    found |= {name: compute_share(rows, taken) for one in searches for name, rows in one.rows.items()}
     return CanonicalRowsFacts(
         nonempty=kept,
         # A custom class may make several rows of one record; each has its own ledger line.
@@ -266,7 +287,7 @@ def _count_rows(
         group_size=NOT_APPLICABLE if options.group_key is None else (int(groups["rows"][0]) if len(groups) else 0),
         rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
         duplicates=compute_share(reasons.get("duplicate", 0), taken),
-        **filtered.count_facts(taken),
+        **found,
         records=records,
         kept=kept,
         rejected=sum(reasons.values()),
@@ -435,11 +456,6 @@ def _draw_group_sizes(groups: pl.DataFrame, context: StageContext) -> dict[str, 
             "rows per group", "rows", tuple(float(e) for e in edges), tuple(int(c) for c in counts), float(limit)
         )
     }
-
-
-def _is_under_contract(context: StageContext, kept: Manifest) -> bool:
-    joint = context.dataset.format.get_joint_rows()
-    return joint is None or joint.accepts_rows(context, kept)
 
 
 STAGE = StageDeclaration(

@@ -11,8 +11,8 @@ distinct value of a part; memory holds one code per row and one line per group.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,8 @@ from rowmill.stages.canonical_rows.contaminated_rows import RowSearch, ScannedBe
 from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class _SplitDecisions:
-    """A part's decisions: the code of each row's split, -1 if rejected, and the rejects."""
-
-    codes: NDArray[np.int8]
-    rejected: dict[int, Rejected]
+_Decisions = tuple[NDArray[np.int8], dict[int, Rejected]]
+"""A part's decisions: the code of each row's split, -1 if rejected, and the rejects."""
 
 
 def split_by_time(context: StageContext, parts: list[Part]) -> tuple[list[Part], Boundaries | None]:
@@ -59,76 +54,65 @@ def split_by_time(context: StageContext, parts: list[Part]) -> tuple[list[Part],
     splits = context.dataset.splits
     if not splits.needs_all_rows or not parts:
         return parts, None
-    resolved = compute_boundaries(splits, _count_times(context, parts)) if splits.boundaries is None else None
+    times = [context.store.table(part.files["rows"], ["order_key"]).column(0).combine_chunks() for part in parts]
+    resolved = None
+    if splits.boundaries is None:
+        counted = Counter[str]()
+        for column in times:
+            counted.update(column.to_pylist())
+        resolved = compute_boundaries(splits, counted.items())
     boundaries = splits.boundaries or resolved
     if boundaries is None:
         return parts, None
     splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
-    decided = [_decide_by_time(context, part, splitter) for part in parts]
+    decided: list[_Decisions] = []
+    for column in (column.dictionary_encode() for column in times):
+        outcomes = [splitter.assign_by_time(value) for value in column.dictionary.to_pylist()]
+        of_values = [-1 if isinstance(outcome, Rejected) else SPLITS.index(outcome) for outcome in outcomes]
+        which = column.indices.to_numpy(zero_copy_only=False)
+        codes = np.array(of_values, np.int8)[which] if outcomes else np.empty(0, np.int8)
+        reasons = {place: outcomes[which[place]] for place in np.flatnonzero(codes < 0).tolist()}
+        decided.append((codes, {place: one for place, one in reasons.items() if isinstance(one, Rejected)}))
     if splits.group_key is not None:
         decided = _reconcile_groups(context, parts, decided, later=splits.crossing_groups == "later")
-    changes = [_plan_rewrite(context, part, decisions) for part, decisions in zip(parts, decided, strict=True)]
+    changes: list[RewriteInputs | None] = []
+    for part, (codes, rejected) in zip(parts, decided, strict=True):
+        before = context.store.table(part.files["rows"], ["split"]).column(0).to_pylist()
+        is_same = [SPLITS.index(name) for name in before] == codes.tolist()
+        # A dropped row is written with an arbitrary split, which its reject does not show.
+        change = RewriteInputs(part, tabulate_removed(rejected), np.maximum(codes, 0).tobytes())
+        changes.append(None if is_same else change)
     return rewrite_parts(context, parts, changes), resolved
 
 
-def _count_times(context: StageContext, parts: Sequence[Part]) -> Iterator[tuple[str, int]]:
-    counted: Counter[str] = Counter()
-    for part in parts:
-        counted.update(context.store.table(part.files["rows"], ["order_key"]).column(0).to_pylist())
-    yield from counted.items()
-
-
-def _decide_by_time(context: StageContext, part: Part, splitter: Splitter) -> _SplitDecisions:
-    column = context.store.table(part.files["rows"], ["order_key"]).column(0).combine_chunks().dictionary_encode()
-    outcomes = [splitter.assign_by_time(value) for value in column.dictionary.to_pylist()]
-    codes = np.array([-1 if isinstance(outcome, Rejected) else SPLITS.index(outcome) for outcome in outcomes], np.int8)
-    which = column.indices.to_numpy(zero_copy_only=False)
-    of_rows = codes[which] if len(codes) else np.empty(0, np.int8)
-    reasons = {place: outcomes[which[place]] for place in np.flatnonzero(of_rows < 0).tolist()}
-    return _SplitDecisions(of_rows, {place: one for place, one in reasons.items() if isinstance(one, Rejected)})
-
-
 def _reconcile_groups(
-    context: StageContext, parts: Sequence[Part], decided: Sequence[_SplitDecisions], *, later: bool
-) -> list[_SplitDecisions]:
+    context: StageContext, parts: Sequence[Part], decided: list[_Decisions], *, later: bool
+) -> list[_Decisions]:
     """Move each group to its latest split, or reject the rows of groups in several splits."""
-    frames = [_read_groups(context, part, one) for part, one in zip(parts, decided, strict=True)]
-    ranges = [frame.filter(pl.col("code") >= 0).group_by("group").agg(_FIRST_SPLIT, _LAST_SPLIT) for frame in frames]
+    names = [context.store.table(part.files["rows"], ["group_key"]).column(0).to_pylist() for part in parts]
+    schema = {"group": pl.String, "code": pl.Int8}
+    frames = [
+        pl.DataFrame({"group": own, "code": codes}, schema=schema)
+        for own, (codes, _) in zip(names, decided, strict=True)
+    ]
+    code = pl.col("code")
+    ranges = [frame.filter(code >= 0).group_by("group").agg(first=code.min(), last=code.max()) for frame in frames]
     merged = pl.concat(ranges).group_by("group").agg(pl.col("first").min(), pl.col("last").max())
     spanning = merged.filter(pl.col("first") < pl.col("last"))
     if spanning.is_empty():
-        return list(decided)
-    return [_reconcile_part(one, frame, spanning, later=later) for one, frame in zip(decided, frames, strict=True)]
-
-
-_FIRST_SPLIT, _LAST_SPLIT = pl.col("code").min().alias("first"), pl.col("code").max().alias("last")
-
-
-def _read_groups(context: StageContext, part: Part, decided: _SplitDecisions) -> pl.DataFrame:
-    groups = context.store.table(part.files["rows"], ["group_key"]).column(0)
-    return pl.DataFrame(
-        {"group": groups.to_pylist(), "code": decided.codes}, schema={"group": pl.String, "code": pl.Int8}
-    )
-
-
-def _reconcile_part(
-    decided: _SplitDecisions, rows: pl.DataFrame, spanning: pl.DataFrame, *, later: bool
-) -> _SplitDecisions:
-    last = rows.join(spanning, on="group", how="left", maintain_order="left")["last"].fill_null(-1).to_numpy()
-    moves = (last >= 0) & (decided.codes >= 0)
-    if later:
-        return replace(decided, codes=np.where(moves, last, decided.codes).astype(np.int8))
-    groups = rows["group"].to_list()
-    rejected = {place: Rejected("straddles_split", str(groups[place])[:80]) for place in np.flatnonzero(moves).tolist()}
-    return _SplitDecisions(np.where(moves, -1, decided.codes).astype(np.int8), decided.rejected | rejected)
-
-
-def _plan_rewrite(context: StageContext, part: Part, decided: _SplitDecisions) -> RewriteInputs | None:
-    before = context.store.table(part.files["rows"], ["split"]).column(0).to_pylist()
-    if [SPLITS.index(name) for name in before] == decided.codes.tolist():
-        return None
-    # A dropped row is written with an arbitrary split, which its reject does not show.
-    return RewriteInputs(part, tabulate_removed(decided.rejected), np.maximum(decided.codes, 0).tobytes())
+        return decided
+    reconciled: list[_Decisions] = []
+    for own, frame, (codes, rejected) in zip(names, frames, decided, strict=True):
+        last = frame.join(spanning, on="group", how="left", maintain_order="left")["last"].fill_null(-1).to_numpy()
+        moves = (last >= 0) & (codes >= 0)
+        straddling = {
+            place: Rejected("straddles_split", str(own[place])[:80])
+            for place in np.flatnonzero(moves).tolist()
+            if not later
+        }
+        moved = np.where(moves, last if later else -1, codes).astype(np.int8)
+        reconciled.append((moved, rejected | straddling))
+    return reconciled
 
 
 # ── Stage ────────────────────────────────────────────────────────────────────────────────────────────
@@ -324,6 +308,18 @@ def _build_rows_output(
     preferences = sum_counts(p.facts.get("preference_columns", {}) for p in final)
     roles = sum_counts(p.facts["roles"] for p in final)
     largest = ((str(group), int(rows)) for group, rows in groups.head(10).iter_rows())
+    by_role = sum_counts(p.facts["messages_by_role"] for p in final)
+    names = (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)
+    noticed = [(name.replace("_", " "), int(getattr(facts, name))) for name in names] if by_role else []
+    histograms: dict[str, Histogram] = {}
+    if len(groups):
+        sizes = groups["rows"].to_numpy().astype(np.int64)
+        edges = find_distinct(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))
+        counts, _ = np.histogram(sizes, bins=edges)
+        bound = getattr(context.recipe.gates, "group_size", None)
+        limit = bound.at_most if bound is not None and bound.at_most is not None else 10_000
+        bars = tuple(float(e) for e in edges), tuple(int(c) for c in counts)
+        histograms["group_sizes"] = Histogram("rows per group", "rows", *bars, float(limit))
     return StageOutput(
         facts,
         parts=final,
@@ -334,11 +330,12 @@ def _build_rows_output(
             **_tabulate_found("preference_columns", ("column", "records"), preferences.items()),
             **_tabulate_found("unknown_roles", ("role", "rows"), _take_most_frequent(roles)),
             **_tabulate_found("largest_groups", ("group", "rows"), largest),
-            **_build_message_tables(final, facts),
+            **_tabulate_found("roles", ("role", "messages"), _take_most_frequent(by_role)),
+            **_tabulate_found("reasoning_and_tools", ("found", "times"), noticed),
             # New rows move boundaries that are computed from shares, so a recipe should pin them.
             **_tabulate_found("boundaries", ("split", "begins"), facts.boundaries.items()),
         },
-        histograms=_draw_group_sizes(groups, context),
+        histograms=histograms,
         samples={
             "rejects": accounts.describe_rejects(context, final, _select_unintended(reasons)),
             "duplicates": samples.get("duplicate", ()),
@@ -425,36 +422,6 @@ def _count_messages(final: Sequence[Part]) -> dict[str, Any]:
         **counted,
         "other_messages": total - sum(counted.values()),
         **{name: counts.get(name, 0) for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)},
-    }
-
-
-def _build_message_tables(final: Sequence[Part], facts: CanonicalRowsFacts) -> dict[str, DisplayTable]:
-    """Tabulate messages by role, and counts of reasoning and tools; nothing if there are no messages."""
-    by_role = sum_counts(p.facts["messages_by_role"] for p in final)
-    if not by_role:
-        return {}
-    found = [
-        (name.replace("_", " "), int(getattr(facts, name)))
-        for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)
-    ]
-    return {
-        "roles": DisplayTable(("role", "messages"), tuple(_take_most_frequent(by_role))),
-        "reasoning_and_tools": DisplayTable(("found", "times"), tuple(found)),
-    }
-
-
-def _draw_group_sizes(groups: pl.DataFrame, context: StageContext) -> dict[str, Histogram]:
-    if not len(groups):
-        return {}
-    sizes = groups["rows"].to_numpy().astype(np.int64)
-    edges = find_distinct(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))
-    counts, _ = np.histogram(sizes, bins=edges)
-    bound = getattr(context.recipe.gates, "group_size", None)
-    limit = bound.at_most if bound is not None and bound.at_most is not None else 10_000
-    return {
-        "group_sizes": Histogram(
-            "rows per group", "rows", tuple(float(e) for e in edges), tuple(int(c) for c in counts), float(limit)
-        )
     }
 
 

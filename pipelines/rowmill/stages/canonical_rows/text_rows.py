@@ -261,6 +261,8 @@ class RowColumns:
         rows = self.rows
         messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
         reports = [row.report for row in rows]
+        asked = _find_prompts(row.messages for row in rows)
+        prompts = [row.text if row.kind == "pair" else prompt for row, prompt in zip(rows, asked, strict=True)]
         # Rows of one schema without notes share one report object.
         each = {id(report): report for report in reports}
         places = {key: place for place, key in enumerate(each)}
@@ -268,7 +270,7 @@ class RowColumns:
             self.ids, self.hashes, self.dedupe_keys, pa.repeat(self.dataset, len(rows)), [r.kind for r in rows],
             self.splits, [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
             messages, tools, kwargs, [r.text for r in rows], [r.output for r in rows], records,
-            hash_prompts(_list_prompts(rows)),
+            hash_prompts(prompts),
             *_take_reports(list(each.values()), [places[id(report)] for report in reports]),
         ]  # fmt: skip
         schema = self.schema
@@ -307,12 +309,6 @@ def _is_deeper(value: Json, limit: int) -> bool:
         if not level:
             return False
     return True
-
-
-def _list_prompts(rows: Sequence[Row]) -> list[str | None]:
-    """Return the prompt of each row."""
-    asked = _find_prompts(row.messages for row in rows)
-    return [row.text if row.kind == "pair" else prompt for row, prompt in zip(rows, asked, strict=True)]
 
 
 def _find_prompts(conversations: Iterable[Sequence[Message]]) -> list[str | None]:

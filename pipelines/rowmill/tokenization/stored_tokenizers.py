@@ -1,8 +1,9 @@
 """Tokenizers in a store: opened from their files once, kept as data, and opened from that once per process."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rowmill.core.errors import DamagedFileError
 from rowmill.core.storage import Store, digest_json
@@ -11,6 +12,8 @@ from rowmill.tokenization.tokenizer import FAST_ENGINES, REFERENCE_ENGINE, Encod
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice
 
 _LOG = logging.getLogger("rowmill.stages")
+
+OpenedT = TypeVar("OpenedT")
 
 TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
 """Folders of a store: tokenizers as data, and the last known commit of each revision on the hub."""
@@ -60,11 +63,8 @@ def open_recipe_tokenizer(context: TokenizerContext) -> tuple[LoadedTokenizer, s
             _LOG.warning("%s; it is made again", error.damage)
     encoder = tokenizer.load_encoder(found)
     context.store.write(path, tokenizer.serialize_tokenizer(encoder.loaded))
-    _forget_oldest(_ENCODERS)
-    _ENCODERS[path] = encoder
-    _forget_oldest(_STORED_TOKENIZERS)
-    _STORED_TOKENIZERS[path] = encoder.loaded
-    return encoder.loaded, path
+    keep_latest(_ENCODERS, path, _MAX_OPEN, lambda: encoder)
+    return keep_latest(_STORED_TOKENIZERS, path, _MAX_OPEN, lambda: encoder.loaded), path
 
 
 def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
@@ -76,25 +76,22 @@ def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
         If its bytes are not those that were written.
 
     """
-    if path not in _STORED_TOKENIZERS:
+
+    def read() -> LoadedTokenizer:
         try:
-            read = tokenizer.deserialize_tokenizer(Store(root).read(path))
+            return tokenizer.deserialize_tokenizer(Store(root).read(path))
         except ValueError as error:
             raise DamagedFileError(
                 f"{Store(root).path(path)}: the stored tokenizer is damaged: {error}; expected the bytes of a build",
                 path,
             ) from error
-        _forget_oldest(_STORED_TOKENIZERS)
-        _STORED_TOKENIZERS[path] = read
-    return _STORED_TOKENIZERS[path]
+
+    return keep_latest(_STORED_TOKENIZERS, path, _MAX_OPEN, read)
 
 
 def open_encoder(root: str, path: str) -> Encoder:
     """Open a tokenizer of the store, once per process; the latest are kept."""
-    if path not in _ENCODERS:
-        _forget_oldest(_ENCODERS)
-        _ENCODERS[path] = Encoder(_read_stored_tokenizer(root, path))
-    return _ENCODERS[path]
+    return keep_latest(_ENCODERS, path, _MAX_OPEN, lambda: Encoder(_read_stored_tokenizer(root, path)))
 
 
 def open_reference_encoder(root: str, path: str) -> Encoder:
@@ -108,10 +105,13 @@ def open_shared_encoder(root: str, path: str) -> None:
     open_encoder(root, path).open_reference()
 
 
-def _forget_oldest(opened: dict[str, Any]) -> None:
-    """Make room for one more tokenizer."""
-    while len(opened) >= _MAX_OPEN:
-        del opened[next(iter(opened))]
+def keep_latest(kept: dict[str, OpenedT], key: str, most: int, make: Callable[[], OpenedT]) -> OpenedT:
+    """Return what a process keeps under a key, made now unless it is there; the oldest of `most` makes room."""
+    if key not in kept:
+        while len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[key] = make()
+    return kept[key]
 
 
 def identify_tokenizer(choice: TokenizerChoice) -> dict[str, Any]:

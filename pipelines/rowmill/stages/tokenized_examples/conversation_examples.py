@@ -41,6 +41,7 @@ from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, RowKind, Span
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
+from rowmill.tokenization.stored_tokenizers import keep_latest
 from rowmill.tokenization.token_truncation import prepend_bos, truncate_tokens
 from rowmill.tokenization.tokenizer import Encoder
 
@@ -59,12 +60,7 @@ environment, where a template's text is too long; so there the name means nothin
 
 def open_renderer(spec: RendererSpec) -> Renderer:
     """Return this process's renderer of a template; the latest are kept."""
-    key = repr(spec)
-    if key not in _RENDERERS:
-        while len(_RENDERERS) >= _MAX_RENDERERS:
-            del _RENDERERS[next(iter(_RENDERERS))]
-        _RENDERERS[key] = Renderer(spec)
-    return _RENDERERS[key]
+    return keep_latest(_RENDERERS, repr(spec), _MAX_RENDERERS, lambda: Renderer(spec))
 
 
 def share_template(spec: RendererSpec, roles: frozenset[str]) -> None:

@@ -65,7 +65,7 @@ from rowmill.tokenization.encoded_batch import (
     sort_by_row,
 )
 from rowmill.tokenization.reference_sample import ReferenceSample
-from rowmill.tokenization.stored_tokenizers import open_encoder
+from rowmill.tokenization.stored_tokenizers import keep_latest, open_encoder
 from rowmill.tokenization.tokenizer import Encoder
 
 BATCH_CHARS = 1 << 20
@@ -351,18 +351,19 @@ def _get_example_builder(store: Store, inputs: TokenizeInputs) -> "ExampleBuilde
         repr((inputs.tokenizer, inputs.renderer, inputs.limit, inputs.base, inputs.vocab_size))
         + inputs.dataset.model_dump_json()
     )
-    if key not in _EXAMPLE_BUILDERS:
-        while len(_EXAMPLE_BUILDERS) >= _MAX_BUILDERS:
-            del _EXAMPLE_BUILDERS[next(iter(_EXAMPLE_BUILDERS))]
+
+    def open_builder() -> ExampleBuilder:
         encoder = open_encoder(store.root, inputs.tokenizer)
-        _EXAMPLE_BUILDERS[key] = ExampleBuilder(
+        builder = ExampleBuilder(
             encoder, inputs.dataset, inputs.renderer, inputs.limit, base=inputs.base, vocab_size=inputs.vocab_size
         )
         if multiprocessing.parent_process() is not None:
             # Opened objects live as long as the worker: scanning them at every garbage collection cost 10 % of a part.
             gc.collect()
             gc.freeze()
-    return _EXAMPLE_BUILDERS[key]
+        return builder
+
+    return keep_latest(_EXAMPLE_BUILDERS, key, _MAX_BUILDERS, open_builder)
 
 
 @part_function(version=1)

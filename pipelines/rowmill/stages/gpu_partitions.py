@@ -194,12 +194,6 @@ class RankSources:
         return slice(rank, None, self.context.recipe.partitions.world_size)
 
 
-def open_rank_sources(context: StageContext) -> RankSources:
-    """Open the order that ranks are made of."""
-    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
-    return RankSources(context, inputs.get_packed_shards(context), inputs.load_order(context.store, splits))
-
-
 def list_train_shards(packed: Mapping[str, Manifest]) -> list[Part]:
     """Return the parts that are train shards: what a shard's number in an index counts."""
     return [part for one in packed.values() for part in one.parts if part.facts["split"] == "train"]
@@ -275,16 +269,10 @@ RANK_INDEX_SCHEMA = pa.schema(
 """One line per sequence of a rank, in the order of training. A filler has no dataset's name, sequence and shard −1."""
 
 
-def write_rank_indexes(context: StageContext, names: Sequence[str]) -> Iterator[Part]:
-    """Write the indexes of some ranks, and yield each rank once its index was read back."""
-    sources = open_rank_sources(context)
-    yield from (_write_rank_index(context, sources, name) for name in names)
-
-
-def _write_rank_index(context: StageContext, sources: RankSources, name: str) -> Part:
-    rank = int(name.split("-")[1])
-    fingerprint, card = fingerprint_rank(context, name), make_rank_card(context, rank)
-    folder = f"{part_folder(context.folder, fingerprint)}/{name}"
+def write_rank_index(context: StageContext, sources: RankSources, name: str) -> Part:
+    """Write the index of a rank, and read it back."""
+    rank = _parse_rank(name)
+    card, folder = make_rank_card(context, rank), _locate_rank(context, name)
     of_rank = sources.select_rank(rank)
     rows = sources.rows[of_rank]
     shards = np.searchsorted(sources.first_rows, rows, "right") - 1
@@ -333,7 +321,7 @@ def _write_rank_index(context: StageContext, sources: RankSources, name: str) ->
         "conserved": found == hashes.sum_content(rows),
         "content_hash": native.format_content_hash(found),
     }
-    return Part(fingerprint, files, facts)
+    return Part(fingerprint_rank(context, name), files, facts)
 
 
 def _locate_lines(store: Store, index: File, first_rows: Ints) -> Ints:
@@ -342,24 +330,6 @@ def _locate_lines(store: Store, index: File, first_rows: Ints) -> Ints:
     # The filler is the last of all rows.
     shards = np.where(table.column("shard").to_numpy() == FILLER_SHARD, len(first_rows) - 2, table.column("shard"))
     return first_rows[shards] + table.column("row").to_numpy()
-
-
-def find_index_damage(store: Store, output: Manifest) -> Iterator[str]:
-    """Yield an error for each rank whose index names other content than the rank must have."""
-    shards = list_train_shards(load_packed_inputs(store, output))
-    tables = [read_hashes(store, part) for part in shards]
-    for part in output.parts:
-        filler = store.table(part.files["filler"]).combine_chunks()
-        hashes = join_hashes([*tables, tabulate_hashes(filler)])
-        first_rows = compute_offsets([*(shard.files["shard"].rows for shard in shards), 1])
-        found = native.format_content_hash(hashes.sum_content(_locate_lines(store, part.files["index"], first_rows)))
-        expected = str(part.facts["content_hash"])
-        if found != expected:
-            rank = part.files["facts"].path.rsplit("/", 1)[0]
-            yield (
-                f"{rank}: the sequences that its index names hash to {found}, expected {expected} by "
-                "its manifest; remove the stage's folder and build again"
-            )
 
 
 # ── Ranks as folders of shards: the sequences of the order, copied in the order of training ──
@@ -406,9 +376,8 @@ class _WrittenShards:
     padding: int
 
 
-def write_copied_ranks(context: StageContext, names: Sequence[str]) -> Iterator[Part]:
+def write_copied_ranks(context: StageContext, sources: RankSources, names: Sequence[str]) -> Iterator[Part]:
     """Write some ranks' shards, and yield each rank once its content was compared with that of the packed shards."""
-    sources = open_rank_sources(context)
     rows = {name: sources.rows[sources.select_rank(_parse_rank(name))] for name in names}
     shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in sources.shards)
     tasks = {name: _plan_tasks(context, name, rows[name]) for name in names}
@@ -610,11 +579,6 @@ def _describe_evaluation_set(context: StageContext, name: str, packed: Manifest)
 # ── Stage ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def prepare_gpu_partitions(context: StageContext) -> PreparedStage:
-    """Determine the ranks of the output: one can be built without the others."""
-    return PreparedStage(list_ranks(context), lambda: make_gpu_partitions(context))
-
-
 def list_ranks(context: StageContext) -> tuple[str, ...]:
     """Return the ranks that the manifest will name: the wanted ones and those already built."""
     names = rank_names(context.recipe.partitions.world_size)
@@ -632,8 +596,13 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
     kept = {name: load_kept_part(context.store, context.folder, fingerprint_rank(context, name)) for name in present}
     missing = [name for name, part in kept.items() if part is None]
     if missing:
-        write_ranks = write_rank_indexes if context.recipe.partitions.layout == "index" else write_copied_ranks
-        for name, part in zip(missing, write_ranks(context, missing), strict=True):
+        splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+        order = inputs.load_order(context.store, splits)
+        sources = RankSources(context, inputs.get_packed_shards(context), order)
+        written = (write_rank_index(context, sources, name) for name in missing)
+        if context.recipe.partitions.layout == "copied":
+            written = write_copied_ranks(context, sources, missing)
+        for name, part in zip(missing, written, strict=True):
             save_kept_part(context.store, context.folder, part)
             kept[name] = part
     ranks = [part for part in kept.values() if part is not None]
@@ -696,13 +665,23 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
 
 
 def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:
-    if is_index(output):
-        yield from find_index_damage(store, output)
-        return
+    """Yield an error for each rank whose shards, or the sequences that its index names, are not what it must have."""
+    shards = list_train_shards(load_packed_inputs(store, output)) if is_index(output) else []
+    tables = [read_hashes(store, part) for part in shards]
     for part in output.parts:
-        data = [file for name, file in part.files.items() if name.startswith("data/")]
-        rank = part.files["facts"].path.rsplit("/", 1)[0]
-        yield from find_content_damage(store, rank, data, str(part.facts["content_hash"]))
+        rank, expected = part.files["facts"].path.rsplit("/", 1)[0], str(part.facts["content_hash"])
+        if "index" not in part.files:
+            data = [file for name, file in part.files.items() if name.startswith("data/")]
+            yield from find_content_damage(store, rank, data, expected)
+            continue
+        hashes = join_hashes([*tables, tabulate_hashes(store.table(part.files["filler"]).combine_chunks())])
+        first_rows = compute_offsets([*(shard.files["shard"].rows for shard in shards), 1])
+        found = native.format_content_hash(hashes.sum_content(_locate_lines(store, part.files["index"], first_rows)))
+        if found != expected:
+            yield (
+                f"{rank}: the sequences that its index names hash to {found}, expected {expected} by "
+                "its manifest; remove the stage's folder and build again"
+            )
 
 
 STAGE = StageDeclaration(
@@ -711,7 +690,8 @@ STAGE = StageDeclaration(
     description="One folder of shards, or one index of shards, per data-parallel rank, in training order.",
     scope="recipe",
     identity=identify_gpu_partitions,
-    prepare=prepare_gpu_partitions,
+    # One rank can be built without the others.
+    prepare=lambda context: PreparedStage(list_ranks(context), lambda: make_gpu_partitions(context)),
     inputs=(TRAINING_SPLITS, PACKED_SHARDS),
     gates_on_every_dataset=True,
     publish=publish_gpu_partitions,

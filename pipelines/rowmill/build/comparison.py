@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import polars as pl
+from pydantic import TypeAdapter
 
 from rowmill.build.steps import Project, plan_steps
 from rowmill.checks import cross_stage, judge
@@ -271,7 +272,7 @@ def find_changes(project: Project, made: Mapping[StageKey, Manifest | None]) -> 
     current = {"/".join(key): output.version for key, output in made.items() if output is not None}
     if all(current.get(name) == stage["version"] for name, stage in published["stages"].items()):
         noted = _read_note(project, published["version"]).get("since")
-        return None if noted is None else _parse_changes(noted)
+        return None if noted is None else TypeAdapter(BuildChanges).validate_python(noted)
     return _compare_with_published(project, published, {key: output for key, output in made.items() if output})
 
 
@@ -297,24 +298,6 @@ def _note_path(project: Project, version: str) -> str:
 
 def _read_note(project: Project, version: str) -> dict[str, Any]:
     return project.store.read_sealed(_note_path(project, version)) or {}
-
-
-def _parse_changes(noted: Mapping[str, Any]) -> BuildChanges:
-    datasets = [
-        DatasetChanges(
-            one["dataset"],
-            FileChanges(**one["files"] | {"named": tuple(one["files"]["named"])}),
-            Moves(**one["rows"]),
-            Moves(**one["tokens"]),
-            tuple(
-                Shift(shift["distribution"], shift["index"], tuple((name, p, q) for name, p, q in shift["bins"]))
-                for shift in one["shifts"]
-            ),
-        )
-        for one in noted["datasets"]
-    ]
-    checks = tuple(CheckChange(**one) for one in noted["checks"])
-    return BuildChanges(noted["version"], noted["published_at"], tuple(datasets), checks)
 
 
 def _compare_with_published(

@@ -215,14 +215,11 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
         dataset = output.key[1] if is_own else None
         return graph.thresholds.get(output.key) or list_output_thresholds(project.recipe.gates, output, dataset)
 
-    upstream.require_passing_ancestors(
-        project.store, inputs, thresholds=thresholds, beside=_find_sibling_gates, gated=gated
-    )
+    def beside(output: Manifest) -> list[StageKey]:
+        # The stages whose checks a dataset's output waits for without reading them.
+        return [(*output.key[:-1], name) for name in sorted(catalog.find_stage(output.stage).gates)]
 
-
-def _find_sibling_gates(output: Manifest) -> list[StageKey]:
-    """Return the stages whose checks a dataset's output waits for without reading them."""
-    return [(*output.key[:-1], name) for name in sorted(catalog.find_stage(output.stage).gates)]
+    upstream.require_passing_ancestors(project.store, inputs, thresholds=thresholds, beside=beside, gated=gated)
 
 
 def require_one_history(inputs: Mapping[StageKey, Manifest]) -> None:

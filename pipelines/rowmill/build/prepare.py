@@ -192,37 +192,29 @@ class _HostCheck:
         different = describe_difference(dict(self.versions), describe_versions())
         if different:
             return [f"has {different}"]
-        return [problem for find in (self._use_store, self._read_sources, self._use_scratch) if (problem := find())]
-
-    def _use_store(self) -> str:
-        store = Store(self.root)
+        problems, store = list[str](), Store(self.root)
         try:
-            if store.read(self.probe) != self.content:
-                return f"has another {self.root}"
-            own = f"{self.probe}-{uuid.uuid4().hex}"
-            store.write(own, self.content)
-            store.remove(own)
+            if store.read(self.probe) == self.content:
+                own = f"{self.probe}-{uuid.uuid4().hex}"
+                store.write(own, self.content)
+                store.remove(own)
+            else:
+                problems.append(f"has another {self.root}")
         except FileNotFoundError:
-            return f"does not see what this process wrote to {store.address('')}"
+            problems.append(f"does not see what this process wrote to {store.address('')}")
         except OSError as error:
-            return f"cannot use the storage root {store.address('')}: {error}"
-        return ""
-
-    def _read_sources(self) -> str:
-        for file in self.sources:
-            try:
-                read_first_bytes(file, self.base)
-            except OSError as error:
-                return f"cannot read a source: {error}"
-        return ""
-
-    def _use_scratch(self) -> str:
+            problems.append(f"cannot use the storage root {store.address('')}: {error}")
         try:
-            with tempfile.TemporaryFile() as file:
-                file.write(self.content)
+            for file in self.sources:
+                read_first_bytes(file, self.base)
         except OSError as error:
-            return f"has no temporary folder to write to: {error}"
-        return ""
+            problems.append(f"cannot read a source: {error}")
+        try:
+            with tempfile.TemporaryFile() as scratch:
+                scratch.write(self.content)
+        except OSError as error:
+            problems.append(f"has no temporary folder to write to: {error}")
+        return problems
 
 
 def require_equal_hosts(project: Project, *, again: bool = False) -> None:

@@ -231,21 +231,21 @@ class _PromptReader:
                     raise RejectError("empty_text", f"{path} is blank")
                 parted = split_open_transcript(text)
                 if parted is not None:
-                    return add_system(record, DetectedMessages(path, parted, columns=used), columns.system_prompt)
-                asked: list[Json] = [{role_key: "user", content_key: text}]
-                return add_system(
-                    record, DetectedMessages(path, asked, role_key, content_key, columns=used), columns.system_prompt
-                )
-            messages = [value] if is_mapping(value) else value
-            if not is_list(messages):
-                raise RejectError("content_not_text", f"{path} is {describe_type(value)}, expected text or messages")
-            if messages and is_mapping(messages[0]) and "from" in messages[0] and "role" not in messages[0]:
-                role_key, content_key = columns.role_field or "from", columns.content_field or "value"
-            return add_system(
-                record,
-                DetectedMessages(path, messages, role_key, content_key, columns=(path.partition(".")[0],)),
-                columns.system_prompt,
-            )
+                    found = DetectedMessages(path, parted, columns=used)
+                else:
+                    asked: list[Json] = [{role_key: "user", content_key: text}]
+                    found = DetectedMessages(path, asked, role_key, content_key, columns=used)
+            else:
+                messages = [value] if is_mapping(value) else value
+                if not is_list(messages):
+                    raise RejectError(
+                        "content_not_text", f"{path} is {describe_type(value)}, expected text or messages"
+                    )
+                if messages and is_mapping(messages[0]) and "from" in messages[0] and "role" not in messages[0]:
+                    role_key, content_key = columns.role_field or "from", columns.content_field or "value"
+                used = (path.partition(".")[0],)
+                found = DetectedMessages(path, messages, role_key, content_key, columns=used)
+            return add_system(record, found, columns.system_prompt)
         present = ", ".join(sorted(record)[:20]) or "no column"
         raise RejectError(
             "missing_field", f"{', '.join(columns.prompt_fields)} are absent or null; the record has {present}"

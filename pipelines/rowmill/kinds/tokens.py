@@ -1,16 +1,4 @@
-"""The kind `tokens`: ids that a dataset has already.
-
-Reading the fields that rows of token ids carry: numbers placed at their tokens, and values of the row.
-
-    ids        5 6 7 8 9      of which the response is 7 8 9, and 7 and 9 are trained
-
-    5 values   all tokens     a b c d e
-    3 values   the response   0 0 a b c
-    2 values   the trained    0 0 a 0 b
-
-The three sets contain each other, so a number of values says which of them is meant.
-
-The kind `tokens`: rows that are token ids already, such as a server's rollouts, kept exactly as they are.
+"""The kind `tokens`: rows that are token ids already, such as a server's rollouts, kept exactly as they are.
 
     prompt_response   {"prompt_ids": [5, 6], "response_ids": [7, 8, 9], "response_mask": [1, 0, 1]}
     masked            {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 0, 1, 0, 1]}
@@ -19,7 +7,12 @@ The kind `tokens`: rows that are token ids already, such as a server's rollouts,
     turns             {"turns": [{"prompt_token_ids": [5, 6], "generation_token_ids": [7]},
                                  {"prompt_token_ids": [5, 6, 7, 8], "generation_token_ids": [9]}]}
 
-The first shape that matches wins.
+The first shape that matches wins. Fields of tokens have a value for all, for those of the response, or for the trained
+ones: these sets contain each other, so the number of values says which of them is meant.
+
+    ids        5 6 7 8 9      of which the response is 7 8 9, and 7 and 9 are trained
+    3 values   the response   0 0 a b c
+    2 values   the trained    0 0 a 0 b
 """
 
 import re
@@ -50,24 +43,19 @@ from rowmill.schema.rows import ParseReport, Row, RowKind, make_plain_report
 _MOST = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPlaces:
-    """The sets of a record's T tokens that a field may be of: all, the response, the trained; bool[T]."""
+def _place_values(values: Numbers, name: str, response: Bools | None, trained: Bools) -> Numbers:
+    """Return one value for each of T tokens, 0 where there is none; reject another number of values.
 
-    response: Bools | None
-    trained: Bools
-
-    def place(self, values: Numbers, name: str) -> Numbers:
-        """Return one value for each token, 0 where there is none; reject another number of values."""
-        every = np.ones(len(self.trained), np.bool_)
-        chosen = [every, *(() if self.response is None else (self.response,)), self.trained]
-        for places in chosen:
-            if int(places.sum()) == len(values):
-                placed = np.zeros((len(places), *values.shape[1:]), values.dtype)
-                placed[places] = values
-                return placed
-        counts = " or ".join(str(count) for count in dict.fromkeys(int(places.sum()) for places in chosen))
-        raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
+    The values are of all tokens, of the response, or of the trained ones; `response` and `trained` are bool[T].
+    """
+    chosen = [np.ones(len(trained), np.bool_), *(() if response is None else (response,)), trained]
+    for places in chosen:
+        if int(places.sum()) == len(values):
+            placed = np.zeros((len(places), *values.shape[1:]), values.dtype)
+            placed[places] = values
+            return placed
+    counts = " or ".join(str(count) for count in dict.fromkeys(int(places.sum()) for places in chosen))
+    raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
 
 
 class TokenField(Config):
@@ -426,14 +414,11 @@ def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | N
 
 def _add_token_fields(found: _MaskedIds, record: Mapping[str, Json], declared: Mapping[str, TokenField]) -> _MaskedIds:
     """Read the fields that a record has, each placed at its tokens; a null counts as absent."""
-    places: TokenPlaces | None = None
     fields: dict[str, Numbers] = {}
     for name, declared_field in declared.items():
         values = _read_field(record, found.turns, name, declared_field)
-        if values is None:
-            continue
-        places = places or TokenPlaces(_find_response(record, found), found.mask)
-        fields[name] = places.place(values, name)
+        if values is not None:
+            fields[name] = _place_values(values, name, _find_response(record, found), found.mask)
     return replace(found, fields=fields) if fields else found
 
 

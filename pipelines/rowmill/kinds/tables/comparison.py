@@ -215,14 +215,6 @@ _SALT = np.uint64(0x9E3779B97F4A7C15)
 Hashes = NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldCells:
-    """What is looked for in train: the distinct signatures and cells of the held-out records, sorted."""
-
-    signatures: Hashes
-    cells: Hashes
-
-
 def find_near_records(context: WorkContext, dataset: DatasetOptions, rows: Manifest) -> NearRows:
     """Compare the held-out records of a table with its train records; tables of one column are not compared."""
     group_columns = require_records(dataset).group_columns
@@ -236,16 +228,15 @@ def find_near_records(context: WorkContext, dataset: DatasetOptions, rows: Manif
     held = np.concatenate([np.empty((0, len(names)), np.uint64), *(hashes for _, hashes in parts)])
     if not row_ids:
         return NearRows(0, ())
-    looked_for = _HeldCells(find_distinct(_compute_signatures(held)), find_distinct(held))
-    seen = np.zeros(len(looked_for.signatures), bool)
-    counts = np.zeros(len(looked_for.cells), np.int64)
+    signatures, cells = find_distinct(_compute_signatures(held)), find_distinct(held)
+    seen, counts = np.zeros(len(signatures), bool), np.zeros(len(cells), np.int64)
     total = 0
     search = partial(find_cells_in_train, context.store, names)
-    for places, own, train_rows in context.pool.map(search, files, size_bytes=size, shared=looked_for):
+    for places, own, train_rows in context.pool.map(search, files, size_bytes=size, shared=(signatures, cells)):
         seen[places] = True
         counts += own
         total += train_rows
-    near = _mark_near_records(held, looked_for.signatures[seen], looked_for.cells, counts, total)
+    near = _mark_near_records(held, signatures[seen], cells, counts, total)
     return NearRows(len(row_ids), tuple(row_ids[place] for place in np.flatnonzero(near).tolist()))
 
 
@@ -275,14 +266,18 @@ def hash_held_cells(store: Store, columns: Sequence[str], file: File) -> tuple[l
 
 
 def find_cells_in_train(
-    store: Store, columns: Sequence[str], file: File, held: _HeldCells
+    store: Store, columns: Sequence[str], file: File, held: tuple[Hashes, Hashes]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return the held-out signatures found in a part's train rows, the count of each held-out cell, and of rows."""
+    """Return the held-out signatures found in a part's train rows, the count of each held-out cell, and of rows.
+
+    `held` are the distinct signatures and cells of the held-out records, sorted.
+    """
+    signatures, cells = held
     rows = store.table(file, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
     hashes = hash_cells(read_cells(train.column("record"), columns))
-    places = _locate_hashes(held.signatures, _compute_signatures(hashes))
-    own = np.bincount(_locate_hashes(held.cells, hashes), minlength=len(held.cells))
+    places = _locate_hashes(signatures, _compute_signatures(hashes))
+    own = np.bincount(_locate_hashes(cells, hashes), minlength=len(cells))
     return find_distinct(places), own, train.num_rows
 
 
@@ -336,22 +331,10 @@ def compare_with_train(context: KindContext, parts: Sequence[Part]) -> TrainComp
     copied = are_among(hashes, find_distinct(np.concatenate([one for one, _, _ in made])))
     every = np.concatenate([one for _, one, _ in made])
     taken = pl.concat([one for _, _, one in made])
-    return _build_comparison(schema, cells, hashes, copied, every, taken, generated.column("text_id").to_pylist())
-
-
-def _build_comparison(
-    schema: RecordSchema,
-    cells: pl.DataFrame,
-    hashes: NDArray[np.uint64],
-    copied: NDArray[np.bool_],
-    train: NDArray[np.uint64],
-    taken: pl.DataFrame,
-    text_ids: Sequence[str],
-) -> TrainComparison:
     found = compare_tables(schema, taken, cells.gather_every(-(-len(cells) // MAX_SAMPLED_ROWS)))
     repeated = {
         "repeated_records": compute_share(len(hashes) - len(find_distinct(hashes)), len(hashes)),
-        "repeated_train_records": compute_share(len(train) - len(find_distinct(train)), len(train)),
+        "repeated_train_records": compute_share(len(every) - len(find_distinct(every)), len(every)),
     }
     facts = {
         "exact_copies": compute_share(int(copied.sum()), len(copied)),
@@ -362,10 +345,11 @@ def _build_comparison(
     counts = DisplayTable(
         ("table", "records", "repeated", "copies of train"),
         (
-            ("train", len(train), repeated["repeated_train_records"], None),
+            ("train", len(every), repeated["repeated_train_records"], None),
             ("generated", len(hashes), repeated["repeated_records"], facts["exact_copies"]),
         ),
     )
+    text_ids = generated.column("text_id").to_pylist()
     names = dict.fromkeys(text_ids[place] for place in np.flatnonzero(copied).tolist())
     tables = {"beside train": counts, "columns beside train": found.columns, "associations": found.associations}
     return TrainComparison(facts, tables, tuple(names)[:MAX_NAMED_COPIES])

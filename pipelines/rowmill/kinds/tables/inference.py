@@ -294,12 +294,12 @@ def _infer_column(seen: ColumnEvidence, records: int, declared: str | None, *, i
     values = sum(tally.count for tally in seen.cells.values()) - absent
     if not values or "zeros" in seen.cells:
         return text
-    found = [(_count_fitting(seen.cells, candidate.shapes), candidate) for candidate in _CANDIDATE_TYPES]
+    found = [(_count_fitting(seen.cells, shapes), column) for column, shapes in _CANDIDATE_TYPES]
     most, best = max(found, key=lambda pair: pair[0])
     if _is_tolerable(values - most, most):
         if _is_comma_ambiguous(seen.cells, best):
             return text
-        return best.column.model_copy(update={"required": required, "na": _collect_na_words(seen.cells)})
+        return best.model_copy(update={"required": required, "na": _collect_na_words(seen.cells)})
     return _infer_from_times(seen.cells, required=required, is_order=is_order)
 
 
@@ -333,37 +333,23 @@ def _infer_json_type(kinds: Iterable[str]) -> ColumnType:
 # ── Cells ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class _CandidateType:
-    """A candidate type, and the shapes that it reads."""
-
-    column: ColumnContract
-    shapes: frozenset[str]
-
-
-def _list_candidate_types() -> tuple[_CandidateType, ...]:
-    integer = _CandidateType(ColumnContract(type="integer"), INTEGERS[""])
+def _list_candidate_types() -> tuple[tuple[ColumnContract, frozenset[str]], ...]:
+    """Return the candidate types, each with the shapes that it reads, in order of preference."""
     numbers = [
-        _CandidateType(ColumnContract(type="number", decimal=decimal, thousands=thousands), shapes)  # pyrefly: ignore[bad-argument-type]
+        (ColumnContract(type="number", decimal=decimal, thousands=thousands), shapes)  # pyrefly: ignore[bad-argument-type]
         for (decimal, thousands), shapes in NUMBERS.items()
     ]
-    grouped = [
-        _CandidateType(ColumnContract(type="integer", thousands=sign), shapes)  # pyrefly: ignore[bad-argument-type]
+    integers = [
+        (ColumnContract(type="integer", thousands=sign), shapes)  # pyrefly: ignore[bad-argument-type]
         for sign, shapes in INTEGERS.items()
-        if sign
     ]
     # `1.234` is a fraction unless another cell shows that the point separates thousands.
-    return (
-        integer,
-        numbers[0],
-        *grouped,
-        *numbers[1:],
-        _CandidateType(ColumnContract(type="boolean"), frozenset({"boolean"})),
-    )
+    booleans = (ColumnContract(type="boolean"), frozenset({"boolean"}))
+    return (integers[0], numbers[0], *integers[1:], *numbers[1:], booleans)
 
 
 _CANDIDATE_TYPES = _list_candidate_types()
-"""In order of preference: of two that read equally many cells, the first wins."""
+"""Of two that read equally many cells, the first wins."""
 
 
 def _count_fitting(cells: Mapping[str, ShapeTally], shapes: Iterable[str]) -> int:
@@ -376,13 +362,13 @@ def _is_tolerable(odd: int, fitting: int) -> bool:
     return fitting >= MIN_FITTING and odd <= max(1, (odd + fitting) // STRAY_SHARE)
 
 
-def _is_comma_ambiguous(cells: Mapping[str, ShapeTally], best: _CandidateType) -> bool:
+def _is_comma_ambiguous(cells: Mapping[str, ShapeTally], best: ColumnContract) -> bool:
     """Tell whether a comma, as in `1,234`, may as well be a decimal as a thousands separator."""
     if "comma_group" not in cells:
         return False
     as_thousands = _count_fitting(cells, NUMBERS[".", ","])
     as_fraction = max(_count_fitting(cells, NUMBERS[",", sign]) for sign in ("", ".", " "))
-    return as_thousands == as_fraction and best.column.type in ("integer", "number")
+    return as_thousands == as_fraction and best.type in ("integer", "number")
 
 
 def _collect_na_words(cells: Mapping[str, ShapeTally]) -> tuple[str, ...]:
@@ -466,9 +452,7 @@ def _map_cell_type(column: ColumnContract) -> ColumnType:
             return column.type
         case "number":
             return "decimal"
-        case "date" | "datetime" | "time" | "text":
-            return "string"
-        case "any":
+        case _:
             return "string"
 
 
@@ -690,6 +674,13 @@ def format_contract_yaml(
     shows_cells: bool = True,
 ) -> str:
     """Return a contract as YAML; without `shows_cells` it contains no values of the data, for private data."""
+
+    def example_of(tally: ShapeTally) -> str:
+        if not shows_cells or not tally.examples:
+            return ""
+        text, place = tally.examples[0]
+        return f", such as {text[:40]!r} ({place_of(place)})"
+
     lines = [
         f"# Table contract of {title}: what its columns are, and what later data is checked against.",
         f"# Proposed from {evidence.records:,} records. Edit it; a build follows this file, not the data.",
@@ -701,11 +692,7 @@ def format_contract_yaml(
     lines.append("columns:")
     for name, column in contract.columns.items():
         seen = evidence.columns.get(name)
-        said = (
-            ["in no record"]
-            if seen is None
-            else _describe_evidence(column, seen, evidence.records, place_of, shows_cells)
-        )
+        said = ["in no record"] if seen is None else _describe_evidence(column, seen, evidence.records, example_of)
         lines += [f"  # {line}" for line in said]
         is_plain = _PLAIN_KEY.fullmatch(name) and name.lower() not in _RESERVED
         key = name if is_plain else json.dumps(name, ensure_ascii=not name.isprintable())
@@ -719,11 +706,7 @@ def format_contract_yaml(
 
 
 def _describe_evidence(
-    column: ColumnContract,
-    seen: ColumnEvidence,
-    records: int,
-    place_of: Callable[[CellLocation], str],
-    shows_cells: bool,
+    column: ColumnContract, seen: ColumnEvidence, records: int, example_of: Callable[[ShapeTally], str]
 ) -> Iterator[str]:
     absent = records - seen.present
     counts = [
@@ -739,45 +722,22 @@ def _describe_evidence(
     # What a user's strptime format reads is known only by trying it.
     is_known = column.format is None or column.format in {order.name for order in CANDIDATES}
     for shape, tally in most if is_known else ():
-        if (
-            not reads_shape(column, shape)
-            and not (is_absent_shape(shape) and column.type != "text")
-            and column.type != "text"
-        ):
-            yield f"{tally.count:,} do not fit{_format_example(tally, place_of, shows_cells)}"
-    yield from _explain_text_type(column, tallies, place_of, shows_cells)
-
-
-def _explain_text_type(
-    column: ColumnContract,
-    tallies: Mapping[str, ShapeTally],
-    place_of: Callable[[CellLocation], str],
-    shows_cells: bool,
-) -> Iterator[str]:
-    """Explain why a column that looks like numbers or dates is text."""
+        if column.type != "text" and not reads_shape(column, shape) and not is_absent_shape(shape):
+            yield f"{tally.count:,} do not fit{example_of(tally)}"
     if column.type != "text":
         return
+    # Why a column that looks like numbers or dates is text.
     values = sum(tally.count for shape, tally in tallies.items() if not is_absent_shape(shape))
     texts = tallies.get("text")
     if "zeros" in tallies:
-        yield (
-            "text, because digits that begin with 0 are "
-            f"codes{_format_example(tallies['zeros'], place_of, shows_cells)}"
-        )
+        yield f"text, because digits that begin with 0 are codes{example_of(tallies['zeros'])}"
     elif texts is not None and 0 < texts.count <= values // 10:
-        yield f"text, because of {texts.count:,} values{_format_example(texts, place_of, shows_cells)}"
+        yield f"text, because of {texts.count:,} values{example_of(texts)}"
     elif texts is None and "comma_group" in tallies:
         yield "text, because 1,234 may be over a thousand or a fraction: write type: number and decimal or thousands"
     elif texts is None and any(is_ambiguous_shape(shape) for shape in tallies):
         shape = next(shape for shape in tallies if is_ambiguous_shape(shape))
         yield f"text, because {' and '.join(formats_of(shape))} disagree on it: write type: date and the format"
-
-
-def _format_example(tally: ShapeTally, place_of: Callable[[CellLocation], str], shows_cells: bool) -> str:
-    if not shows_cells or not tally.examples:
-        return ""
-    text, place = tally.examples[0]
-    return f", such as {text[:40]!r} ({place_of(place)})"
 
 
 def _describe_shape(shape: str) -> str:

@@ -1,15 +1,12 @@
-"""A worker's two tasks on source parts of records: observing their columns, then making their rows.
+"""A worker's two tasks on source parts of a table: observing their columns, then making their rows.
 
     part ──observe──► shapes of values, with locations  ──┐
                                                            ├─ all parts ─► contract, schema, order
     part ──rows_of──► rows.arrow, rejects.arrow, ledger  ◄──┘
 
 A row's `record` is its lossless text without the line end. Its content hash and its group depend on the source's text,
-not on the contract: no column type moves a row to another split.
-
-Rows are made column by column, each distinct cell or value read once (`typed_cells.py`, `typed_cells.py`).
-Parts of one CSV file are taken together: each call on a column has a fixed cost, and a part may have a thousand rows.
-Their files are the same as if each were taken alone.
+not on the contract: no column type moves a row to another split. Parts of one CSV file are taken together, since each
+call on a column has a fixed cost; their files are the same as if each were taken alone.
 """
 
 import hashlib
@@ -63,15 +60,11 @@ from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
 
 
 @dataclass(frozen=True, slots=True)
-class ObserveInputs(PartInputs):
-    """A source part to observe; `take` as in `TableRowsInputs`."""
+class SourcePartInputs(PartInputs):
+    """A source part, and how many of its records `max_items` allows (None: all)."""
 
-    scan_version: int
-    sha256: str
-    reader: str
+    part: sources.SourcePart
     take: int | None
-    part: sources.SourcePart = field(compare=False)
-    base: Path = field(compare=False)
 
     @property
     def input_rows(self) -> int:
@@ -85,16 +78,24 @@ class ObserveInputs(PartInputs):
 
 
 @dataclass(frozen=True, slots=True)
-class TableRowsInputs(PartInputs):
+class ObserveInputs(SourcePartInputs):
+    """A source part to observe."""
+
+    part: sources.SourcePart = field(compare=False)
+    scan_version: int
+    sha256: str
+    reader: str
+    base: Path = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRowsInputs(SourcePartInputs):
     """A source part to make rows from: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
 
-    `contract` is empty if no record has a column; `take` is how many of its records `max_items` allows (None: all);
-    `options` identifies the dataset's options that are read.
+    `contract` is empty if no record has a column; `options` identifies the dataset's options that are read.
     """
 
     options: str
-    part: sources.SourcePart
-    take: int | None
     contract: str
     schema: str
     order: SortKey | None
@@ -104,16 +105,6 @@ class TableRowsInputs(PartInputs):
     hashes_prefixes: bool = field(compare=False)
     dataset_name: str = field(compare=False)
     base: Path = field(compare=False)
-
-    @property
-    def input_rows(self) -> int:
-        """Records of the part."""
-        return self.part.records
-
-    @property
-    def input_bytes(self) -> int:
-        """Size of the part; a record of typed files counts 200 bytes."""
-        return max(self.part.length, self.part.records * 200)
 
 
 def _has_cells(part: sources.SourcePart) -> bool:

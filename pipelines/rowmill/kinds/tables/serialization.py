@@ -180,9 +180,7 @@ def _write_integer(value: Value) -> str:
     return str(value)
 
 
-def _write_float(value: Value) -> str:
-    if type(value) is not float:
-        raise _UnwritableError(f"a {type(value).__name__}, not a float")
+def _write_float(value: float) -> str:
     if math.isfinite(value):
         return _LONG_EXPONENT.sub(lambda sign: f"e{sign[1].rstrip('+')}", repr(value))
     return '"NaN"' if value != value else '"Infinity"' if value > 0 else '"-Infinity"'  # noqa: PLR0124  (NaN)
@@ -201,10 +199,7 @@ def write_decimal(value: Value) -> str:
     return "-0e0" if not value and not exponent and value.is_signed() else format(value, "f")
 
 
-def _write_boolean(value: Value) -> str:
-    if type(value) is not bool:
-        raise _UnwritableError(f"a {type(value).__name__}, not a bool")
-    return "true" if value else "false"
+_write_boolean = _make_typed_writer(bool, lambda value: "true" if value else "false")
 
 
 def _write_duration(value: Value) -> str:
@@ -221,7 +216,7 @@ def _write_bytes(value: Value) -> str:
 
 _WRITERS: dict[str, Callable[[Value], str]] = {
     "integer": _write_integer,
-    "float": _write_float,
+    "float": _make_typed_writer(float, _write_float),
     "decimal": write_decimal,
     "boolean": _write_boolean,
     "duration": _write_duration,
@@ -540,16 +535,13 @@ def _as_decimal(value: Json) -> Decimal:
     raise _MistypedError
 
 
-def _as_boolean(value: Json) -> bool:
-    if type(value) is bool:
+def _make_typed_reader(kind: type) -> Callable[[Json], Value]:
+    def read(value: Json) -> Value:
+        if type(value) is not kind:
+            raise _MistypedError
         return value
-    raise _MistypedError
 
-
-def _as_string(value: Json) -> str:
-    if type(value) is str:
-        return value
-    raise _MistypedError
+    return read
 
 
 def _as_duration(value: Json) -> Decimal:
@@ -586,8 +578,8 @@ _READERS: dict[str, Callable[[Json], Value]] = {
     "integer": _as_integer,
     "float": _as_float,
     "decimal": _as_decimal,
-    "boolean": _as_boolean,
-    "string": _as_string,
+    "boolean": _make_typed_reader(bool),
+    "string": _make_typed_reader(str),
     "duration": _as_duration,
     "bytes": _as_bytes,
     "json": lambda value: value,

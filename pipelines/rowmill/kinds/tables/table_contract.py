@@ -319,9 +319,7 @@ def make_cell_writer(column: ColumnContract) -> Callable[[str], str | None]:
 
 def _make_cell_reader(column: ColumnContract) -> Callable[[str], str | None]:
     match column.type:
-        case "integer":
-            return _make_integer_reader(INTEGERS[column.thousands], column.thousands)
-        case "number":
+        case "integer" | "number":
             return _make_number_reader(column)
         case "boolean":
             return lambda text: _JSON_BOOLEANS.get(text.lower()) if shape_of(text) == "boolean" else None
@@ -333,30 +331,22 @@ def _make_cell_reader(column: ColumnContract) -> Callable[[str], str | None]:
             return lambda _: _AS_WRITTEN
 
 
-def _make_integer_reader(shapes: frozenset[str], thousands: str) -> Callable[[str], str | None]:
-    def read(text: str) -> str | None:
-        if _AS_JSON.fullmatch(text):
-            return text
-        return str(int(_remove_thousands(text, thousands))) if shape_of(text) in shapes else None
-
-    return read
-
-
 def _make_number_reader(column: ColumnContract) -> Callable[[str], str | None]:
-    shapes = NUMBERS.get((column.decimal, column.thousands), frozenset())
-    is_plain = column.decimal == "."
+    is_whole, is_plain = column.type == "integer", column.type == "integer" or column.decimal == "."
+    as_json = _AS_JSON if is_whole else _AS_JSON_NUMBER
+    shapes = INTEGERS[column.thousands] if is_whole else NUMBERS.get((column.decimal, column.thousands), frozenset())
 
     def read(text: str) -> str | None:
         # `1.234` is a fraction only if the point is the decimal separator.
-        if is_plain and _AS_JSON_NUMBER.fullmatch(text):
+        if is_plain and as_json.fullmatch(text):
             return text
         shape = shape_of(text)
         if shape not in shapes:
             return None
-        if shape == "sign":
-            # Written as in a column of integers: decimals elsewhere in the column do not change it.
-            return str(int(text))
         bare = _remove_thousands(text, column.thousands)
+        # A sign is written as in a column of integers: decimals elsewhere in the column do not change it.
+        if is_whole or shape == "sign":
+            return str(int(bare))
         return write_decimal(Decimal(bare if is_plain else bare.replace(",", ".")))
 
     return read

@@ -193,9 +193,9 @@ def make_table_rows(
         part_rows.make_table_part,
         [
             part_rows.TableRowsInputs(
-                options,
                 part,
                 take,
+                options,
                 contract,
                 schema,
                 known.order,
@@ -216,7 +216,7 @@ def _observe_parts(context: KindContext, scanned: Sequence[tuple[sources.SourceP
     return context.map(
         part_rows.observe_part,
         [
-            part_rows.ObserveInputs(sources.SCAN_VERSION, part.sha256, part.reader, take, part, context.base)
+            part_rows.ObserveInputs(part, take, sources.SCAN_VERSION, part.sha256, part.reader, context.base)
             for part, take in scanned
         ],
     ).parts

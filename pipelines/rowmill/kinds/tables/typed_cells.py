@@ -9,7 +9,7 @@ Not imported by the package's `__init__`: loading a recipe needs contracts, and 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property, partial
@@ -275,25 +275,14 @@ class TypedColumns:
     refused: Mapping[int, Rejected]
 
 
-@dataclass(slots=True)
-class RefusedRecords:
-    """Rejects by place; the first reason of a record counts."""
+RefusedRecords = dict[int, Rejected]
+"""Rejects by place; the first reason of a record counts."""
 
-    found: dict[int, Rejected] = field(default_factory=dict[int, Rejected])
 
-    def add(self, place: int, rejected: Rejected) -> None:
-        """Reject one record."""
-        self.found.setdefault(place, rejected)
-
-    def add_many(self, places: NDArray[np.bool_], rejected: Rejected) -> None:
-        """Reject the marked records."""
-        for place in np.flatnonzero(places).tolist():
-            self.found.setdefault(place, rejected)
-
-    def add_all(self, count: int, rejected: Rejected) -> None:
-        """Reject all records of a part."""
-        for place in range(count):
-            self.found.setdefault(place, rejected)
+def refuse(refused: RefusedRecords, places: Iterable[int], rejected: Rejected) -> None:
+    """Reject the records at some places."""
+    for place in places:
+        refused.setdefault(place, rejected)
 
 
 @dataclass(slots=True)
@@ -410,7 +399,7 @@ class CellRowBuilder:
             order=self._read_positions(cells, texts, count, refused),
             domain=self._read_domains(cells, count),
         )
-        return TypedColumns(*selected.iter_columns(), refused=refused.found)
+        return TypedColumns(*selected.iter_columns(), refused=refused)
 
     def _write_column(
         self,
@@ -435,7 +424,7 @@ class CellRowBuilder:
         if column.on_mismatch == "na":
             return written.fill_null(NULL)
         for place, text in zip(places.tolist(), texts, strict=True):
-            refused.add(place, reject_mismatch(name, column, text))
+            refused.setdefault(place, reject_mismatch(name, column, text))
         return written
 
     def _write_group_keys(
@@ -449,15 +438,13 @@ class CellRowBuilder:
         keys: list[pl.Expr] = []
         for name in self._roles.group:
             if name not in cells:
-                refused.add_all(count, reject_absent("group_missing", name))
+                refuse(refused, range(count), reject_absent("group_missing", name))
                 return repeat_text(None, count)
             group_cells = cells[name]
             written = texts.get(name)
             is_empty = are_equal(group_cells.texts, "")
-            refused.add_many(
-                group_cells.mark(is_empty if written is None else is_empty | are_equal(written, NULL)),
-                reject_absent("group_missing", name),
-            )
+            is_absent = group_cells.mark(is_empty if written is None else is_empty | are_equal(written, NULL))
+            refuse(refused, np.flatnonzero(is_absent).tolist(), reject_absent("group_missing", name))
             keys.append(group_cells.spread(write_strings(group_cells.texts)))
         return self._roles.join_keys(keys) if keys else repeat_text(None, count)
 
@@ -472,7 +459,7 @@ class CellRowBuilder:
         if name is None or (self._roles.time_key is None and self._order is None):
             return repeat_text(None, count)
         if name not in cells:
-            refused.add_all(count, reject_absent("order_missing", name))
+            refuse(refused, range(count), reject_absent("order_missing", name))
             return repeat_text(None, count)
         own = cells[name]
         written = texts[name].to_pylist() if name in texts else [None] * len(own.texts)
@@ -481,7 +468,7 @@ class CellRowBuilder:
         ]
         is_refused = np.array([isinstance(one, Rejected) for one in found], bool)
         for place in np.flatnonzero(own.mark(is_refused)).tolist():
-            refused.add(place, cast("Rejected", found[own.codes[place]]))
+            refused.setdefault(place, cast("Rejected", found[own.codes[place]]))
         return own.spread(pa.array([None if isinstance(one, Rejected) else one for one in found], pa.large_string()))
 
     def _read_position(self, name: str, cell: str, text: str | None) -> str | Rejected | None:
@@ -609,11 +596,8 @@ class ValueRowBuilder:
         return self._key(value)
 
     def _read_position(self, record: Record) -> str | Rejected | None:
-        name = self._roles.time_key
-        if name is not None:
-            return self.position_of(get_at_path(record, name))
-        name = self._roles.order
-        return None if name is None else self.position_of(record.get(name))
+        path = self._roles.time_key
+        return self.position_of(record.get(self._roles.order or "") if path is None else get_at_path(record, path))
 
     def position_of(self, value: Value) -> str | Rejected | None:
         """Return the time or order key of a value of the order column."""

@@ -1,8 +1,8 @@
 """The base class of dataset kinds: one class with a kind's fields, declarations and hooks.
 
-To add a kind, write one module and one line of that list. It declares its row kind, the option groups that it reads and
-the options in them that it does not read. It has two hooks: one reads a record into a row, the other builds examples
-from rows, for kinds that build their tokens themselves.
+To add a kind, write one module and one line of the catalog. It declares its row kind, the option groups that it reads
+and the options in them that it does not read. One hook reads a record into a row; another builds the examples of a kind
+that makes its tokens itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

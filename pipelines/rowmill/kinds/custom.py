@@ -1,6 +1,4 @@
-"""What a user's class may build, and how it is checked.
-
-Custom formats: a user's class that turns a record into rows, or directly into tokens.
+"""Custom formats: a user's class that turns a record into rows, or directly into tokens, and how these are checked.
 
     @register_format("tickets")
     class Tickets(RowFormat):
@@ -73,9 +71,6 @@ def to_flat_array(values: Any) -> NDArray[Any] | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return array if array.ndim == 1 else None
-
-
-# ── Custom formats: a user's class that turns a record into rows, or directly into tokens ──
 
 
 ENTRY_POINT_GROUP = "rowmill.formats"

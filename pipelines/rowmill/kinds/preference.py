@@ -348,9 +348,6 @@ def _count_common(sides: Sequence[Sequence[Message]]) -> int:
     return count
 
 
-# ── Shapes ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 _HH_TURN = re.compile(r"\n\n(Human|Assistant):")
 _RANKED_COLUMNS = ("completions", "answers", "responses", "candidates")
 _RANKED_TEXTS = ("completion", "response", "answer", "text", "content", "output")
@@ -591,9 +588,6 @@ def _pair_sides(schema: str, prompt: Json, sides: Sequence[Json], columns: Prefe
     return FoundSides(schema, asked, found[0], found[1])
 
 
-# ── One answer ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def _find_unpaired(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
     value = find_first_column(record, columns.label_fields)[1]
     if value is None:
@@ -623,9 +617,6 @@ _SHAPES: Sequence[Callable[[Mapping[str, Json], Preference], FoundSides | None]]
     _find_implicit,
     _find_unpaired,
 )
-
-
-# ── Columns ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _find_both(record: Mapping[str, Json], columns: Preference) -> tuple[Json, Json] | None:

@@ -1,6 +1,4 @@
-"""The kind `python`: rows and examples that a user's class makes.
-
-Runs a user's format class: its records become canonical rows, or tokens that are validated.
+"""The kind `python`: a user's class turns records into canonical rows, or into tokens that are validated.
 
 record ──rows──► Row(s) ──canonicalisation──► canonical rows
        └─build─► ids, loss_mask, domain ──checked──► BuiltExample
@@ -135,9 +133,6 @@ def build_tokens(
         return row_format.build(record, context)
     except Exception as error:  # noqa: BLE001  (any exception of a user's class rejects its record)
         return reject_format_error(error)
-
-
-# ── The kind `python`: rows or tokens made by a user's class ──
 
 
 _ROW_ONLY_GROUPS = frozenset({"reasoning", "tools", "template", "loss"})

@@ -147,9 +147,6 @@ def read_row_field(record: Mapping[str, Json], name: str) -> float | str | None:
     return str(value)
 
 
-# ── The kind `tokens`: rows that are token ids already, such as a server's rollouts, kept exactly as the ──
-
-
 PROMPT_FIELDS = ("prompt_ids", "prompt_token_ids")
 RESPONSE_FIELDS = ("response_ids", "completion_ids", "generation_token_ids")
 COUNT_FIELDS = ("response_length", "num_actions")
@@ -451,9 +448,6 @@ def _find_response(record: Mapping[str, Json], found: _MaskedIds) -> Bools | Non
         return None
     last = np.arange(len(found.ids)) >= len(found.ids) - count
     return None if (found.mask & ~last).any() else last
-
-
-# ── Values ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _read_ids(value: Json) -> TokenIds:

@@ -343,9 +343,6 @@ def _parse_list(text: str) -> Json:
         return None
 
 
-# ── What is wrong ──────────────────────────────────────────────────────────────────────────────────
-
-
 def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColumns) -> tuple[str, str]:
     """Return the reject of a record without a known shape: a messages column that is invalid or missing, or none."""
     present = ", ".join(sorted(record)[:20]) or "no column"
@@ -357,9 +354,6 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
         wanted = columns.messages_field if columns.dataset_schema in ("auto", "messages") else columns.dataset_schema
         return "missing_field", f"{wanted} is absent or null; the record has {present}"
     return "unknown_schema", explain_tree(record) or f"no known shape in {present}"
-
-
-# ── Conversation rows ────────────────────────────────────────────────────────────────────────────────
 
 
 _KEYS = 2
@@ -406,7 +400,7 @@ class PlainMessages:
         return len(messages)
 
 
-# ── Reads conversations: detects a record's shape, then reads each message into its canonical form ──
+# ── Reading messages ───────────────────────────────────────────────────────────────────────────────
 
 
 ShapeDetector = Callable[[Mapping[str, Json]], DetectedMessages]

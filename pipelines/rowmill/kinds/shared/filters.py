@@ -119,9 +119,6 @@ def identify_removal_filters(filters: Any) -> dict[str, Any]:
     return {name: one.model_dump(mode="json") for name in sorted(REMOVAL_FILTERS) if (one := getattr(filters, name))}
 
 
-# ── Filters before tokenization: documents that are too short or too long, and duplicate rows ──
-
-
 HASH_BYTES = 16
 PREFIX_CHARACTERS = 200
 

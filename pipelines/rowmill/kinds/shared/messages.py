@@ -91,7 +91,7 @@ def get_at_path(record: Mapping[str, Json], path: str) -> Json:
     return here
 
 
-# ── Placeholders: text such as `<image>` that refers to media in a separate column of the record ──
+# ── Placeholders of media ──────────────────────────────────────────────────────────────────────────
 
 
 PLACEHOLDERS = {
@@ -131,7 +131,7 @@ def _list_row_texts(row: Row) -> Sequence[str]:
     return texts
 
 
-# ── Parts a conversation that is one text into its messages ──
+# ── Transcripts ────────────────────────────────────────────────────────────────────────────────────
 
 
 SPEAKERS = {
@@ -226,7 +226,7 @@ def _make_message(role: str, said: str) -> dict[str, Json]:
     return {"role": role, "content": "", "tool_calls": [{"name": call["name"], "arguments": arguments}]}
 
 
-# ── Reads parts of one message: content as text or typed parts, flags, and a row's template kwargs ──
+# ── One message ────────────────────────────────────────────────────────────────────────────────────
 
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})

@@ -1,23 +1,13 @@
 """What nothing reads of a record: text in its columns, what belongs to a prompt, and preference data by its columns.
 
-Measures the text of a record that nothing reads: what a recipe leaves out without saying so.
-
     {"question": "…", "response": "…", "hint": "…"}      read: question, response      unread: hint
+    {"messages": […], "label": false}                    a bad answer, marked as such
+    {"messages": […], "rejected_response": "…"}          an answer with a worse one
 
-Text that a row holds anyway, such as a prompt that is repeated beside the messages, counts as read.
-
-Detects preference data by its columns: its answers must not be trained without selection.
-
-    {"messages": […], "label": false}             a bad answer, marked as such
-    {"messages": […], "rejected_response": "…"}   an answer with a worse one
-
-Without the column, either row is an ordinary conversation, and bad answers would be trained like good ones. Detection
-uses names, not values: only the data's author knows what a `label` means.
-
-Columns that belong to a prompt, whatever holds the prompt itself: a system message, context, earlier turns.
-
-They are read in every shape of a record, or the record is refused: a prompt without its context asks something else,
-and nobody sees it in the numbers.
+Text that a row holds anyway, such as a prompt that is repeated beside the messages, counts as read. Without the columns
+of preference data, bad answers would be trained like good ones; names find them, not values, since only the data's
+author knows what a `label` means. What belongs to a prompt (a system message, context, earlier turns) is read in every
+shape of a record, or the record is refused: a prompt without its context asks something else.
 """
 
 from collections import Counter

@@ -7,8 +7,8 @@
 | missing zones | 01:00+02:00 **02:00** | a time without a zone is read as UTC |
 | mixed units | 1700000000 **1700000060000**, seconds and milliseconds since 1970 | the other unit sorts last |
 
-Zones are counted part by part as rows are made, numbers are read part by part, and only series, and groups of a table
-that is planned whole, are compared row by row: those need an index of all rows.
+Zones are counted part by part as rows are made, numbers are read part by part; only series, and groups of a table that
+is planned whole, are compared row by row, by an index of all rows.
 """
 
 from collections.abc import Sequence
@@ -130,16 +130,11 @@ def _mark_latest(index: RowIndex, rows: Ints) -> Bools:
     return ranks > np.append(-1, np.maximum.accumulate(ranks)[:-1])
 
 
-# ── Zones ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def mark_zones(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
     """Mark the ISO 8601 texts that end with an offset from UTC; null does not."""
     found = pc.match_substring_regex(texts, r"[0-9](?:Z|[+-][0-9]{2}:?[0-9]{2}(?::[0-9]{2})?)[ \t]*$")
     return pc.fill_null(found, fill_value=False).to_numpy(zero_copy_only=False)
 
-
-# ── Units ─────────────────────────────────────────────────────────────────────────────────────────
 
 UNITS = ("seconds", "milliseconds", "microseconds", "nanoseconds")
 """Units of numbers since 1970."""
@@ -291,8 +286,6 @@ class _TimeReport:
                 found.append(self._describe_repeats(index, hours))
         return [problem for problem in found if problem is not None]
 
-    # ── Zones ────────────────────────────────────────────────────────────────────────────────────
-
     def _count_zones(self, name: str) -> tuple[int, str, tuple[int, int]]:
         """Return how many times are `with` or `without` a zone, and the first one with its part and record."""
         counted = [(number, part.facts["zones"].get(name)) for number, part in enumerate(self._parts)]
@@ -324,8 +317,6 @@ class _TimeReport:
             "write the zone into all times, or convert all to UTC",
         )
 
-    # ── Units ────────────────────────────────────────────────────────────────────────────────────
-
     def _find_mixed_units(self) -> TimeProblem | None:
         """Read the numbers part by part: a table in groups may be larger than what one process holds."""
         columns = (self._work.store.table(part.files["rows"], ["order_key"]).column(0) for part in self._parts)
@@ -352,8 +343,6 @@ class _TimeReport:
             tuple(shown),
             f"convert all to {UNITS[usual]}",
         )
-
-    # ── Series ───────────────────────────────────────────────────────────────────────────────────
 
     def _describe_repeats(self, index: RowIndex, hours: TimePairs | None) -> TimeProblem | None:
         """Describe the repeated times outside repeated hours; `hours` is None if the times have zones or no date."""
@@ -398,8 +387,6 @@ class _TimeReport:
             earlier, at = self._read_row(index, other)
             shown.append(("" if key == NO_KEY else clean_value(key), cell, place, what.format(cell=earlier, place=at)))
         return TimeProblem(name, len(pairs.rows), len(index.groups), tuple(shown), remedy)
-
-    # ── Cells ────────────────────────────────────────────────────────────────────────────────────
 
     def _read_row(self, index: RowIndex, row: int) -> tuple[str, str]:
         which, places = index.locate_rows(np.array([row]))

@@ -1,10 +1,8 @@
 """Records compared with the training table: generated ones, and held-out ones that nearly repeat it.
 
-Of generated records, columns, associations, and copies of training rows. Copies are searched among all training rows;
-columns are compared on at most `MAX_SAMPLED_ROWS` evenly sampled rows of each table, whose values are sorted in memory.
-
-Held-out records of one table share keys and prompt, so any two share many n-grams of tokens. Cells are compared
-instead, without the group columns, which differ between splits by construction.
+Of generated records are compared: columns and associations, on at most `MAX_SAMPLED_ROWS` rows of each table, and
+copies of training rows, among all of them. Held-out records of one table share keys and prompt, so their cells are
+compared instead of n-grams of tokens, without the group columns, which differ between splits by construction.
 
     record  a=1 b=x c=2024 │ signatures, each without one column:  b+c  a+c  a+b
     train   a=7 b=x c=2024 │ shares b+c: a near duplicate, unless b+c would be expected by chance
@@ -68,7 +66,7 @@ def hash_cells(cells: pl.DataFrame) -> NDArray[np.uint64]:
     return np.stack(columns, axis=1) if columns else np.empty((len(cells), 0), np.uint64)
 
 
-# ── Comparison of generated records with the training records: columns and associations ──
+# ── Generated records beside the training table ────────────────────────────────────────────────────
 
 
 NUMBER_TYPES = frozenset({"integer", "float", "decimal", "duration"})
@@ -113,9 +111,6 @@ def compare_tables(schema: RecordSchema, train: pl.DataFrame, generated: pl.Data
         max((float(line["distance"]) for line in lines), default=0.0),
         max((float(pair[4]) for pair in pairs), default=0.0),
     )
-
-
-# ── Columns ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _compare_column(schema: RecordSchema, name: str, train: pl.Series, generated: pl.Series) -> dict[str, Any]:
@@ -172,9 +167,6 @@ def _total_variation(train: pl.Series, generated: pl.Series) -> float:
     ]
     joined = shares[0].join(shares[1], on="value", how="full", nulls_equal=True).fill_null(0)
     return float((joined["share"] - joined["share_right"]).abs().sum()) / 2
-
-
-# ── Associations ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _assign_classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

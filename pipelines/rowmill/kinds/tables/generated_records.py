@@ -467,9 +467,6 @@ def make_generated_series(context: KindContext) -> StageOutput:
     )
 
 
-# ── Where series begin ─────────────────────────────────────────────────────────────────────────────
-
-
 def load_prefills(context: KindContext, model: TrainedModel) -> list[Prefill]:
     """Return the initial prefill of each training series.
 

@@ -123,9 +123,6 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]
 
 
-# ── The inputs and results of generation ──
-
-
 SeriesStatus = Literal["completed", "capped", "failed"]
 _LENGTH_MARGIN = 1.2
 """Maximum tokens of a completion, as a multiple of the longest training example."""
@@ -422,9 +419,6 @@ class SeriesState:
                 if self.key is None:
                     self.key = {name: record[name] for name in trained.place.group_columns}
         return len(self.records) - before
-
-
-# ── Beginnings ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop: Value, where: str) -> SeriesState:

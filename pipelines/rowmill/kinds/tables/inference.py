@@ -137,9 +137,6 @@ def _column_from_json(stored: Json) -> ColumnEvidence:
     return ColumnEvidence(tuple(first), present, nulls, *counted, gap=None if gap is None else tuple(gap))
 
 
-# ── One part ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def observe_records(records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None) -> TableEvidence:
     """Return the evidence of a part's JSON values; `rows` are the record numbers in the part."""
     numbers = range(len(records)) if rows is None else rows
@@ -199,9 +196,6 @@ def _observe_values(values: Sequence[Json], having: Sequence[int], numbers: Sequ
         present = set(having)
         gap = (0, next(number for number in numbers if number not in present))
     return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, gap)
-
-
-# ── All parts ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def merge_evidence(parts: Iterable[TableEvidence]) -> TableEvidence:
@@ -328,9 +322,6 @@ def _infer_json_type(kinds: Iterable[str]) -> ColumnType:
             return "string"
         case _:
             return "json"
-
-
-# ── Cells ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _list_candidate_types() -> tuple[tuple[ColumnContract, frozenset[str]], ...]:

@@ -375,9 +375,6 @@ class PlacementColumns:
         return ("timestamp", self.order_column) if self.order.read(value) is None else None
 
 
-# ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def validate_group(piece: DelimitedSpans, place: PlacementColumns, options: Validation) -> list[Record]:
     """Accept all records of a piece or none; they are returned in the group's order.
 
@@ -412,9 +409,6 @@ def _fail_spans(good: Sequence[TextSpan], reason: str, column: str = "") -> list
     for span in good:
         span.fail(reason, column)
     return []
-
-
-# ── Series ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def validate_series(

@@ -111,9 +111,6 @@ def _has_cells(part: sources.SourcePart) -> bool:
     return sources.find_file_format(part.reader).has_cells
 
 
-# ── First pass ──────────────────────────────────────────────────────────────────────────────
-
-
 @part_function(version=1, makes_many=True)
 def observe_part(tasks: Sequence[tuple[ObserveInputs, PartPlace]]) -> list[PartResult]:
     """Collect the evidence of the values of each part."""
@@ -255,9 +252,6 @@ def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Jso
             return Rejected("unserialisable", str(error))
 
     return read
-
-
-# ── Second pass ─────────────────────────────────────────────────────────────────────────────
 
 
 @lru_cache(maxsize=2)

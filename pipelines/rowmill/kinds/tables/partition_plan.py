@@ -51,9 +51,6 @@ MAX_LISTED_OVERFLOWS = 100
 MEASURED_SIZES = ("record_tokens", "group_tokens", "example_tokens", "example_records", "example_groups")
 
 
-# ── Sizes ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 ValueCounts = Mapping[int, int]
 """How many times each value occurs, by value in ascending order."""
 
@@ -130,9 +127,6 @@ class SplitFacts:
         return cls(stored["split"], stored["counts"], sizes, stored["shown_tokens"], stored["longest_group"])
 
 
-# ── Overflows ──────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class TableOverflow:
     """A record or group that is too large for an example: `name` is its row or its key, `records` how many it has."""
@@ -196,9 +190,6 @@ def _select_worst(overflows: Iterable[TableOverflow]) -> tuple[TableOverflow, ..
     return tuple(sorted(overflows, key=lambda one: (-one.tokens, one.name))[:MAX_NAMED_OVERFLOWS])
 
 
-# ── The plan of a table ────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class TablePlan:
     """The plan of a table in numbers: its splits in the order of `SPLITS`, without those that have no rows."""
@@ -238,7 +229,7 @@ def join_split_facts(several: Iterable[Sequence[SplitFacts]], splits: Sequence[s
     return tuple(SplitFacts.join(own) for own in by_split.values() if own)
 
 
-# ── The plan of a table's partition: computed from lengths alone, it states exactly what a build makes ──
+# ── Planning a partition ───────────────────────────────────────────────────────────────────────────
 
 
 KEPT_STATE, NOT_SAMPLED, FIRST_REJECT_STATE = 0, 1, 2
@@ -399,9 +390,6 @@ def replan_partition(request: TablePlanRequest, index: RowIndex, lengths: Ints) 
     return ReplannedTable(limits.limit, splits, len(over), int(lengths[over].sum()))
 
 
-# ── Overflow ──────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _OversizedUnits:
     """Units too large for an example: unit u is `units[u]`, a row or a group, with `rows[starts[u]:starts[u + 1]]`."""
@@ -473,9 +461,6 @@ def _list_remedies(form: RecordsFormat, kind: str) -> str:
     return ", or ".join(remedies)
 
 
-# ── One split ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def _plan_table_split(
     request: TablePlanRequest, index: RowIndex, lengths: Ints, fitting: NDArray[np.bool_], split: str
 ) -> SplitTablePlan:
@@ -519,9 +504,6 @@ def _make_budget_sampler(request: TablePlanRequest, index: RowIndex, split: str,
         return lambda ordinal: low + (drawn(ordinal) * span >> 64)
 
     return of_group
-
-
-# ── Facts ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _summarize_split(mode: Mode, one: SplitTablePlan) -> SplitFacts:

@@ -343,7 +343,7 @@ def read_row_column(store: Store, files: Sequence[File], index: RowIndex, rows: 
     return found.tolist()
 
 
-# ── The rows of a table in partitions, each of which one task plans ──
+# ── Partitions ─────────────────────────────────────────────────────────────────────────────────────
 
 
 BLOCK_ROWS = 1 << 21
@@ -426,9 +426,6 @@ class PartitionRows:
 
     index: RowIndex
     lengths: Ints
-
-
-# ── Partitions by hash ─────────────────────────────────────────────────────────────────────────────
 
 
 _KEY_SCHEMA = pa.schema(

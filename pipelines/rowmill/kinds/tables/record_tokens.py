@@ -68,9 +68,6 @@ class RecordSource:
         gather.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
 
 
-# ── Slices of a partition's plan ─────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ExampleSlice:
     """A run of examples of one split.
@@ -556,9 +553,6 @@ def _read_record_time(text: str, column: str | None) -> str | None:
     record: dict[str, Any] = read_json(text)
     value = record.get(column)
     return None if value is None else orjson.dumps(value, default=str).decode()
-
-
-# ── Cutting slices ─────────────────────────────────────────────────────────────────────────────────
 
 
 PART_TOKENS = 1 << 20

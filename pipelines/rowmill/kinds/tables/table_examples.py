@@ -111,9 +111,6 @@ _STATE_SCHEMA = pa.schema(
 """A row that is not kept: row `place` of part `part` of its partition. In the order of the source."""
 
 
-# ── States of a partition ──────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class PartStates:
     """States of a part's rows that are not kept: a digest of them, their file, and the part's number in this file."""
@@ -146,9 +143,6 @@ def save_states(store: Store, path: str, plan: PartitionPlan, index: RowIndex) -
 def _digest_states(table: pa.Table) -> str:
     places, states = (digest_bytes(table.column(name).to_numpy().tobytes()) for name in ("place", "state"))
     return digest_json(places, states, table.column("detail").to_pylist())
-
-
-# ── Ledgers of parts ───────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +191,6 @@ def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
         **{name: inputs.encoded.facts[name] for name in _COUNTED_FACTS},
     }
     return PartResult(files, facts)
-
-
-# ── Plans of a table's partitions, each made by a task, and their sum ──
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +248,6 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
         "prefills": [one.fingerprint for one in prefills],
     }
     return PartResult({**files, "states": states}, facts)
-
-
-# ── Encoding and planning ──────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)

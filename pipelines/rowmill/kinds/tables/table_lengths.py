@@ -91,9 +91,6 @@ def estimate_example(
     return ExampleEstimate(unit, tokens, tokens <= limit, min(most, wanted), largest, tuple(advice), is_approximate)
 
 
-# ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def advise_group_column(
     column: str,
     sizes: Ints,
@@ -173,9 +170,6 @@ def size_histogram(sizes: Ints, limit: float | None) -> Histogram:
         "records per group", "records", tuple(float(edge) for edge in edges), tuple(int(count) for count in counts),
         None if limit is None else round(float(limit), 1),
     )  # fmt: skip
-
-
-# ── The columns of a dataset ───────────────────────────────────────────────────────────────────────
 
 
 def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
@@ -327,9 +321,6 @@ def make_table_lengths(context: KindContext) -> StageOutput:
     )
 
 
-# ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
-
-
 def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) -> DisplayTable:
     """Plan the table at each length, in the partitions of the build: examples, records in none, packed sequences."""
     limits, form = stats.choose_candidate_seq_lens(limit), get_table_options(context)
@@ -403,9 +394,6 @@ def _count_sequences(context: KindContext, limit: int, lengths: Sequence[Ints]) 
         if len(room)
     )
     return sum(plan.sequences for plan in plans)
-
-
-# ── Advice ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _advise_assembly(output: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:

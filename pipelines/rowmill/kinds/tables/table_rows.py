@@ -170,9 +170,6 @@ VERSION = 6
 """Increase it when any record may get a different type, text, key or split, or facts are counted differently."""
 
 
-# ── Before making rows ───────────────────────────────────────────────────────────────────────────
-
-
 def make_table_rows(
     context: KindContext,
     scanned: Sequence[tuple[sources.SourcePart, int | None]],
@@ -406,9 +403,6 @@ def _decide_exact_splits(context: KindContext, parts: Sequence[Part], index: Row
     decided = np.zeros(len(names), np.int8)
     decided[taken_units] = splits.assign_exact_splits(options, places, rows[taken_units])
     return np.where(hinted, index.splits, decided[units]).astype(np.int8)
-
-
-# ── Facts of a table in addition to those of all kinds of rows: columns, groups, times, numbers ──
 
 
 def complete_table_output(context: KindContext, draft: StageOutput, observed: ObservedTable) -> StageOutput:

@@ -1,8 +1,4 @@
-"""The position of a record in its group or series, read from its order column.
-
-Sort keys of records: the exact position of a record in its group or series, read from its order column.
-
-Assembly, parsing and generation read the same positions.
+"""The exact position of a record in its group or series, read from its order column.
 
 | order | values | position |
 |---|---|---|
@@ -93,7 +89,7 @@ CANONICAL: dict[str, Callable[[str], str | None]] = {
 """Normalizer of each temporal column type."""
 
 
-# ── Sort keys of records: the exact position of a record in its group or series, read from its order col ──
+# ── Sort keys ──────────────────────────────────────────────────────────────────────────────────────
 
 
 Position: TypeAlias = Any
@@ -198,9 +194,6 @@ def resolve_sort_key(timestamp_format: str, column: Column, *, where: str = "tim
             "such as %Y-%m-%d %H:%M"
         )
     return SortKey(timestamp_format)
-
-
-# ── Formats ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _read_elapsed(value: Value) -> Position | None:

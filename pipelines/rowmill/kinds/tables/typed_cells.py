@@ -4,8 +4,6 @@
 
 Most columns repeat their texts, so each distinct text is interpreted once. The most common shapes are found by patterns
 over all texts at once; only the rest goes through the function for one cell.
-
-Not imported by the package's `__init__`: loading a recipe needs contracts, and importing Polars takes 0.13 s.
 """
 
 from collections import defaultdict
@@ -203,9 +201,6 @@ _COMMON_SHAPES = {"integer": _find_integers, "point": _find_points, "text": _fin
 """Finders of the most common shapes, each applied to the texts that the ones before left; they may miss some."""
 
 
-# ── JSON texts of cells ───────────────────────────────────────────────────────────────────────
-
-
 _PLAIN_NUMBERS = {
     "integer": _INTEGER,
     "number": r"\A(?:0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]+)\z",
@@ -239,9 +234,6 @@ def write_strings(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     is_other = _matches(texts, _NEEDS_ESCAPE)
     others = texts.filter(pa.array(is_other)).to_pylist()
     return _replace(written, is_other, [encode_basestring(text) for text in others]) if others else written
-
-
-# ── Typed cells ──────────────────────────────────────────────────────────────────────────────────────
 
 
 DEFAULT_DOMAIN = "__default__"
@@ -360,7 +352,7 @@ def repeat_text(text: str | None, count: int) -> pl.Expr:
     return pl.repeat(text, count, dtype=pl.String)
 
 
-# ── Cells of CSV to typed records, column by column; each distinct cell is read and written once ──
+# ── Cells of CSV ───────────────────────────────────────────────────────────────────────────────────
 
 
 class CellRowBuilder:
@@ -494,7 +486,7 @@ class CellRowBuilder:
         return cells[name].spread(pa.array(named, pa.large_string()))
 
 
-# ── A decoded JSON object to a typed record: the reference path ──
+# ── JSON objects, one by one: the reference path ───────────────────────────────────────────────────
 
 
 class ValueRowBuilder:
@@ -628,7 +620,7 @@ def make_key_writer() -> Callable[[Value], str]:
     return text_of
 
 
-# ── Decoded JSON objects to typed records, column by column: the fast path, equal to `typed_cells.py` ──
+# ── JSON objects, column by column: the fast path ──────────────────────────────────────────────────
 
 
 ABSENT = object()

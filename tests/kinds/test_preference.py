@@ -10,24 +10,16 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
 from rowmill.kinds.shared.filters import hash_row_content
-from rowmill.recipe import recipe
 from rowmill.schema.rows import Rejected, Row
+from tests.support.row_reading import load, read
 
 U, A, B = ({"role": role, "content": text} for role, text in (("user", "U1"), ("assistant", "A1"), ("assistant", "B1")))
 U2, A2, B2 = ({**one, "content": one["content"].replace("1", "2")} for one in (U, A, B))
 HH = ("\n\nHuman: U1\n\nAssistant: A1", "\n\nHuman: U1\n\nAssistant: B1")
 
 
-def _load(options: dict[str, Any], seq_len: int = 64, **groups: Any) -> recipe.Recipe:
-    dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": {"kind": "preference", **options}, **groups}
-    values = {"tokenizer": "t", "seq_len": seq_len, "datasets": {"pairs": dataset}}
-    return recipe.parse_recipe(values, name="demo", where="configs/demo.yaml")
-
-
 def _read(record: Any, splits: dict[str, Any] | None = None, **options: Any) -> Row | Rejected:
-    dataset = _load(options, splits=splits or {}).datasets["pairs"]
-    [row] = dataset.format.open_row_reader(dataset, Path(), "pairs").read(record, arrow=False)
-    return row
+    return read(record, {"kind": "preference", **options}, splits=splits or {})
 
 
 def _row(record: Any, **options: Any) -> Row:
@@ -71,13 +63,19 @@ def test_every_shape_of_a_pair_gives_the_same_row(schema: str, record: dict[str,
     assert plain == [[A], [B]]
 
 
-def test_alpaca_prompt_has_its_input_system_and_history() -> None:
+def test_input_system_and_history_beside_an_instruction_belong_to_the_prompt() -> None:
     record = {"instruction": "U2", "input": "more", "system": "S", "history": [["U1", "A1"]],
               "chosen": "A2", "rejected": "B2"}  # fmt: skip
 
     row = _row(record)
 
     assert [one["content"] for one in row.messages] == ["S", "U1", "A1", "U2\nmore"]
+
+    ranked = [{"completion": "A1", "score": 3}, {"completion": "B1", "score": 1}]
+
+    row = _row({"instruction": "Add.", "input": "1 and 2", "completions": ranked})
+
+    assert [one["content"] for one in row.messages] == ["Add.\n1 and 2"]
 
 
 @pytest.mark.parametrize("label", [True, 1, False, 0])
@@ -90,13 +88,11 @@ def test_marked_answer_is_the_good_or_the_bad_side(label: Any) -> None:
         assert isinstance(_read(record), Rejected)
 
 
-def test_prompt_of_a_marked_conversation_ends_with_its_last_user() -> None:
+def test_prompt_ends_with_the_last_user_that_both_sides_have() -> None:
     row = _row({"messages": [U, A, U2, A2], "label": True}, objective="unpaired")
 
     assert _sides(row) == ([U, A, U2], [A2], None)
 
-
-def test_later_turns_stay_on_their_side() -> None:
     row = _row({"chosen": [U, A, U2, A2], "rejected": [U, A, U2, B2]})
 
     assert _sides(row) == ([U, A, U2], [A2], [B2])
@@ -216,16 +212,16 @@ def test_no_record_raises(record: dict[str, Any], objective: str) -> None:
 )
 def test_what_would_divide_a_pair_is_refused(options: dict[str, Any], groups: dict[str, Any], part: str) -> None:
     with pytest.raises(ConfigError, match=part):
-        _load(options, **groups)
+        load({"kind": "preference"} | options, groups=groups)
 
 
 def test_limit_of_a_side_is_half_a_sequence_of_a_pair() -> None:
-    assert _load({}).limit_of("pairs") == 32
-    assert _load({"objective": "unpaired"}).limit_of("pairs") == 64
-    assert _load({}, seq_len=65).limit_of("pairs") == 32
+    assert load({"kind": "preference"}).limit_of("rows") == 32
+    assert load({"kind": "preference", "objective": "unpaired"}).limit_of("rows") == 64
+    assert load({"kind": "preference"}, seq_len=65).limit_of("rows") == 32
 
 
-def test_real_pairs_have_prompts_and_sides(real_data: Path) -> None:
+def test_real_pairs_have_prompts_and_sides_and_marked_answers_their_labels(real_data: Path) -> None:
     records = json.loads((real_data / "preference/dpo_en_demo.json").read_text(encoding="utf-8"))
     lines = (real_data / "preference/v1_dpo_demo.jsonl").read_text(encoding="utf-8").split("\n")
     records += [json.loads(line) for line in lines if line]
@@ -236,18 +232,8 @@ def test_real_pairs_have_prompts_and_sides(real_data: Path) -> None:
     assert len({row.group_key for row in rows}) == 304
     assert len({hash_row_content(row) for row in rows}) == 305
 
-
-def test_real_marked_answers_have_their_labels(real_data: Path) -> None:
     records = json.loads((real_data / "preference/kto_en_demo.json").read_text(encoding="utf-8"))
 
     rows = [_row(record, objective="unpaired") for record in records]
 
     assert [row.columns["label"] for row in rows] == [record["label"] for record in records]
-
-
-def test_input_beside_an_instruction_belongs_to_ranked_answers_too() -> None:
-    ranked = [{"completion": "A1", "score": 3}, {"completion": "B1", "score": 1}]
-
-    row = _row({"instruction": "Add.", "input": "1 and 2", "completions": ranked})
-
-    assert [one["content"] for one in row.messages] == ["Add.\n1 and 2"]

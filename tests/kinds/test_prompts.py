@@ -10,20 +10,13 @@ from rowmill.core.errors import ConfigError
 from rowmill.kinds.shared.filters import hash_row_content
 from rowmill.recipe import recipe
 from rowmill.schema.rows import Rejected, Row
+from tests.support.row_reading import load, read
 
 USER, ANSWER = {"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}
 
 
-def _load(options: dict[str, Any], **groups: Any) -> recipe.Recipe:
-    dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": {"kind": "prompts", **options}, **groups}
-    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"sums": dataset}}
-    return recipe.parse_recipe(values, name="demo", where="configs/demo.yaml")
-
-
 def _read(record: Any, **options: Any) -> Row | Rejected:
-    dataset = _load(options).datasets["sums"]
-    [row] = dataset.format.open_row_reader(dataset, Path(), "sums").read(record, arrow=False)
-    return row
+    return read(record, {"kind": "prompts", **options})
 
 
 def _row(record: Any, **options: Any) -> Row:
@@ -41,16 +34,16 @@ def _reason(record: Any, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("record", "truth", "source"),
     [
-        ({"question": "2 + 3?", "answer": "5"}, "5", ["sums"]),
+        ({"question": "2 + 3?", "answer": "5"}, "5", ["rows"]),
         ({"prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "5"}, "data_source": "gsm8k"}, "5",
          ["gsm8k"]),
-        ({"prompt": [USER], "reward_spec": {"ground_truth": 5}}, 5, ["sums"]),
+        ({"prompt": [USER], "reward_spec": {"ground_truth": 5}}, 5, ["rows"]),
         ({"messages": [USER, ANSWER], "ground_truth": ["5", "five"], "dataset": ["math", "code"]}, ["5", "five"],
          ["math", "code"]),
-        ({"prompt": USER, "solution": {"tests": [1]}}, {"tests": [1]}, ["sums"]),
-        ({"conversations": None, "messages": [{"from": "human", "value": "2 + 3?"}], "label": 0}, 0, ["sums"]),
+        ({"prompt": USER, "solution": {"tests": [1]}}, {"tests": [1]}, ["rows"]),
+        ({"conversations": None, "messages": [{"from": "human", "value": "2 + 3?"}], "label": 0}, 0, ["rows"]),
         ({"input": "2 + 3?", "label": "5", "datasource": "openrlhf"}, "5", ["openrlhf"]),
-        ({"instruction": "2 +", "input": "3?", "expected_answer": "5", "data_source": 7}, "5", ["sums"]),
+        ({"instruction": "2 +", "input": "3?", "expected_answer": "5", "data_source": 7}, "5", ["rows"]),
     ],
     ids=["text", "verl", "skyrl", "open-instruct", "one-message", "sharegpt", "openrlhf", "instruction"],
 )  # fmt: skip
@@ -136,15 +129,15 @@ def test_hostile_records_have_one_reason_each(record: Any, reason: str) -> None:
 )
 def test_what_cannot_be_done_to_prompts_is_refused(options: dict[str, Any], groups: dict[str, Any], part: str) -> None:
     with pytest.raises(ConfigError, match=part):
-        _load(options, **groups)
+        load({"kind": "prompts"} | options, groups=groups)
 
 
 def test_one_recipe_has_one_objective() -> None:
     source = {"train_urls": ["a.jsonl"]}
     datasets = {"chats": {"source": source, "format": {"kind": "chat"}},
-                "sums": {"source": source, "format": {"kind": "prompts"}}}  # fmt: skip
+                "rows": {"source": source, "format": {"kind": "prompts"}}}  # fmt: skip
 
-    with pytest.raises(ConfigError, match=r"datasets\.sums\.format\.kind: prompts has the objective prompts"):
+    with pytest.raises(ConfigError, match=r"datasets\.rows\.format\.kind: prompts has the objective prompts"):
         recipe.parse_recipe({"tokenizer": "t", "seq_len": 64, "datasets": datasets}, name="demo", where="demo.yaml")
 
 

@@ -9,14 +9,13 @@ from rowmill.cli import main
 from rowmill.core.errors import ConfigError
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Dataset
-from tests.support.recipes import Workspace
+from tests.support.recipes import TO_ROWS, TO_SHARDS, Workspace
+from tests.support.row_reading import load
 from tests.support.tables import as_csv, grouped, purchases, records
 
 
 def parsed(form: dict[str, Any], **groups: Any) -> Dataset:
-    dataset = {"source": {"train_urls": ["a.csv"]}, "format": records(**form), **groups}
-    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"rows": dataset}}
-    return recipe.parse_recipe(values, name="mini", where="mini.yaml").datasets["rows"]
+    return load(records(**form), groups=groups).datasets["rows"]
 
 
 def form_of(form: dict[str, Any], **groups: Any) -> Any:
@@ -39,7 +38,7 @@ def test_mode_follows_from_the_options(form: dict[str, Any], mode: str) -> None:
     assert form_of(form).mode == mode
 
 
-def test_defaults_of_records_are_their_own() -> None:
+def test_defaults_of_records_are_their_own_and_follow_from_privacy_and_time() -> None:
     dataset = parsed({})
 
     assert (dataset.splits.validation, dataset.splits.test, dataset.splits.method) == (0, 0.05, "hash")
@@ -48,15 +47,11 @@ def test_defaults_of_records_are_their_own() -> None:
     assert form_of({"training": {"num_input_records_to_sample": "auto"}}).wanted == 25_000
     assert form_of({"data": {"max_sequences_per_example": None}}).cap is None
 
-
-def test_privacy_sets_the_cap_to_one_and_disables_packing() -> None:
     dataset = parsed({"privacy": {"dp_enabled": True}})
 
     assert form_of({"privacy": {"dp_enabled": True}}).cap == 1
     assert dataset.packing.pack is False
 
-
-def test_timestamp_column_is_another_name_of_the_order_column() -> None:
     form = form_of({"time_series": {"is_timeseries": True, "timestamp_column": "when"}})
 
     assert (form.order_column, form.leading_columns) == ("when", ("when",))
@@ -103,12 +98,8 @@ def test_invalid_option_error_says_what_is_valid(form: dict[str, Any], groups: d
 
 
 def test_numbers_of_rows_are_only_for_records() -> None:
-    dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": {"kind": "text"}, "splits": {"test": 100}}
-
     with pytest.raises(ConfigError, match="are for records; a text dataset is split by hash"):
-        recipe.parse_recipe(
-            {"tokenizer": "t", "seq_len": 64, "datasets": {"a": dataset}}, name="mini", where="mini.yaml"
-        )
+        load({"kind": "text"}, groups={"splits": {"test": 100}})
 
 
 def test_missing_column_error_lists_the_columns(tmp_path: Path) -> None:
@@ -117,7 +108,7 @@ def test_missing_column_error_lists_the_columns(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="group_training_examples_by: no record has a column 'costumer'; there are customer"
     ):
-        workspace.build(only=("raw_dataset", "canonical_rows"))
+        workspace.build(only=TO_ROWS)
 
 
 # ── The command line ───────────────────────────────────────────────────────────────────────────────
@@ -127,7 +118,7 @@ def overridden(datasets: dict[str, Any], **options: str) -> Any:
     return recipe.apply_overrides({"datasets": datasets}, options)["datasets"]
 
 
-def test_option_on_the_command_line_is_the_only_records_dataset_s() -> None:
+def test_option_on_the_command_line_is_the_only_records_dataset_s_or_needs_a_name() -> None:
     found = overridden(
         {"a": {"format": records()}, "b": {"format": {"kind": "text"}}}, data__max_sequences_per_example="3"
     )
@@ -135,8 +126,6 @@ def test_option_on_the_command_line_is_the_only_records_dataset_s() -> None:
     assert found["a"]["format"]["data"] == {"max_sequences_per_example": 3}
     assert found["b"]["format"] == {"kind": "text"}
 
-
-def test_option_of_several_records_datasets_needs_a_name() -> None:
     datasets = {"a": {"format": records()}, "b": {"format": records()}}
 
     found = overridden(
@@ -172,7 +161,7 @@ def test_inspection_commands_accept_records_like_other_kinds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     workspace = Workspace(tmp_path).one("table.csv", as_csv(purchases(30)), records(), splits={"test": 0})
-    workspace.build(only=("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards"))
+    workspace.build(only=TO_SHARDS)
 
     assert main.main([verb, str(workspace.config)]) == 0
     assert "rows" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from rowmill.recipe import recipe
 from rowmill.schema.examples import RolloutFields, find_token_fields, join_fields
 from rowmill.schema.rows import Rejected, Row
 from rowmill.shards.native import SEQUENCE_SCHEMA, make_sequence_schema
+from tests.support.row_reading import load, read
 
 IDS = [5, 6, 7, 8, 9]
 PROMPT = {"prompt_ids": [5, 6], "response_ids": [7, 8, 9], "response_mask": [1, 0, 1]}
@@ -23,16 +23,8 @@ TURNS = {"turns": [{"prompt_token_ids": [5, 6], "generation_token_ids": [7], "lo
                    {"prompt_token_ids": [5, 6, 7, 8], "generation_token_ids": [9], "logprobs": [-1.5]}]}  # fmt: skip
 
 
-def _load(options: dict[str, Any], **groups: Any) -> recipe.Recipe:
-    dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": {"kind": "tokens", **options}}
-    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"rollouts": dataset}, **groups}
-    return recipe.parse_recipe(values, name="demo", where="configs/demo.yaml")
-
-
 def _read(record: Any, **options: Any) -> Row | Rejected:
-    dataset = _load(options or {"token_fields": ["logprobs"]}).datasets["rollouts"]
-    [row] = dataset.format.open_row_reader(dataset, Path(), "rollouts").read(record, arrow=False)
-    return row
+    return read(record, {"kind": "tokens", **(options or {"token_fields": ["logprobs"]})})
 
 
 def _values(record: Any) -> list[float]:
@@ -212,15 +204,15 @@ def test_rows_that_differ_in_a_field_are_not_duplicates() -> None:
 )
 def test_wrong_fields_are_refused_when_the_recipe_is_loaded(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        _load(fields)
+        load({"kind": "tokens"} | fields)
 
 
 def test_row_fields_need_one_attention_span_per_row() -> None:
     opened = {"defaults": {"packing": {"block_cross_document_attention": False}}}
 
-    assert _load({"token_fields": ["logprobs"]}, **opened).rollout_fields.names == ("logprobs",)
+    assert load({"kind": "tokens"} | {"token_fields": ["logprobs"]}, **opened).rollout_fields.names == ("logprobs",)
     with pytest.raises(ConfigError, match="reward is a field of rows"):
-        _load({"row_fields": ["reward"]}, **opened)
+        load({"kind": "tokens"} | {"row_fields": ["reward"]}, **opened)
 
 
 @pytest.mark.parametrize(
@@ -229,8 +221,8 @@ def test_row_fields_need_one_attention_span_per_row() -> None:
 def test_exports_that_cannot_store_fields_are_refused(kind: str) -> None:
     exports = [{"kind": kind, "name": "out"} | ({"sequence_len": 64} if kind == "axolotl" else {})]
 
-    with pytest.raises(ConfigError, match=r"cannot store logprobs, a field of the rows of datasets\.rollouts"):
-        _load({"token_fields": ["logprobs"]}, exports=exports)
+    with pytest.raises(ConfigError, match=r"cannot store logprobs, a field of the rows of datasets\.rows"):
+        load({"kind": "tokens", "token_fields": ["logprobs"]}, exports=exports)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +236,8 @@ def test_exports_that_cannot_store_fields_are_refused(kind: str) -> None:
     ],
 )  # fmt: skip
 def test_bad_declaration_of_a_field_is_told(declared: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"datasets.rollouts.format.token_fields.{message}")):
-        _load({"token_fields": {"a": declared}})
+    with pytest.raises(ConfigError, match=re.escape(f"datasets.rows.format.token_fields.{message}")):
+        load({"kind": "tokens", "token_fields": {"a": declared}})
 
 
 def test_field_of_another_size_in_another_dataset_is_refused() -> None:
@@ -263,9 +255,9 @@ def test_field_of_another_size_in_another_dataset_is_refused() -> None:
 
 
 def test_only_types_other_than_float32_change_the_identity() -> None:
-    plain = _load({"token_fields": ["a"], "row_fields": ["reward"]}).rollout_fields
-    same = _load({"token_fields": {"a": {}}, "row_fields": ["reward"]}).rollout_fields
-    lists = _load({"token_fields": {"a": {"size": 2}}, "row_fields": ["reward"]}).rollout_fields
+    plain = load({"kind": "tokens", "token_fields": ["a"], "row_fields": ["reward"]}).rollout_fields
+    same = load({"kind": "tokens", "token_fields": {"a": {}}, "row_fields": ["reward"]}).rollout_fields
+    lists = load({"kind": "tokens", "token_fields": {"a": {"size": 2}}, "row_fields": ["reward"]}).rollout_fields
 
     assert plain.describe() == same.describe() == [["a"], ["reward"]]
     assert lists.describe() == [["a"], ["reward"], ["a", "fixed_size_list<item: float>[2]"]]

@@ -1,6 +1,5 @@
 """Rows that are token ids already: the shapes, the vectors of the specification, and one reason for each bad record."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,22 +8,14 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
 from rowmill.kinds.shared.filters import hash_row_content
-from rowmill.recipe import recipe
 from rowmill.schema.rows import Rejected, Row
+from tests.support.row_reading import load, read
 
 IDS, MASK = [5, 6, 7, 8, 9], [False, False, True, False, True]
 
 
-def _load(options: dict[str, Any], **groups: Any) -> recipe.Recipe:
-    dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": {"kind": "tokens", **options}, **groups}
-    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"rollouts": dataset}}
-    return recipe.parse_recipe(values, name="demo", where="configs/demo.yaml")
-
-
 def _read(record: Any, **options: Any) -> Row | Rejected:
-    dataset = _load(options).datasets["rollouts"]
-    [row] = dataset.format.open_row_reader(dataset, Path(), "rollouts").read(record, arrow=False)
-    return row
+    return read(record, {"kind": "tokens", **options})
 
 
 def _row(record: Any, **options: Any) -> tuple[str, list[int], list[bool]]:
@@ -54,19 +45,15 @@ def test_every_shape_gives_the_vector_of_the_specification(schema: str, record: 
     assert _row(record) == (schema, IDS, MASK)
 
 
-def test_counted_shape_trains_the_last_ids() -> None:
+def test_counted_ids_are_trained_but_the_first_and_named_columns_take_the_place_of_known_ones() -> None:
     trained = [False, False, True, True, True]
 
     assert _row({"input_ids": IDS, "response_length": 3}) == ("counted", IDS, trained)
     assert _row({"input_ids": IDS, "num_actions": 3}) == ("counted", IDS, trained)
     assert _row({"prompt_ids": [5, 6], "response_ids": [7, 8, 9]}) == ("prompt_response", IDS, trained)
 
-
-def test_first_id_is_never_trained() -> None:
     assert _row({"input_ids": IDS, "loss_mask": [1] * 5})[2] == [False, True, True, True, True]
 
-
-def test_named_columns_take_the_place_of_the_known_ones() -> None:
     record = {"ids": IDS, "train": [0, 0, 1, 0, 1], "input_ids": [1], "loss_mask": [1]}
 
     assert _row(record, ids_fields=["ids"], mask_fields=["train"]) == ("masked", IDS, MASK)
@@ -167,4 +154,4 @@ def test_labels_that_are_shifted_are_called_so() -> None:
 )
 def test_what_cannot_be_done_to_ids_is_refused(groups: dict[str, Any], part: str) -> None:
     with pytest.raises(ConfigError, match=part):
-        _load({}, **groups)
+        load({"kind": "tokens"}, groups=groups)

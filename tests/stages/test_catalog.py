@@ -104,7 +104,7 @@ def test_stage_names_existing_earlier_stages_and_tables(stage: StageDeclaration)
     assert stage.description.endswith(".")
 
 
-def test_stage_names_of_lower_layers_agree_with_the_stages() -> None:
+def test_names_of_stages_in_lower_layers_are_those_of_the_stages() -> None:
     names = {stage.name for stage in catalog.STAGES}
     of_recipe = {stage.name for stage in catalog.STAGES if stage.scope != "dataset"}
 
@@ -113,15 +113,19 @@ def test_stage_names_of_lower_layers_agree_with_the_stages() -> None:
     of_records = {stage.name for stage in catalog.STAGES if stage.on_demand and "records" in stage.stats_inputs.files}
     assert set(get_args(GenerationStage)) == of_records
 
+    names = {value for name, value in vars(stage_names).items() if name.isupper()}
 
-def test_stages_up_to_a_stage_are_its_ancestors() -> None:
+    assert names == {stage.name for stage in catalog.STAGES}
+
+    assert set(SHRINKING_COUNTS) == set(CHECKS_BY_NAME["shrunk"].stages)
+
+
+def test_stages_up_to_a_stage_are_its_ancestors_and_an_unknown_one_is_an_error() -> None:
     assert catalog.list_stages_up_to(canonical_rows.STAGE) == ("raw_dataset", "canonical_rows")
     everything = tuple(stage.name for stage in catalog.list_stages("dataset"))
     assert catalog.list_stages_up_to(truncation_stats.STAGE) == everything[:-1]
     assert catalog.list_stages_up_to(packed_shards.STAGE) == everything
 
-
-def test_unknown_stage_is_one_error() -> None:
     with pytest.raises(IntegrityError, match=r"row_census: no such stage; this version of rowmill has raw_dataset, "):
         catalog.find_stage("row_census")
 
@@ -150,13 +154,3 @@ def test_stage_is_named_by_its_constant() -> None:
     found = Counter("/".join(path.relative_to(ROOT).parts[2:]) for path in paths for _ in spelled_names(path))
 
     assert found == SPELLED, "import the name of the stage from core/stage_names.py, or ask its STAGE"
-
-
-def test_every_stage_whose_output_may_shrink_is_counted() -> None:
-    assert set(SHRINKING_COUNTS) == set(CHECKS_BY_NAME["shrunk"].stages)
-
-
-def test_stage_name_constants_are_those_of_the_stages() -> None:
-    names = {value for name, value in vars(stage_names).items() if name.isupper()}
-
-    assert names == {stage.name for stage in catalog.STAGES}

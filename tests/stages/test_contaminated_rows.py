@@ -11,9 +11,8 @@ from tokenizers import Tokenizer
 from rowmill.build.steps import plan_steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from rowmill.stats import query_views
-from tests.support.recipes import PAIR, Workspace, chat, sentence, tokenizer_json, write_tokenizer
+from tests.support.recipes import PAIR, TO_ROWS, Workspace, chat, sentence, tokenizer_json, write_tokenizer
 
-UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 QUESTION = "A farmer has nine sheep and all but seven of them run away at night. How many are left?"
 OTHER = "Which planet of the solar system has the shortest day, and how long is it in hours?"
 
@@ -38,14 +37,14 @@ def test_rows_with_an_item_are_rejected_and_the_detail_names_it(tmp_path: Path) 
     rows = [chat(0), user(f"Riddle: {QUESTION.upper()}"), chat(1), user("Hm.", f"You asked: {OTHER}"), chat(2)]
     workspace = project(tmp_path, rows, [{"question": OTHER}, {"question": QUESTION}])
 
-    built = workspace.build(only=UP_TO_ROWS)
+    built = workspace.build(only=TO_ROWS)
 
     assert built.rejects() == [(1, "contaminated"), (3, "contaminated")]
     assert [json.loads(detail) for detail in built.details()] == [
         {"benchmark": "riddles", "item": 1, "coverage": 1.0, "ngram": "a farmer has nine sheep and all but"},
         {"benchmark": "riddles", "item": 0, "coverage": 1.0, "ngram": "which planet of the solar system has the"},
     ]
-    facts = built.manifest("rows", "canonical_rows").facts
+    facts = built.facts("rows", "canonical_rows")
     assert (facts["kept"], facts["contaminated"], facts["decontamination_items"]) == (3, 0.4, 2)
     assert facts["rejects"] == facts["accounted"] == 0
 
@@ -55,7 +54,7 @@ def test_view_and_page_show_what_was_removed_beside_what_it_matched(tmp_path: Pa
     half = " ".join(QUESTION.split()[:11])
     workspace = project(tmp_path, [user(half), chat(1), user(QUESTION)], [{"question": "?"}, {"question": QUESTION}])
 
-    built = workspace.build(only=UP_TO_ROWS)
+    built = workspace.build(only=TO_ROWS)
 
     select = "select benchmark, item, source, record, round(coverage, 3), text, item_text from contamination"
     _, found = query_views(workspace.project.store, f"{select} order by coverage")
@@ -76,7 +75,7 @@ def test_view_and_page_show_what_was_removed_beside_what_it_matched(tmp_path: Pa
 def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
     workspace = project(tmp_path, [user(QUESTION), chat(1)], [{"question": QUESTION}], action="report")
 
-    built = workspace.build(only=UP_TO_ROWS)
+    built = workspace.build(only=TO_ROWS)
 
     made = built.manifest("rows", "canonical_rows")
     assert (built.rejects(), made.facts["kept"], made.facts["contaminated"]) == ([], 2, 0.5)
@@ -85,14 +84,7 @@ def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
     assert (result.failed, result.blocking) == (True, False)
 
 
-def test_without_the_filter_its_checks_do_not_apply(tmp_path: Path) -> None:
-    built = Workspace(tmp_path).one("rows.jsonl", [chat(0)]).build(only=UP_TO_ROWS)
-
-    outcomes = {one.check: one.outcome for one in built.steps["rows", "canonical_rows"][1]}
-    assert (outcomes["contaminated"], outcomes["decontamination_items"]) == ("not_applicable", "not_applicable")
-
-
-def test_a_file_without_items_closes_the_gate(tmp_path: Path) -> None:
+def test_search_that_cannot_be_done_is_an_error(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.write("items.jsonl", [{"question": QUESTION}])
     workspace.write("empty.jsonl", [{"query": QUESTION}, {"question": None}, {"question": " ?! "}])
@@ -100,6 +92,16 @@ def test_a_file_without_items_closes_the_gate(tmp_path: Path) -> None:
 
     with pytest.raises(GateError, match=r"decontamination_items: 0 .*fields that the records of every file have"):
         workspace.build()
+
+    workspace = project(tmp_path, [chat(0)], [{"question": QUESTION}], max_ngrams=10)
+
+    with pytest.raises(ConfigError, match=r"datasets\.rows\.filters\.decontaminate\.max_ngrams: .* have 12 n-grams"):
+        workspace.build(only=TO_ROWS)
+
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(0)], filters=decontaminate("data/none.jsonl"))
+
+    with pytest.raises(SourceError, match=r"found no data at data/none\.jsonl"):
+        workspace.build(only=TO_ROWS)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +120,10 @@ def test_fields_are_paths_to_texts_lists_or_messages(tmp_path: Path, fields: lis
         "rows.jsonl", [user(QUESTION)], filters=decontaminate("data/items.jsonl", fields=fields, coverage=0.4)
     )
 
-    assert workspace.build(only=UP_TO_ROWS).rejects() == [(0, "contaminated")]
+    assert workspace.build(only=TO_ROWS).rejects() == [(0, "contaminated")]
 
 
-def test_every_kind_of_message_text_is_searched(tmp_path: Path) -> None:
+def test_texts_of_every_kind_of_row_are_searched(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "search", "arguments": {"query": QUESTION}}}
     ends = [{"role": "tool", "content": "No."}, {"role": "assistant", "content": "Sorry."}]
     start = {"role": "user", "content": "Find it."}
@@ -131,12 +133,10 @@ def test_every_kind_of_message_text_is_searched(tmp_path: Path) -> None:
         {"messages": [{"role": "system", "content": QUESTION}, start, ends[1]]},
     ]
 
-    built = project(tmp_path, rows, [{"question": QUESTION}]).build(only=UP_TO_ROWS)
+    built = project(tmp_path, rows, [{"question": QUESTION}]).build(only=TO_ROWS)
 
     assert built.rejects() == [(0, "contaminated"), (1, "contaminated"), (2, "contaminated")]
 
-
-def test_pairs_and_documents_are_searched(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.write("items.jsonl", [{"question": QUESTION}])
     filters = decontaminate("data/items.jsonl")
@@ -146,16 +146,12 @@ def test_pairs_and_documents_are_searched(tmp_path: Path) -> None:
     }
     workspace.recipe(
         {
-            name: {
-                "source": {"train_urls": [workspace.write(f"{name}.jsonl", rows)]},
-                "format": kind,
-                "filters": filters,
-            }
+            name: workspace.dataset(f"{name}.jsonl", rows, kind, filters=filters)
             for name, (kind, rows) in sources.items()
         }
     )
 
-    built = workspace.build(only=UP_TO_ROWS)
+    built = workspace.build(only=TO_ROWS)
 
     assert [reason for _, reason in built.rejects("pairs")] == ["contaminated", "contaminated"]
     assert built.rejects("texts") == [(0, "contaminated")]
@@ -164,25 +160,24 @@ def test_pairs_and_documents_are_searched(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_path: Path) -> None:
     workspace = project(tmp_path, [user(QUESTION), user(OTHER)], [{"question": QUESTION}])
-    first = workspace.build(only=UP_TO_ROWS)
-    again = workspace.build(only=UP_TO_ROWS)
+    first = workspace.build(only=TO_ROWS)
+    again = workspace.build(only=TO_ROWS)
 
     workspace.write("items.jsonl", [{"question": OTHER}, {"question": QUESTION}])
-    changed = workspace.build(only=UP_TO_ROWS)
+    changed = workspace.build(only=TO_ROWS)
 
     assert (again.made(), changed.made()) == (set(), {"rows/canonical_rows"})
-    assert (first.rejects(), changed.rejects()) == (
-        [(0, "contaminated")],
-        [(0, "contaminated"), (1, "contaminated")],
-    )
+    assert (first.rejects(), changed.rejects()) == ([(0, "contaminated")], [(0, "contaminated"), (1, "contaminated")])
 
 
 def test_the_filter_can_be_added_to_a_dataset_that_was_built_and_taken_away_again(tmp_path: Path) -> None:
     rows = [user(QUESTION), chat(1)]
-    plain = Workspace(tmp_path).one("rows.jsonl", rows).build(only=UP_TO_ROWS)
-    filtered = project(tmp_path, rows, [{"question": QUESTION}]).build(only=UP_TO_ROWS)
-    again = Workspace(tmp_path).one("rows.jsonl", rows).build(only=UP_TO_ROWS)
+    plain = Workspace(tmp_path).one("rows.jsonl", rows).build(only=TO_ROWS)
+    filtered = project(tmp_path, rows, [{"question": QUESTION}]).build(only=TO_ROWS)
+    again = Workspace(tmp_path).one("rows.jsonl", rows).build(only=TO_ROWS)
 
+    outcomes = plain.outcomes("rows", "canonical_rows")
+    assert (outcomes["contaminated"], outcomes["decontamination_items"]) == ("not_applicable", "not_applicable")
     assert filtered.rejects() == [(0, "contaminated")]
     assert (plain.rejects(), again.versions()) == ([], plain.versions())
 
@@ -196,26 +191,12 @@ def test_splits_by_time_and_duplicates_stand_beside_it(tmp_path: Path) -> None:
     splits = {"time_key": "time", "boundaries": {"validation": 5}}
     workspace.one("rows.jsonl", dated, filters=decontaminate("data/items.jsonl"), splits=splits)
 
-    built = workspace.build(only=UP_TO_ROWS)
+    built = workspace.build(only=TO_ROWS)
 
     assert sorted(built.rejects()) == [(0, "contaminated"), (2, "duplicate"), (3, "duplicate")]
     made = built.manifest("rows", "canonical_rows")
     assert made.facts["splits"] == {"train": 2, "validation": 1}
     assert query_views(workspace.project.store, "select count(*) from contamination")[1] == [(1,)]
-
-
-def test_too_many_ngrams_are_an_error_that_says_how_many(tmp_path: Path) -> None:
-    workspace = project(tmp_path, [chat(0)], [{"question": QUESTION}], max_ngrams=10)
-
-    with pytest.raises(ConfigError, match=r"datasets\.rows\.filters\.decontaminate\.max_ngrams: .* have 12 n-grams"):
-        workspace.build(only=UP_TO_ROWS)
-
-
-def test_a_missing_benchmark_is_an_error(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(0)], filters=decontaminate("data/none.jsonl"))
-
-    with pytest.raises(SourceError, match=r"found no data at data/none\.jsonl"):
-        workspace.build(only=UP_TO_ROWS)
 
 
 @pytest.mark.parametrize(
@@ -260,14 +241,14 @@ def test_token_ids_are_searched_as_the_text_that_they_are(tmp_path: Path) -> Non
     filters = decontaminate("data/items.jsonl") | near
     workspace.one("rows.jsonl", [*rows, *similar], {"kind": "tokens"}, filters=filters)
 
-    built = workspace.build(only=(*UP_TO_ROWS, "tokenized_examples"))
+    built = workspace.build(only=(*TO_ROWS, "tokenized_examples"))
 
     # Without the control token, the last row equals an item that has fewer words than an n-gram.
     assert built.rejects() == [(1, "contaminated"), (2, "near_duplicate"), (3, "contaminated")]
     assert built.kept() == [0, 4]
     [shown] = built.manifest("rows", "canonical_rows").tables["near_duplicates"].rows
     assert shown[1].startswith(sentence(1, 30)[:40])
-    assert built.manifest("rows", "canonical_rows").facts["decontamination_items"] == 2
+    assert built.facts("rows", "canonical_rows")["decontamination_items"] == 2
 
 
 def test_another_tokenizer_is_another_search_of_token_ids_and_of_nothing_else(tmp_path: Path) -> None:
@@ -277,9 +258,11 @@ def test_another_tokenizer_is_another_search_of_token_ids_and_of_nothing_else(tm
     write_tokenizer(tmp_path / "other", template="{{ messages }}")
 
     def find_code_version(kind: str, rows: list[dict[str, Any]], tokenizer: str) -> str:
-        source = {"train_urls": [workspace.write(f"{kind}.jsonl", rows)]}
-        dataset = {"source": source, "format": {"kind": kind}, "filters": decontaminate("data/items.jsonl")}
-        steps = plan_steps(workspace.recipe({"rows": dataset}, tokenizer=tokenizer).project)
+        steps = plan_steps(
+            workspace.one(
+                f"{kind}.jsonl", rows, {"kind": kind}, filters=decontaminate("data/items.jsonl"), tokenizer=tokenizer
+            ).project
+        )
         return next(one.code_version for one in steps if one.key[-1] == "canonical_rows")
 
     for kind, rows, is_other in (("tokens", tokens(QUESTION), True), ("chat", [chat(0)], False)):
@@ -304,7 +287,7 @@ def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> No
     found = [(1, "contaminated"), (2, "contaminated"), (3, "contaminated"), (4, "near_duplicate")]
     assert built.rejects() == found
     assert built.kept() == [0, 5]
-    facts = built.manifest("rows", "canonical_rows").facts
+    facts = built.facts("rows", "canonical_rows")
     assert (facts["contaminated"], facts["accounted"], facts["swapped_pairs"]) == (0.5, 0, 0)
     assert len(built.segments()) == 4
 
@@ -321,7 +304,7 @@ def test_real_problems_share_phrases_with_the_test_file_and_three_share_a_questi
     form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
     workspace.one("train.jsonl", content, form, filters=filters)
 
-    built = workspace.build(only=UP_TO_ROWS)
+    built = workspace.build(only=TO_ROWS)
 
     questions = [json.loads(line)["question"] for line in content.splitlines()]
     rejects = built.rows_of("rows", "canonical_rows", file="rejects")
@@ -336,9 +319,9 @@ def test_every_real_question_is_found_in_another_wording_of_its_answer(tmp_path:
     content = (real_data / "math" / "gsm8k_test_socratic.jsonl").read_bytes()
     filters = decontaminate(str(real_data / "math" / "gsm8k_test.jsonl"))
     form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
-    built = Workspace(tmp_path).one("rows.jsonl", content, form, filters=filters).build(only=UP_TO_ROWS)
+    built = Workspace(tmp_path).one("rows.jsonl", content, form, filters=filters).build(only=TO_ROWS)
 
-    facts = built.manifest("rows", "canonical_rows").facts
+    facts = built.facts("rows", "canonical_rows")
     assert (facts["contaminated"], facts["kept"]) == (1.0, 0)
     items = [json.loads(detail) for detail in built.details()]
     assert len(items) == len(content.splitlines()) == 1319

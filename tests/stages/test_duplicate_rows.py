@@ -16,11 +16,10 @@ from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows
 from rowmill.stages.canonical_rows.duplicate_rows import match_repeats
-from tests.support.recipes import CHAT, TEXT, Built, Workspace, lines
+from tests.support.recipes import CHAT, TEXT, TO_ROWS, Built, Workspace, lines
 
 pytestmark = [pytest.mark.usefixtures("small_parts"), pytest.mark.slow]
 
-UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 FILES = 4
 
 
@@ -39,7 +38,7 @@ def build(folder: Path, contents: Sequence[bytes], kind: Any = TEXT, **filters: 
     ending = "json" if contents[0].startswith(b"[") else "jsonl"
     urls = [workspace.write(f"{number}.{ending}", content) for number, content in enumerate(contents)]
     workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": kind, "filters": filters}})
-    return workspace.build(only=UP_TO_ROWS)
+    return workspace.build(only=TO_ROWS)
 
 
 def list_hashes(folder: Path) -> set[Path]:
@@ -74,7 +73,7 @@ def test_appended_rows_leave_the_hashes_of_other_blocks(tmp_path: Path, monkeypa
     # Garbage collection spares what a manifest names here.
     assert {path.parent.name for path in hashed} <= made_of[0]
     assert {path.parent.name for path in list_hashes(tmp_path)} <= made_of[1]
-    kept = [built.manifest("rows", "canonical_rows").facts["kept"] for built in (first, second)]
+    kept = [built.facts("rows", "canonical_rows")["kept"] for built in (first, second)]
     assert kept == [len({row["text"] for row in ROWS[:end]}) for end in (120, 160)]
 
 
@@ -102,9 +101,9 @@ def test_a_second_copy_of_real_dialogues_goes_whole(
     tmp_path: Path, real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = (real_data / "tools/glaive_toolcall_en_demo.json").read_bytes()
-    once = build(tmp_path / "once", [content], CHAT).manifest("rows", "canonical_rows").facts
+    once = build(tmp_path / "once", [content], CHAT).facts("rows", "canonical_rows")
     monkeypatch.setattr(duplicate_rows, "BLOCK_ROWS", 100)
-    twice = build(tmp_path / "twice", [content, content], CHAT).manifest("rows", "canonical_rows").facts
+    twice = build(tmp_path / "twice", [content, content], CHAT).facts("rows", "canonical_rows")
 
     assert (once["records"], once["kept"], once["rejected"]) == (300, 265, 35)
     assert (twice["records"], twice["kept"], twice["rejected"]) == (600, 265, 335)
@@ -134,7 +133,7 @@ def test_part_of_which_rows_go_counts_as_one_that_was_written_so(tmp_path: Path)
     whole = build(tmp_path / "whole", [lines(rows)], CHAT)
     distinct = build(tmp_path / "distinct", [lines(rows[:7])], CHAT)
 
-    found = [one.manifest("rows", "canonical_rows").facts for one in (whole, distinct)]
+    found = [one.facts("rows", "canonical_rows") for one in (whole, distinct)]
     same = ("kept", "notes", "splits", "messages", "user_messages", "unknown_roles", "tools_present")
 
     assert found[0]["notes"] == {"role_name_case": 7}

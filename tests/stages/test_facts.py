@@ -12,7 +12,7 @@ from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
 from rowmill.schema.facts import UNCOUNTED, Uncounted, name_facts, read_facts
 from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration
-from tests.support.recipes import CHAT, Workspace, chat
+from tests.support.recipes import Workspace, chat
 from tests.support.tables import as_csv, grouped, purchases, records
 
 
@@ -38,11 +38,12 @@ def test_check_is_named_after_a_fact_of_each_of_its_stages(check: Check) -> None
 @pytest.mark.slow
 def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    chats = {"train_urls": [workspace.write("chats.jsonl", [chat(i) for i in range(20)])]}
-    table = {"train_urls": [workspace.write("table.csv", as_csv(purchases(60)))]}
     exports: list[Mapping[str, Any]] = [{"kind": "hf", "name": "hf", "split": "train"}]
     built = workspace.recipe(
-        {"chats": {"source": chats, "format": CHAT}, "table": {"source": table, "format": records(**grouped())}},
+        {
+            "chats": workspace.dataset("chats.jsonl", [chat(i) for i in range(20)]),
+            "table": workspace.dataset("table.csv", as_csv(purchases(60)), records(**grouped())),
+        },
         seq_len=1024,
         exports=exports,
     ).build()
@@ -57,6 +58,12 @@ def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
         assert name_facts(read_facts(stage.facts, made.facts)) == made.facts, made.key
         assert stage.stats_inputs.rows(made) is not None, "its number of rows is a fact"
 
+    rows, examples = (built.facts("table", stage) for stage in ("canonical_rows", "tokenized_examples"))
+
+    assert not {"messages", "tool_calls", "notes"} & set(rows), "a number that is 0 in every table says nothing"
+    assert not {"tool_tokens", "boundary_tokens", "template_warnings"} & set(examples)
+    assert {"columns", "table_drift"} <= set(rows)
+
 
 def test_fact_that_does_not_apply_to_the_kind_is_not_stored() -> None:
     @dataclass(frozen=True)
@@ -67,17 +74,3 @@ def test_fact_that_does_not_apply_to_the_kind_is_not_stored() -> None:
 
     assert name_facts(Facts(2)) == {"rows": 2, "note": None}
     assert name_facts(Facts(2, 3)) == {"rows": 2, "records": 3, "note": None}
-
-
-@pytest.mark.slow
-def test_table_has_no_facts_of_messages_and_templates(tmp_path: Path) -> None:
-    source = {"train_urls": [Workspace(tmp_path).write("table.csv", as_csv(purchases(60)))]}
-    built = (
-        Workspace(tmp_path).recipe({"table": {"source": source, "format": records(**grouped())}}, seq_len=1024).build()
-    )
-
-    rows, examples = (built.manifest("table", stage).facts for stage in ("canonical_rows", "tokenized_examples"))
-
-    assert not {"messages", "tool_calls", "notes"} & set(rows), "a number that is 0 in every table says nothing"
-    assert not {"tool_tokens", "boundary_tokens", "template_warnings"} & set(examples)
-    assert {"columns", "table_drift"} <= set(rows)

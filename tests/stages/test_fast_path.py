@@ -15,7 +15,7 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.schema.rows import Conversation, MaskedConversation
-from tests.support.recipes import CHAT, Built, Workspace
+from tests.support.recipes import CHAT, Workspace
 from tests.support.tiers import mark_all_but
 
 CHATML = (
@@ -232,13 +232,9 @@ def test_fast_and_reference_path_give_equal_examples(tmp_path: Path) -> None:
     one_by_one = Workspace(tmp_path / "long").one("a.jsonl", marked, CHAT).build()
 
     assert [_own(e) for e in by_fast_path.examples()] == [_own(e) for e in one_by_one.examples()]
-    assert _fact(by_fast_path, "fast_path_mismatches") == 0
-    assert _fact(by_fast_path, "mask_verified") == 1
+    assert by_fast_path.facts("rows", "tokenized_examples")["fast_path_mismatches"] == 0
+    assert by_fast_path.facts("rows", "tokenized_examples")["mask_verified"] == 1
 
 
 def _own(example: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in example.items() if name not in ("example_id", "row_ids")}
-
-
-def _fact(built: Built, name: str) -> float:
-    return built.manifest("rows", "tokenized_examples").facts[name]

@@ -1,6 +1,7 @@
 """Generated records as the source of a dataset: from a model's texts through a whole build."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from rowmill.inspection import dry_run, inspect
 from rowmill.schema.manifest import StageKey
-from tests.support.recipes import CHAT, LENIENT, Built, Workspace
+from tests.support.recipes import CHAT, LENIENT, TO_ROWS, Built, Workspace
 from tests.support.tables import records
 
 pytestmark = pytest.mark.slow
@@ -24,8 +25,7 @@ GATES = LENIENT | {"near_duplicate": {"at_most": 1}}
 
 
 def sales(workspace: Workspace) -> dict[str, Any]:
-    source = {"train_urls": [workspace.write("rows.jsonl", SALES)]}
-    return {"source": source, "format": records(**FORM, generation={}), "splits": {"test": 0}}
+    return workspace.dataset("rows.jsonl", SALES, records(**FORM, generation={}), splits={"test": 0})
 
 
 def synthetic(of: str, **source: Any) -> dict[str, Any]:
@@ -56,7 +56,9 @@ def made_of(built: Built, dataset: str = "synthetic") -> list[dict[str, Any]]:
     return sorted((json.loads(row["record"]) for row in rows), key=lambda row: (row["shop"], row["day"]))
 
 
-def test_generated_records_are_built_together_with_their_training_records(trained: Workspace) -> None:
+def test_generated_records_are_built_together_with_their_training_records_and_planned_and_shown(
+    trained: Workspace,
+) -> None:
     generate(trained.folder, *FRESH, {"shop": "s3", "day": "2024-02-01", "units": "many"})
     runner.build(trained.project, only=["parsed_records"])
     both = {"rows": sales(trained), "synthetic": synthetic("rows")}
@@ -64,9 +66,17 @@ def test_generated_records_are_built_together_with_their_training_records(traine
 
     # Rejected objects are not records of the source.
     assert made_of(built) == sorted(FRESH, key=lambda row: (row["shop"], row["day"]))
-    assert built.manifest("synthetic", "tokenized_examples").facts["accounted"] == 0
-    assert built.manifest("synthetic", "packed_shards").facts["conservation"] == 0
+    assert built.facts("synthetic", "tokenized_examples")["accounted"] == 0
+    assert built.facts("synthetic", "packed_shards")["conservation"] == 0
     assert {row[0] for row in built.manifest("training_splits").tables["splits"].rows} == {"rows", "synthetic"}
+
+    plans = {one.dataset: one.plan for one in dry_run.plan_tables(trained.project)}
+    shown = list(inspect.inspect_rows(trained.project, count=6, dataset="synthetic", row_id=None))
+
+    assert plans["synthetic"] is not None
+    assert plans["synthetic"].facts["train"]["records"] == 6
+    assert len(shown) == 6
+    assert all(one.row is not None and one.source.startswith("generated:mini/rows/parsed_records") for one in shown)
 
 
 def test_another_recipe_reads_generated_records_and_finds_new_ones(trained: Workspace) -> None:
@@ -79,7 +89,7 @@ def test_another_recipe_reads_generated_records_and_finds_new_ones(trained: Work
     second = steps.open_project(other)
 
     def rows() -> tuple[int, bool]:
-        done = {step.name: report for step, report, _ in runner.build(second, only=["raw_dataset", "canonical_rows"])}
+        done = {step.name: report for step, report, _ in runner.build(second, only=TO_ROWS)}
         return int(done["canonical_rows"].manifest.facts["kept"]), done["raw_dataset"].reused
 
     first, again = rows(), rows()
@@ -88,26 +98,12 @@ def test_another_recipe_reads_generated_records_and_finds_new_ones(trained: Work
     assert (first, again, rows()) == ((3, False), (3, True), (6, False))
 
 
-def test_plan_and_inspect_read_generated_records(trained: Workspace) -> None:
-    generate(trained.folder, *FRESH)
-    runner.build(trained.project, only=["parsed_records"])
-    project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
-
-    plans = {one.dataset: one.plan for one in dry_run.plan_tables(project)}
-    shown = list(inspect.inspect_rows(project, count=6, dataset="synthetic", row_id=None))
-
-    assert plans["synthetic"] is not None
-    assert plans["synthetic"].facts["train"]["records"] == 6
-    assert len(shown) == 6
-    assert all(one.row is not None and one.source.startswith("generated:mini/rows/parsed_records") for one in shown)
-
-
 def test_failed_check_of_generated_records_blocks_reading_them(trained: Workspace) -> None:
     both = {"rows": sales(trained), "synthetic": synthetic("rows")}
     strict = GATES | {"valid_fraction": {"at_least": 0.9, "severity": "error"}}
     generate(trained.folder, *FRESH[:2], {"shop": "s3", "day": "2024-02-09", "units": "many"})
     runner.build(trained.project, only=["parsed_records"])
-    rows = ["raw_dataset", "canonical_rows"]
+    rows = TO_ROWS
 
     with pytest.raises(
         GateError, match=r"mini/rows/parsed_records, version .*, an ancestor of this input: .*valid_fraction"
@@ -131,12 +127,12 @@ def test_inputs_of_generated_records_are_checked_like_every_other_input(trained:
     alone = {"synthetic": synthetic("mini/rows")}
     second = trained.config.with_name("second.yaml")
 
-    def build_second(gates: dict[str, Any], stages: list[str]) -> None:
+    def build_second(gates: dict[str, Any], stages: Sequence[str]) -> None:
         trained.recipe(alone, seq_len=1024, gates=gates)
         trained.config.rename(second)
         runner.build(steps.open_project(second), only=stages)
 
-    build_second(GATES, ["raw_dataset", "canonical_rows"])
+    build_second(GATES, TO_ROWS)
     # The records themselves pass; the training rows of their model do not.
     with pytest.raises(GateError, match=r"mini/rows/canonical_rows, version .*, an ancestor of this input: .*rejects"):
         build_second(GATES | {"rejects": {"at_most": 0, "severity": "error"}}, only)

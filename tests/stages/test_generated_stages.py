@@ -26,11 +26,7 @@ pytestmark = FOREIGN_WARNINGS
 
 GROUPED = {
     "kind": "records",
-    "data": {
-        "group_training_examples_by": "shop",
-        "order_training_examples_by": "day",
-        "max_sequences_per_example": 1,
-    },
+    "data": {"group_training_examples_by": "shop", "order_training_examples_by": "day", "max_sequences_per_example": 1},
 }
 SERIES = {
     "kind": "records",
@@ -59,9 +55,8 @@ GOOD = texts(*[sale("s1", day) for day in range(1, 5)])
 def recipe(
     workspace: Workspace, rows: list[dict[str, Any]], form: Mapping[str, Any], generation: Any, **changes: Any
 ) -> Workspace:
-    source = {"train_urls": [workspace.write("rows.jsonl", rows)]}
     values = {"seq_len": 1024, **changes}
-    return workspace.recipe({"rows": {"source": source, "format": {**form, "generation": generation}}}, **values)
+    return workspace.one("rows.jsonl", rows, {**form, "generation": generation}, **values)
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +113,21 @@ def with_backend(workspace: Workspace, base_url: str, **options: Any) -> Workspa
 
 
 @pytest.mark.slow
-def test_build_skips_stages_that_need_a_trained_model(grouped: Workspace) -> None:
+def test_stages_that_need_a_trained_model_wait_for_a_request_and_a_backend(
+    grouped: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
     steps = plan_steps(grouped.project)
     asked = [step.name for step in steps if step.on_demand]
 
     assert asked == ["parsed_records"]
     assert "parsed_records" not in {step.name for step, _, _ in runner.build(grouped.project)}
+
+    main.main(["plan", str(grouped.config)])
+
+    assert "on request" in capsys.readouterr().out
+
+    assert main.main(["generate", str(grouped.config)]) == main.ExitStatus.INVALID
+    assert "no dataset has a generation.backend block" in capsys.readouterr().err
 
 
 def test_generation_changes_no_shard_and_no_code_version(grouped: Workspace) -> None:
@@ -182,8 +186,18 @@ def test_rejects_keep_reason_column_and_text(grouped: Workspace, generated: Path
         ("exact_copies", None, False, False),
     ]
 
+    assert set(PARSING_REASONS) <= REJECT_REASONS
 
-def test_texts_parsed_before_are_not_parsed_again(grouped: Workspace, generated: Path) -> None:
+
+def test_texts_are_parsed_once_and_without_any_checks_are_not_applicable(grouped: Workspace, generated: Path) -> None:
+    made, results, _ = run(grouped, "parsed_records")
+
+    assert (made.facts["texts"], made.facts["kept"]) == (0, 0)
+    assert {one.check: one.outcome for one in results} == {
+        "valid_fraction": "not_applicable",
+        "exact_copies": "not_applicable",
+    }
+
     (generated / "a.jsonl").write_text(texts({"text": GOOD, "finish_reason": "stop"}))
     first, _, _ = run(grouped, "parsed_records")
     again, _, is_reused = run(grouped, "parsed_records")
@@ -195,33 +209,17 @@ def test_texts_parsed_before_are_not_parsed_again(grouped: Workspace, generated:
     assert (more.parts, more.parts_reused) == (2, 1)
 
 
-def test_without_texts_checks_are_not_applicable(grouped: Workspace, generated: Path) -> None:
-    made, results, _ = run(grouped, "parsed_records")
-
-    assert (made.facts["texts"], made.facts["kept"]) == (0, 0)
-    assert {one.check: one.outcome for one in results} == {
-        "valid_fraction": "not_applicable",
-        "exact_copies": "not_applicable",
-    }
-
-
-def test_named_files_that_are_missing_are_a_source_error(tmp_path: Path, grouped: Workspace) -> None:
+def test_parsing_without_files_or_a_build_is_an_error(tmp_path: Path, grouped: Workspace) -> None:
     workspace = Workspace(tmp_path, str(grouped.store))
     recipe(workspace, SALES, GROUPED, {"text_urls": ["no/such.jsonl"]})
 
     with pytest.raises(SourceError, match=r"no/such\.jsonl"):
         runner.build(workspace.project, only=["parsed_records"])
 
-
-def test_parsing_before_a_build_names_the_missing_stage(tmp_path: Path) -> None:
     workspace = recipe(Workspace(tmp_path), SALES, GROUPED, {})
 
     with pytest.raises(IntegrityError, match=r"/parsed_records: .*tokenized_examples.* not built; "):
         runner.build(workspace.project, only=["parsed_records"])
-
-
-def test_reasons_of_parsing_are_reject_reasons_of_the_ledger() -> None:
-    assert set(PARSING_REASONS) <= REJECT_REASONS
 
 
 # ── Comparison with the training table ───────────────────────────────────────────────────────────
@@ -382,37 +380,26 @@ def test_private_series_begin_without_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "times", "message"),
+    ("generation", "message", "times"),
     [
-        ({"prefill": "records"}, {"start_timestamp": "a", "stop_timestamp": "b"}, "real records"),
-        ({}, {"start_timestamp": "2024-01-01T00:00:00"}, "stop_timestamp: null under privacy"),
-        ({}, {"stop_timestamp": "2024-01-01T00:00:00"}, "start_timestamp: null under privacy"),
+        ({"prefill": "records"}, "real records", {"start_timestamp": "a", "stop_timestamp": "b"}),
+        ({}, "stop_timestamp: null under privacy", {"start_timestamp": "2024-01-01T00:00:00"}),
+        ({}, "start_timestamp: null under privacy", {"stop_timestamp": "2024-01-01T00:00:00"}),
+        ({"patience": 0}, r"generation\.patience", None),
+        ({"top_p": 1.5}, r"generation\.top_p", None),
+        ({"samples_per_prompt": True}, r"generation\.samples_per_prompt", None),
+        ({"max_records_per_group": 0}, r"generation\.max_records_per_group", None),
+        ({"backend": {"kind": "http"}}, r"generation\.backend.*'http' is not a kind; choose callable, openai", None),
+        ({"validation": {"group_by_fix": True}}, r"generation\.validation\.group_by_fix: unknown key", None),
+        ({"temprature": 1}, r"generation\.temprature: unknown key.*did you mean temperature", None),
     ],
 )
-def test_private_recipe_that_would_publish_rows_is_refused(
-    tmp_path: Path, generation: Any, times: Any, message: str
+def test_bad_option_of_generation_or_one_that_would_publish_private_rows_is_refused(
+    tmp_path: Path, generation: Any, message: str, times: dict[str, str] | None
 ) -> None:
-    form = {**SERIES, "privacy": {"dp_enabled": True}, "time_series": {"is_timeseries": True, **times}}
-    workspace = recipe(Workspace(tmp_path), READINGS, form, generation)
-
-    with pytest.raises(ConfigError, match=message):
-        _ = workspace.project
-
-
-@pytest.mark.parametrize(
-    ("generation", "message"),
-    [
-        ({"patience": 0}, r"generation\.patience"),
-        ({"top_p": 1.5}, r"generation\.top_p"),
-        ({"samples_per_prompt": True}, r"generation\.samples_per_prompt"),
-        ({"max_records_per_group": 0}, r"generation\.max_records_per_group"),
-        ({"backend": {"kind": "http"}}, r"generation\.backend.*'http' is not a kind; choose callable, openai"),
-        ({"validation": {"group_by_fix": True}}, r"generation\.validation\.group_by_fix: unknown key"),
-        ({"temprature": 1}, r"generation\.temprature: unknown key.*did you mean temperature"),
-    ],
-)
-def test_bad_option_of_generation_is_a_config_error(tmp_path: Path, generation: Any, message: str) -> None:
-    workspace = recipe(Workspace(tmp_path), SALES, GROUPED, generation)
+    """Privacy is on where times are given."""
+    private = {**SERIES, "privacy": {"dp_enabled": True}, "time_series": {"is_timeseries": True, **(times or {})}}
+    workspace = recipe(Workspace(tmp_path), SALES, GROUPED if times is None else private, generation)
 
     with pytest.raises(ConfigError, match=message):
         _ = workspace.project
@@ -458,8 +445,8 @@ def test_generate_calls_the_backend(series: Workspace, capsys: pytest.CaptureFix
     assert '{"shop":"a"}' in capsys.readouterr().out
 
 
-def test_generate_with_only_failed_series_closes_the_gate(
-    series: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_generating_without_a_valid_record_closes_the_gate(
+    series: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str], grouped: Workspace
 ) -> None:
     with serving(lambda request: Reply(["no record"] * request["n"])) as server:
         workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
@@ -468,8 +455,6 @@ def test_generate_with_only_failed_series_closes_the_gate(
     assert status == main.ExitStatus.GATE_CLOSED
     assert "failed_series" in capsys.readouterr().out
 
-
-def test_generate_without_valid_records_closes_the_gate(grouped: Workspace) -> None:
     kept = grouped.config.read_text()
     try:
         with serving(lambda request: Reply(["no record"] * request["n"])) as server:
@@ -515,17 +500,6 @@ def test_columns_missing_from_the_training_table_are_a_config_error(series: Work
             runner.build(series.project, only=["parsed_records"])
     finally:
         series.config.write_text(kept)
-
-
-def test_generate_without_a_backend_is_a_config_error(grouped: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["generate", str(grouped.config)]) == main.ExitStatus.INVALID
-    assert "no dataset has a generation.backend block" in capsys.readouterr().err
-
-
-def test_plan_lists_stages_that_wait_for_a_model(grouped: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    main.main(["plan", str(grouped.config)])
-
-    assert "on request" in capsys.readouterr().out
 
 
 # ── Dagster ────────────────────────────────────────────────────────────────────────────────────────

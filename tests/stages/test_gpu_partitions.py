@@ -9,7 +9,7 @@ import pytest
 from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.schema.manifest import Manifest
 from rowmill.stages import gpu_partitions
-from tests.support.recipes import CHAT, Workspace, chat
+from tests.support.recipes import Workspace, chat
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +29,9 @@ def test_changed_word_of_the_source_reaches_the_ranks(tmp_path: Path) -> None:
 
     after = workspace.build()
 
-    same_shape = [
-        after.manifest("rows", "packed_shards").facts[name] for name in ("tokens", "trained_tokens", "sequences")
-    ]
+    same_shape = [after.facts("rows", "packed_shards")[name] for name in ("tokens", "trained_tokens", "sequences")]
     assert same_shape == [
-        before.manifest("rows", "packed_shards").facts[name] for name in ("tokens", "trained_tokens", "sequences")
+        before.facts("rows", "packed_shards")[name] for name in ("tokens", "trained_tokens", "sequences")
     ]
     for key in (("rows", "packed_shards"), ("training_splits",), ("gpu_partitions",)):
         assert after.versions()["/".join(key)] != before.versions()["/".join(key)]
@@ -50,10 +48,9 @@ def test_changed_word_of_the_source_reaches_the_ranks(tmp_path: Path) -> None:
 
 def test_token_ledgers_of_ranks_and_exports_count_every_token_of_their_files(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("a.jsonl", [chat(i) for i in range(31)])]}
     options = {"seq_len": 64, "mixture": {"batch_size": 8}}
-    made = workspace.recipe(
-        {"rows": {"source": source, "format": CHAT}}, exports=[{"kind": "native", "name": "own"}], **options
+    made = workspace.one(
+        "a.jsonl", [chat(i) for i in range(31)], exports=[{"kind": "native", "name": "own"}], **options
     ).build()
     ranks, export = made.manifest("gpu_partitions"), made.manifest("exports", "own")
     held = [

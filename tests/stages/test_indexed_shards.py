@@ -79,7 +79,7 @@ def require_equal(one: Built, other: Built) -> None:
                 else:
                     assert value == theirs[name]
     for dataset in one.project.recipe.datasets:
-        mine, theirs = (dict(built.manifest(dataset, "packed_shards").facts) for built in (one, other))
+        mine, theirs = (dict(built.facts(dataset, "packed_shards")) for built in (one, other))
         assert mine == theirs
     for key in one.steps:
         if "exports" in key:
@@ -250,14 +250,16 @@ def test_second_build_reuses_all_and_a_killed_one_goes_on(tmp_path: Path) -> Non
 
 
 def test_damaged_examples_are_noticed_by_reader_check_and_build(tmp_path: Path) -> None:
-    built = build(
-        tmp_path, "index", {"rows": (CHATS, {"format": CHAT})}, partitions={"world_size": 1, "layout": "index"}
-    )
+    ranks = {"world_size": 1, "layout": "index"}
+    built = build(tmp_path, "index", {"rows": (CHATS, {"format": CHAT})}, partitions=ranks)
     store, name = built.project.store, built.project.recipe.name
-    examples = built.manifest("rows", "tokenized_examples").files("examples")[-1]
-    path = Path(store.local(examples.path))
-    content = path.read_bytes()
-    path.write_bytes(content[:-40] + bytes(40))
+    step = next(step for step in plan_steps(built.project) if step.name == "gpu_partitions")
+    version = built.manifest("gpu_partitions").version
+    assert run_step(built.project, step, {}, version=version).version == version
+    path = Path(store.local(built.manifest("rows", "tokenized_examples").files("examples")[-1].path))
+    path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+    with pytest.raises(DamagedFileError, match=r"examples\.arrow"):
+        run_step(built.project, step, {}, version=version)
     with pytest.raises(IntegrityError, match=r"examples\.arrow: digest"):
         Reader(store.root, name, rank=0, world_size=1, as_torch=False, verify=True)
     with pytest.raises(IntegrityError, match=r"examples\.arrow: digest"):
@@ -265,22 +267,6 @@ def test_damaged_examples_are_noticed_by_reader_check_and_build(tmp_path: Path) 
     path.unlink()
     with pytest.raises(IntegrityError, match=r"examples\.arrow: missing"):
         list(Reader(store.root, name, rank=0, world_size=1, as_torch=False))
-
-
-def test_version_of_ranks_is_used_again_only_if_the_examples_are_whole(tmp_path: Path) -> None:
-    ranks = {"partitions": {"world_size": 1, "layout": "index"}}
-    built = build(tmp_path, "index", {"rows": (CHATS, {"format": CHAT})}, **ranks)
-    step = next(step for step in plan_steps(built.project) if step.name == "gpu_partitions")
-    version = built.manifest("gpu_partitions").version
-    assert run_step(built.project, step, {}, version=version).version == version
-
-    examples = built.manifest("rows", "tokenized_examples").files("examples")[0]
-    path = Path(built.project.store.local(examples.path))
-    content = path.read_bytes()
-    path.write_bytes(content[:-40] + bytes(40))
-
-    with pytest.raises(DamagedFileError, match=r"examples\.arrow"):
-        run_step(built.project, step, {}, version=version)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -17,7 +17,7 @@ from rowmill.inspection.chat_templates import make_probe_conversations
 from rowmill.schema.rows import Conversation, MaskedConversation, Span
 from rowmill.stages.tokenized_examples import conversation_examples
 from rowmill.stages.tokenized_examples.conversation_examples import MaskJudge, RowJudge, choose_by_hash, is_judged
-from tests.support.recipes import CHAT, Workspace, chat
+from tests.support.recipes import CHAT, TO_EXAMPLES, Workspace, chat
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -69,7 +69,7 @@ def damage(masked: MaskedConversation) -> list[MaskedConversation]:
     return [MaskedConversation(masked.text, (*spans, *rest), masked.pieces) for spans in changed]
 
 
-def test_flags_of_a_row_do_not_make_its_mask_wrong() -> None:
+def test_mask_that_was_made_is_the_one_that_is_judged_and_flags_do_not_make_it_wrong() -> None:
     renderer = Renderer(RendererSpec(read_named_template("qwen3"), TOKENS))
     messages = [
         {"role": "user", "content": "Why?"},
@@ -80,9 +80,6 @@ def test_flags_of_a_row_do_not_make_its_mask_wrong() -> None:
 
     assert RowJudge(renderer, MaskRules(), Loss(), 1.0).reject(Conversation(messages)) is None
 
-
-def test_mask_that_was_made_is_the_one_that_is_judged() -> None:
-    renderer = Renderer(RendererSpec(read_named_template("qwen3"), TOKENS))
     row = Conversation([{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}])
     made = Masker(renderer, Loss(), MaskRules()).mask(row)
     assert isinstance(made, MaskedConversation)
@@ -117,7 +114,7 @@ def test_row_that_is_judged_wrong_is_rejected_and_closes_the_gate(
     template = {"chat_template": "qwen3", "verify_render": 1.0, "on_dropped": {"tool_list": "count"}}
     workspace = Workspace(tmp_path).one("rows.jsonl", rows, CHAT, template=template)
 
-    built = workspace.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    built = workspace.build(only=TO_EXAMPLES)
 
     made = built.manifest("rows", "tokenized_examples")
     assert built.rejects("rows") == [(1, reason)]

@@ -7,7 +7,8 @@ import pytest
 
 from rowmill.core.errors import GateError
 from rowmill.kinds.shared.splits import Splits, Splitter
-from tests.support.recipes import LENIENT, PAIR, TEXT, Built, Workspace, document, pair, sentence
+from rowmill.schema.manifest import list_versions
+from tests.support.recipes import LENIENT, PAIR, TEXT, TO_ROWS, Workspace, document, pair, sentence
 
 ALL = {"same_prompt": {"at_most": 1}, "near_duplicate": {"at_most": 1}}
 
@@ -15,25 +16,17 @@ ALL = {"same_prompt": {"at_most": 1}, "near_duplicate": {"at_most": 1}}
 def held_out(folder: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], kind: dict[str, Any]) -> Workspace:
     """Write a project whose train and validation rows come from different files."""
     workspace = Workspace(folder)
-    source = {
-        "train_urls": [workspace.write("train.jsonl", train)],
-        "validation_urls": [workspace.write("held.jsonl", held)],
-    }
     filters = {"deduplicate": False}
-    return workspace.recipe({"rows": {"source": source, "format": kind, "filters": filters}}, gates=LENIENT | ALL)
-
-
-def facts_of(built: Built) -> dict[str, Any]:
-    return built.manifest("training_splits").facts
+    return workspace.one("train.jsonl", train, kind, held=held, filters=filters, gates=LENIENT | ALL)
 
 
 def test_rows_of_a_validation_source_stay_in_validation(tmp_path: Path) -> None:
     workspace = held_out(tmp_path, [pair(i) for i in range(200)], [pair(i) for i in range(500, 510)], PAIR)
     text = workspace.config.read_text(encoding="utf-8").replace("validation: 0\n", "validation: 0.3\n")
     workspace.config.write_text(text, encoding="utf-8")
-    built = workspace.build(only=("raw_dataset", "canonical_rows"))
+    built = workspace.build(only=TO_ROWS)
 
-    assert built.manifest("rows", "canonical_rows").facts["splits"] == {"train": 200, "validation": 10}
+    assert built.facts("rows", "canonical_rows")["splits"] == {"train": 200, "validation": 10}
 
 
 def test_row_in_both_splits_closes_the_gate_and_is_named(tmp_path: Path) -> None:
@@ -41,14 +34,10 @@ def test_row_in_both_splits_closes_the_gate_and_is_named(tmp_path: Path) -> None
 
     with pytest.raises(GateError, match="same_row: 2"):
         workspace.build()
-    (made,) = [one for one in _versions(workspace) if one.facts["same_row"]]
+    (made,) = [
+        one for one in list_versions(workspace.project.store, ("mini", "training_splits")) if one.facts["same_row"]
+    ]
     assert len(made.samples["same_row"]) == 2
-
-
-def _versions(workspace: Workspace) -> list[Any]:
-    from rowmill.schema import manifest
-
-    return manifest.list_versions(workspace.project.store, ("mini", "training_splits"))
 
 
 def test_prompt_in_both_splits_is_reported_with_its_rows(tmp_path: Path) -> None:
@@ -58,8 +47,8 @@ def test_prompt_in_both_splits_is_reported_with_its_rows(tmp_path: Path) -> None
     built = held_out(tmp_path, train, [*shouted, pair(900)], PAIR).build()
     held = [row for row in built.rows_of("rows", "canonical_rows", file="rows") if row["split"] == "validation"]
 
-    assert facts_of(built)["same_prompt"] == 0.75
-    assert facts_of(built)["same_row"] == 0
+    assert built.facts("training_splits")["same_prompt"] == 0.75
+    assert built.facts("training_splits")["same_row"] == 0
     assert built.manifest("training_splits").samples["same_prompt"] == tuple(sorted(row["row_id"] for row in held[:3]))
 
 
@@ -78,22 +67,20 @@ def test_text_half_of_which_is_in_train_is_a_near_duplicate(tmp_path: Path) -> N
     names = [row["example_id"] for row in built.examples() if row["split"] == "validation"]
 
     assert built.manifest("training_splits").samples["near_duplicate"] == (names[0],)
-    assert facts_of(built)["near_duplicate"] == pytest.approx(1 / 8)
-    assert facts_of(built)["same_row"] == 0
+    assert built.facts("training_splits")["near_duplicate"] == pytest.approx(1 / 8)
+    assert built.facts("training_splits")["same_row"] == 0
 
 
 def test_without_held_out_rows_there_are_no_near_duplicates(tmp_path: Path) -> None:
     built = Workspace(tmp_path).one("rows.jsonl", [document(i) for i in range(5)], TEXT).build()
 
-    assert facts_of(built)["near_duplicate"] == 0
+    assert built.facts("training_splits")["near_duplicate"] == 0
 
 
 def test_groups_of_the_specification_are_held_out_as_specified(tmp_path: Path) -> None:
     rows = [pair(i) | {"user": f"g{i % 12}"} for i in range(48)]
     splits = {"validation": 0.1, "test": 0.1, "group_key": "user"}
-    built = (
-        Workspace(tmp_path).one("rows.jsonl", rows, PAIR, splits=splits).build(only=("raw_dataset", "canonical_rows"))
-    )
+    built = Workspace(tmp_path).one("rows.jsonl", rows, PAIR, splits=splits).build(only=TO_ROWS)
     found: dict[str, set[str]] = {}
     for row in built.rows_of("rows", "canonical_rows", file="rows"):
         found.setdefault(row["split"], set()).add(row["group_key"])

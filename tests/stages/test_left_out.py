@@ -12,9 +12,8 @@ from rowmill.build import gate, runner, steps
 from rowmill.core.errors import ContextOverflowError, GateError
 from rowmill.packing import pack_plan
 from rowmill.schema.manifest import list_versions
-from tests.support.recipes import LENIENT, PAIR, TEXT, Built, Workspace, document, pair, sentence
+from tests.support.recipes import LENIENT, PAIR, TEXT, TO_SHARDS, Built, Workspace, document, pair, sentence
 
-TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 LIMIT = 48
 
 
@@ -22,18 +21,12 @@ def long_pair(i: int, *, prompt: int, answer: int) -> dict[str, Any]:
     return {"prompt": sentence(i, prompt), "answer": sentence(i + 1, answer)}
 
 
-ROWS = [
-    pair(1, words=4),
-    long_pair(2, prompt=5, answer=90),
-    long_pair(3, prompt=90, answer=5),
-    pair(4, words=4),
-]
+ROWS = [pair(1, words=4), long_pair(2, prompt=5, answer=90), long_pair(3, prompt=90, answer=5), pair(4, words=4)]
 
 
 def built_of(folder: Path, rows: list[dict[str, Any]], kind: dict[str, Any], **options: Any) -> Built:
     workspace = Workspace(folder)
-    dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", rows)]}, "format": kind, "packing": options}
-    return workspace.recipe({"rows": dataset}, seq_len=LIMIT).build(only=TO_SHARDS)
+    return workspace.one("rows.jsonl", rows, kind, packing=options, seq_len=LIMIT).build(only=TO_SHARDS)
 
 
 def fates(built: Built) -> list[tuple[int, str, str]]:
@@ -64,31 +57,6 @@ def test_example_cut_to_one_side_keeps_it_and_counts_the_rest(tmp_path: Path, al
     assert built.manifest("rows", "packed_shards").token_ledger == (("all", "dropped", len(ids[1]) - LIMIT),)
 
 
-def test_example_whose_targets_are_cut_away_is_rejected(tmp_path: Path) -> None:
-    built = built_of(tmp_path, ROWS, PAIR, slice_strategy="keep_start")
-
-    assert fates(built) == [(1, "kept", ""), (2, "rejected", "no_loss_tokens")]
-    assert set(built.manifest("rows", "packed_shards").ledger) == {("kept", "", 3), ("rejected", "no_loss_tokens", 1)}
-    assert sorted(kept_tokens(built)) == [0, 1, 3]
-
-
-def test_pieces_without_a_target_are_left_out_and_the_others_stay(tmp_path: Path) -> None:
-    built = built_of(tmp_path, ROWS, PAIR, slice_strategy="split")
-    rows = built.rows_of("rows", "packed_shards", file="shard")
-
-    # A prompt's first pieces hold no answer; every segment that is shown trains something.
-    assert (2, "kept", "") in fates(built)
-    assert all(row["trained_tokens"] > 0 for row in rows)
-    assert built.manifest("rows", "packed_shards").facts["conservation"] == 0
-
-
-def test_too_long_examples_are_dropped_where_asked(tmp_path: Path) -> None:
-    built = built_of(tmp_path, ROWS, PAIR, slice_strategy="drop")
-
-    assert fates(built) == [(1, "rejected", "overlong"), (2, "rejected", "overlong")]
-    assert sorted(kept_tokens(built)) == [0, 3]
-
-
 def test_too_long_example_is_an_error_with_its_name_length_and_limit(tmp_path: Path) -> None:
     with pytest.raises(
         ContextOverflowError, match=rf":1#0 has \d+ tokens \(2 examples are too long\); at most {LIMIT} fit"
@@ -96,9 +64,20 @@ def test_too_long_example_is_an_error_with_its_name_length_and_limit(tmp_path: P
         built_of(tmp_path, ROWS, PAIR, slice_strategy="raise")
 
 
-@pytest.mark.parametrize("strategy", ["keep_start", "keep_end", "drop", "split"])
-def test_packing_loss_is_the_larger_share_of_examples_and_trained_tokens(tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "expected", "kept"),
+    [
+        ("keep_start", [(1, "kept", ""), (2, "rejected", "no_loss_tokens")], [0, 1, 3]),
+        ("keep_end", None, [0, 1, 2, 3]),
+        ("drop", [(1, "rejected", "overlong"), (2, "rejected", "overlong")], [0, 3]),
+        ("split", None, [0, 1, 2, 3]),
+    ],
+)
+def test_packing_loss_is_the_larger_share_of_examples_and_trained_tokens(
+    tmp_path: Path, strategy: str, expected: list[tuple[int, str, str]] | None, kept: list[int]
+) -> None:
     built = built_of(tmp_path, ROWS, PAIR, slice_strategy=strategy)
+    packed = built.manifest("rows", "packed_shards")
     trained = {row["example_id"]: row["trained_tokens"] for row in built.examples()}
     shown: dict[str, int] = dict.fromkeys(trained, 0)
     for row in built.rows_of("rows", "packed_shards", file="shard"):
@@ -108,8 +87,17 @@ def test_packing_loss_is_the_larger_share_of_examples_and_trained_tokens(tmp_pat
             at += length
     gone = sum(state == "rejected" for _, state, _ in fates(built)) / len(ROWS)
     lost = 1 - sum(shown.values()) / sum(trained.values())
-    found = built.manifest("rows", "packed_shards").facts["packing_loss"]
+    found = packed.facts["packing_loss"]
 
+    assert expected is None or fates(built) == expected
+    assert sorted(kept_tokens(built)) == kept
+    if strategy == "keep_start":
+        assert set(packed.ledger) == {("kept", "", 3), ("rejected", "no_loss_tokens", 1)}
+    if strategy == "split":
+        # A prompt's first pieces hold no answer; every segment that is shown trains something.
+        assert (2, "kept", "") in fates(built)
+        assert all(row["trained_tokens"] > 0 for row in built.rows_of("rows", "packed_shards", file="shard"))
+        assert packed.facts["conservation"] == 0
     # The first token of every later piece of a split example is no target.
     assert found == pytest.approx(max(gone, lost), abs=0.03)
     assert (found > 0.1) == (strategy != "split")
@@ -132,7 +120,7 @@ def test_pairs_that_packing_cuts_to_nothing_close_the_gate(tmp_path: Path, real_
 def test_dropped_tail_is_recorded_by_document(tmp_path: Path) -> None:
     rows = [document(i, words=10) for i in range(9)]
     built = built_of(tmp_path, rows, TEXT, tail="drop")
-    facts = built.manifest("rows", "packed_shards").facts
+    facts = built.facts("rows", "packed_shards")
     left = built.rows_of("rows", "packed_shards", file="left_out")
     states = {state: count for state, _, count in built.manifest("rows", "packed_shards").ledger}
 
@@ -149,10 +137,10 @@ def test_segment_limit_that_costs_sequences_is_told(tmp_path: Path) -> None:
     rows = [pair(i, words=1) for i in range(40)]
     limited = built_of(tmp_path / "limited", rows, PAIR, max_segments_per_example=1)
     free = built_of(tmp_path / "free", rows, PAIR, max_segments_per_example=None)
-    cost = limited.manifest("rows", "packed_shards").facts["limit_cost"]
-    needed = free.manifest("rows", "packed_shards").facts["sequences"]
+    cost = limited.facts("rows", "packed_shards")["limit_cost"]
+    needed = free.facts("rows", "packed_shards")["sequences"]
 
-    assert free.manifest("rows", "packed_shards").facts["limit_cost"] == 0
+    assert free.facts("rows", "packed_shards")["limit_cost"] == 0
     assert cost == pytest.approx(1 - needed / 40)
     (_, results) = limited.steps[("rows", "packed_shards")]
     assert [one.check for one in results if one.failed] == ["limit_cost"]
@@ -210,7 +198,7 @@ def test_shard_that_is_not_what_was_written_closes_the_gate(tmp_path: Path, rott
 @pytest.mark.slow
 def test_ranks_of_an_earlier_order_are_counted_until_they_are_built_again(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR}
+    dataset = workspace.dataset("rows.jsonl", [pair(i) for i in range(40)], PAIR)
     stale: list[int] = []
 
     def make(seed: int, *ranks: str) -> None:
@@ -252,7 +240,7 @@ def test_shares_of_each_dataset_are_counted_on_the_ranks(tmp_path: Path) -> None
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
 
     for name in ("a", "b"):
-        packed = built.manifest(name, "packed_shards").facts
+        packed = built.facts(name, "packed_shards")
         assert [rows[name][one] for one in ("sequences", "tokens", "trained_tokens")] == [
             packed[one] for one in ("sequences", "tokens", "trained_tokens")
         ]

@@ -139,7 +139,9 @@ def test_text_that_begins_with_bos_or_ends_with_eos_gets_no_second_one(tmp_path:
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Find a word.", "parameters": {}}}
 
 
-def test_tool_lengths_are_what_the_tools_add_to_the_rendered_text(tmp_path: Path) -> None:
+def test_tool_lengths_are_what_the_tools_add_to_the_text_or_those_of_the_schemas_where_a_template_refuses(
+    tmp_path: Path,
+) -> None:
     import pyarrow as pa
 
     encoder = Encoder(tokenizer.open_tokenizer(str(write_tokenizer(tmp_path / "t")), tmp_path))
@@ -156,13 +158,7 @@ def test_tool_lengths_are_what_the_tools_add_to_the_rendered_text(tmp_path: Path
     assert (measured.rows, measured.tokens, measured.most) == (3, 2 * one + two, two)
     assert (ignored.rows, ignored.tokens, ignored.most) == (3, 0, 0)
 
-
-def test_tool_lengths_of_a_template_that_refuses_the_probes_are_those_of_the_schemas(tmp_path: Path) -> None:
-    import pyarrow as pa
-
-    encoder = Encoder(tokenizer.open_tokenizer(str(write_tokenizer(tmp_path / "t")), tmp_path))
     picky = "{% if messages[0]['content'] == 'x' %}{{ raise_exception('no') }}{% endif %}" + WITH_TOOLS
-    text = json.dumps([TOOL])
 
     measured = prompt_parity.measure_tools(pa.chunked_array([pa.array([text])]), Renderer(RendererSpec(picky)), encoder)
 

@@ -14,12 +14,7 @@ from rowmill.core.storage import Store
 from rowmill.executors.local import LocalPool
 from rowmill.parts.functions import write_table
 from rowmill.schema.examples import EXAMPLE_SCHEMA
-from rowmill.stages.truncation_stats import (
-    COLUMNS,
-    MeasuredExamples,
-    measure_examples,
-    measure_files,
-)
+from rowmill.stages.truncation_stats import COLUMNS, MeasuredExamples, measure_examples, measure_files
 from tests.support.tiers import draw
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,8 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.stages.canonical_rows import near_duplicate_rows
 from rowmill.stats import query_views
-from tests.support.recipes import CHAT, TEXT, Built, Workspace, sentence
+from tests.support.recipes import CHAT, TEXT, TO_ROWS, Built, Workspace, sentence
 
-UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 SMALL = {"ngram": 2, "min_words": 1}
 
 
@@ -27,7 +26,7 @@ def text(i: int, *, changed: int = 0, more: int = 0) -> dict[str, Any]:
 
 def build(folder: Path, rows: Sequence[Any], *, kind: Any = TEXT, **options: Any) -> Built:
     filters = {"deduplicate": "off", "near_duplicates": options}
-    return Workspace(folder).one("rows.jsonl", rows, kind, filters=filters).build(only=UP_TO_ROWS)
+    return Workspace(folder).one("rows.jsonl", rows, kind, filters=filters).build(only=TO_ROWS)
 
 
 def kept_texts(built: Built) -> list[str]:
@@ -40,7 +39,7 @@ def test_the_shorter_of_two_similar_rows_goes_from_the_threshold_on(tmp_path: Pa
     [row_id] = [row["row_id"] for row in built.rows_of("rows", "canonical_rows", file="rows")][:1]
     assert built.rejects() == [(1, "near_duplicate")]
     assert [json.loads(detail) for detail in built.details()] == [{"row_id": row_id, "similarity": 0.8}]
-    facts = built.manifest("rows", "canonical_rows").facts
+    facts = built.facts("rows", "canonical_rows")
     assert (facts["near_duplicates"], facts["displaced"], facts["rejects"], facts["accounted"]) == (
         pytest.approx(1 / 3),
         0,
@@ -75,7 +74,7 @@ def test_files_in_another_order_and_many_parts_leave_the_same_rows(
         workspace = Workspace(tmp_path / f"{lines}-{order[0]}")
         urls = [workspace.write(f"{place}-{k}.jsonl", rows[k::3]) for place, k in enumerate(order)]
         workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": TEXT, "filters": filters}})
-        found.append(set(kept_texts(workspace.build(only=UP_TO_ROWS))))
+        found.append(set(kept_texts(workspace.build(only=TO_ROWS))))
 
     assert len(found[0]) == 30
     assert all(one == found[0] for one in found)
@@ -83,13 +82,13 @@ def test_files_in_another_order_and_many_parts_leave_the_same_rows(
 
 def test_an_appended_longer_copy_takes_the_place_of_an_earlier_row(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path).one("rows.jsonl", [text(0), text(1)], TEXT, filters={"near_duplicates": {}})
-    first = workspace.build(only=UP_TO_ROWS)
+    first = workspace.build(only=TO_ROWS)
 
     workspace.write("rows.jsonl", [text(0), text(1), text(0, more=4)])
-    second = workspace.build(only=UP_TO_ROWS)
+    second = workspace.build(only=TO_ROWS)
 
     assert (first.rejects(), second.rejects()) == ([], [(0, "near_duplicate")])
-    facts = [built.manifest("rows", "canonical_rows").facts for built in (first, second)]
+    facts = [built.facts("rows", "canonical_rows") for built in (first, second)]
     assert [one["displaced"] for one in facts] == [0, 1]
 
 
@@ -144,7 +143,7 @@ def test_another_threshold_does_not_sign_the_parts_again(tmp_path: Path) -> None
     signed = list_signed()
     second = build(tmp_path, rows, threshold=1.0)
 
-    assert [built.manifest("rows", "canonical_rows").facts["kept"] for built in (first, second)] == [1, 2]
+    assert [built.facts("rows", "canonical_rows")["kept"] for built in (first, second)] == [1, 2]
     assert len(signed) == 1
     assert list_signed() == signed
 
@@ -168,6 +167,6 @@ def test_real_dialogues_lose_their_variants(tmp_path: Path, real_data: Path, fil
     workspace.one(
         "rows.json", (real_data / file).read_bytes(), CHAT, filters={"deduplicate": "off", "near_duplicates": {}}
     )
-    facts = workspace.build(only=UP_TO_ROWS).manifest("rows", "canonical_rows").facts
+    facts = workspace.build(only=TO_ROWS).facts("rows", "canonical_rows")
 
     assert (facts["kept"], facts["rejected"]) == (rows - gone, gone)

@@ -7,11 +7,11 @@ import pytest
 
 from rowmill.schema.manifest import remove_version
 from rowmill.stages.training_splits import sequence_order
-from tests.support.recipes import TEXT, Built, Workspace, document
+from tests.support.recipes import TEXT, TO_EXAMPLES, Built, Workspace, document
 
 ROWS = {"a": 90, "b": 40}
 UP_TO_ORDER = (
-    *("raw_dataset", "canonical_rows", "tokenized_examples"),
+    *TO_EXAMPLES,
     *("truncation_stats", "packed_shards", "training_splits"),
 )
 COUNTED = (
@@ -29,14 +29,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(folder: Path, mixture: dict[str, Any], partitions: dict[str, Any]) -> Built:
     workspace = Workspace(folder)
     datasets = {
-        name: {
-            "source": {
-                "train_urls": [workspace.write(f"{name}.jsonl", [document(i, words=5 + i % 30) for i in range(count)])]
-            },
-            "format": TEXT,
-            "filters": {"deduplicate": "off"},
-            "packing": {"pack": False},
-        }
+        name: workspace.dataset(
+            f"{name}.jsonl",
+            [document(i, words=5 + i % 30) for i in range(count)],
+            TEXT,
+            filters={"deduplicate": "off"},
+            packing={"pack": False},
+        )
         for name, count in ROWS.items()
     }
     return workspace.recipe(datasets, mixture=mixture, partitions=partitions).build(only=UP_TO_ORDER)

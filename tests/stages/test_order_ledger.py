@@ -1,5 +1,6 @@
 """Every packed sequence is scheduled, a remainder, or not scheduled; the bytes do not depend on the workers."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.executors import local
 from rowmill.reader import Reader
-from tests.support.recipes import PAIR, Built, Workspace, pair
+from tests.support.recipes import LENIENT, PAIR, TO_SHARDS, Built, Workspace, pair
 
 pytestmark = pytest.mark.slow
 
@@ -20,57 +21,58 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return Workspace(tmp_path_factory.mktemp("ledger"))
 
 
-def ledger(workspace: Workspace, mixture: dict[str, Any], **partitions: Any) -> tuple[dict[str, int], int, Built]:
-    """Build; return the order's ledger by state, the sequences there are, and the build."""
-    files = {
-        name: workspace.write(f"{name}.jsonl", [pair(k + i) for i in range(22)]) for name, k in (("a", 0), ("b", 500))
+def order_of(
+    workspace: Workspace, mixture: dict[str, Any], remainder: str | None, gates: Any = None, **changes: Any
+) -> Workspace:
+    """Write a recipe of 44 sequences whose gates, unless given, are the defaults with some changes."""
+    packing = {"pack": False}
+    datasets = {
+        name: workspace.dataset(f"{name}.jsonl", [pair(k + i) for i in range(22)], PAIR, packing=packing)
+        for name, k in (("a", 0), ("b", 500))
     }
-    common = {"format": PAIR, "packing": {"pack": False}}
-    datasets = {name: {"source": {"train_urls": [url]}, **common} for name, url in files.items()}
-    built = workspace.recipe(datasets, mixture=mixture, partitions=partitions).build()
-    made = built.manifest("training_splits")
-    return {state: count for state, _, count in made.ledger}, int(made.facts["sequences"]), built
+    strict = {"fill": {"at_least": 0}, "rank_balance": {"at_most": 9}} | changes
+    partitions = {"remainder": remainder} if remainder else {}
+    return workspace.recipe(datasets, mixture=mixture, partitions=partitions, gates=gates or strict)
+
+
+# Four passes over a, one over a half of b.
+WEIGHTED = {"batch_size": 11, "steps": 9, "train_weights": {"a": 8, "b": 1}, "mixture_block_size": 9}
 
 
 @pytest.mark.parametrize(
-    ("mixture", "partitions", "wanted"),
+    ("mixture", "remainder", "wanted"),
     [
-        ({"batch_size": 8}, {"remainder": "pad"}, {"kept": 44}),
-        ({"batch_size": 8}, {"remainder": "drop"}, {"kept": 40, "remainder": 4}),
-        ({"batch_size": 8, "steps": 3}, {}, {"kept": 24, "not_scheduled": 20}),
-        # Four passes over a, one over a half of b.
-        (
-            {"batch_size": 11, "steps": 9, "train_weights": {"a": 8, "b": 1}, "mixture_block_size": 9},
-            {},
-            {"kept": 22 + 11, "not_scheduled": 11},
-        ),
-        ({"batch_size": 2, "max_train_batches": {"b": 3}}, {}, {"kept": 22 + 6, "not_scheduled": 16}),
-        ({"batch_size": 2, "target_budget": 10, "experiment_budget": 5}, {}, {"kept": 22, "not_scheduled": 22}),
+        ({"batch_size": 8}, "pad", {"kept": 44}),
+        ({"batch_size": 8}, "drop", {"kept": 40, "remainder": 4}),
+        ({"batch_size": 8, "steps": 3}, None, {"kept": 24, "not_scheduled": 20}),
+        (WEIGHTED, None, {"kept": 22 + 11, "not_scheduled": 11}),
+        ({"batch_size": 2, "max_train_batches": {"b": 3}}, None, {"kept": 22 + 6, "not_scheduled": 16}),
+        ({"batch_size": 2, "target_budget": 10, "experiment_budget": 5}, None, {"kept": 22, "not_scheduled": 22}),
     ],
 )
-def test_sequences_are_scheduled_or_in_the_ledger(
-    workspace: Workspace, mixture: dict[str, Any], partitions: dict[str, Any], wanted: dict[str, int]
+def test_sequences_are_scheduled_by_dataset_or_in_the_ledger(
+    workspace: Workspace, mixture: dict[str, Any], remainder: str | None, wanted: dict[str, int]
 ) -> None:
-    found, sequences, _ = ledger(workspace, mixture, **partitions)
+    made = order_of(workspace, mixture, remainder, LENIENT).build().manifest("training_splits")
 
-    assert found == wanted
-    assert sum(found.values()) == sequences == 44
+    found = {row[:2]: row[2:] for row in made.tables["schedule"].rows}
+    states = Counter[str]()
+    for (_, state), (sequences, _, _) in found.items():
+        states[state] += sequences
+    shown = [counts for (_, state), counts in found.items() if state in ("kept", "repeated")]
+    assert {state: count for state, _, count in made.ledger} == wanted
+    assert {state: n for state, n in states.items() if n and state != "repeated"} == wanted
+    assert sum(wanted.values()) == made.facts["sequences"] == 44
+    assert [sum(column) for column in zip(*shown, strict=True)] == [
+        made.facts["places"] - made.facts["fillers"], made.facts["tokens"], made.facts["trained_tokens"],
+    ]  # fmt: skip
+    if mixture is WEIGHTED:
+        assert {key: counts[0] for key, counts in found.items() if counts[0]} == {
+            ("a", "kept"): 22, ("a", "repeated"): 66, ("b", "kept"): 11, ("b", "not_scheduled"): 11,
+        }  # fmt: skip
 
 
 # ── An order that lost data ────────────────────────────────────────────────────────────────────
-
-
-def order_of(workspace: Workspace, mixture: dict[str, Any], remainder: str, **changes: Any) -> Workspace:
-    """Write a recipe of 44 sequences whose gates are the defaults."""
-    files = {
-        name: workspace.write(f"{name}.jsonl", [pair(k + i) for i in range(22)]) for name, k in (("a", 0), ("b", 500))
-    }
-    datasets = {
-        name: {"source": {"train_urls": [url]}, "format": PAIR, "packing": {"pack": False}}
-        for name, url in files.items()
-    }
-    gates = {"fill": {"at_least": 0}, "rank_balance": {"at_most": 9}} | changes
-    return workspace.recipe(datasets, mixture=mixture, partitions={"remainder": remainder}, gates=gates)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,8 @@ def test_fillers_are_not_counted_as_tokens_of_the_ranks(tmp_path: Path) -> None:
 
 
 def test_changed_mixture_rebuilds_the_order_and_nothing_before_it(workspace: Workspace) -> None:
-    ledger(workspace, {"batch_size": 8})
-    _, _, built = ledger(workspace, {"batch_size": 8, "shuffle": False})
+    order_of(workspace, {"batch_size": 8}, None, LENIENT).build()
+    built = order_of(workspace, {"batch_size": 8, "shuffle": False}, None, LENIENT).build()
 
     assert built.made() <= ALL_STAGES_BELOW
 
@@ -155,7 +157,7 @@ def test_two_workers_hold_out_the_same_rows_as_one(tmp_path: Path, monkeypatch: 
         }
         mixture = {"num_validation_sequences": {"numbered": 1}}
         recipe = workspace.recipe(datasets, seq_len=64, mixture=mixture, execution={"workers": workers})
-        stages = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
+        stages = TO_SHARDS
         builds.append(recipe.build(only=stages))
 
     assert builds[0].digests() == builds[1].digests()

@@ -75,9 +75,8 @@ def write(folder: Path, stopped: Stopped, *, seq_len: int = SEQ_LEN, **groups: A
     workspace = Workspace(folder)
     given = {"truncation": stopped.truncation, "packing": stopped.packing}
     options = {name: apply_change(group, groups.get(name, {})) for name, group in given.items()}
-    source = {"train_urls": [workspace.write("rows.jsonl", rows)]}
     own = {name: group for name, group in options.items() if group}
-    return workspace.recipe({"rows": {"source": source, "format": form, **own}}, seq_len=seq_len)
+    return workspace.one("rows.jsonl", rows, form, **own, seq_len=seq_len)
 
 
 def read_suggestions(message: str) -> Iterator[dict[str, Any]]:
@@ -159,4 +158,4 @@ def test_every_suggestion_for_an_example_that_is_too_long_helps(tmp_path: Path, 
     assert len(changes) > 1
     for number, change in enumerate(changes):
         built = write(tmp_path / f"changed-{number}", stopped, **change).build()
-        assert built.manifest("rows", "packed_shards").facts["conservation"] == 0
+        assert built.facts("rows", "packed_shards")["conservation"] == 0

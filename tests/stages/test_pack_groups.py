@@ -16,12 +16,11 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards import pack_group, stage
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs
 from rowmill.stages.packed_shards.shard_files import ShardCut, ShardWriter, WrittenShard
-from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
+from tests.support.recipes import CHAT, TEXT, TO_SHARDS, Built, Workspace, chat, document, sentence
 from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.usefixtures("small_parts"), pytest.mark.slow]
 
-TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 SEQ_LEN = 256
 ROWS_OF_A_FILE = 320
 """So many rows are a part of their own: some 90 KiB."""
@@ -44,10 +43,6 @@ def workspace_of(folder: Path, files: list[int], kind: str = "chat", **options: 
 
 def packed(workspace: Workspace) -> Built:
     return workspace.build(only=TO_SHARDS)
-
-
-def facts(built: Built) -> dict[str, Any]:
-    return built.manifest("rows", "packed_shards").facts
 
 
 def shards(built: Built) -> list[str]:
@@ -80,17 +75,20 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Built]
     return workspace, packed(workspace)
 
 
-def test_every_example_is_in_one_group_whole(grouped: tuple[Workspace, Built]) -> None:
+def test_every_example_is_in_one_group_whole_and_sequences_are_numbered_over_the_groups(
+    grouped: tuple[Workspace, Built],
+) -> None:
     _, built = grouped
     shown = Counter(name for split in ("train", "validation") for row in sequences(built, split) for name in row[0])
 
-    assert facts(built)["pack_groups"] > 2
+    assert built.facts("rows", "packed_shards")["pack_groups"] > 2
     assert shown == Counter(row["example_id"] for row in built.examples())
-    assert (facts(built)["conservation"], facts(built)["shard_digests"], facts(built)["tokens_left_out"]) == (0, 0, 0)
+    assert (
+        built.facts("rows", "packed_shards")["conservation"],
+        built.facts("rows", "packed_shards")["shard_digests"],
+        built.facts("rows", "packed_shards")["tokens_left_out"],
+    ) == (0, 0, 0)
 
-
-def test_sequences_are_numbered_over_the_groups_of_a_split(grouped: tuple[Workspace, Built]) -> None:
-    _, built = grouped
     for split in ("train", "validation"):
         parts = [part for part in built.manifest("rows", "packed_shards").parts if part.facts["split"] == split]
         counts = [part.facts["sequences"] for part in parts]
@@ -109,7 +107,7 @@ def test_appended_file_leaves_all_groups_but_the_last(grouped: tuple[Workspace, 
     assert shards(first) == shards(before)
     # A shard of train and one of validation.
     assert len(set(shards(first)) - set(shards(second))) <= 2
-    assert report.parts_reused >= facts(first)["pack_groups"] - 1
+    assert report.parts_reused >= first.facts("rows", "packed_shards")["pack_groups"] - 1
 
 
 def test_rows_appended_to_a_table_leave_the_groups_of_other_rows(
@@ -161,7 +159,7 @@ def test_dataset_of_one_group_is_planned_as_a_whole(tmp_path: Path) -> None:
     names = [row["example_id"] for row in built.examples()]
     plan = plan_best_fit(lengths, SEQ_LEN, None)
 
-    assert facts(built)["pack_groups"] == 1
+    assert built.facts("rows", "packed_shards")["pack_groups"] == 1
     assert [row[0] for row in sequences(built)] == [
         [names[i] for i in plan.examples[plan.sequence_offsets[s] : plan.sequence_offsets[s + 1]]]
         for s in range(plan.sequences)
@@ -188,13 +186,16 @@ def test_joined_documents_do_not_depend_on_groups(
         workspace_of(tmp_path / "many", files, "text", packing=options | {"group_tokens": 20_000}, splits=splits)
     )
 
-    assert facts(many)["pack_groups"] > 2 > facts(one)["pack_groups"]
+    assert many.facts("rows", "packed_shards")["pack_groups"] > 2 > one.facts("rows", "packed_shards")["pack_groups"]
     for split in ("train", "validation", "test"):
         assert sequences(many, split) == sequences(one, split)
     assert left_out(many) == left_out(one)
-    groups = facts(many).pop("pack_groups"), facts(one).pop("pack_groups")
+    groups = (
+        many.facts("rows", "packed_shards").pop("pack_groups"),
+        one.facts("rows", "packed_shards").pop("pack_groups"),
+    )
     assert groups[0] != groups[1]
-    assert facts(many) == facts(one)
+    assert many.facts("rows", "packed_shards") == one.facts("rows", "packed_shards")
     assert many.manifest("rows", "packed_shards").ledger == one.manifest("rows", "packed_shards").ledger
 
 
@@ -203,7 +204,7 @@ def test_validation_by_number_does_not_depend_on_groups(tmp_path: Path) -> None:
     one = packed(workspace_of(tmp_path / "one", list(range(6)), **held))
     many = packed(workspace_of(tmp_path / "many", list(range(6)), packing=SMALL_GROUPS, **held))
 
-    assert facts(many)["pack_groups"] > 3
+    assert many.facts("rows", "packed_shards")["pack_groups"] > 3
     assert len(sequences(many, "validation")) == 7
     assert sequences(many, "validation") == sequences(one, "validation")
     assert left_out(many) == left_out(one)

@@ -61,7 +61,7 @@ def pieces(built: Built) -> list[tuple[str, int, tuple[int, ...], tuple[int, ...
 
 
 @pytest.mark.slow
-def test_every_segment_is_padded_and_no_token_is_lost(padded: Built) -> None:
+def test_every_segment_of_shards_and_ranks_is_padded_and_no_token_is_lost(padded: Built) -> None:
     examples = {one["example_id"]: one["input_ids"] for one in padded.examples()}
 
     found = pieces(padded)
@@ -74,11 +74,9 @@ def test_every_segment_is_padded_and_no_token_is_lost(padded: Built) -> None:
     assert (manifest.facts["padding"], manifest.facts["tokens"]) == (padding, tokens)
     assert manifest.facts["padding_share"] == pytest.approx(padding / (tokens + padding), abs=1e-6)
     assert ("all", "padding", padding) in manifest.token_ledger
-    results = {one.check: one.outcome for one in padded.steps["rows", "packed_shards"][1]}
+    results = padded.outcomes("rows", "packed_shards")
     assert (results["conservation"], results["padding_share"]) == ("passed", "failed")
 
-
-def test_ranks_are_padded_and_count_padding_beside_their_tokens(padded: Built) -> None:
     store, made = padded.project.store, padded.manifest("gpu_partitions")
     files = [file for part in made.parts for name, file in part.files.items() if name.startswith("data/")]
     rows = [row for file in files for row in store.table(file).to_pylist()]
@@ -187,13 +185,13 @@ def test_estimated_sequences_are_those_of_padded_segments(tmp_path: Path) -> Non
         for name, own, kind, options in (("ids", rows, {"kind": "tokens"}, packing), ("texts", many, TEXT, packing),
                                          ("best", many, TEXT, {**packing, "pack": True})):  # fmt: skip
             workspace = Workspace(tmp_path / f"{name}-{multiple}")
-            dataset = {"source": {"train_urls": [workspace.write("a.jsonl", own)]}, "format": kind, "packing": options,
-                       "splits": {"validation": 0}}  # fmt: skip
             seq_len = 8 if name == "ids" else 64
-            made = workspace.recipe({"rows": dataset}, seq_len=seq_len).build()
+            made = workspace.one(
+                "a.jsonl", own, kind, packing=options, splits={"validation": 0}, seq_len=seq_len
+            ).build()
             [estimated] = [row[3] for row in made.manifest("rows", "truncation_stats").tables["what_if"].rows
                            if row[0] == seq_len]  # fmt: skip
-            found[name, multiple] = estimated, made.manifest("rows", "packed_shards").facts["sequences"]
+            found[name, multiple] = estimated, made.facts("rows", "packed_shards")["sequences"]
 
     assert (found["ids", 1], found["ids", 4]) == ((2, 2), (3, 3))
     for estimated, packed in found.values():
@@ -216,11 +214,17 @@ def test_flops_count_the_padding_that_is_computed(tmp_path: Path) -> None:
     costs: dict[int, int] = {}
     for multiple in (1, 4):
         workspace = Workspace(tmp_path / str(multiple))
-        dataset = {"source": {"train_urls": [workspace.write("a.jsonl", rows)]}, "format": {"kind": "tokens"},
-                   "packing": {"segment_multiple_of": multiple}, "splits": {"validation": 0}}  # fmt: skip
         partitions = {"balance": "flops", "flops_linear": 10}
-        made = workspace.recipe({"rows": dataset}, seq_len=64, partitions=partitions).build()
-        costs[multiple] = made.manifest("training_splits").facts["flops"]
+        made = workspace.one(
+            "a.jsonl",
+            rows,
+            {"kind": "tokens"},
+            packing={"segment_multiple_of": multiple},
+            splits={"validation": 0},
+            seq_len=64,
+            partitions=partitions,
+        ).build()
+        costs[multiple] = made.facts("training_splits")["flops"]
 
     assert costs == {1: 39 + 75, 4: 56 + 144}
 
@@ -232,7 +236,7 @@ def test_sides_of_pairs_are_padded_and_batches_of_pairs_are_not(tmp_path: Path) 
     built = build(tmp_path, rows, {"kind": "preference"}, segment_multiple_of=MULTIPLE, pack=True)
 
     assert len(pieces(built)) == 60
-    facts = built.manifest("rows", "packed_shards").facts
+    facts = built.facts("rows", "packed_shards")
     assert (facts["pair_intact"], facts["prompt_identical"], facts["conservation"]) == (0, 0, 0)
     reader = Reader(
         built.project.store.root, "mini", rank=0, world_size=2, layout="preference", as_torch=False, batch_size=2
@@ -273,8 +277,12 @@ def test_impossible_multiples_are_refused(
 
 def test_default_length_of_a_side_leaves_its_padding_space(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("a.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])]}
-    dataset = {"source": source, "format": {"kind": "preference"}, "packing": {"segment_multiple_of": 8}}
+    dataset = workspace.dataset(
+        "a.jsonl",
+        [{"prompt": "a", "chosen": "b", "rejected": "c"}],
+        {"kind": "preference"},
+        packing={"segment_multiple_of": 8},
+    )
 
     assert workspace.recipe({"rows": dataset}, seq_len=280).project.recipe.limit_of("rows") == 136
     with pytest.raises(ConfigError, match="at most 136 fit into seq_len 280"):

@@ -58,11 +58,29 @@ def test_report_of_new_data_changes_no_version(tmp_path: Path) -> None:
     assert first.versions() == again.versions()
 
 
-def test_rows_page_names_sample_rows_for_each_reason(twice: tuple[Built, Built]) -> None:
+def test_pages_of_rows_and_truncation_name_rejected_rows_and_domains_that_lose_tokens(
+    twice: tuple[Built, Built],
+) -> None:
     [reject] = lines(twice[1], "chats", "canonical_rows", table="rejects")
 
     assert (reject["reason"], reject["records"]) == ("bad_messages", 1)
     assert reject["for_example"].endswith(":20")
+
+    built = twice[1]
+    examples = built.examples("chats")
+    found = {one["domain"]: one for one in lines(built, "chats", "truncation_stats", table="domains")}
+
+    assert list(found) == ["long", "short"]
+    for domain, one in found.items():
+        own = [example for example in examples if example["domain"] == domain]
+        assert one["examples"] == len(own)
+        assert one["shortened"] == sum(e["tokens"] < e["original_tokens"] for e in own)
+        assert one["tokens_removed"] == sum(e["original_tokens"] - e["tokens"] for e in own)
+        assert one["trained_removed"] == sum(e["trained_removed"] for e in own)
+    assert found["long"]["shortened"] > 0
+    assert found["short"]["shortened"] == 0
+
+    assert "domains" not in twice[1].manifest("pairs", "truncation_stats").tables
 
 
 CALLS_OUT = "![x](https://calls.invalid/x.png)<img src=x>"
@@ -150,27 +168,7 @@ def test_keys_of_the_rows_page_do_not_depend_on_the_rows(twice: tuple[Built, Bui
     assert pairs["messages"].value == 0
 
 
-def test_truncation_page_shows_which_domains_lose_tokens(twice: tuple[Built, Built]) -> None:
-    built = twice[1]
-    examples = built.examples("chats")
-    found = {one["domain"]: one for one in lines(built, "chats", "truncation_stats", table="domains")}
-
-    assert list(found) == ["long", "short"]
-    for domain, one in found.items():
-        own = [example for example in examples if example["domain"] == domain]
-        assert one["examples"] == len(own)
-        assert one["shortened"] == sum(e["tokens"] < e["original_tokens"] for e in own)
-        assert one["tokens_removed"] == sum(e["original_tokens"] - e["tokens"] for e in own)
-        assert one["trained_removed"] == sum(e["trained_removed"] for e in own)
-    assert found["long"]["shortened"] > 0
-    assert found["short"]["shortened"] == 0
-
-
-def test_page_of_rows_without_domains_has_no_domain_table(twice: tuple[Built, Built]) -> None:
-    assert "domains" not in twice[1].manifest("pairs", "truncation_stats").tables
-
-
-def test_shards_page_shows_fill_segments_and_trained_share_of_each_split(twice: tuple[Built, Built]) -> None:
+def test_pages_of_shards_and_splits_show_fill_segments_and_shares_of_each_split(twice: tuple[Built, Built]) -> None:
     made = twice[1].manifest("pairs", "packed_shards")
     found = {one["split"]: one for one in lines(twice[1], "pairs", "packed_shards", table="packing")}
 
@@ -181,8 +179,6 @@ def test_shards_page_shows_fill_segments_and_trained_share_of_each_split(twice: 
     trained = sum(one["trained_share"] * one["tokens"] for one in found.values())
     assert trained == pytest.approx(made.facts["trained_tokens"])
 
-
-def test_splits_page_compares_requested_and_actual_shares(twice: tuple[Built, Built]) -> None:
     found = lines(twice[1], "training_splits", table="shares")
     pairs = {one["split"]: one for one in found if one["dataset"] == "pairs"}
 

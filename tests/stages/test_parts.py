@@ -53,10 +53,7 @@ def context_of(folder: Path) -> StageContext:
 
 @pytest.mark.parametrize(
     ("changed", "is_same"),
-    [
-        (replace(FILE, path="elsewhere.arrow"), True),
-        (replace(FILE, digest="d2"), False),
-    ],
+    [(replace(FILE, path="elsewhere.arrow"), True), (replace(FILE, digest="d2"), False)],
     ids=["a moved file is the same", "a changed file is another"],
 )
 def test_files_are_identified_by_content(changed: File, is_same: bool) -> None:
@@ -76,16 +73,14 @@ def test_every_field_decides_unless_it_is_not_compared(values: Any) -> None:
     assert name != replace(write_digest, version=2).identify(Inputs(FILE, values=values))
 
 
-def test_value_without_an_identity_is_refused() -> None:
+def test_function_is_sent_by_name_and_a_value_without_an_identity_is_refused() -> None:
     with pytest.raises(TypeError, match=r"PosixPath: no identity; give it a property `identity`"):
         identify(Path("a"))
 
-
-def test_declared_function_is_sent_to_workers_by_name() -> None:
     assert pickle.loads(pickle.dumps(write_digest)) is write_digest
 
 
-def test_map_makes_each_input_once_and_reuses_what_is_stored(tmp_path: Path) -> None:
+def test_map_makes_each_input_once_small_ones_together_and_reuses_what_is_stored(tmp_path: Path) -> None:
     first = context_of(tmp_path).map(write_digest, [Inputs(FILE), Inputs(replace(FILE, digest="d2")), Inputs(FILE)])
     again = context_of(tmp_path).map(write_digest, [Inputs(replace(FILE, digest="d2")), Inputs(FILE, {"a": 1})])
 
@@ -94,16 +89,12 @@ def test_map_makes_each_input_once_and_reuses_what_is_stored(tmp_path: Path) -> 
     assert (again.parts[0], again.reused) == (first.parts[1], 1)
     assert again.parts[1].fingerprint not in {part.fingerprint for part in first.parts}
 
-
-def test_function_of_many_parts_gets_small_ones_together(tmp_path: Path) -> None:
     inputs = [Inputs(replace(FILE, digest=f"d{number}")) for number in range(8)]
 
     parts = context_of(tmp_path).map(write_many, inputs).parts
 
     assert [(part.facts["digest"], part.facts["of"]) for part in parts] == [(f"d{number}", 2) for number in range(8)]
 
-
-def test_part_that_is_not_reusable_is_made_again(tmp_path: Path) -> None:
     inputs = [Inputs(FILE), Inputs(replace(FILE, digest="d2"))]
 
     assert [context_of(tmp_path).map(write_bad, inputs).reused for _ in range(2)] == [0, 1]

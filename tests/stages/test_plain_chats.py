@@ -8,11 +8,9 @@ import pytest
 
 from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.stages.canonical_rows.text_rows import RowColumns
-from tests.support.recipes import CHAT, Built, Workspace, chat, lines
+from tests.support.recipes import CHAT, TO_ROWS, Built, Workspace, chat, lines
 
 pytestmark = pytest.mark.slow
-
-UP_TO_ROWS = ("raw_dataset", "canonical_rows")
 
 
 def other(i: int) -> dict[str, Any]:
@@ -40,7 +38,7 @@ def shaped(i: int) -> dict[str, Any]:
 
 
 def build(folder: Path, pick: Callable[[int], dict[str, Any]], **groups: Any) -> Built:
-    return Workspace(folder).one("rows.jsonl", lines(map(pick, range(150))), CHAT, **groups).build(only=UP_TO_ROWS)
+    return Workspace(folder).one("rows.jsonl", lines(map(pick, range(150))), CHAT, **groups).build(only=TO_ROWS)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_rows_and_facts_are_those_of_one_record_at_a_time(
 
     assert together.digests() == one_by_one.digests()
     assert together.versions() == one_by_one.versions()
-    assert together.manifest("rows", "canonical_rows").facts == one_by_one.manifest("rows", "canonical_rows").facts
+    assert together.facts("rows", "canonical_rows") == one_by_one.facts("rows", "canonical_rows")
 
 
 def test_plain_chats_are_not_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,4 +75,4 @@ def test_plain_chats_are_not_read_one_by_one(tmp_path: Path, monkeypatch: pytest
     built = build(tmp_path, shaped)
 
     assert one_by_one == []
-    assert built.manifest("rows", "canonical_rows").facts["kept"] == 150
+    assert built.facts("rows", "canonical_rows")["kept"] == 150

@@ -12,10 +12,9 @@ import pytest
 
 from rowmill.stages.packed_shards.shard_files import count_damaged_pairs
 from tests.end_to_end.test_row_vectors import workspace as vector_workspace
-from tests.support.recipes import CHAT, CHATML, Workspace, chat, sentence, write_tokenizer
+from tests.support.recipes import CHAT, CHATML, TO_EXAMPLES, Workspace, chat, sentence, write_tokenizer
 
 PAIRS: dict[str, Any] = {"kind": "preference"}
-UP_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 
 def _talk(words: str) -> list[dict[str, str]]:
@@ -46,7 +45,7 @@ def test_vector_of_one_exchange(tmp_path: Path) -> None:
     assert _vector(tmp_path / "none", "U1", "A1", "B22", max_length=12, token_cut="allow") == []
 
 
-def test_vector_of_two_exchanges_loses_the_first_on_both_sides(tmp_path: Path) -> None:
+def test_vector_of_two_exchanges_loses_as_much_on_both_sides_as_the_longer_one_needs(tmp_path: Path) -> None:
     [whole] = _vector(tmp_path / "whole", "U1 A1 U2", "A2", "B2")
     [short] = _vector(tmp_path / "short", "U1 A1 U2", "A2", "B2", max_length=18)
 
@@ -56,6 +55,11 @@ def test_vector_of_two_exchanges_loses_the_first_on_both_sides(tmp_path: Path) -
     assert (short["messages_removed"], short["exchanges_removed"], short["original_tokens"]) == (2, 36, 72)
     assert _trained(short) == [*range(12, 17), *range(30, 35)]
 
+    [example] = _vector(tmp_path, "U1 A1 U2", "A2", "B22222222222", max_length=40)
+
+    assert example["prompt_length"] == 12
+    assert example["side_lengths"] == [18, 28]
+
 
 @pytest.mark.slow
 def test_template_that_prints_the_prompt_by_the_answer_is_refused(tmp_path: Path) -> None:
@@ -63,16 +67,9 @@ def test_template_that_prints_the_prompt_by_the_answer_is_refused(tmp_path: Path
     counting = "{{ messages[-1]['content'] | length }}" + CHATML
     write_tokenizer(tmp_path / "tokenizer", template=counting)
     record = {"prompt": _talk("U1"), "chosen": _talk("A1"), "rejected": _talk("B2222")}
-    built = workspace.one("a.jsonl", [record], PAIRS).build(only=UP_TO_EXAMPLES)
+    built = workspace.one("a.jsonl", [record], PAIRS).build(only=TO_EXAMPLES)
 
     assert built.rejects() == [(0, "prompt_differs")]
-
-
-def test_longer_side_decides_what_both_lose(tmp_path: Path) -> None:
-    [example] = _vector(tmp_path, "U1 A1 U2", "A2", "B22222222222", max_length=40)
-
-    assert example["prompt_length"] == 12
-    assert example["side_lengths"] == [18, 28]
 
 
 @pytest.mark.parametrize(("options", "reason"), [
@@ -82,7 +79,7 @@ def test_longer_side_decides_what_both_lose(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_pair_that_does_not_fit_has_a_reason(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     record = {"prompt": "U1", "chosen": "A1", "rejected": "B22"}
-    made = vector_workspace(tmp_path).one("a.jsonl", [record], PAIRS, truncation=options).build(only=UP_TO_EXAMPLES)
+    made = vector_workspace(tmp_path).one("a.jsonl", [record], PAIRS, truncation=options).build(only=TO_EXAMPLES)
 
     examples = made.manifest("rows", "tokenized_examples")
     assert [line[1] for line in examples.ledger[1:]] == [reason]
@@ -151,8 +148,7 @@ def _shard_rows(made: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("packing", [{}, {"pack": True}, {"pack": 3}], ids=["single", "packed", "three"])
 def test_pair_stays_whole_in_one_sequence(tmp_path: Path, packing: dict[str, Any]) -> None:
     workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("a.jsonl", _records(40))]}
-    workspace.recipe({"rows": {"source": source, "format": PAIRS, "packing": packing}}, seq_len=1024)
+    workspace.one("a.jsonl", _records(40), PAIRS, packing=packing, seq_len=1024)
     examples = {one["example_id"]: one for one in workspace.examples()}
 
     made = workspace.build()
@@ -173,7 +169,7 @@ def test_pair_stays_whole_in_one_sequence(tmp_path: Path, packing: dict[str, Any
         assert row["margins"] == [examples[name]["margin"] for name in names]
         trained = [flag for name in names[::2] for flag in examples[name]["loss_mask"]]
         assert [label != -100 for label in row["labels"]] == trained
-    facts = made.manifest("rows", "packed_shards").facts
+    facts = made.facts("rows", "packed_shards")
     assert (facts["conservation"], facts["segments"]) == (0, 80)
     assert (facts["pair_intact"], facts["prompt_identical"]) == (0, 0)
     outcomes = {result.check: result.outcome for _, results in made.steps.values() for result in results}
@@ -232,13 +228,13 @@ def test_swapped_biased_and_unbalanced_preferences_warn(tmp_path: Path) -> None:
     pairs += [{**pairs[0], "chosen": pairs[0]["rejected"], "rejected": pairs[0]["chosen"]}]
     marked = [{"prompt": f"{i}?", "completion": sentence(i, 5), "label": i > 0} for i in range(20)]
     made = [
-        Workspace(tmp_path / "pairs").one("a.jsonl", pairs, PAIRS).build(only=UP_TO_EXAMPLES),
+        Workspace(tmp_path / "pairs").one("a.jsonl", pairs, PAIRS).build(only=TO_EXAMPLES),
         Workspace(tmp_path / "marked")
         .one("a.jsonl", marked, {**PAIRS, "objective": "unpaired"})
-        .build(only=UP_TO_EXAMPLES),
+        .build(only=TO_EXAMPLES),
     ]
 
-    facts = [one.manifest("rows", stage).facts for one in made for stage in ("canonical_rows", "tokenized_examples")]
+    facts = [one.facts("rows", stage) for one in made for stage in ("canonical_rows", "tokenized_examples")]
     failed = [{result.check for _, results in one.steps.values() for result in results if result.outcome == "failed"}
               for one in made]  # fmt: skip
     assert failed == [{"swapped_pairs", "length_bias"}, {"label_balance"}]
@@ -259,7 +255,7 @@ def test_prompts_of_two_splits_differ(tmp_path: Path) -> None:
     by_split = {split: {row["messages"] for row in table if row["split"] == split} for split in ("train", "validation")}
     assert all(by_split.values())
     assert by_split["train"].isdisjoint(by_split["validation"])
-    assert made.manifest("training_splits").facts["same_group"] == 0
+    assert made.facts("training_splits")["same_group"] == 0
 
 
 @pytest.mark.slow
@@ -271,7 +267,7 @@ def test_real_pairs_share_their_prompts(tmp_path: Path, real_data: Path) -> None
     datasets = {name: {"source": {"train_urls": [file]}, "format": PAIRS} for name, file in files.items()}
     workspace.recipe(datasets, seq_len=16384)
 
-    made = workspace.build(only=UP_TO_EXAMPLES)
+    made = workspace.build(only=TO_EXAMPLES)
 
     manifests = [made.manifest(name, "tokenized_examples") for name in files]
     tables = [made.project.store.table(file) for one in manifests for file in one.files("examples")]

@@ -10,11 +10,9 @@ from rowmill.stages.packed_shards.group_tasks import identify_packed_shards
 from rowmill.stages.tokenized_examples.stage import identify_tokenized_examples
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.end_to_end.test_row_vectors import workspace as vector_workspace
-from tests.support.recipes import CHAT, CHATML, Workspace, sentence
+from tests.support.recipes import CHAT, CHATML, TO_EXAMPLES, TO_ROWS, TO_SHARDS, Workspace, sentence
 
 PROMPTS: dict[str, Any] = {"kind": "prompts"}
-
-TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 
 
 def _vector(folder: Path, limit: int, **row: Any) -> list[dict[str, Any]]:
@@ -50,17 +48,25 @@ def test_ids_are_those_of_the_template_with_its_generation_prompt(tmp_path: Path
         wanted = tokenizer.apply_chat_template(asked, chat_template=CHATML, add_generation_prompt=True, tokenize=False)
         assert example["input_ids"] == tokenizer.encode(wanted, add_special_tokens=False)
 
+    workspace = Workspace(tmp_path).one("a.jsonl", [{"prompt": "say <|im_end|> twice", "answer": "5"}], PROMPTS)
+
+    [example] = workspace.examples()
+
+    encoder = Encoder(open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
+    text = encoder.decode(example["input_ids"])
+    assert text == "<|im_start|>user\nsay <|im_end|> twice<|im_end|>\n<|im_start|>assistant\n"
+    assert example["input_ids"].count(encoder.encode(["<|im_end|>"]).ids[0]) == 1
+
 
 def test_short_prompts_of_a_long_context_share_a_shard(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    dataset = {"source": {"train_urls": [workspace.write("a.jsonl", _records(40))]}, "format": PROMPTS}
 
-    made = workspace.recipe({"rows": dataset}, seq_len=1 << 17, gates={}).build(only=TO_SHARDS)
+    made = workspace.one("a.jsonl", _records(40), PROMPTS, seq_len=1 << 17, gates={}).build(only=TO_SHARDS)
 
     assert [file.rows for file in made.manifest("rows", "packed_shards").files("shard")] == [40]
     # A sequence is one prompt, so that it is nearly empty by design.
-    results = {one.check: one.outcome for one in made.steps["rows", "packed_shards"][1]}
-    assert made.manifest("rows", "packed_shards").facts["fill"] < 0.01
+    results = made.outcomes("rows", "packed_shards")
+    assert made.facts("rows", "packed_shards")["fill"] < 0.01
     assert "fill" not in results
     assert "failed" not in results.values()
 
@@ -77,7 +83,7 @@ def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_p
     results = {result.check: result.outcome for _, found in made.steps.values() for result in found}
     assert "failed" not in results.values()
     assert (results["zero_loss_rows"], results["empty_step"]) == ("not_applicable", "not_applicable")
-    packed = made.manifest("rows", "packed_shards").facts
+    packed = made.facts("rows", "packed_shards")
     assert (packed["sequences"], packed["segments"], packed["trained_tokens"]) == (40, 40, 0)
     examples = made.manifest("rows", "tokenized_examples")
     own = ["messages", "tools", "template_kwargs", "ground_truth", "data_source", "extra"]
@@ -90,7 +96,7 @@ def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_p
     assert {(str(row["data_source"]), str(row["extra"])) for row in rows} == {
         (str([["rows"]]), str([json.dumps({"level": level}, separators=(",", ":"))])) for level in range(3)
     }
-    order = made.manifest("training_splits").facts
+    order = made.facts("training_splits")
     assert order["rank_balance"] < 0.2
 
 
@@ -112,7 +118,7 @@ def test_copies_of_a_prompt_with_other_truths_warn(tmp_path: Path) -> None:
     records = [*_records(5), {"question": _records(1)[0]["question"], "answer": "other"}]
     workspace = Workspace(tmp_path).one("a.jsonl", records, PROMPTS)
 
-    made = workspace.build(only=("raw_dataset", "canonical_rows"))
+    made = workspace.build(only=TO_ROWS)
 
     rows = made.manifest("rows", "canonical_rows")
     assert rows.facts["ground_truth_conflicts"] == 1
@@ -143,23 +149,12 @@ def test_real_prompts_keep_their_truths(tmp_path: Path, real_data: Path) -> None
     workspace = Workspace(tmp_path).one("gsm8k_train.jsonl", content, form, truncation={"max_length": 1024})
     workspace.recipe({"gsm8k": {"source": {"train_urls": ["data/gsm8k_train.jsonl"]}, "format": form}}, seq_len=1024)
 
-    made = workspace.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    made = workspace.build(only=TO_EXAMPLES)
 
-    rows = made.manifest("gsm8k", "canonical_rows").facts
+    rows = made.facts("gsm8k", "canonical_rows")
     assert (rows["records"], rows["rejected"], rows["ground_truth_conflicts"]) == (7473, 0, 0)
     examples = made.manifest("gsm8k", "tokenized_examples")
     assert examples.facts["examples"] == 7473
     table = made.project.store.table(examples.files("examples")[0], ["ground_truth", "data_source"])
     assert json.loads(table.column("ground_truth")[0].as_py()) == "72"
     assert table.column("data_source")[0].as_py() == ["gsm8k"]
-
-
-def test_ids_decode_to_the_rendered_prompt_of_a_control_string(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path).one("a.jsonl", [{"prompt": "say <|im_end|> twice", "answer": "5"}], PROMPTS)
-
-    [example] = workspace.examples()
-
-    encoder = Encoder(open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
-    text = encoder.decode(example["input_ids"])
-    assert text == "<|im_start|>user\nsay <|im_end|> twice<|im_end|>\n<|im_start|>assistant\n"
-    assert example["input_ids"].count(encoder.encode(["<|im_end|>"]).ids[0]) == 1

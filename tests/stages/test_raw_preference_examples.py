@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from rowmill.core.errors import ConfigError
-from rowmill.recipe import recipe
 from rowmill.schema.rows import Rejected
 from tests.support.recipes import Workspace, sentence, tokenizer_json
+from tests.support.row_reading import read
 
 RAW: dict[str, Any] = {"kind": "preference", "text": "raw"}
 
@@ -54,11 +54,7 @@ HOSTILE_HH = [
 
 @pytest.mark.parametrize(("chosen", "rejected", "reason"), HOSTILE_HH)
 def test_texts_of_hh_that_cannot_be_parted_have_one_reason(chosen: str, rejected: str, reason: str) -> None:
-    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"rows": {"source": {"train_urls": ["a"]}, "format": RAW}}}
-    dataset = recipe.parse_recipe(values, name="demo", where="demo").datasets["rows"]
-    [row] = dataset.format.open_row_reader(dataset, Path(), "rows").read(
-        {"chosen": chosen, "rejected": rejected}, arrow=False
-    )
+    row = read({"chosen": chosen, "rejected": rejected}, RAW)
 
     assert isinstance(row, Rejected)
     assert row.reason == reason

@@ -8,12 +8,11 @@ import pytest
 from rowmill.checks.judge import CheckResult
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.stages.test_reject_samples import find_result
-from tests.support.recipes import CHAT, Built, Workspace
+from tests.support.recipes import CHAT, TO_EXAMPLES, Built, Workspace
 
 pytestmark = pytest.mark.slow
 
 PREFERENCE = {"kind": "preference"}
-UP_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 
 def in_tags(i: int) -> dict[str, Any]:
@@ -30,9 +29,9 @@ def ask(i: int) -> dict[str, Any]:
 
 def build(folder: Path, rows: list[dict[str, Any]], kind: dict[str, Any] = CHAT, **groups: Any) -> Built:
     workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("rows.jsonl", rows)]}
-    dataset = {"source": source, "format": kind, "template": {"chat_template": "llama3.1"}, **groups}
-    return workspace.recipe({"rows": dataset}, gates={}).build(only=UP_TO_EXAMPLES)
+    return workspace.one("rows.jsonl", rows, kind, template={"chat_template": "llama3.1"}, **groups, gates={}).build(
+        only=TO_EXAMPLES
+    )
 
 
 def results(built: Built) -> list[CheckResult]:
@@ -45,13 +44,6 @@ def trained_text(built: Built) -> list[str]:
         encoder.decode([token for token, trains in zip(one["input_ids"], one["loss_mask"], strict=True) if trains])
         for one in built.examples("rows")
     ]
-
-
-def test_reasoning_in_tags_goes_back_where_the_template_prints_none(tmp_path: Path) -> None:
-    built = build(tmp_path, [{"messages": [ask(i), in_tags(i)]} for i in range(12)])
-
-    assert [one.value for one in results(built)] == [0, 0]
-    assert all("<think>\nBecause of " in text and "Answer " in text for text in trained_text(built))
 
 
 def test_reasoning_in_a_key_is_lost_and_both_checks_say_so(tmp_path: Path) -> None:
@@ -68,25 +60,31 @@ def test_reasoning_in_a_key_is_lost_and_both_checks_say_so(tmp_path: Path) -> No
     assert not any("Because of" in text for text in trained_text(built))
 
 
-@pytest.mark.parametrize(("mode", "shown"), [("inline", True), ("drop", False)])
-def test_modes_that_the_check_offers_lose_nothing_unseen(tmp_path: Path, mode: str, shown: bool) -> None:
-    built = build(tmp_path, [{"messages": [ask(i), in_a_key(i)]} for i in range(12)], reasoning={"think_mode": mode})
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "lost", "shown"),
+    [
+        (in_tags, {}, 0, True),
+        (in_tags, {"think_mode": "keep"}, 1, False),
+        (in_a_key, {"think_mode": "inline"}, 0, True),
+        (in_a_key, {"think_mode": "drop"}, 0, False),
+    ],
+)
+def test_reasoning_goes_back_into_tags_or_is_lost_as_the_mode_says(
+    tmp_path: Path, answer: Any, reasoning: dict[str, str], lost: float, shown: bool
+) -> None:
+    built = build(tmp_path, [{"messages": [ask(i), answer(i)]} for i in range(12)], reasoning=reasoning)
 
-    assert [one.value for one in results(built)] == [0, 0]
-    assert all(("Because of " in text) is shown for text in trained_text(built))
-
-
-def test_keep_loses_reasoning_in_tags_and_says_so(tmp_path: Path) -> None:
-    built = build(tmp_path, [{"messages": [ask(i), in_tags(i)]} for i in range(12)], reasoning={"think_mode": "keep"})
-
-    assert [one.value for one in results(built)] == [1, 1]
+    assert [one.value for one in results(built)] == [lost, lost]
+    for text in trained_text(built):
+        assert ("Because of " in text) is ("<think>\nBecause of " in text) is shown
+        assert "Answer " in text
 
 
 def test_reasoning_of_earlier_turns_that_a_template_prints_for_the_last_is_not_counted(tmp_path: Path) -> None:
     rows = [{"messages": [ask(i), in_a_key(i), ask(i + 90), in_a_key(i + 90)]} for i in range(12)]
     built = build(tmp_path, rows, template={"chat_template": "qwen3"})
 
-    assert built.manifest("rows", "tokenized_examples").facts["dropped_kinds"] == {"reasoning": 12}
+    assert built.facts("rows", "tokenized_examples")["dropped_kinds"] == {"reasoning": 12}
     assert [one.value for one in results(built)] == [0, 0]
 
 

@@ -18,10 +18,9 @@ from rowmill.core.errors import GateError
 from rowmill.parts.accounts import MAX_VALUE_CHARS, clean_value
 from rowmill.reports import report_page
 from rowmill.reports.console import render_check_result
-from tests.support.recipes import CHAT, Built, Workspace, chat, lines
+from tests.support.recipes import TO_ROWS, Built, Workspace, chat, lines
 
-ROWS = ("raw_dataset", "canonical_rows")
-EXAMPLES = (*ROWS, "tokenized_examples", "truncation_stats")
+EXAMPLES = (*TO_ROWS, "tokenized_examples", "truncation_stats")
 
 
 def find_result(built: Built, stage: str, check: str) -> CheckResult:
@@ -32,8 +31,7 @@ def find_result(built: Built, stage: str, check: str) -> CheckResult:
 def make_workspace(folder: Path, content: bytes | Iterable[Mapping[str, Any]], **groups: Any) -> Workspace:
     """Write a project of one dataset whose checks have their default bounds."""
     workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("a.jsonl", content)]}
-    return workspace.recipe({"rows": {"source": source, "format": CHAT, **groups}}, gates={})
+    return workspace.one("a.jsonl", content, **groups, gates={})
 
 
 def with_role(i: int, role: str) -> dict[str, Any]:
@@ -42,23 +40,11 @@ def with_role(i: int, role: str) -> dict[str, Any]:
     return row
 
 
-def write_rows_with_roles(tmp_path: Path) -> Workspace:
-    roles = ["user", "narrator", "critic", "narrator", "user", "narrator", "oracle", "wizard"]
-    return make_workspace(tmp_path, [with_role(i, role) for i, role in enumerate(roles)])
-
-
-def test_unknown_roles_are_named_with_their_counts_and_a_line_of_the_most_frequent_one(tmp_path: Path) -> None:
-    one = find_result(write_rows_with_roles(tmp_path).build(only=ROWS), "canonical_rows", "unknown_roles")
-
-    assert re.fullmatch(r"role 'narrator': 3, the first is data/a\.jsonl line 2 \(\w+:1\)", one.causes[0])
-    assert one.causes[1:] == ("role 'critic': 1", "role 'oracle': 1", "1 other role: 1")
-
-
 def test_rejects_are_summarized_by_three_reasons_with_detail_and_line(tmp_path: Path) -> None:
     bad = [b"{", b'{"talk": []}', b"{", b'{"messages": []}', b"{", b'{"talk": []}', b'{"messages": "x"}', b""]
     content = lines(map(chat, range(3))) + b"\n" + b"\n".join(bad)
 
-    one = find_result(make_workspace(tmp_path, content).build(only=ROWS), "canonical_rows", "rejects")
+    one = find_result(make_workspace(tmp_path, content).build(only=TO_ROWS), "canonical_rows", "rejects")
 
     first, second, third, rest = one.causes
     assert re.fullmatch(r"invalid_json: 3, the first is data/a\.jsonl line 5 \(\w+:3\): .+", first)
@@ -93,7 +79,7 @@ def test_dropped_rows_are_counted_with_the_length_of_one_and_the_limit(tmp_path:
 
 def test_missing_source_leaves_the_record_number(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path, [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)])
-    workspace.build(only=(*ROWS, "tokenized_examples"))
+    workspace.build(only=(*TO_ROWS, "tokenized_examples"))
     (tmp_path / "data" / "a.jsonl").unlink()
     project = workspace.project
 
@@ -106,14 +92,19 @@ def test_missing_source_leaves_the_record_number(tmp_path: Path) -> None:
 
 
 def test_passing_check_names_no_cause(tmp_path: Path) -> None:
-    one = find_result(make_workspace(tmp_path, map(chat, range(3))).build(only=ROWS), "canonical_rows", "unknown_roles")
+    one = find_result(
+        make_workspace(tmp_path, map(chat, range(3))).build(only=TO_ROWS), "canonical_rows", "unknown_roles"
+    )
 
     assert (one.passed, one.causes, one.message) == (True, (), one.sentence)
 
 
-def test_every_place_that_shows_the_failure_shows_its_causes(tmp_path: Path) -> None:
-    workspace = write_rows_with_roles(tmp_path)
-    built = workspace.build(only=ROWS)
+def test_every_place_that_shows_unknown_roles_shows_their_counts_and_a_line_of_the_most_frequent(
+    tmp_path: Path,
+) -> None:
+    roles = ["user", "narrator", "critic", "narrator", "user", "narrator", "oracle", "wizard"]
+    workspace = make_workspace(tmp_path, [with_role(i, role) for i, role in enumerate(roles)])
+    built = workspace.build(only=TO_ROWS)
     one = find_result(built, "canonical_rows", "unknown_roles")
     made = built.manifest("rows", "canonical_rows")
     thresholds = built.project.graph.thresholds[made.key]
@@ -129,7 +120,8 @@ def test_every_place_that_shows_the_failure_shows_its_causes(tmp_path: Path) -> 
         "expectations": render_expectations_page(made, thresholds, [one]).replace("&#x27;", "'").replace("&#39;", "'"),
     }
 
-    assert len(one.causes) == 4
+    assert re.fullmatch(r"role 'narrator': 3, the first is data/a\.jsonl line 2 \(\w+:1\)", one.causes[0])
+    assert one.causes[1:] == ("role 'critic': 1", "role 'oracle': 1", "1 other role: 1")
     assert {place: [cause for cause in one.causes if cause not in text] for place, text in shown.items()} == {
         place: [] for place in shown
     }
@@ -138,10 +130,7 @@ def test_every_place_that_shows_the_failure_shows_its_causes(tmp_path: Path) -> 
 def test_equal_causes_of_two_datasets_are_both_printed(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     rows = [with_role(0, "narrator"), with_role(1, "narrator"), with_role(2, "critic")]
-    datasets = {
-        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", rows)]}, "format": CHAT}
-        for name in ("a", "b")
-    }
+    datasets = {name: workspace.dataset(f"{name}.jsonl", rows) for name in ("a", "b")}
     workspace.recipe(datasets, gates={})
 
     with pytest.raises(GateError) as refused:

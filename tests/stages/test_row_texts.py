@@ -34,8 +34,6 @@ def test_texts_of_rows_are_in_the_order_of_their_columns() -> None:
     ]
     assert found.characters.tolist() == [31, 12, 10, 6]
 
-
-def test_rows_without_texts_have_none() -> None:
     empty = pa.table({name: pa.array([None], pa.string()) for name in ("messages", "text", "output", "record")})
 
     found = list_row_texts(empty)

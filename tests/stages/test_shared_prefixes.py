@@ -196,7 +196,7 @@ def read_examples(table: pa.Table) -> Counter[tuple[Any, ...]]:
     return Counter((name, *value) for name, value in zip(found.example_ids.to_pylist(), values, strict=True) if name)
 
 
-def test_every_example_is_read_back_from_shards_and_from_ranks(shared: Built) -> None:
+def test_every_example_is_read_back_and_each_token_is_stored_once_or_counted_as_shared(shared: Built) -> None:
     store = shared.project.store
     examples = Counter(
         (row["example_id"], tuple(row["input_ids"]), tuple(row["loss_mask"])) for row in shared.examples()
@@ -211,9 +211,7 @@ def test_every_example_is_read_back_from_shards_and_from_ranks(shared: Built) ->
     assert sum(map(read_examples, shards), Counter[Any]()) == examples
     assert sum(map(read_examples, ranks), Counter[Any]()) == train
 
-
-def test_each_token_is_stored_once_and_counted_as_stored_or_shared(shared: Built) -> None:
-    facts, examples = shared.manifest("rows", "packed_shards").facts, shared.examples()
+    facts, examples = shared.facts("rows", "packed_shards"), shared.examples()
 
     ledger = {name: count for _, name, count in shared.manifest("rows", "packed_shards").token_ledger}
 
@@ -259,14 +257,24 @@ def count_trie(examples: Sequence[dict[str, Any]]) -> int:
     return stored
 
 
-def test_no_more_sequences_are_needed_than_without_sharing(shared: Built, tmp_path: Path) -> None:
+def test_build_without_trees_needs_more_sequences_and_has_no_mask_of_them(shared: Built, tmp_path: Path) -> None:
     plain = build(tmp_path)
 
-    counts = [one.manifest("rows", "packed_shards").facts["sequences"] for one in (shared, plain)]
+    counts = [one.facts("rows", "packed_shards")["sequences"] for one in (shared, plain)]
 
     assert counts[0] < counts[1]
     assert "segment_parents" not in plain.rows_of("rows", "packed_shards", file="shard")[0]
-    assert "tokens_shared" not in plain.manifest("rows", "packed_shards").facts
+    assert "tokens_shared" not in plain.facts("rows", "packed_shards")
+
+    reader = Reader(plain.project.store.root, "mini", rank=0, world_size=2, as_torch=False)
+
+    with pytest.raises(ConfigError, match="the batch has no subtree_ends; a recipe with"):
+        rowmill.tree_mask(next(iter(reader)))
+
+    reader = Reader(shared.project.store.root, "mini", rank=0, world_size=2, as_torch=False)
+
+    with pytest.raises(ConfigError, match="data_files of a build with"):
+        _ = reader.data_files
 
 
 def list_batches(built: Built, layout: Any) -> list[dict[str, Any]]:
@@ -281,10 +289,7 @@ def list_batches(built: Built, layout: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_batches_are_the_same_for_both_rank_layouts_and_any_number_of_workers(shared: Built, tmp_path: Path) -> None:
-    others = [
-        build(tmp_path / "indexed", layout="index", **SHARED),
-        build(tmp_path / "workers", workers=2, **SHARED),
-    ]
+    others = [build(tmp_path / "indexed", layout="index", **SHARED), build(tmp_path / "workers", workers=2, **SHARED)]
 
     for layout in ("flat", "padded"):
         assert list_batches(others[0], layout) == list_batches(others[1], layout) == list_batches(shared, layout)
@@ -315,21 +320,7 @@ def test_batches_name_predecessors_and_what_each_query_attends_to(shared: Built)
     assert (flat["segment_parents"] >= 0).any()
 
 
-def test_mask_of_a_batch_without_trees_is_refused(tmp_path: Path) -> None:
-    reader = Reader(build(tmp_path).project.store.root, "mini", rank=0, world_size=2, as_torch=False)
-
-    with pytest.raises(ConfigError, match="the batch has no subtree_ends; a recipe with"):
-        rowmill.tree_mask(next(iter(reader)))
-
-
-def test_files_are_not_handed_to_trainers_that_read_them(shared: Built) -> None:
-    reader = Reader(shared.project.store.root, "mini", rank=0, world_size=2, as_torch=False)
-
-    with pytest.raises(ConfigError, match="data_files of a build with"):
-        _ = reader.data_files
-
-
-def test_shared_token_is_traced_to_every_row_that_has_it(shared: Built) -> None:
+def test_traces_name_every_row_of_a_shared_token_and_the_segment_that_each_continues(shared: Built) -> None:
     name = next(
         row["example_id"]
         for row in shared.examples()
@@ -445,8 +436,6 @@ def test_sequence_is_inspected_by_itself(shared: Built, option: list[str], capsy
     )
     assert expected in capsys.readouterr().err
 
-
-def test_trace_of_a_sequence_says_which_segment_each_continues(shared: Built) -> None:
     store = shared.project.store
     shard = next(store.table(file) for file in shared.manifest("rows", "packed_shards").files("shard"))
     parents = shard.column("segment_parents")[0].as_py()
@@ -491,7 +480,7 @@ def test_shown_sequence_has_each_stored_token_once(shared: Built) -> None:
 def test_texts_and_pairs_share_tokens_anywhere(tmp_path: Path, kind: dict[str, Any], rows: list[Any]) -> None:
     built = Workspace(tmp_path).one("rows.jsonl", rows, kind, packing=SHARED).build()
 
-    facts, examples = built.manifest("rows", "packed_shards").facts, built.examples()
+    facts, examples = built.facts("rows", "packed_shards"), built.examples()
 
     assert facts["conservation"] == 0
     assert facts["tokens"] + facts["tokens_shared"] == sum(row["tokens"] for row in examples)
@@ -520,8 +509,7 @@ def test_what_cannot_be_said_of_trees_is_refused_when_the_recipe_is_loaded(
 ) -> None:
     groups, changes, expected = case
     workspace = Workspace(tmp_path)
-    dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", [chat(0)])]}, "format": CHAT, **groups}
-    workspace.recipe({"rows": dataset}, **changes)
+    workspace.one("rows.jsonl", [chat(0)], **groups, **changes)
 
     with pytest.raises(ConfigError) as refused:
         _ = workspace.project
@@ -550,7 +538,7 @@ def test_preferences_are_refused_in_words_that_lead_out(tmp_path: Path, everywhe
 
 def test_datasets_that_differ_in_sharing_are_refused(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", [chat(0)])]}, "format": CHAT}
+    dataset = workspace.dataset("rows.jsonl", [chat(0)])
     workspace.recipe({"rows": {**dataset, "packing": SHARED}, "others": dataset})
 
     with pytest.raises(ConfigError, match=r"datasets\.others\.packing\.share_prefixes: false, and datasets\.rows has"):

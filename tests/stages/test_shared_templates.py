@@ -15,9 +15,7 @@ from rowmill.conversation.template_frames import TemplateFrames
 from rowmill.core.json import Json
 from rowmill.executors import local
 from rowmill.stages.tokenized_examples import conversation_examples, text_parts
-from tests.support.recipes import CHAT, Workspace, chat, lines
-
-TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+from tests.support.recipes import CHAT, TO_EXAMPLES, Workspace, chat, lines
 
 
 @pytest.fixture

@@ -21,14 +21,11 @@ def numbers(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def with_held(folder: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], **form: Any) -> Workspace:
-    workspace = Workspace(folder)
-    source = {
-        "train_urls": [workspace.write("train.csv", as_csv(train))],
-        "validation_urls": [workspace.write("held.csv", as_csv(held))],
-    }
     gates = LENIENT | {"near_duplicate": {"at_most": 1}}
-    dataset = {"source": source, "format": records(**form), "splits": {"test": 0}}
-    return workspace.recipe({"rows": dataset}, seq_len=1024, gates=gates)
+    kind, splits = records(**form), {"test": 0}
+    return Workspace(folder).one(
+        "train.csv", as_csv(train), kind, held=as_csv(held), splits=splits, seq_len=1024, gates=gates
+    )
 
 
 def near(built: Built) -> tuple[Any, tuple[str, ...]]:
@@ -36,8 +33,13 @@ def near(built: Built) -> tuple[Any, tuple[str, ...]]:
     return made.facts["near_duplicate"], made.samples.get("near_duplicate", ())
 
 
-def test_records_that_share_only_keys_and_prompt_are_not_near_duplicates(tmp_path: Path) -> None:
+def test_records_that_share_keys_or_agree_by_chance_are_not_near_duplicates(tmp_path: Path) -> None:
     assert near(with_held(tmp_path, numbers(400), numbers(40, seed=1)).build()) == (0, ())
+
+    drawn = random.Random(0)
+    rows = [{name: str(drawn.randrange(6)) for name in "abcd"} | {"id": str(i)} for i in range(600)]
+
+    assert near(with_held(tmp_path, rows[:500], rows[500:]).build()) == (0, ())
 
 
 def test_record_that_differs_in_one_column_is_a_near_duplicate_and_is_named(tmp_path: Path) -> None:
@@ -51,13 +53,6 @@ def test_record_that_differs_in_one_column_is_a_near_duplicate_and_is_named(tmp_
     assert near(made) == (pytest.approx(1 / 42), tuple(copies))
 
 
-def test_records_that_agree_by_chance_are_not_near_duplicates(tmp_path: Path) -> None:
-    drawn = random.Random(0)
-    rows = [{name: str(drawn.randrange(6)) for name in "abcd"} | {"id": str(i)} for i in range(600)]
-
-    assert near(with_held(tmp_path, rows[:500], rows[500:]).build()) == (0, ())
-
-
 def test_group_copied_under_another_key_is_found(tmp_path: Path) -> None:
     train = [{"patient": f"p{i // 4}", **one} for i, one in enumerate(numbers(400))]
     copied = [{**one, "patient": "q"} for one in train[:4]]
@@ -69,18 +64,11 @@ def test_group_copied_under_another_key_is_found(tmp_path: Path) -> None:
 def test_tables_and_other_data_are_compared_each_by_its_method(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     train = numbers(200)
-    table = {
-        "train_urls": [workspace.write("train.csv", as_csv(train))],
-        "validation_urls": [workspace.write("held.csv", as_csv([{**train[0], "at": "0.5"}, *numbers(10, seed=1)]))],
-    }
-    asked_again = {**pair(3), "answer": "another"}
-    pairs = {
-        "train_urls": [workspace.write("train.jsonl", [pair(i) for i in range(40)])],
-        "validation_urls": [workspace.write("held.jsonl", [asked_again, *map(pair, range(900, 908))])],
-    }
+    held, asked_again = [{**train[0], "at": "0.5"}, *numbers(10, seed=1)], {**pair(3), "answer": "another"}
+    pairs, others = [pair(i) for i in range(40)], [asked_again, *map(pair, range(900, 908))]
     datasets = {
-        "rows": {"source": table, "format": records(), "splits": {"test": 0}},
-        "pairs": {"source": pairs, "format": PAIR},
+        "rows": workspace.dataset("t.csv", as_csv(train), records(), held=as_csv(held), splits={"test": 0}),
+        "pairs": workspace.dataset("p.jsonl", pairs, PAIR, held=others),
     }
     gates = LENIENT | {"near_duplicate": {"at_most": 1}, "same_prompt": {"at_most": 1}}
     made = workspace.recipe(datasets, seq_len=1024, gates=gates).build().manifest("training_splits")
@@ -93,8 +81,12 @@ def test_tables_and_other_data_are_compared_each_by_its_method(tmp_path: Path) -
 
 
 def test_table_without_held_out_rows_is_not_compared(tmp_path: Path) -> None:
-    source = {"train_urls": [Workspace(tmp_path).write("table.csv", as_csv(purchases(60)))]}
-    dataset = {"source": source, "format": records(), "splits": {"test": 0}}
-    facts = Workspace(tmp_path).recipe({"rows": dataset}, seq_len=1024).build().manifest("training_splits").facts
+    facts = (
+        Workspace(tmp_path)
+        .one("table.csv", as_csv(purchases(60)), records(), splits={"test": 0}, seq_len=1024)
+        .build()
+        .manifest("training_splits")
+        .facts
+    )
 
     assert (facts["near_duplicate"], facts["same_prompt"]) == ("not_applicable", "not_applicable")

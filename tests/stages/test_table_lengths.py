@@ -11,7 +11,7 @@ from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.reports.build_view import load_build_view
 from rowmill.reports.summary import render_statistics
-from tests.support.recipes import LENIENT, Built, Workspace
+from tests.support.recipes import LENIENT, TO_ROWS, Built, Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
 pytestmark = pytest.mark.slow
@@ -24,10 +24,8 @@ def workspace_of(
     folder: Path, form: dict[str, Any], rows: list[dict[str, Any]], seq_len: int, **changes: Any
 ) -> Workspace:
     workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("table.csv", as_csv(rows))]}
     splits = changes.pop("splits", {"test": 0.2, "method": "exact"})
-    dataset = {"source": source, "format": records(**form), "splits": splits}
-    return workspace.recipe({"rows": dataset}, seq_len=seq_len, **changes)
+    return workspace.one("table.csv", as_csv(rows), records(**form), splits=splits, seq_len=seq_len, **changes)
 
 
 # ── Other lengths ─────────────────────────────────────────────────────────────────────────────────
@@ -44,8 +42,8 @@ def test_what_if_of_records_equals_a_build_at_that_length(tmp_path: Path, mode: 
 
     for seq_len, examples, over, lost, sequences in (table.rows[0], table.rows[2], table.rows[3]):
         other = workspace_of(tmp_path / str(seq_len), form, rows, seq_len).build()
-        facts = other.manifest("rows", "tokenized_examples").facts
-        packed = other.manifest("rows", "packed_shards").facts
+        facts = other.facts("rows", "tokenized_examples")
+        packed = other.facts("rows", "packed_shards")
         assert (examples, over, sequences) == (facts["examples"], facts["rejected"], packed["sequences"])
         assert (lost > 0) is (over > 0)
 
@@ -62,7 +60,7 @@ def test_records_that_fit_lose_no_token_at_any_length(tmp_path: Path) -> None:
 
 def test_length_filled_by_the_prompt_fits_no_record(tmp_path: Path) -> None:
     made = workspace_of(tmp_path, {"assembly": {"max_seq_length": 200}}, purchases(60), 512, splits={"test": 0}).build()
-    prompt = made.manifest("rows", "tokenized_examples").facts["prompt_tokens"]
+    prompt = made.facts("rows", "tokenized_examples")["prompt_tokens"]
 
     table = made.manifest("rows", "truncation_stats").tables["what_if"]
 
@@ -80,7 +78,7 @@ def test_overflow_is_a_share_of_records_and_names_them(tmp_path: Path) -> None:
     made = workspace_of(tmp_path, form, [*rows, *large], 1024, splits={"test": 0}).build()
     statistics = made.manifest("rows", "truncation_stats")
 
-    assert made.manifest("rows", "tokenized_examples").facts["rejected"] == 25
+    assert made.facts("rows", "tokenized_examples")["rejected"] == 25
     assert statistics.facts["context_overflow"] == 0.2
     [cause] = statistics.samples["context_overflow"]
     first = made.rows_of("rows", "tokenized_examples", file="rejects")[0]
@@ -92,7 +90,7 @@ def test_pages_of_records_do_not_mention_truncation(tmp_path: Path) -> None:
     made = workspace_of(tmp_path, grouped(), purchases(120), 2048).build()
 
     shown = " ".join(render_text(render_statistics(load_build_view(made.project))).split())
-    facts = made.manifest("rows", "truncation_stats").facts
+    facts = made.facts("rows", "truncation_stats")
 
     assert "what truncation removed" not in shown
     assert stats.PLANNED_NOTE in shown
@@ -110,7 +108,7 @@ def test_advice_on_tables_is_about_caps_prompts_and_groups(tmp_path: Path) -> No
     crowded = workspace_of(tmp_path / "crowded", crowded_form, purchases(60), 2048).build()
 
     def hints(made: Built) -> str:
-        return " ".join(made.manifest("rows", "truncation_stats").facts["hints"])
+        return " ".join(made.facts("rows", "truncation_stats")["hints"])
 
     assert "most examples end at max_sequences_per_example 1" in hints(capped)
     assert "the prompt is" in hints(capped)
@@ -128,6 +126,6 @@ def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> Non
 def test_group_that_may_be_split_has_no_size_check(tmp_path: Path) -> None:
     form = {**grouped(), "assembly": {"on_overflow": "split"}}
     gates = LENIENT | {"group_size": {"at_most": 3}}
-    made = workspace_of(tmp_path, form, purchases(60), 2048, gates=gates).build(only=("raw_dataset", "canonical_rows"))
+    made = workspace_of(tmp_path, form, purchases(60), 2048, gates=gates).build(only=TO_ROWS)
 
-    assert made.manifest("rows", "canonical_rows").facts["group_size"] == "not_applicable"
+    assert made.facts("rows", "canonical_rows")["group_size"] == "not_applicable"

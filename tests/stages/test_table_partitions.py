@@ -19,12 +19,11 @@ from rowmill.kinds.tables.generation import Prefill
 from rowmill.kinds.tables.partitions import PartitionBorders, assign_partitions
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages.base import StageContext
-from tests.support.recipes import Built, Workspace, sentence
+from tests.support.recipes import TO_LENGTHS, TO_ROWS, Built, Workspace, sentence
 from tests.support.tables import grouped, records
 
 pytestmark = pytest.mark.slow
 
-UP_TO_LENGTHS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats")
 FILES, ROWS_OF_A_FILE = 6, 500
 """So many rows are a part of their own: some 110 KiB."""
 BITS = 4
@@ -48,7 +47,7 @@ APPENDED = [make_row(10_000 + i, (4, 151)[i % 2]) for i in range(30)]
 
 
 def build(folder: Path, files: Sequence[Any], form: dict[str, Any], **options: Any) -> Built:
-    return write_recipe(folder, files, form, **options).build(only=UP_TO_LENGTHS)
+    return write_recipe(folder, files, form, **options).build(only=TO_LENGTHS)
 
 
 def write_recipe(
@@ -93,10 +92,12 @@ def assert_rows_are_shown_once(built: Built) -> None:
 
     assert Counter(name for one in built.examples() for name in one["row_ids"]) == rows == states
     assert len({one["example_id"] for one in built.examples()}) == len(built.examples())
-    assert built.manifest("rows", "tokenized_examples").facts["accounted"] == 0
+    assert built.facts("rows", "tokenized_examples")["accounted"] == 0
 
 
-def test_groups_are_whole_and_in_the_examples_of_their_partition(both: tuple[Built, Built]) -> None:
+def test_groups_are_whole_and_appended_rows_change_the_examples_of_their_partitions_alone(
+    both: tuple[Built, Built],
+) -> None:
     sizes: dict[str, int] = defaultdict(int)
     for built in both:
         assert_rows_are_shown_once(built)
@@ -111,8 +112,6 @@ def test_groups_are_whole_and_in_the_examples_of_their_partition(both: tuple[Bui
     assert len(sizes) == 150
     assert set(sizes.values()) == {1}
 
-
-def test_appended_rows_change_the_examples_of_their_partitions_alone(both: tuple[Built, Built]) -> None:
     before, after = map(parts_of, both)
     touched = partition_of('"S-004"', '"S-151"')
 
@@ -123,8 +122,6 @@ def test_appended_rows_change_the_examples_of_their_partitions_alone(both: tuple
     assert len(changed) <= 4 < len(before) // 4
     assert both[1].report("rows", "tokenized_examples").parts_reused == len(after) - len(changed)
 
-
-def test_plan_before_a_build_has_its_numbers(both: tuple[Built, Built]) -> None:
     [planned] = dry_run.plan_tables(both[1].project)
     made = both[1].manifest("rows", "tokenized_examples")
 
@@ -142,7 +139,7 @@ def test_workers_decide_nothing(both: tuple[Built, Built], tmp_path: Path, monke
 
 
 def test_shares_of_any_pass_make_what_a_build_makes(both: tuple[Built, Built], tmp_path: Path) -> None:
-    write_recipe(tmp_path, list_files(), GROUPS).build(only=UP_TO_LENGTHS[:2])
+    write_recipe(tmp_path, list_files(), GROUPS).build(only=TO_ROWS)
     project = Workspace(tmp_path).project
     outcomes: list[share.ShareOutcome] = []
     # Ids, keys, plans, ledgers and examples, each of which needs what all shares made before.
@@ -151,7 +148,7 @@ def test_shares_of_any_pass_make_what_a_build_makes(both: tuple[Built, Built], t
             [report] = share.make_share(project, Share(number, 3), only=["tokenized_examples"])
             outcomes.append(report.outcome)
         assert len(outcomes) < 24
-    built = Workspace(tmp_path).build(only=UP_TO_LENGTHS)
+    built = Workspace(tmp_path).build(only=TO_LENGTHS)
 
     assert set(outcomes[-3:]) == {ShareOutcome.FINISHED}
     assert built.versions() == both[0].versions()
@@ -161,7 +158,7 @@ def test_shares_of_any_pass_make_what_a_build_makes(both: tuple[Built, Built], t
 def test_remote_storage_has_the_same_partitions(both: tuple[Built, Built], tmp_path: Path) -> None:
     workspace = write_recipe(tmp_path, list_files(), GROUPS, root="memory://table-partitions")
 
-    assert workspace.build(only=UP_TO_LENGTHS).versions() == both[0].versions()
+    assert workspace.build(only=TO_LENGTHS).versions() == both[0].versions()
 
 
 def test_table_of_one_partition_has_the_same_examples_in_partitions_of_its_size(

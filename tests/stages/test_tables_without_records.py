@@ -26,8 +26,7 @@ def test_table_of_which_no_record_can_be_read_has_only_rejects(
 ) -> None:
     name, content, reason, count = TABLES[case]
     made = Workspace(tmp_path)
-    source = {"train_urls": [made.write(name, content)]}
-    made.recipe({"rows": {"source": source, "format": {"kind": "records"}}}, gates={})
+    made.one(name, content, {"kind": "records"}, gates={})
 
     before = main.main(["build", str(made.config)])
     said = capsys.readouterr().err

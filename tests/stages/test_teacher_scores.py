@@ -28,7 +28,7 @@ from rowmill.stages import teacher_scores
 from rowmill.stages.teacher_scores import MisalignedAnswerError, read_prompt_logprobs
 from tests.support import teacher
 from tests.support.completions_server import CompletionsServer, Reply, serving
-from tests.support.recipes import LENIENT, PAIR, Workspace, chat, current, current_rows, document, pair
+from tests.support.recipes import LENIENT, PAIR, TO_EXAMPLES, Workspace, chat, current, current_rows, document, pair
 
 TOP_K = 4
 FIELDS = {"teacher_ids": {"type": "int32", "size": TOP_K}, "teacher_logprobs": {"type": "float16", "size": TOP_K}}
@@ -54,11 +54,12 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Build chats and pairs up to their examples."""
     workspace = Workspace(tmp_path_factory.mktemp("examples"))
     datasets = {
-        "chats": {"source": {"train_urls": [workspace.write("c.jsonl", [chat(i, turns=2) for i in range(ROWS)])]},
-                  "format": {"kind": "chat"}, "splits": {"validation": 0.2}},
-        "pairs": {"source": {"train_urls": [workspace.write("p.jsonl", [pair(i) for i in range(6)])]}, "format": PAIR},
-    }  # fmt: skip
-    workspace.recipe(datasets).build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+        "chats": workspace.dataset(
+            "c.jsonl", [chat(i, turns=2) for i in range(ROWS)], {"kind": "chat"}, splits={"validation": 0.2}
+        ),
+        "pairs": workspace.dataset("p.jsonl", [pair(i) for i in range(6)], PAIR),
+    }
+    workspace.recipe(datasets).build(only=TO_EXAMPLES)
     return workspace
 
 
@@ -85,8 +86,7 @@ def scored_files(workspace: Workspace, dataset: str = "chats") -> dict[str, byte
 
 
 def scored_rows(workspace: Workspace, dataset: str = "chats") -> list[dict[str, Any]]:
-    folder = workspace.folder / "scored" / "mini" / dataset
-    return [row for file in sorted(folder.rglob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    return scored_rows_in(workspace.folder / "scored" / "mini" / dataset)
 
 
 def failed_requests(workspace: Workspace, dataset: str = "chats") -> dict[str, int]:
@@ -179,7 +179,7 @@ def test_printed_lines_read_every_score_of_a_build(
         name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", of_it)]}, **options}
         for name, (of_it, options) in rows.items()
     }
-    workspace.recipe(datasets).build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    workspace.recipe(datasets).build(only=TO_EXAMPLES)
     monkeypatch.chdir(workspace.folder)
     with serving(teach) as server:
         command = ["score", str(workspace.config), "--base-url", server.base_url, "--model", "m", "--top-k", str(TOP_K)]
@@ -203,7 +203,7 @@ def test_first_token_of_a_slice_keeps_its_scores_and_has_no_label(tmp_path: Path
     teacher_build = Workspace(tmp_path / "teacher").one(
         "t.jsonl", [document(i, words=300) for i in range(4)], {"kind": "text"}
     )
-    teacher_build.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    teacher_build.build(only=TO_EXAMPLES)
     with serving(teach) as server:
         assert score(teacher_build, server, dataset="rows") == 0
     student = Workspace(tmp_path / "student")
@@ -229,20 +229,24 @@ def test_first_token_of_a_slice_keeps_its_scores_and_has_no_label(tmp_path: Path
     assert slices >= 4
 
 
-def test_output_at_a_url_is_refused(built: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_at_a_url_or_beside_other_files_is_refused(built: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     assert score(built, NOWHERE, "--output", "s3://bucket/scored") != 0
     assert "--output s3://bucket/scored: a URL; scored datasets are written to a folder" in capsys.readouterr().err
 
+    (built.folder / "own" / "pairs").mkdir(parents=True)
+    (built.folder / "own" / "pairs" / "notes.txt").write_text("mine")
+    with serving(teach) as server:
+        assert score(built, server, "--output", str(built.folder / "own"), dataset="pairs") != 0
 
-def test_recipe_that_nothing_can_score_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "holds files of something else" in capsys.readouterr().err
+    assert (built.folder / "own" / "pairs" / "notes.txt").read_text() == "mine"
+
+
+def test_recipe_that_cannot_be_scored_is_told_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workspace = Workspace(tmp_path).one("p.jsonl", [{"prompt": "Why?"}], {"kind": "prompts"})
     assert main(["score", str(workspace.config), "--base-url", NOWHERE, "--model", "m"]) != 0
     assert "mini: no dataset can be scored; their examples are for prompts" in capsys.readouterr().err
 
-
-def test_examples_that_are_not_built_are_named_with_a_command_that_builds_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     workspace = Workspace(tmp_path).one("c.jsonl", [chat(0)])
     assert score(workspace, NOWHERE, dataset="rows") != 0
     assert "run `rowmill build mini --until tokenized_examples`" in capsys.readouterr().err
@@ -252,11 +256,12 @@ def test_examples_that_are_not_built_are_named_with_a_command_that_builds_them(
 def test_real_questions_under_a_real_tokenizer_are_scored_token_by_token(tmp_path: Path, real_data: Path) -> None:
     lines = (real_data / "math/gsm8k_train.jsonl").read_bytes().splitlines(keepends=True)[:60]
     workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("gsm8k.jsonl", b"".join(lines))]}
     form = {"kind": "supervised", "input_field": "question", "output_field": "answer"}
     tokenizer = str(real_data / "tokenizers/qwen3")
-    workspace.recipe({"math": {"source": source, "format": form}}, tokenizer=tokenizer, seq_len=1024)
-    workspace.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    workspace.recipe(
+        {"math": workspace.dataset("gsm8k.jsonl", b"".join(lines), form)}, tokenizer=tokenizer, seq_len=1024
+    )
+    workspace.build(only=TO_EXAMPLES)
     with serving(teach) as server:
         assert score(workspace, server, dataset="math") == 0
 
@@ -447,7 +452,7 @@ def test_server_that_stops_ends_the_run_and_the_next_one_goes_on(
 @pytest.mark.slow
 def test_files_are_the_same_for_any_number_of_workers_and_after_a_kill(tmp_path: Path) -> None:
     one = Workspace(tmp_path / "one").one("c.jsonl", [chat(i, turns=2) for i in range(900)])
-    one.build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    one.build(only=TO_EXAMPLES)
     two, killed = (Workspace(shutil.copytree(one.folder, tmp_path / name)) for name in ("two", "killed"))
     with serving(teach) as server:
         assert score(one, server, "--workers", "1", dataset="rows") == 0
@@ -540,16 +545,6 @@ def test_teacher_of_other_examples_is_refused(tmp_path: Path, dataset: dict[str,
         _ = workspace.project
 
 
-def test_folder_of_something_else_is_not_overwritten(built: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    (built.folder / "own" / "pairs").mkdir(parents=True)
-    (built.folder / "own" / "pairs" / "notes.txt").write_text("mine")
-    with serving(teach) as server:
-        assert score(built, server, "--output", str(built.folder / "own"), dataset="pairs") != 0
-
-    assert "holds files of something else" in capsys.readouterr().err
-    assert (built.folder / "own" / "pairs" / "notes.txt").read_text() == "mine"
-
-
 # ── One answer ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -561,7 +556,7 @@ def entry(**logprobs: Any) -> dict[str, Any]:
     return {name.lstrip("t"): {"logprob": value} for name, value in logprobs.items()}
 
 
-def test_likeliest_come_first_without_a_token_beyond_them() -> None:
+def test_likeliest_come_first_and_minus_infinity_is_the_lowest_that_is_stored() -> None:
     first = entry(t5=-3.0, t7=-0.5, t9=-1.5)
     second = entry(t6=-0.5, t8=-2.0, t4=-2.0)
 
@@ -573,8 +568,6 @@ def test_likeliest_come_first_without_a_token_beyond_them() -> None:
     assert found.own.tolist() == [-3.0, -0.5]
     assert (found.ids.dtype, found.logprobs.dtype) == (np.int32, np.float16)
 
-
-def test_minus_infinity_is_the_lowest_that_is_stored() -> None:
     answered = b'{"choices": [{"prompt_logprobs": [null, {"5": {"logprob": -Infinity}, "6": {"logprob": 0}}]}]}'
 
     found = read_prompt_logprobs(answered, [3, 5], [1], 2, vocab_size=10, model="m")

@@ -22,7 +22,7 @@ from rowmill.tokenization.token_truncation import (
     truncate_tokens,
 )
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, text_of
+from tests.support.recipes import CHAT, PAIR, TEXT, TO_EXAMPLES, Built, Workspace, chat, document, pair, text_of
 
 PROMPT, ANSWER = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
 
@@ -41,7 +41,7 @@ def _stream(rows: list[list[int]], kind: int, *, trains: bool) -> TokenColumn:
     return TokenColumn(np.array([i for row in rows for i in row], np.int32), offsets, kind, trains)
 
 
-def test_interleave_of_bos_input_output_eos_is_the_specified_pair() -> None:
+def test_interleaved_columns_are_the_specified_pair_and_never_train_the_first_token() -> None:
     streams = [
         make_constant_column(1, 2, kind=TEMPLATE_KIND, trains=False), _stream([[5, 6], []], PROMPT, trains=False),
         _stream([[7], [8, 9]], ANSWER, trains=True), make_constant_column(2, 2, kind=TEMPLATE_KIND, trains=True),
@@ -57,8 +57,6 @@ def test_interleave_of_bos_input_output_eos_is_the_specified_pair() -> None:
     assert second.ids.tolist() == [1, 8, 9, 2]
     assert second.span_starts.tolist() == [0, 1, 3]
 
-
-def test_interleave_never_trains_the_first_token() -> None:
     (one,) = concat_token_columns([_stream([[5, 6]], ANSWER, trains=True)])
 
     assert one.mask.tolist() == [False, True]
@@ -77,7 +75,7 @@ def test_windows_lose_no_token_and_train_all_but_their_first(length: int, limit:
     assert all(piece.original_tokens == len(piece.ids) for piece in pieces)
 
 
-def test_truncated_pair_loses_the_input_first_and_then_the_outputs_end() -> None:
+def test_truncated_pair_loses_the_input_first_and_a_kept_tail_keeps_the_bos() -> None:
     example = _example([1, 10, 11, 12, 20, 21, 2], [0, 0, 0, 0, 1, 1, 1])
 
     left = cut_pair(example, 5, "left", 3, 1)
@@ -89,8 +87,6 @@ def test_truncated_pair_loses_the_input_first_and_then_the_outputs_end() -> None
     assert deep.ids.tolist() == [1, 20, 21]
     assert deep.tokens_cut == 4
 
-
-def test_keep_tail_keeps_the_bos_and_the_last_tokens() -> None:
     example = _example([1, 10, 11, 12, 13], [0, 1, 1, 1, 1], [(0, TEMPLATE_KIND), (1, PROMPT), (3, ANSWER)])
 
     kept = truncate_tokens(example, 3, "left", bos_id=1)
@@ -166,17 +162,7 @@ def test_chat_trains_the_answer_and_its_end_and_labels_every_token(tmp_path: Pat
     answers = [m["content"] + "<|im_end|>" for m in chat(0, turns=2)["messages"] if m["role"] == "assistant"]
     assert text_of({"input_ids": trained}) == "".join(answers)
     kinds = [kind for kind, _ in _spans(example)]
-    assert kinds == [
-        "template",
-        "user",
-        "template",
-        "assistant",
-        "template",
-        "user",
-        "template",
-        "assistant",
-        "template",
-    ]
+    assert kinds == ["template", *["user", "template", "assistant", "template"] * 2]
     assert "".join(text_of({"input_ids": ids}) for _, ids in _spans(example)) == text
 
 
@@ -206,7 +192,7 @@ def test_pair_encoded_whole_does_not_train_a_token_across_its_boundary(tmp_path:
         inside[0] = False
         assert example["input_ids"] == encoded.ids.tolist()
         assert example["loss_mask"] == inside.tolist()
-    assert built.manifest("rows", "tokenized_examples").facts["boundary_tokens"] >= 1
+    assert built.facts("rows", "tokenized_examples")["boundary_tokens"] >= 1
 
 
 def test_pair_encoded_whole_with_a_token_as_separator_is_refused(tmp_path: Path) -> None:
@@ -222,7 +208,7 @@ def test_documents_too_long_follow_the_policy(tmp_path: Path, overlong: str, exa
     built = (
         Workspace(tmp_path)
         .one("a.jsonl", rows, TEXT, truncation={"overlong": overlong, "max_length": 64})
-        .build(only=_TO_EXAMPLES)
+        .build(only=TO_EXAMPLES)
     )
 
     found = built.examples()
@@ -250,9 +236,6 @@ def test_chat_too_long_loses_its_oldest_exchange_first(tmp_path: Path) -> None:
     assert example["exchanges_removed"] == example["original_tokens"] - example["tokens"] > 0
     assert example["messages_removed"] in (2, 4, 6)
     assert _ledger_is_whole(built)
-
-
-_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 
 def _ledger_is_whole(built: Built) -> bool:

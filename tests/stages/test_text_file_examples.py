@@ -7,10 +7,9 @@ import pytest
 
 from rowmill.checks.judge import CheckResult
 from rowmill.schema.manifest import Manifest
-from tests.support.recipes import TEXT, Built, Workspace, document, sentence
+from tests.support.recipes import TEXT, TO_EXAMPLES, Built, Workspace, document, sentence
 from tests.support.tiers import mark_all_but
 
-TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for i in range(60))
 
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from tests.support.recipes import CHAT, Built, Workspace, chat
+from tests.support.recipes import CHAT, TO_ROWS, Built, Workspace, chat
 
 
 def dated(i: int, when: object, group: str | None = None) -> dict[str, Any]:
@@ -21,10 +21,7 @@ def split_of(built: Built) -> dict[int, str]:
     return {int(row["row_id"].rsplit(":", 1)[1]): row["split"] for row in rows}
 
 
-ROWS = ("raw_dataset", "canonical_rows")
-
-
-def built_of(folder: Path, rows: list[dict[str, Any]], only: tuple[str, ...] = ROWS, **splits: Any) -> Built:
+def built_of(folder: Path, rows: list[dict[str, Any]], only: tuple[str, ...] = TO_ROWS, **splits: Any) -> Built:
     return Workspace(folder).one("rows.jsonl", rows, CHAT, splits={"time_key": "when", **splits}).build(only=only)
 
 
@@ -33,10 +30,10 @@ def rejects(built: Built) -> list[tuple[int, str]]:
     return sorted((int(row["row_id"].rsplit(":", 1)[1]), row["reason"]) for row in rows)
 
 
-def test_shares_of_time_are_resolved_recorded_and_recommended_for_pinning(tmp_path: Path) -> None:
+def test_shares_of_time_are_resolved_recorded_and_split_like_boundaries_that_are_pinned(tmp_path: Path) -> None:
     rows = [dated(i, f"2024-01-{1 + (i * 7) % 20:02d}") for i in range(20)]
-    built = built_of(tmp_path, rows, validation=0.1, test=0.15)
-    facts = built.manifest("rows", "canonical_rows").facts
+    built = built_of(tmp_path / "shares", rows, validation=0.1, test=0.15)
+    facts = built.facts("rows", "canonical_rows")
     (_, results) = built.steps[("rows", "canonical_rows")]
 
     assert facts["boundaries"] == {"validation": "2024-01-16", "test": "2024-01-18"}
@@ -44,21 +41,17 @@ def test_shares_of_time_are_resolved_recorded_and_recommended_for_pinning(tmp_pa
     assert [(one.check, one.value) for one in results if one.failed] == [("unpinned_boundaries", 2)]
     assert all((rows[i]["when"] >= "2024-01-18") is (split == "test") for i, split in split_of(built).items())
 
-
-def test_pinned_boundaries_split_as_the_shares_did(tmp_path: Path) -> None:
     rows = [dated(i, f"2024-01-{1 + (i * 7) % 20:02d}") for i in range(20)]
-    shares = built_of(tmp_path / "shares", rows, validation=0.1, test=0.15)
-    found = shares.manifest("rows", "canonical_rows").facts["boundaries"]
-    pinned = built_of(tmp_path / "pinned", rows, boundaries=found)
+    pinned = built_of(tmp_path / "pinned", rows, boundaries=facts["boundaries"])
 
-    assert split_of(pinned) == split_of(shares)
-    assert pinned.manifest("rows", "canonical_rows").facts["unpinned_boundaries"] == 0
+    assert split_of(pinned) == split_of(built)
+    assert pinned.facts("rows", "canonical_rows")["unpinned_boundaries"] == 0
 
 
 def test_gap_before_resolved_boundaries_is_rejected(tmp_path: Path) -> None:
     built = built_of(tmp_path, [dated(i, i) for i in range(20)], validation=0, test=0.25, gap=3)
 
-    assert built.manifest("rows", "canonical_rows").facts["boundaries"] == {"test": 15}
+    assert built.facts("rows", "canonical_rows")["boundaries"] == {"test": 15}
     assert rejects(built) == [(13, "split_gap"), (14, "split_gap")]
 
 
@@ -83,8 +76,8 @@ def test_group_on_both_sides_of_a_boundary_goes_to_the_later_split(tmp_path: Pat
     splits = split_of(built)
 
     assert [splits[i] for i in range(7)] == ["train", "train", *["validation"] * 3, "test", "test"]
-    assert built.manifest("training_splits").facts["same_group"] == 0
-    assert built.manifest("training_splits").facts["time_order"] == 0
+    assert built.facts("training_splits")["same_group"] == 0
+    assert built.facts("training_splits")["time_order"] == 0
 
 
 def test_group_on_both_sides_of_a_boundary_is_rejected_if_configured(tmp_path: Path) -> None:
@@ -92,9 +85,9 @@ def test_group_on_both_sides_of_a_boundary_is_rejected_if_configured(tmp_path: P
 
     assert split_of(built) == {0: "train", 1: "train", 4: "validation"}
     assert rejects(built) == [(i, "straddles_split") for i in (2, 3, 5, 6)]
-    assert built.manifest("rows", "canonical_rows").facts["accounted"] == 0
+    assert built.facts("rows", "canonical_rows")["accounted"] == 0
     # Configured, so not a defect of the data.
-    assert built.manifest("rows", "canonical_rows").facts["rejects"] == 0
+    assert built.facts("rows", "canonical_rows")["rejects"] == 0
 
 
 def test_group_across_two_files_gets_one_split(tmp_path: Path) -> None:
@@ -102,7 +95,7 @@ def test_group_across_two_files_gets_one_split(tmp_path: Path) -> None:
     urls = [workspace.write(f"{i}.jsonl", [row]) for i, row in enumerate(STRADDLING)]
     splits = {"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}
     built = workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": CHAT, "splits": splits}}).build(
-        only=ROWS
+        only=TO_ROWS
     )
     rows = built.rows_of("rows", "canonical_rows", file="rows")
     found = {
@@ -113,15 +106,10 @@ def test_group_across_two_files_gets_one_split(tmp_path: Path) -> None:
 
 
 def test_time_key_with_a_validation_source_is_refused(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    source = {
-        "train_urls": [workspace.write("train.jsonl", [dated(0, 1)])],
-        "validation_urls": [workspace.write("held.jsonl", [dated(1, 2)])],
-    }
     splits = {"time_key": "when", "boundaries": {"test": 5}}
 
     with pytest.raises(ConfigError, match="one of the two may say what is held out"):
-        workspace.recipe({"rows": {"source": source, "format": CHAT, "splits": splits}}).build()
+        Workspace(tmp_path).one("a.jsonl", [dated(0, 1)], held=[dated(1, 2)], splits=splits).build()
 
 
 @pytest.mark.slow
@@ -141,7 +129,7 @@ def test_no_group_leaks_and_no_later_row_trains(
         CHAT,
         splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user", "crossing_groups": crossing_groups},
     )
-    stages = ("raw_dataset", "canonical_rows")
+    stages = TO_ROWS
     splits = split_of(workspace.build(only=stages))
     by_group = {
         group: {splits[i] for i, (_, own) in enumerate(rows) if own == group and i in splits} for _, group in rows

@@ -6,22 +6,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.recipes import LENIENT, Workspace, chat, write_tokenizer
+from tests.support.recipes import LENIENT, TO_EXAMPLES, Workspace, chat, write_tokenizer
 
 pytestmark = pytest.mark.slow
 
 TOKENS: dict[str, Any] = {"kind": "tokens"}
-
-
-def _outcomes(made: Any) -> dict[str, str]:
-    return {result.check: result.outcome for result in made.steps["rows", "tokenized_examples"][1]}
-
-
-def _facts(made: Any) -> dict[str, Any]:
-    return made.manifest("rows", "tokenized_examples").facts
-
-
-UP_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 
 def test_exported_examples_read_in_as_tokens_are_equal(tmp_path: Path) -> None:
@@ -47,8 +36,8 @@ def test_token_rows_pack_and_stay_what_they_are(tmp_path: Path) -> None:
     assert packed.facts["segments"] == 40
     assert packed.facts["sequences"] < 40
     assert packed.facts["trained_tokens"] == sum(sum(one["loss_mask"]) for one in examples)
-    assert "failed" not in _outcomes(made).values()
-    assert _facts(made)["same_tokenization"] == 1
+    assert "failed" not in made.outcomes("rows", "tokenized_examples").values()
+    assert made.facts("rows", "tokenized_examples")["same_tokenization"] == 1
     shards = [made.project.store.path(part.files["shard"].path) for part in packed.parts if "shard" in part.files]
     names = [name for shard in shards for row in pq.read_table(shard).to_pylist() for name in row["example_ids"]]
     assert len(set(names)) == 40
@@ -65,12 +54,15 @@ def test_ids_outside_the_vocabulary_are_rejected_and_holes_in_it_close_the_gate(
     write_tokenizer(tmp_path / "wide/tokenizer")
     wide.recipe({"rows": {"source": {"train_urls": ["data/a.jsonl"]}, "format": TOKENS}}, vocab_size=size + 100)
 
-    rejected = narrow.build(only=UP_TO_EXAMPLES)
-    unknown = wide.build(only=UP_TO_EXAMPLES)
+    rejected = narrow.build(only=TO_EXAMPLES)
+    unknown = wide.build(only=TO_EXAMPLES)
 
     assert [line[1:] for line in rejected.manifest("rows", "tokenized_examples").ledger[1:]] == [("bad_tokens", 1)]
-    assert (_facts(rejected)["unknown_ids"], _facts(unknown)["unknown_ids"]) == (0, 1)
-    assert _outcomes(unknown)["unknown_ids"] == "failed"
+    assert (
+        rejected.facts("rows", "tokenized_examples")["unknown_ids"],
+        unknown.facts("rows", "tokenized_examples")["unknown_ids"],
+    ) == (0, 1)
+    assert unknown.outcomes("rows", "tokenized_examples")["unknown_ids"] == "failed"
 
 
 def test_ids_of_a_teacher_outside_the_vocabulary_are_rejected(tmp_path: Path) -> None:
@@ -78,7 +70,7 @@ def test_ids_of_a_teacher_outside_the_vocabulary_are_rejected(tmp_path: Path) ->
     records = [record | {"teacher_ids": [[8, 9], [10, last]]} for last in (599, 600)]
     kind = TOKENS | {"token_fields": {"teacher_ids": {"type": "int32", "size": 2}}}
 
-    built = Workspace(tmp_path).one("a.jsonl", records, kind).build(only=UP_TO_EXAMPLES)
+    built = Workspace(tmp_path).one("a.jsonl", records, kind).build(only=TO_EXAMPLES)
 
     assert built.rejects() == [(1, "bad_field")]
     assert built.details() == ["teacher_ids holds 600; ids are 0 to 599"]
@@ -88,10 +80,10 @@ def test_ids_of_a_teacher_outside_the_vocabulary_are_rejected(tmp_path: Path) ->
 def test_ids_of_another_tokenizer_are_noticed(tmp_path: Path) -> None:
     records = [{"input_ids": [(7 * i + k) % 250 + 3 for k in range(30)], "response_length": 10} for i in range(20)]
 
-    made = Workspace(tmp_path).one("a.jsonl", records, TOKENS).build(only=UP_TO_EXAMPLES)
+    made = Workspace(tmp_path).one("a.jsonl", records, TOKENS).build(only=TO_EXAMPLES)
 
-    assert _facts(made)["same_tokenization"] < 0.5
-    assert _outcomes(made)["same_tokenization"] == "failed"
+    assert made.facts("rows", "tokenized_examples")["same_tokenization"] < 0.5
+    assert made.outcomes("rows", "tokenized_examples")["same_tokenization"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -129,4 +121,4 @@ def test_token_rows_mix_with_chats(tmp_path: Path) -> None:
 
     made = workspace.build()
 
-    assert made.manifest("training_splits").facts["sequences"] > 0
+    assert made.facts("training_splits")["sequences"] > 0

@@ -9,11 +9,9 @@ import pytest
 from rowmill.build import preflight
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization import stored_tokenizers, tokenizer
-from tests.support.recipes import TEXT, Workspace, document
+from tests.support.recipes import TEXT, TO_EXAMPLES, Workspace, document
 
 pytestmark = pytest.mark.slow
-
-TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 
 @pytest.fixture
@@ -70,11 +68,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_stored_tokenizer_is_made_again(
-    damage: str,
-    tmp_path: Path,
-    opened: Counter[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    damage: str, tmp_path: Path, opened: Counter[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     workspace = Workspace(tmp_path).one("rows.jsonl", [document(i, words=9) for i in range(40)], TEXT)
     first = workspace.build(only=TO_EXAMPLES).examples()

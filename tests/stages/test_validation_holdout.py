@@ -25,7 +25,7 @@ def carved(groups: list[tuple[int, int]], wanted: int) -> list[int] | None:
     return None if chosen is None else np.flatnonzero(chosen).tolist()
 
 
-def test_groups_enter_in_ascending_hash_until_they_fill_enough() -> None:
+def test_groups_enter_whole_in_ascending_hash_until_they_fill_enough() -> None:
     examples = [(13, 400), (2, 300), (11, 500), (5, 900)]
 
     assert carved(examples, 1500) == [1, 2, 3]
@@ -33,8 +33,6 @@ def test_groups_enter_in_ascending_hash_until_they_fill_enough() -> None:
     assert carved(examples, 1) == [1]
     assert carved(examples, 2101) is None
 
-
-def test_group_enters_whole() -> None:
     assert carved([(7, 1), (3, 1), (7, 1), (9, 1)], 2) == [0, 1, 2]
 
 
@@ -99,12 +97,24 @@ def segments_of(built: Built, dataset: str, split: str) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", list(WANTED))
-def test_exactly_as_many_validation_sequences_as_asked_for(built: Built, dataset: str) -> None:
+def test_examples_fill_as_many_sequences_as_asked_for_and_are_in_one_split_or_left_out(
+    built: Built, dataset: str
+) -> None:
     splits = {row[1]: row[3] for row in built.manifest(dataset, "packed_shards").tables["splits"].rows}
 
     assert splits["validation"] == WANTED[dataset]
     assert splits["train"] > 0
-    assert built.manifest(dataset, "packed_shards").facts["conservation"] == 0
+    assert built.facts(dataset, "packed_shards")["conservation"] == 0
+
+    examples = {row["example_id"] for row in built.examples(dataset)}
+    train, held = segments_of(built, dataset, "train"), segments_of(built, dataset, "validation")
+    gone = {
+        row["example_id"] for row in built.rows_of(dataset, "packed_shards", file="left_out") if row["state"] != "kept"
+    }
+
+    assert train | held | gone == examples
+    assert len(train) + len(held) + len(gone) == len(examples)
+    assert sum(count for _, _, count in built.manifest(dataset, "packed_shards").ledger) == len(examples)
 
 
 @pytest.mark.parametrize("dataset", ["packed", "single"])
@@ -125,32 +135,16 @@ def test_no_group_is_on_both_sides_and_the_surplus_on_none(built: Built, dataset
     assert max(splitter.hash_unit(one, b"") for one in held) < min(splitter.hash_unit(one, b"") for one in train)
 
 
-@pytest.mark.parametrize("dataset", list(WANTED))
-def test_every_example_is_in_one_split_or_left_out_with_a_reason(built: Built, dataset: str) -> None:
-    examples = {row["example_id"] for row in built.examples(dataset)}
-    train, held = segments_of(built, dataset, "train"), segments_of(built, dataset, "validation")
-    gone = {
-        row["example_id"] for row in built.rows_of(dataset, "packed_shards", file="left_out") if row["state"] != "kept"
-    }
+@pytest.mark.slow
+def test_carved_validation_is_exported_leaks_nothing_and_its_surplus_is_traced_and_asked_for(built: Built) -> None:
+    assert built.facts("exports", "held")["conservation"] == 0
 
-    assert train | held | gone == examples
-    assert len(train) + len(held) + len(gone) == len(examples)
-    assert sum(count for _, _, count in built.manifest(dataset, "packed_shards").ledger) == len(examples)
+    # A rejected row of a group that is held out is no row of train, so nothing seems to leak.
+    facts = built.facts("training_splits")
 
-
-def test_carved_validation_is_exported(built: Built) -> None:
-    assert built.manifest("exports", "held").facts["conservation"] == 0
-
-
-def test_rows_that_were_rejected_leave_train_with_their_group(built: Built) -> None:
-    """A rejected row of a group that is held out is no row of train, so nothing seems to leak."""
-    facts = built.manifest("training_splits").facts
-
-    assert built.manifest("packed", "tokenized_examples").facts["rejected"] == 1
+    assert built.facts("packed", "tokenized_examples")["rejected"] == 1
     assert (facts["same_group"], facts["same_row"]) == (0, 0)
 
-
-def test_row_of_the_surplus_traces_to_its_fate(built: Built) -> None:
     left = built.rows_of("packed", "packed_shards", file="left_out")
     row_id = next(row["row_id"] for row in left if row["state"] == "validation_surplus")
     traces = [one for one in trace.trace_row(built.project, row_id) if one.dataset == "packed"]
@@ -158,9 +152,6 @@ def test_row_of_the_surplus_traces_to_its_fate(built: Built) -> None:
     assert [(fate.stage, fate.state) for fate in traces[0].fates][-1] == ("packed_shards", "validation_surplus")
     assert traces[0].places == ()
 
-
-@pytest.mark.slow
-def test_left_out_examples_can_be_asked_for(built: Built) -> None:
     sql = "select state, count(*), sum(tokens) from left_out where state = 'validation_surplus' group by all"
     left = [row for name in WANTED for row in built.rows_of(name, "packed_shards", file="left_out")]
     surplus = [row["tokens"] for row in left if row["state"] == "validation_surplus"]
@@ -189,9 +180,18 @@ def one(folder: Path, wanted: int, groups: dict[str, Any], source: dict[str, Any
     return workspace.recipe({"rows": dataset}, mixture={"num_validation_sequences": {"rows": wanted}})
 
 
-def test_number_beyond_all_rows_is_refused(tmp_path: Path) -> None:
+def test_number_of_too_many_sequences_or_of_an_unknown_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"num_validation_sequences\.rows: 90 sequences; .* fill \d+; lower it"):
         one(tmp_path, 90, {}).build()
+
+    workspace = one(tmp_path, 1, {})
+    text = workspace.config.read_text(encoding="utf-8")
+    workspace.config.write_text(
+        text.replace("num_validation_sequences:\n    rows:", "num_validation_sequences:\n    rosw:")
+    )
+
+    with pytest.raises(ConfigError, match="'rosw' is not a dataset"):
+        _ = workspace.project
 
 
 @pytest.mark.parametrize(
@@ -221,14 +221,3 @@ def test_number_beside_a_validation_split_that_the_hub_has_is_refused(tmp_path: 
 
     with pytest.raises(ConfigError, match="the source has rows for validation of its own"):
         workspace.build()
-
-
-def test_number_for_an_unknown_dataset_is_refused(tmp_path: Path) -> None:
-    workspace = one(tmp_path, 1, {})
-    text = workspace.config.read_text(encoding="utf-8")
-    workspace.config.write_text(
-        text.replace("num_validation_sequences:\n    rows:", "num_validation_sequences:\n    rosw:")
-    )
-
-    with pytest.raises(ConfigError, match="'rosw' is not a dataset"):
-        _ = workspace.project

@@ -11,16 +11,12 @@ import pytest
 from rowmill.sources.reading import load_source_parts
 from rowmill.stages import catalog
 from rowmill.stages.training_splits import stage as training_splits
-from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, TO_ROWS, Workspace, chat, document, pair
 
 pytestmark = pytest.mark.slow
 
 GROUPED = {"kind": "records", "data": {"group_training_examples_by": "who", "max_sequences_per_example": 1}}
-SERIES = {
-    "kind": "records",
-    "data": {"order_training_examples_by": "time"},
-    "time_series": {"is_timeseries": True},
-}
+SERIES = {"kind": "records", "data": {"order_training_examples_by": "time"}, "time_series": {"is_timeseries": True}}
 TRAIN, HELD = 400, 40
 
 
@@ -43,12 +39,8 @@ def splits_of(
 ) -> dict[str, Counter[str]]:
     """Build canonical rows; return the number of rows of each split, by the source they came from."""
     workspace = Workspace(tmp_path)
-    source = {
-        "train_urls": [workspace.write("train.jsonl", train)],
-        "validation_urls": [workspace.write("held.jsonl", held)],
-    }
-    options = {"source": source, "format": form, "splits": splits, "filters": {"deduplicate": "off"}}
-    built = workspace.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
+    filters = {"deduplicate": "off"}
+    built = workspace.one("train.jsonl", train, form, held=held, splits=splits, filters=filters).build(only=TO_ROWS)
     hint = {part.part_id: str(part.split_hint) for part in load_source_parts(built.manifest("rows", "raw_dataset"))}
     found: dict[str, Counter[str]] = {"train": Counter(), "validation": Counter()}
     for row in built.rows_of("rows", "canonical_rows", file="rows"):
@@ -89,15 +81,9 @@ def test_test_share_is_taken_only_from_the_train_source(tmp_path: Path, name: st
 
 
 def test_groups_of_records_stay_whole_with_a_validation_source(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    rows = [record(i) for i in range(TRAIN + HELD)]
-    source = {
-        "train_urls": [workspace.write("train.jsonl", rows[:TRAIN])],
-        "validation_urls": [workspace.write("held.jsonl", rows[TRAIN:])],
-    }
-    options = {"source": source, "format": GROUPED, "splits": {"validation": 0.2, "test": 0.2}}
-
-    built = workspace.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
+    rows, shares = [record(i) for i in range(TRAIN + HELD)], {"validation": 0.2, "test": 0.2}
+    workspace = Workspace(tmp_path).one("train.jsonl", rows[:TRAIN], GROUPED, held=rows[TRAIN:], splits=shares)
+    built = workspace.build(only=TO_ROWS)
 
     splits: dict[str, set[str]] = {}
     for row in built.rows_of("rows", "canonical_rows", file="rows"):
@@ -126,15 +112,9 @@ def test_real_problems_are_held_out_alike_as_chats_pairs_and_records(tmp_path: P
 
 
 def test_test_share_is_relative_to_the_rows_it_applies_to(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
     rows = [pair(i) for i in range(1200)]
-    source = {
-        "train_urls": [workspace.write("train.jsonl", rows[:400])],
-        "validation_urls": [workspace.write("held.jsonl", rows[400:])],
-    }
-    made = workspace.recipe({"rows": {"source": source, "format": PAIR, "splits": {"test": 0.3}}}).build(
-        only=catalog.list_stages_up_to(training_splits.STAGE)
-    )
+    workspace = Workspace(tmp_path).one("train.jsonl", rows[:400], PAIR, held=rows[400:], splits={"test": 0.3})
+    made = workspace.build(only=catalog.list_stages_up_to(training_splits.STAGE))
 
     # 0.3 of 400 rows is a tenth of all 1,200.
-    assert made.manifest("training_splits").facts["split_share"] < 0.06
+    assert made.facts("training_splits")["split_share"] < 0.06

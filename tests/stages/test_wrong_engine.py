@@ -6,9 +6,7 @@ import pytest
 
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization import stored_tokenizers, tokenizer
-from tests.support.recipes import Built, Workspace, sentence
-
-TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+from tests.support.recipes import TO_EXAMPLES, Workspace, sentence
 
 
 @pytest.mark.slow
@@ -42,10 +40,10 @@ def test_part_in_which_an_engine_is_wrong_once_is_made_again_on_the_reference_pa
     made = wrong.build(only=TO_EXAMPLES)
 
     assert [one["input_ids"] for one in made.examples()] == [one["input_ids"] for one in expected.examples()]
-    assert _get_fact(expected, "fast_path_mismatches") == 0
-    assert _get_fact(made, "fast_path_mismatches") > 0
-    assert _get_fact(made, "reference_path_texts") >= len(texts) > _get_fact(expected, "reference_path_texts")
-
-
-def _get_fact(built: Built, name: str) -> float:
-    return built.manifest("rows", "tokenized_examples").facts[name]
+    assert expected.facts("rows", "tokenized_examples")["fast_path_mismatches"] == 0
+    assert made.facts("rows", "tokenized_examples")["fast_path_mismatches"] > 0
+    assert (
+        made.facts("rows", "tokenized_examples")["reference_path_texts"]
+        >= len(texts)
+        > expected.facts("rows", "tokenized_examples")["reference_path_texts"]
+    )

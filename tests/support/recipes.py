@@ -16,6 +16,7 @@ from rowmill.build.steps import Project, open_project
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import digest_file
 from rowmill.executors import LocalPool
+from rowmill.recipe.recipe import Dataset
 from rowmill.schema.manifest import Manifest, Part, load_current
 from rowmill.schema.rows import parse_row_id
 from rowmill.stages.base import StageContext
@@ -53,6 +54,12 @@ LENIENT: dict[str, Any] = {
     **{check: {"at_most": 1} for check in _SHARES},
 }
 """Gates that let a handful of rows through whatever is wrong with them: the subject is what becomes of each row."""
+
+TO_ROWS = ("raw_dataset", "canonical_rows")
+TO_EXAMPLES = (*TO_ROWS, "tokenized_examples")
+TO_LENGTHS = (*TO_EXAMPLES, "truncation_stats")
+TO_SHARDS = (*TO_LENGTHS, "packed_shards")
+"""The stages of a dataset up to one of them."""
 
 
 @functools.cache
@@ -163,11 +170,22 @@ class Workspace:
         self.config.write_text(yaml.safe_dump(values | changes, sort_keys=False), encoding="utf-8")
         return self
 
+    def dataset(
+        self, name: str, content: "bytes | Iterable[Mapping[str, Any]]", kind: Mapping[str, Any] = CHAT, *,
+        held: "bytes | Iterable[Mapping[str, Any]] | None" = None, **groups: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Write one file, and one of validation rows if they are given; return the options of a dataset of both."""
+        urls = {"train_urls": [self.write(name, content)]}
+        if held is not None:
+            urls["validation_urls"] = [self.write(f"held-{name}", held)]
+        return {"source": urls, "format": kind, **groups}
+
     def one(
-        self, name: str, content: "bytes | Iterable[Mapping[str, Any]]", kind: Mapping[str, Any] = CHAT, **groups: Any
+        self, name: str, content: "bytes | Iterable[Mapping[str, Any]]", kind: Mapping[str, Any] = CHAT, **options: Any
     ) -> "Workspace":
-        """Write one file and a recipe of one dataset, `rows`, that reads it; `groups` are the dataset's options."""
-        return self.recipe({"rows": {"source": {"train_urls": [self.write(name, content)]}, "format": kind, **groups}})
+        """Write one file and a recipe of one dataset, `rows`, that reads it; options are of either."""
+        groups = {group: options.pop(group) for group in [*options] if group in Dataset.model_fields}
+        return self.recipe({"rows": self.dataset(name, content, kind, **groups)}, **options)
 
     @property
     def config(self) -> Path:
@@ -252,6 +270,13 @@ class Built:
 
     def manifest(self, *key: str) -> Manifest:
         return self.report(*key).manifest
+
+    def facts(self, *key: str) -> dict[str, Any]:
+        return self.manifest(*key).facts
+
+    def outcomes(self, *key: str) -> dict[str, str]:
+        """Return the outcome of every check of a step."""
+        return {result.check: result.outcome for result in self.steps[key][1]}
 
     def versions(self) -> dict[str, str]:
         """Return the content digest of every step."""

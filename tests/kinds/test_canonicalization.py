@@ -31,31 +31,8 @@ KEYS = [
 ]
 WORDS = st.sampled_from(
     [
-        *(
-            "user",
-            "assistant",
-            "system",
-            "tool",
-            "human",
-            "gpt",
-            "function_call",
-            "think",
-            "critic",
-            "f",
-            "",
-            " ",
-        ),
-        *(
-            "<think>r</think>A",
-            "<think>",
-            "</think>",
-            "{",
-            "[]",
-            "{}",
-            "null",
-            '{"name": "f"}',
-            '[{"role": "user"}]',
-        ),
+        *("user", "assistant", "system", "tool", "human", "gpt", "function_call", "think", "critic", "f", "", " "),
+        *("<think>r</think>A", "<think>", "</think>", "{", "[]", "{}", "null", '{"name": "f"}', '[{"role": "user"}]'),
         *("reasoning", "tool_use", "image", "merge"),
     ]
 )
@@ -280,14 +257,8 @@ TOOL_DIALOGUE: list[Json] = [
             {"role": "assistant", "content": "A", "weight": 1.0},
         ],
         "tools": [
-            {
-                "type": "function",
-                "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
-            },
-            {
-                "type": "function",
-                "function": {"name": "g", "parameters": {"properties": {"b": {"enum": ["x"]}}}},
-            },
+            {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}},
+            {"type": "function", "function": {"name": "g", "parameters": {"properties": {"b": {"enum": ["x"]}}}}},
         ],
     },
     {"messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}], "tools": None},
@@ -309,14 +280,12 @@ def test_invalid_json_text_is_rejected_with_or_without_a_long_integer(odd: str, 
     assert made.reason == "bad_messages"
 
 
-def test_rows_through_arrow_are_the_rows_from_json() -> None:
+def test_rows_through_arrow_are_the_rows_from_json_with_the_nulls_of_arguments() -> None:
     canonicalizer = Canonicalizer(RowOptionValues(Chat()))
 
     direct = [canonicalizer(record) for record in TOOL_DIALOGUE]
     assert [canonicalizer(record, arrow=True) for record in through_arrow(TOOL_DIALOGUE)] == direct
 
-
-def test_nulls_of_a_json_source_survive_in_arguments() -> None:
     row = canonicalize_row(through_arrow(TOOL_DIALOGUE)[0], RowOptionValues(Chat()), arrow=True)
 
     assert isinstance(row, Row)
@@ -439,12 +408,7 @@ def test_report_counts_the_noticed_features() -> None:
             {},
         ),
         ("preference/kto_en_demo.json", RowOptionValues(Auto()), {"messages": 300}, {}),
-        (
-            "preference/v1_dpo_demo.jsonl",
-            RowOptionValues(Chat(messages_field="chosen_messages")),
-            {"messages": 10},
-            {},
-        ),
+        ("preference/v1_dpo_demo.jsonl", RowOptionValues(Chat(messages_field="chosen_messages")), {"messages": 10}, {}),
         ("math/gsm8k_train.jsonl", RowOptionValues(Auto()), {"prompt_response": 7473}, {}),
         (
             "math/gsm8k_test.jsonl",
@@ -468,7 +432,7 @@ def test_real_records_become_rows(
 
 
 @pytest.mark.real_data
-def test_real_tool_dialogues_have_every_result_answer_a_call(real_data: Path) -> None:
+def test_real_tool_dialogues_have_results_that_answer_calls_and_are_the_same_through_arrow(real_data: Path) -> None:
     for file in ("tools/glaive_toolcall_en_demo.json", "tools/tau_airline_gpt4o.messages.jsonl"):
         for record in records_of(real_data / file):
             row = canonicalize_row(record, RowOptionValues(Auto()))
@@ -478,9 +442,6 @@ def test_real_tool_dialogues_have_every_result_answer_a_call(real_data: Path) ->
             assert set(results) <= {call["id"] for call in calls}
             assert all(isinstance(call["function"]["arguments"], dict) for call in calls)
 
-
-@pytest.mark.real_data
-def test_real_rows_through_arrow_are_the_rows_from_json(real_data: Path) -> None:
     canonicalizer = Canonicalizer(RowOptionValues(Auto()))
     for file in ("tools/tau_airline_gpt4o.messages.jsonl", "reasoning/reason_tool_use_demo_50.jsonl"):
         records = records_of(real_data / file)

@@ -117,7 +117,9 @@ def made_by(workspace: Workspace, name: str, rows: Sequence[Mapping[str, Any]], 
 
 
 @pytest.mark.slow
-def test_rows_of_each_kind_become_examples(project: Workspace) -> None:
+def test_rows_of_each_kind_become_examples_and_conversations_are_read_like_those_of_a_source(
+    project: Workspace,
+) -> None:
     rows = [{"how": how, "q": f"why {how}?", "a": f"because {how}"} for how in ("chat", "pair", "text", "call")]
 
     built = made_by(project, "Tickets", rows, template={"on_dropped": {"tool_list": "count"}})
@@ -130,12 +132,7 @@ def test_rows_of_each_kind_become_examples(project: Workspace) -> None:
     assert '{"name": "look_up", "arguments": {"word": "x"}}' in texts[3]
     assert [one["domain"] for one in built.examples()] == ["talk", None, None, None]
 
-
-@pytest.mark.slow
-def test_rows_of_a_conversation_are_read_like_those_of_a_source(project: Workspace) -> None:
-    built = made_by(project, "Tickets", [{"how": "call", "q": "q", "a": "found it"}])
-
-    (row,) = built.rows_of("rows", "canonical_rows", file="rows")
+    row = built.rows_of("rows", "canonical_rows", file="rows")[3]
     assert row["schema"] == "python"
     assert row["extracted_think_from_content"] == 1
     assert row["tools_present"]
@@ -143,7 +140,7 @@ def test_rows_of_a_conversation_are_read_like_those_of_a_source(project: Workspa
 
 
 @pytest.mark.slow
-def test_rows_of_one_record_have_a_ledger_line_each_and_records_add_up(project: Workspace) -> None:
+def test_rows_of_one_record_have_a_ledger_line_each_and_are_found_by_trace_and_inspect(project: Workspace) -> None:
     rows = [{"how": "many", "a": "x"}, {"how": "some", "a": "y"}, {"how": "text", "a": "z"}]
 
     built = made_by(project, "Tickets", rows)
@@ -155,23 +152,8 @@ def test_rows_of_one_record_have_a_ledger_line_each_and_records_add_up(project: 
     ]
     assert names == ["0", "0.1", "0.2", "1", "1.2", "2"]
     assert rejects == [("1.1", "empty_text")]
-    assert built.manifest("rows", "canonical_rows").facts["accounted"] == 0
+    assert built.facts("rows", "canonical_rows")["accounted"] == 0
     assert len(built.segments()) == 6
-
-
-@pytest.mark.slow
-def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Workspace) -> None:
-    rows = [{"how": "many", "a": "x"}, {"how": "many", "a": "x"}, {"how": "many", "a": "y"}]
-
-    built = made_by(project, "Tickets", rows, filters={"deduplicate": "prefix200"})
-
-    assert built.rejects() == [(1, "duplicate")] * 3
-    assert len(built.examples()) == 6
-
-
-@pytest.mark.slow
-def test_rows_of_one_record_are_found_by_trace_and_inspect(project: Workspace) -> None:
-    built = made_by(project, "Tickets", [{"how": "many", "a": "x"}])
 
     traced = trace.trace_source(built.project, "data/a.jsonl:1")
     second = trace.trace_row(built.project, traced[1].row_id)
@@ -182,6 +164,16 @@ def test_rows_of_one_record_are_found_by_trace_and_inspect(project: Workspace) -
     assert second == [traced[1]]
     assert [one.row_id for one in seen] == [one.row_id for one in traced]
     assert all(one.origin.line == 1 for one in traced)
+
+
+@pytest.mark.slow
+def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Workspace) -> None:
+    rows = [{"how": "many", "a": "x"}, {"how": "many", "a": "x"}, {"how": "many", "a": "y"}]
+
+    built = made_by(project, "Tickets", rows, filters={"deduplicate": "prefix200"})
+
+    assert built.rejects() == [(1, "duplicate")] * 3
+    assert len(built.examples()) == 6
 
 
 NO_ROWS = [
@@ -222,13 +214,8 @@ def test_rows_without_a_chat_template_refuse_conversations_only(project: Workspa
 
 @pytest.mark.slow
 def test_records_that_are_not_objects_are_rejected_before_the_class_gets_them(project: Workspace) -> None:
-    project.recipe(
-        {
-            "rows": {
-                "source": {"train_urls": [project.write("a.jsonl", b"[1]\n" + lines([{"how": "text", "a": "fine"}]))]},
-                "format": {"kind": "python", "class": "own_formats:Tickets"},
-            }
-        }
+    project.one(
+        "a.jsonl", b"[1]\n" + lines([{"how": "text", "a": "fine"}]), {"kind": "python", "class": "own_formats:Tickets"}
     )
 
     assert project.build().rejects() == [(0, "not_an_object")]
@@ -257,12 +244,13 @@ def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project
 
 
 @pytest.mark.slow
-def test_tokens_can_be_made_with_the_recipes_tokenizer(project: Workspace) -> None:
-    built = made_by(project, "Tokens", [{"how": "text", "a": sentence(1, 9)}], truncation={"max_length": 128})
+def test_tokens_can_be_made_with_the_recipes_tokenizer_and_its_control_tokens(project: Workspace) -> None:
+    rows = [{"how": "text", "a": text} for text in (sentence(1, 9), f"{CONTROL[1]}x")]
+    one, other = made_by(project, "Tokens", rows, truncation={"max_length": 128}).examples()
 
-    (one,) = built.examples()
     assert text_of(one) == sentence(1, 9)
     assert one["loss_mask"] == [bool(i % 2) for i in range(one["tokens"])]
+    assert other["input_ids"][0] == 1
 
 
 NO_TOKENS = [
@@ -363,18 +351,20 @@ def test_class_that_cannot_be_used_is_an_error_at_load(project: Workspace, form:
     assert expected in refusal(project, form)
 
 
-def test_class_that_builds_tokens_reads_no_group_of_rows(project: Workspace) -> None:
+def test_refusal_names_unread_groups_import_errors_and_the_kinds_there_are(project: Workspace) -> None:
     text = refusal(project, {"class": "own_formats:Tokens"}, reasoning={"think_mode": "drop"})
 
     assert "datasets.rows.reasoning: a python dataset does not read this group; it reads filters, packing," in text
 
-
-def test_import_error_of_the_module_is_reported(project: Workspace) -> None:
     (project.folder / "broken.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
 
     text = refusal(project, {"class": "broken:Tickets"})
 
     assert "module broken cannot be loaded (ModuleNotFoundError: No module named 'nothing_of_this_name')" in text
+
+    text = refusal(project, {"kind": "chatt"})
+
+    assert f"'chatt' is not a kind; choose {', '.join(KINDS)}" in text
 
 
 @pytest.mark.slow
@@ -392,14 +382,12 @@ def test_module_may_import_its_neighbours(project: Workspace) -> None:
     assert text_of(built.examples()[0]) == "from next door<|im_end|>"
 
 
-def test_options_that_the_constructor_does_not_take_are_one_error(project: Workspace) -> None:
+def test_options_reach_the_class_and_those_it_does_not_take_are_one_error(project: Workspace) -> None:
     with pytest.raises(
         ConfigError, match=r"own_formats:Tickets cannot be instantiated with options \{'greting': 'x'\}"
     ):
         made_by(project, "Tickets", [{"how": "none"}], form={"options": {"greting": "x"}})
 
-
-def test_options_reach_the_class_and_its_rows(project: Workspace) -> None:
     built = made_by(project, "Tickets", [{"how": "text", "a": "x"}], form={"options": {"greeting": "bye"}})
 
     assert text_of(built.examples()[0]) == "bye x<|im_end|>"
@@ -464,12 +452,10 @@ def test_registered_name_is_a_kind(project: Workspace) -> None:
     assert TypeAdapter[Any](Format).validate_python({"kind": "named"}).class_name == "named_formats:Named"
 
 
-def test_register_format_refuses_other_classes() -> None:
+def test_register_format_refuses_other_classes_and_a_name_that_is_taken() -> None:
     with pytest.raises(TypeError, match="it is not a RowFormat"):
         register_format("stranger")(object)  # pyrefly: ignore[bad-specialization]
 
-
-def test_register_format_refuses_a_name_that_is_taken() -> None:
     @register_format("taken")
     class First(RowFormat):
         def rows(self, record: Mapping[str, Json]) -> Row | None:
@@ -484,19 +470,6 @@ def test_register_format_refuses_a_name_that_is_taken() -> None:
     with pytest.raises(ValueError, match="names must be unique"):
         register_format("chat")(Second)
     assert register_format("taken")(First) is First
-
-
-def test_unknown_kind_error_lists_the_kinds(project: Workspace) -> None:
-    text = refusal(project, {"kind": "chatt"})
-
-    assert f"'chatt' is not a kind; choose {', '.join(KINDS)}" in text
-
-
-@pytest.mark.slow
-def test_control_ids_of_a_custom_class_are_not_checked(project: Workspace) -> None:
-    built = made_by(project, "Tokens", [{"how": "text", "a": f"{CONTROL[1]}x"}], truncation={"max_length": 128})
-
-    assert built.examples()[0]["input_ids"][0] == 1
 
 
 def test_file_of_the_project_that_is_named_like_a_library_hides_none(tmp_path: Path) -> None:

@@ -77,10 +77,7 @@ def test_every_field_is_documented(model: Any) -> None:
         ({"kind": "instruction"}, Supervised()),
         ({"kind": "chat", "messages_key": "dialog"}, Chat(messages_field="dialog")),
         ({"kind": "supervised", "prompt_key": "q"}, Supervised(input_field="q")),
-        (
-            {"kind": "supervised", "input_key": "q", "target_key": "a"},
-            Supervised(input_field="q", output_field="a"),
-        ),
+        ({"kind": "supervised", "input_key": "q", "target_key": "a"}, Supervised(input_field="q", output_field="a")),
         ({"kind": "supervised", "response_key": "a"}, Supervised(output_field="a")),
         ({"kind": "text", "enforce_eos": True}, Text(add_eos="auto")),
         ({"kind": "text", "enforce_eos": False}, Text(add_eos=False)),
@@ -137,10 +134,7 @@ def test_wrong_option_is_refused(given: dict[str, Json]) -> None:
         ({"prompt": "U", "response": "A"}, "prompt_response"),
         ({"prompt": None, "question": "U", "answer": "A"}, "prompt_response"),
         ({"prompt": [{"role": "user", "content": "U"}], "completion": "A"}, "prompt_response"),
-        (
-            {"messages": None, "prompt": "U", "completion": [{"role": "assistant", "content": "A"}]},
-            "prompt_response",
-        ),
+        ({"messages": None, "prompt": "U", "completion": [{"role": "assistant", "content": "A"}]}, "prompt_response"),
     ],
 )
 def test_shape_is_recognised(record: Json, schema: str) -> None:
@@ -150,16 +144,30 @@ def test_shape_is_recognised(record: Json, schema: str) -> None:
     assert turns(row) == [("user", "U"), ("assistant", "A")]
 
 
-def test_shape_first_match_wins() -> None:
+def test_shape_is_the_first_that_matches_each_record_or_the_named_one() -> None:
     record = {**chat(("user", "U"), ("assistant", "A")), "prompt": "P", "response": "R", "text": "T"}
 
     assert kept(record, Auto()).report.schema == "messages"
     assert kept({"instruction": "I", "output": "O", "prompt": "P", "response": "R"}).report.schema == "alpaca"
 
-
-def test_shape_text_is_for_auto_only() -> None:
     assert kept({"text": "T"}, Auto()).text == "T"
     assert reason({"text": "T"}) == "unknown_schema"
+
+    record = {**chat(("user", "U"), ("assistant", "A")), "prompt": "P", "response": "R"}
+
+    assert turns(kept(record, Chat(dataset_schema="prompt_response"))) == [("user", "P"), ("assistant", "R")]
+
+    records = [
+        {"messages": None, "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]},
+        chat(("user", "U"), ("assistant", "A")),
+        {"instruction": "U", "output": "A"},
+    ]
+    canonicalizer = Canonicalizer(RowOptionValues(Chat()))
+
+    rows = [canonicalizer(record) for record in records]
+
+    assert [row.report.schema for row in rows if isinstance(row, Row)] == ["sharegpt", "messages", "alpaca"]
+    assert [turns(row) for row in rows if isinstance(row, Row)] == [[("user", "U"), ("assistant", "A")]] * 3
 
 
 @pytest.mark.parametrize(
@@ -184,31 +192,34 @@ def test_shape_text_is_for_auto_only() -> None:
         ({"instruction": 3, "output": "A"}, Chat(), "content_not_text"),
         ({"instruction": "U", "output": "A", "history": [["a"]]}, Chat(), "bad_messages"),
         ("a string", Chat(), "not_an_object"),
+        ({"prompt": "ab"}, Supervised(), "missing_field"),
+        ({"prompt": None, "response": "cd"}, Supervised(), "missing_field"),
+        ({"prompt": "ab", "response": 3}, Supervised(), "content_not_text"),
+        ({"prompt": "ab", "response": " "}, Supervised(), "empty_text"),
+        ({"instruction": "I", "input": 3, "output": "O"}, Supervised(), "content_not_text"),
+        ({"text": 3}, Text(), "content_not_text"),
+        ({"text": " \n"}, Text(), "empty_text"),
+        ({"text": None}, Text(), "missing_field"),
+        ({}, Text(), "missing_field"),
+        ({"message_id": "m1", "parent_id": None, "text": "Why?", "role": "prompter"}, Auto(), "unknown_schema"),
     ],
 )
-def test_record_of_no_shape_is_rejected(record: Json, options: Chat | Auto, expected: str) -> None:
+def test_record_of_no_shape_or_without_its_texts_is_rejected(record: Json, options: Any, expected: str) -> None:
     assert reason(record, options) == expected
 
 
-def test_named_shape_overrides_an_earlier_match() -> None:
-    record = {**chat(("user", "U"), ("assistant", "A")), "prompt": "P", "response": "R"}
-
-    assert turns(kept(record, Chat(dataset_schema="prompt_response"))) == [("user", "P"), ("assistant", "R")]
-
-
-def test_keys_of_messages_by_configuration() -> None:
-    record = {"dialog": [{"speaker": "human", "text": "U"}, {"speaker": "bot", "text": "A"}]}
-    options = Chat(messages_field="dialog", role_field="speaker", content_field="text")
-
-    assert turns(kept(record, options)) == [("user", "U"), ("assistant", "A")]
-
-
-def test_alpaca_with_another_response_column_has_its_input() -> None:
+def test_alpaca_has_its_input_and_history_whatever_its_response_is_called() -> None:
     record = {"instruction": "U", "input": "more", "response": "A"}
 
     assert turns(kept(record)) == [("user", "U\nmore"), ("assistant", "A")]
     assert turns(kept(record, Chat(dataset_schema="alpaca"))) == [("user", "U\nmore"), ("assistant", "A")]
     assert turns(kept(record, Chat(prompt_fields=["instruction"]))) == [("user", "U\nmore"), ("assistant", "A")]
+
+    record = {"instruction": "I", "input": "X", "output": "O", "system": "S", "history": [["U0", "A0"]]}
+
+    expected = [("system", "S"), ("user", "U0"), ("assistant", "A0"), ("user", "I\nX"), ("assistant", "O")]
+    assert turns(kept(record)) == expected
+    assert turns(kept({"instruction": "I", "input": " ", "output": "O"}))[0] == ("user", "I")
 
 
 INSTRUCTIONS = Chat(prompt_fields=["question", "instruction"], response_fields=["answer", "input"])
@@ -268,13 +279,11 @@ def test_system_message_in_a_column_is_read_in_every_shape_and_once(column: str)
         assert turns(kept({**record, column: "Be brief."})) == said
 
 
-def test_prompt_in_instruction_with_an_input_that_is_no_text_is_rejected() -> None:
+def test_prompt_in_instruction_is_that_of_a_pair_and_must_be_text() -> None:
     record = {"instruction": "I", "input": {"a": 1}, "answer": "A"}
 
     assert reason(record, INSTRUCTIONS) == "content_not_text"
 
-
-def test_prompt_in_instruction_is_that_of_a_pair() -> None:
     record = {"instruction": "I", "input": "X", "answer": "A"}
     pair = kept(record, Supervised(input_field="instruction", output_field="answer"))
 
@@ -327,20 +336,6 @@ def test_placeholder_without_its_media_stays_text(text: str, columns: dict[str, 
     assert turns(row) == [("user", text), ("assistant", "A")]
 
 
-def test_shape_is_decided_record_by_record() -> None:
-    records = [
-        {"messages": None, "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]},
-        chat(("user", "U"), ("assistant", "A")),
-        {"instruction": "U", "output": "A"},
-    ]
-    canonicalizer = Canonicalizer(RowOptionValues(Chat()))
-
-    rows = [canonicalizer(record) for record in records]
-
-    assert [row.report.schema for row in rows if isinstance(row, Row)] == ["sharegpt", "messages", "alpaca"]
-    assert [turns(row) for row in rows if isinstance(row, Row)] == [[("user", "U"), ("assistant", "A")]] * 3
-
-
 @pytest.mark.parametrize("value", [None, "absent"])
 def test_system_prompt_absent_or_null_means_none(value: Json) -> None:
     record = chat(("user", "U"), ("assistant", "A")) | ({} if value == "absent" else {"sys": None})
@@ -348,45 +343,18 @@ def test_system_prompt_absent_or_null_means_none(value: Json) -> None:
     assert turns(kept(record, Chat(system_prompt="sys"))) == [("user", "U"), ("assistant", "A")]
 
 
-def test_alpaca_input_and_history() -> None:
-    record = {
-        "instruction": "I",
-        "input": "X",
-        "output": "O",
-        "system": "S",
-        "history": [["U0", "A0"]],
-    }
-
-    expected = [("system", "S"), ("user", "U0"), ("assistant", "A0"), ("user", "I\nX"), ("assistant", "O")]
-    assert turns(kept(record)) == expected
-    assert turns(kept({"instruction": "I", "input": " ", "output": "O"}))[0] == ("user", "I")
-
-
 @pytest.mark.parametrize("blank", [None, "", "  "])
 def test_sharegpt_blank_system_is_none(blank: Json) -> None:
-    record = {
-        "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}],
-        "system": blank,
-    }
+    record = {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}], "system": blank}
 
     assert turns(kept(record)) == [("user", "U"), ("assistant", "A")]
     assert turns(kept({**record, "system": "S"}))[0] == ("system", "S")
 
 
-def test_row_text_is_never_expanded() -> None:
-    assert turns(kept(chat(("user", "{{ 7 * 7 }}"), ("assistant", "{% x %}")))) == [
-        ("user", "{{ 7 * 7 }}"),
-        ("assistant", "{% x %}"),
-    ]
-
-
 # System prompts, single turns
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [("merge", "F\n\nS"), ("replace", "F"), ("keep", "S")],
-)
+@pytest.mark.parametrize(("policy", "expected"), [("merge", "F\n\nS"), ("replace", "F"), ("keep", "S")])
 def test_system_prompt_with_an_existing_one(policy: Any, expected: str) -> None:
     record = {**chat(("system", "S"), ("user", "U"), ("assistant", "A")), "sys": "F"}
     options = Chat(system_prompt="sys", on_existing_system=policy)
@@ -409,39 +377,22 @@ def test_system_prompt_without_text_is_rejected(value: Json) -> None:
     assert reason(record, Chat(system_prompt="sys")) == "bad_system_prompt"
 
 
-def test_system_prompt_existing_under_reject_is_rejected() -> None:
+def test_system_prompt_is_merged_with_parts_added_once_or_rejected() -> None:
     record = {**chat(("system", "S"), ("user", "U"), ("assistant", "A")), "sys": "F"}
 
     assert reason(record, Chat(system_prompt="sys", on_existing_system="reject")) == "bad_system_prompt"
 
-
-def test_system_prompt_merges_with_parts() -> None:
-    record = {
-        **chat(("system", [{"type": "text", "text": "S"}]), ("user", "U"), ("assistant", "A")),
-        "sys": "F",
-    }
+    record = {**chat(("system", [{"type": "text", "text": "S"}]), ("user", "U"), ("assistant", "A")), "sys": "F"}
 
     assert turns(kept(record, Chat(system_prompt="sys")))[0] == ("system", "F\n\nS")
 
-
-def test_system_prompt_named_system_is_not_added_twice() -> None:
-    record = {
-        "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}],
-        "system": "S",
-    }
+    record = {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}], "system": "S"}
 
     assert turns(kept(record, Chat(system_prompt="system")))[0] == ("system", "S")
 
 
 def test_single_turn_keeps_system_first_user_and_next_assistant() -> None:
-    contents = [
-        ("system", "S"),
-        ("gpt", "hello"),
-        ("user", "U1"),
-        ("user", "U1b"),
-        ("gpt", "A1"),
-        ("user", "U2"),
-    ]
+    contents = [("system", "S"), ("gpt", "hello"), ("user", "U1"), ("user", "U1b"), ("gpt", "A1"), ("user", "U2")]
 
     row = kept(chat(*contents, ("gpt", "A2")), Chat(single_turn=True))
     assert turns(row) == [("system", "S"), ("user", "U1"), ("assistant", "A1")]
@@ -467,31 +418,23 @@ def test_role_is_renamed(source: str, role: str) -> None:
     assert kept(chat((source, "x"))).messages[0]["role"] == role
 
 
-def test_role_map_adds_to_the_built_in_names() -> None:
+def test_unknown_role_is_listed_or_rejected_and_one_of_the_options_is_known() -> None:
     row = kept(chat(("narrator", "U"), ("gpt", "A")), Chat(role_map={"narrator": "user"}))
 
     assert [role for role, _ in turns(row)] == ["user", "assistant"]
     assert row.report.unknown_roles == ()
 
-
-def test_role_unknown_is_kept_and_listed_once() -> None:
     row = kept(chat(("developer", "D"), ("user", "U"), ("developer", "E"), ("assistant", "A"), ("critic", "C")))
 
     assert [role for role, _ in turns(row)] == ["developer", "user", "developer", "assistant", "critic"]
     assert row.report.unknown_roles == ("developer", "critic")
 
-
-def test_role_mapped_to_an_unknown_one_is_listed() -> None:
     assert kept(chat(("dev", "D"), ("user", "U")), Chat(role_map={"dev": "developer"})).report.unknown_roles == (
         "developer",
     )
 
-
-def test_role_unknown_under_reject_is_rejected() -> None:
     assert reason(chat(("developer", "D"), ("user", "U")), Chat(unknown_roles="reject")) == "unknown_role"
 
-
-def test_role_of_the_model_by_configuration_is_known() -> None:
     row = kept(chat(("user", "U"), ("expert", "<think>r</think>A")), Chat(assistant_roles=["expert"]))
 
     assert row.report.unknown_roles == ()
@@ -503,11 +446,7 @@ def test_role_of_the_model_by_configuration_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [
-        ([], ""),
-        ([{"type": "text", "text": "a"}, {"type": "text", "value": "b"}], "ab"),
-        ([{"text": "a"}], "a"),
-    ],
+    [([], ""), ([{"type": "text", "text": "a"}, {"type": "text", "value": "b"}], "ab"), ([{"text": "a"}], "a")],
 )
 def test_content_becomes_text(content: Json, expected: str) -> None:
     assert turns(kept(chat(("user", content))))[0] == ("user", expected)
@@ -534,23 +473,31 @@ def test_content_other_than_text_is_rejected(content: Json, expected: str) -> No
     assert reason(chat(("user", content))) == expected
 
 
-def test_null_keys_next_to_content_are_absent() -> None:
-    message = {"role": "user", "content": "U", "name": None, "tool_calls": None, "mood": "calm"}
-
-    assert kept({"messages": [message]}).messages[0] == {"role": "user", "content": "U", "mood": "calm"}
-
-
 @pytest.mark.parametrize("content", ["", " \n", None, []])
 def test_assistant_with_nothing_is_rejected(content: Json) -> None:
     assert reason(chat(("user", "U"), ("assistant", content))) == "empty_assistant"
 
 
-def test_source_record_is_left_as_it_was() -> None:
+def test_record_is_left_as_it_was_and_its_text_and_other_keys_are_kept() -> None:
     record = {"messages": [{"role": "gpt", "content": "<think>r</think>A", "weight": 1, "tool_calls": [{"name": "f"}]}]}
     before = repr(record)
 
     kept(record)
     assert repr(record) == before
+
+    assert turns(kept(chat(("user", "{{ 7 * 7 }}"), ("assistant", "{% x %}")))) == [
+        ("user", "{{ 7 * 7 }}"),
+        ("assistant", "{% x %}"),
+    ]
+
+    message = {"role": "user", "content": "U", "name": None, "tool_calls": None, "mood": "calm"}
+
+    assert kept({"messages": [message]}).messages[0] == {"role": "user", "content": "U", "mood": "calm"}
+
+    record = {"dialog": [{"speaker": "human", "text": "U"}, {"speaker": "bot", "text": "A"}]}
+    options = Chat(messages_field="dialog", role_field="speaker", content_field="text")
+
+    assert turns(kept(record, options)) == [("user", "U"), ("assistant", "A")]
 
 
 # Flags and kwargs
@@ -591,10 +538,15 @@ def test_ambiguous_flags_are_rejected(given: dict[str, Json], expected: str) -> 
     assert reason({"messages": [{"role": "user", "content": "U", **given}]}) == expected
 
 
-def test_flags_weights_between_need_the_option() -> None:
+def test_flags_have_configured_names_and_weights_between_need_the_option() -> None:
     record = {"messages": [{"role": "assistant", "content": "A", "weight": 0.5}]}
 
     assert kept(record, loss=Loss(weights=True)).messages[0]["weight"] == 0.5
+
+    record = {"messages": [{"role": "user", "content": "U", "learn": False, "weight": "heavy"}]}
+    message = kept(record, Chat(message_flags=["learn"])).messages[0]
+
+    assert message == {"role": "user", "content": "U", "train": False, "weight": "heavy"}
 
 
 @pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf"), 1e39, 1e-46, 10**400])
@@ -605,13 +557,6 @@ def test_weights_outside_float32_are_rejected(weight: float) -> None:
     assert reason(record, loss=Loss(weights=True)) == "bad_weight"
 
 
-def test_flags_by_other_names() -> None:
-    record = {"messages": [{"role": "user", "content": "U", "learn": False, "weight": "heavy"}]}
-    message = kept(record, Chat(message_flags=["learn"])).messages[0]
-
-    assert message == {"role": "user", "content": "U", "train": False, "weight": "heavy"}
-
-
 @pytest.mark.parametrize("value", [{"enable_thinking": False}, '{"enable_thinking": false}'])
 def test_kwargs_of_the_row(value: Json) -> None:
     row = kept({**chat(("user", "U")), "chat_template_kwargs": value})
@@ -619,10 +564,17 @@ def test_kwargs_of_the_row(value: Json) -> None:
     assert row.template_kwargs == {"enable_thinking": False}
 
 
-def test_kwargs_generation_prompt_is_ignored_and_counted() -> None:
+def test_kwargs_have_a_configured_column_and_no_generation_prompt() -> None:
     row = kept({**chat(("user", "U")), "chat_template_kwargs": {"add_generation_prompt": True, "x": 1}})
 
     assert (row.template_kwargs, row.report.notes) == ({"x": 1}, ("ignored_add_generation_prompt",))
+
+    record = {**chat(("user", "U")), "chat_template_kwargs": 3, "vars": {"x": 1}}
+
+    for column, read in (("vars", {"x": 1}), (None, {})):
+        row = canonicalize_row(record, RowOptionValues(Chat(), template=Template(chat_template_kwargs=column)))
+        assert isinstance(row, Row)
+        assert row.template_kwargs == read
 
 
 @pytest.mark.parametrize(
@@ -643,15 +595,6 @@ def test_reserved_kwargs_are_rejected(value: Json) -> None:
     assert reason({**chat(("user", "U")), "chat_template_kwargs": value}) == "bad_template_kwargs"
 
 
-def test_kwargs_column_by_configuration() -> None:
-    record = {**chat(("user", "U")), "chat_template_kwargs": 3, "vars": {"x": 1}}
-
-    for column, read in (("vars", {"x": 1}), (None, {})):
-        row = canonicalize_row(record, RowOptionValues(Chat(), template=Template(chat_template_kwargs=column)))
-        assert isinstance(row, Row)
-        assert row.template_kwargs == read
-
-
 # Pairs and documents
 
 
@@ -661,11 +604,7 @@ def test_kwargs_column_by_configuration() -> None:
         ({"prompt": "ab", "response": "cd"}, Supervised(), ("ab", "cd")),
         ({"q": "ab", "a": "cd"}, Supervised(input_field="q", output_field="a"), ("ab", "cd")),
         ({"instruction": "I", "input": "X", "output": "O"}, Supervised(), ("I\nX", "O")),
-        (
-            {"instruction": "I", "input": "X", "response": "O"},
-            Supervised(input_field="instruction"),
-            ("I\nX", "O"),
-        ),
+        ({"instruction": "I", "input": "X", "response": "O"}, Supervised(input_field="instruction"), ("I\nX", "O")),
         ({"instruction": "I", "input": None, "output": "O"}, Supervised(), ("I", "O")),
     ],
 )
@@ -673,33 +612,6 @@ def test_pair_is_read(record: Json, options: Supervised, expected: tuple[str, st
     row = kept(record, options)
 
     assert (row.kind, row.text, row.output) == ("pair", *expected)
-
-
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        ({"prompt": "ab"}, "missing_field"),
-        ({"prompt": None, "response": "cd"}, "missing_field"),
-        ({"prompt": "ab", "response": 3}, "content_not_text"),
-        ({"prompt": "ab", "response": " "}, "empty_text"),
-        ({"instruction": "I", "input": 3, "output": "O"}, "content_not_text"),
-    ],
-)
-def test_pair_without_two_texts_is_rejected(record: Json, expected: str) -> None:
-    assert reason(record, Supervised()) == expected
-
-
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        ({"text": 3}, "content_not_text"),
-        ({"text": " \n"}, "empty_text"),
-        ({"text": None}, "missing_field"),
-        ({}, "missing_field"),
-    ],
-)
-def test_document_without_text_is_rejected(record: Json, expected: str) -> None:
-    assert reason(record, Text()) == expected
 
 
 def test_document_is_kept_as_it_is() -> None:
@@ -749,10 +661,7 @@ def test_contents_with_parts_are_messages_with_calls_and_results() -> None:
         "systemInstruction": {"parts": [{"text": "Be "}, {"text": "brief."}]},
         "contents": [
             {"role": "user", "parts": [{"text": "Add "}, {"text": "1."}]},
-            {
-                "role": "model",
-                "parts": [{"text": "First", "thought": True}, {"functionCall": call}],
-            },
+            {"role": "model", "parts": [{"text": "First", "thought": True}, {"functionCall": call}]},
             {"role": "user", "parts": [{"functionResponse": {"name": "add", "response": {"sum": 1}}}]},
             {"role": "model", "parts": [{"text": "It is 1."}]},
         ],
@@ -828,9 +737,3 @@ def test_transcript_is_parted_at_the_names_of_its_speakers(text: str, said: list
 )
 def test_text_that_does_not_begin_with_a_speaker_or_has_no_answer_is_no_transcript(text: str) -> None:
     assert reason({"chat": text}) in ("unknown_schema", "bad_messages")
-
-
-def test_one_message_of_a_tree_is_no_document() -> None:
-    record = {"message_id": "m1", "parent_id": None, "text": "Why?", "role": "prompter"}
-
-    assert reason(record, Auto()) == "unknown_schema"

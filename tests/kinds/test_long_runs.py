@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.kinds.shared.filters import find_long_run, reject_long_run
-from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, lines, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, TO_ROWS, Built, Workspace, chat, document, lines, pair
 from tests.support.tables import RECORDS, as_csv
 
 LIMIT = 1000
-ROWS = ["raw_dataset", "canonical_rows"]
 LETTERS, BLANKS, SIGNS, HAN = "a" * 1001, " " * 1001, "-" * 1001, "一" * 1001
 CHINESE = "机器学习是人工智能的一个分支，其目的是让计算机从数据中学习。" * 900
 THAI = "ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำแน่นอนหรือวรรณยุกต์เช่นเดียวกับภาษาจีนและออกเสียงแยกคำต่อคำ" * 300
@@ -74,41 +73,32 @@ KINDS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]
 }
 
 
+def limited(workspace: Workspace, name: str, content: bytes, form: Mapping[str, Any]) -> Built:
+    source = {"train_urls": [workspace.write(name, content)], "limits": {"max_run_chars": LIMIT}}
+    return workspace.recipe({"rows": {"source": source, "format": form}}).build(only=TO_ROWS)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_row_with_a_long_run_is_rejected_and_its_record_kept(tmp_path: Path, kind: str) -> None:
     bad, good, form = KINDS[kind]
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("rows.jsonl", lines([bad, good]))], "limits": {"max_run_chars": LIMIT}}
-    built = workspace.recipe({"rows": {"source": source, "format": form}}).build(only=ROWS)
+    built = limited(Workspace(tmp_path), "rows.jsonl", lines([bad, good]), form)
 
     assert built.rejects() == [(0, "too_long_run")]
     assert orjson.loads(built.rejected_rows()[0]["raw"]) == bad
     assert len(built.rows_of("rows", "canonical_rows", file="rows")) == 1
 
 
-def test_cell_of_a_csv_file_with_a_long_run_is_rejected(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    content = as_csv([*TABLE, {"a": LETTERS, "b": "3"}])
-    source = {"train_urls": [workspace.write("rows.csv", content)], "limits": {"max_run_chars": LIMIT}}
-    built = workspace.recipe({"rows": {"source": source, "format": RECORDS}}).build(only=ROWS)
+def test_cell_of_a_csv_file_may_have_no_long_run_and_a_column_that_is_not_read_may(tmp_path: Path) -> None:
+    cells = limited(Workspace(tmp_path), "rows.csv", as_csv([*TABLE, {"a": LETTERS, "b": "3"}]), RECORDS)
+    unread = limited(Workspace(tmp_path), "a.jsonl", lines([{**document(0), "image": LETTERS}, document(1)]), TEXT)
 
-    assert built.rejects() == [(2, "too_long_run")]
-
-
-def test_column_that_is_not_read_may_have_a_long_run(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    rows = lines([{**document(0), "image": LETTERS}, document(1)])
-    source = {"train_urls": [workspace.write("rows.jsonl", rows)], "limits": {"max_run_chars": LIMIT}}
-    built = workspace.recipe({"rows": {"source": source, "format": TEXT}}).build(only=ROWS)
-
-    assert built.rejects() == []
+    assert (cells.rejects(), unread.rejects()) == ([(2, "too_long_run")], [])
 
 
 def test_limit_decides_rows_and_reads_no_file_again(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    before = workspace.one("rows.jsonl", [document(0), {"text": LETTERS}], TEXT).build(only=ROWS)
-    source = {"train_urls": ["data/rows.jsonl"], "limits": {"max_run_chars": LIMIT}}
-    after = workspace.recipe({"rows": {"source": source, "format": TEXT}}).build(only=ROWS)
+    workspace, rows = Workspace(tmp_path), lines([document(0), {"text": LETTERS}])
+    before = workspace.one("rows.jsonl", rows, TEXT).build(only=TO_ROWS)
+    after = limited(workspace, "rows.jsonl", rows, TEXT)
 
     assert before.rejects() == []
     assert after.made() == {"rows/canonical_rows"}

@@ -149,67 +149,51 @@ def test_key_moves_and_is_counted(key: str) -> None:
     assert row.report.moved_reasoning_keys == 1
 
 
-def test_key_already_there_is_not_counted_as_moved() -> None:
+def test_first_key_with_text_moves_and_no_other_is_lost() -> None:
     row = row_of([{"role": "assistant", "content": "A", "reasoning_content": " r\n"}])
 
     assert row.messages[0]["reasoning_content"] == " r\n"
     assert row.report.moved_reasoning_keys == 0
 
-
-def test_first_nonblank_key_wins_and_others_stay() -> None:
     row = row_of([{"role": "assistant", "content": "A", "reasoning": " ", "thinking": "t", "reason": "s"}])
 
     assert row.messages[0] == {"role": "assistant", "content": "A", "reasoning_content": "t", "reason": "s"}
     assert row.report.notes == ("extra_reasoning_key",)
 
-
-def test_moved_key_does_not_lose_another() -> None:
     message = canonical_message({"content": "A", "reasoning": "one", "reasoning_content": "two"})
 
     assert (message["reasoning_content"], message["reasoning"]) == ("one", "two")
 
-
-def test_key_equal_to_another_is_kept_once() -> None:
     message = canonical_message({"content": "A", "reasoning": "one", "reasoning_content": "one"})
 
     assert message == {"role": "assistant", "content": "A", "reasoning_content": "one"}
 
-
-def test_key_of_a_user_stays_an_extra() -> None:
     row = row_of([{"role": "user", "content": "U", "reason": "curious"}])
 
     assert row.messages[0] == {"role": "user", "content": "U", "reason": "curious"}
 
-
-def test_key_other_than_text_is_rejected() -> None:
     assert reason([{"role": "assistant", "content": "A", "reasoning_content": {"a": 1}}]) == "content_not_text"
 
 
-def test_reasoning_of_key_and_tags_is_joined_without_repetition() -> None:
+def test_reasoning_of_keys_tags_and_parts_is_joined_without_repetition() -> None:
     assert canonical_message({"content": "<think>s</think>A", "reasoning": "r"})["reasoning_content"] == "r\n\ns"
     assert canonical_message({"content": "<think> r </think>A", "reasoning": "r"})["reasoning_content"] == "r"
 
+    assert join_reasoning(["a", " ", "b", "a\n"]) == "a\n\nb"
 
-def test_tags_closed_before_the_answer_give_what_qwen3_splits() -> None:
     message = canonical_message({"content": "2 and 2 is 4.</think>Four."})
 
     assert message == {"role": "assistant", "content": "Four.", "reasoning_content": "2 and 2 is 4."}
 
-
-def test_tags_stay_where_extraction_is_off() -> None:
     assert (
         canonical_message({"content": "<think>r</think>A"}, extract_think_tags=False)["content"] == "<think>r</think>A"
     )
 
-
-def test_tags_count_empty_blocks() -> None:
     row = row_of([{"role": "assistant", "content": "<think>\n\n</think>\n\nA"}])
 
     assert row.messages[0] == {"role": "assistant", "content": "A"}
     assert row.report.extracted_think_from_content == 1
 
-
-def test_parts_of_reasoning() -> None:
     parts = [
         {"type": "thinking", "thinking": "r1"},
         {"type": "reasoning", "value": "r2"},
@@ -222,19 +206,21 @@ def test_parts_of_reasoning() -> None:
         "reasoning_content": "r1\n\nr2",
     }
 
-
-def test_reasoning_alone_is_enough() -> None:
     assert canonical_message({"content": "", "reasoning": "r"})["reasoning_content"] == "r"
 
 
 # Think messages and modes
 
 
-def test_think_message_joins_the_next_assistant() -> None:
+def test_think_message_joins_the_next_assistant_unless_it_has_no_such_role() -> None:
     messages = [("user", "U"), ("think", "r1"), ("think", "r2"), ("assistant", "A"), ("assistant", "B")]
     row = row_of([{"role": role, "content": content} for role, content in messages])
 
     assert [message.get("reasoning_content") for message in row.messages] == [None, "r1\n\nr2", None]
+
+    row = row_of([{"role": "think", "content": "r"}, {"role": "assistant", "content": "A"}], think_role=None)
+
+    assert row.report.unknown_roles == ("think",)
 
 
 @pytest.mark.parametrize("after", [[], [{"role": "user", "content": "U2"}]])
@@ -242,13 +228,7 @@ def test_think_message_with_no_assistant_after_is_rejected(after: list[Json]) ->
     assert reason([{"role": "user", "content": "U"}, {"role": "think", "content": "r"}, *after]) == "orphan_think"
 
 
-def test_think_message_without_the_role_is_unknown() -> None:
-    row = row_of([{"role": "think", "content": "r"}, {"role": "assistant", "content": "A"}], think_role=None)
-
-    assert row.report.unknown_roles == ("think",)
-
-
-def test_mode_drop_removes_all_reasoning() -> None:
+def test_mode_drop_removes_all_reasoning_and_rejects_what_is_then_empty() -> None:
     messages: list[Json] = [
         {"role": "think", "content": "r0"},
         {"role": "assistant", "content": "<think>r1</think>A", "reasoning": "r2", "thinking": "r3"},
@@ -260,8 +240,6 @@ def test_mode_drop_removes_all_reasoning() -> None:
     assert row.report.dropped_think_messages == 2
     assert row.report.notes.count("dropped_reasoning") == 1
 
-
-def test_mode_drop_leaves_nothing_is_rejected() -> None:
     assert reason([{"role": "assistant", "content": "", "reasoning": "r"}], think_mode="drop") == "empty_assistant"
     assert reason([{"role": "think", "content": "r"}], think_mode="drop") == "empty_conversation"
 
@@ -283,10 +261,6 @@ def test_limit_keeps_the_first_tokens_and_zero_keeps_all() -> None:
 
     assert limit_reasoning([message], 2, first_words)[0]["reasoning_content"] == "a b"
     assert limit_reasoning([message], 0, first_words) == limit_reasoning([message], None, first_words) == (message,)
-
-
-def test_joined_reasoning_does_not_repeat_equal_texts() -> None:
-    assert join_reasoning(["a", " ", "b", "a\n"]) == "a\n\nb"
 
 
 @pytest.mark.parametrize(

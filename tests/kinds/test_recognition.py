@@ -190,15 +190,13 @@ def test_messages_of_a_tree_are_refused_and_said_to_be_a_tree(real_data: Path) -
     assert "one message of a tree, linked by parent_id" in choice.explain()
 
 
-def test_context_and_system_columns_belong_to_the_prompt() -> None:
+def test_columns_of_context_system_and_calls_belong_to_the_conversation() -> None:
     [record, *_] = load(SHAPES / "open_orca.jsonl")
 
     assert read(record, PUBLIC["open_orca"]).messages[0] == {"role": "system", "content": record["system_prompt"]}
     dolly = {"instruction": "Who built it?", "context": "Ada built the bridge.", "response": "Ada.", "category": "qa"}
     assert read(dolly, propose(dolly).options).text == "Who built it?\nAda built the bridge."
 
-
-def test_calls_in_a_transcript_and_in_a_column_are_calls() -> None:
     [record, *_] = load(SHAPES / "glaive_v2_calls.jsonl")
     asked, called, result, answered = read(record, CHAT).messages[1:]
 
@@ -261,25 +259,26 @@ def test_nothing_is_proposed_where_no_format_fits(record: dict[str, Any]) -> Non
     assert choose([record]).proposal is None
 
 
-def test_table_is_proposed_for_a_table_file_and_not_for_lines_of_text() -> None:
+def test_proposal_fits_most_records_and_most_of_their_text() -> None:
     reviews = {"review": "It broke after a week, and nobody answers. " * 4, "stars": 1}
 
     assert choose([reviews]).proposal is None
     assert propose(reviews, is_table_file=True).options == {"kind": "records"}
 
-
-def test_minority_does_not_decide_and_is_left_to_the_build() -> None:
     found = propose({"text": "a"}, {"text": "b"}, {"messages": [ASKED, ANSWERED]})
 
     assert found.options == {"kind": "text"}
     assert (found.fits, found.records) == (2, 3)
 
-
-def test_record_with_other_values_in_the_same_columns_is_no_fit() -> None:
     choice = choose([{"messages": [ASKED, ANSWERED]}, {"messages": [ASKED, ANSWERED]}, {"messages": 3}])
 
     assert choice.proposal is None
     assert "2 of 3 fit format: {kind: chat} (bad_messages: messages is an integer" in choice.explain()
+
+    choice = choose([{"question": "Why?", "answer": "No.", "explanation": "Because it would not hold. " * 9}])
+
+    assert choice.proposal is None
+    assert "nothing reads explanation" in choice.explain()
 
 
 @pytest.mark.parametrize(("broken", "is_proposed"), [(1, True), (2, False)])
@@ -288,13 +287,6 @@ def test_one_broken_record_in_twenty_does_not_hide_a_format(broken: int, is_prop
     records = [{"messages": [ASKED, call if i < broken else ANSWERED]} for i in range(20)]
 
     assert (choose(records).proposal is not None) is is_proposed
-
-
-def test_column_that_is_most_of_the_text_and_unread_leaves_a_pair_unsure() -> None:
-    choice = choose([{"question": "Why?", "answer": "No.", "explanation": "Because it would not hold. " * 9}])
-
-    assert choice.proposal is None
-    assert "nothing reads explanation" in choice.explain()
 
 
 def test_evidence_names_columns_and_shares_and_no_value() -> None:

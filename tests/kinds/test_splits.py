@@ -32,30 +32,24 @@ def split_of_group(decide: Splitter, value: Json) -> object:
     return decide(canonical_json(value).decode(), None, CONTENT)
 
 
-def test_group_split_of_twelve_groups_is_as_specified() -> None:
+def test_group_split_is_as_specified_and_depends_on_the_seed_and_the_typed_value() -> None:
     decide = splitter(validation=0.1, test=0.1, group_key="user")
     decided = {f"g{i}": decide(f'"g{i}"', None, CONTENT) for i in range(12)}
 
     assert [name for name, split in decided.items() if split == "validation"] == ["g2", "g8"]
     assert [name for name, split in decided.items() if split == "test"] == ["g4"]
 
-
-def test_group_split_depends_on_the_seed() -> None:
     names = [f"g{i}" for i in range(100)]
 
     first, second = (splitter(test=0.5, seed=seed, group_key="user") for seed in (0, 1))
 
     assert [split_of_group(first, n) for n in names] != [split_of_group(second, n) for n in names]
 
-
-def test_group_split_keeps_typed_values_apart_and_key_order_together() -> None:
     decide = splitter(validation=0, test=0.5, group_key="user")
 
     assert {split_of_group(decide, i) == split_of_group(decide, str(i)) for i in range(64)} == {True, False}
     assert all(split_of_group(decide, {"a": i, "b": 1}) == split_of_group(decide, {"b": 1, "a": i}) for i in range(64))
 
-
-def test_group_split_without_a_group_is_rejected() -> None:
     assert splitter(group_key="user")(None, None, CONTENT) == Rejected("group_missing")
 
 
@@ -87,23 +81,21 @@ def test_share_of_zero_holds_nothing_out(share: object) -> None:
     assert {split_of_group(decide, i) for i in range(2000)} == {"train"}
 
 
-def test_shares_are_met_to_within_their_deviation() -> None:
+def test_shares_are_met_to_within_their_deviation_and_leave_some_for_train() -> None:
     decide = splitter(validation=0.05, test="2e-1", group_key="user")
     decided = [split_of_group(decide, i) for i in range(20_000)]
 
     assert abs(decided.count("validation") - 1000) < 5 * 31
     assert abs(decided.count("test") - 4000) < 5 * 57
 
+    with pytest.raises(ConfigError, match="leave nothing for train"):
+        splitter(validation=0.9, test="0.1")
+
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 5.0, -3, True, "half", "1/3", "", None, [0.1]])
 def test_share_other_than_a_decimal_below_one_is_refused(share: object) -> None:
     with pytest.raises(ConfigError, match="splits: test"):
         splitter(test=share)
-
-
-def test_shares_that_leave_no_train_are_refused() -> None:
-    with pytest.raises(ConfigError, match="leave nothing for train"):
-        splitter(validation=0.9, test="0.1")
 
 
 @pytest.mark.parametrize(
@@ -203,11 +195,9 @@ def test_shares_of_time_become_boundaries(
     assert resolved.model_dump(exclude_none=True) == found
 
 
-def test_shares_of_time_too_small_for_a_row_hold_nothing_out() -> None:
+def test_shares_of_time_too_small_for_a_row_or_with_a_gap_of_another_unit_hold_nothing_out() -> None:
     assert compute_boundaries(validate_options(Splits, {"time_key": "t", "validation": 0.1}, "splits"), TIMES) is None
 
-
-def test_gap_with_a_unit_over_times_that_are_numbers_is_refused() -> None:
     splits = validate_options(Splits, {"time_key": "t", "validation": 0.5, "gap": "7d"}, "splits")
 
     with pytest.raises(ConfigError, match=r"splits\.gap"):
@@ -252,22 +242,23 @@ def test_exact_twentieth_of_equal_groups_is_a_twentieth_of_the_rows(groups: int,
     assert cut([rows] * groups, test=0.05) == [groups - test, 0, test]
 
 
-def test_exact_split_takes_the_nearest_number_of_rows_ties_to_the_smaller() -> None:
+def test_exact_split_takes_the_nearest_number_of_rows_and_leaves_a_unit_everywhere() -> None:
     assert cut([10] * 10, test=24) == [8, 0, 2]
     assert cut([10] * 10, test=26) == [7, 0, 3]
     assert cut([10] * 10, test=25) == [8, 0, 2]
 
-
-def test_exact_split_leaves_at_least_one_unit_everywhere() -> None:
     assert cut([1000, 1, 1], validation=1, test=1) == [1, 1, 1]
     assert cut([10, 10, 10], validation=0.45, test=0.45) == [1, 1, 1]
     assert cut([10, 10], test=19) == [1, 0, 1]
     assert cut([10], validation=5, test=5) == [1, 0, 0]
 
-
-def test_exact_split_is_never_above_its_cap_where_units_allow() -> None:
     assert cut([10] * 100, validation=0.2, test=0.3, max_rows=55) == [90, 5, 5]
     assert cut([10] * 100, test=0.3, max_rows=3) == [99, 0, 1]
+
+    options = validate_options(Splits, {"validation": 0.1, "test": 300, "max_rows": 200}, "splits")
+
+    assert options.is_exact
+    assert (options.wanted_rows("validation", 1000), options.wanted_rows("test", 1000)) == (100, 200)
 
 
 @given(rows=st.lists(st.integers(1, 30), min_size=1, max_size=60), wanted=st.integers(1, 200))
@@ -277,10 +268,3 @@ def test_exact_split_is_as_close_as_whole_units_in_order_allow(rows: list[int], 
 
     choices = [sum(rows[len(rows) - n :]) for n in range(1, len(rows))]
     assert abs(held - wanted) == min((abs(one - wanted) for one in choices), default=wanted)
-
-
-def test_counts_and_shares_are_distinguished() -> None:
-    options = validate_options(Splits, {"validation": 0.1, "test": 300, "max_rows": 200}, "splits")
-
-    assert options.is_exact
-    assert (options.wanted_rows("validation", 1000), options.wanted_rows("test", 1000)) == (100, 200)

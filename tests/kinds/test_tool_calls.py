@@ -50,11 +50,7 @@ def arguments_of(text: Json, **options: Any) -> Json:
         (BARE, (WRAPPED,), False),
         (WRAPPED, (WRAPPED,), False),
         ([{"function": BARE}], ({"function": BARE, "type": "function"},), False),
-        (
-            {"f": {"description": "d"}},
-            ({"type": "function", "function": {"name": "f", "description": "d"}},),
-            False,
-        ),
+        ({"f": {"description": "d"}}, ({"type": "function", "function": {"name": "f", "description": "d"}},), False),
         ({"f": WRAPPED}, (WRAPPED,), False),
         (orjson.dumps([BARE]).decode(), (WRAPPED,), True),
         (orjson.dumps(BARE).decode(), (WRAPPED,), True),
@@ -65,10 +61,15 @@ def test_tools_are_normalized_to_one_shape(value: Json, tools: Json, from_text: 
     assert read_tools({"tools": value}, FIELDS) == (tools, True, from_text)
 
 
-def test_tools_null_column_does_not_hide_the_real_one() -> None:
+def test_nulls_of_tools_hide_no_column_and_survive_in_schemas() -> None:
     offered = read_tools({"tools": None, "tool_schemas": " ", "functions": orjson.dumps([BARE]).decode()}, FIELDS)
 
     assert offered == ((WRAPPED,), True, True)
+
+    tool = {"name": "f", "parameters": {"properties": {"x": {"default": None}}}}
+    offered = read_tools({"tools": [tool]}, FIELDS)
+
+    assert offered.tools == ({"type": "function", "function": tool},)
 
 
 @pytest.mark.parametrize("value", [None, "", " ", [], {}, "[]", "null"])
@@ -77,32 +78,13 @@ def test_tools_blank_are_none(value: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "none",
-        "{",
-        "3",
-        3,
-        True,
-        [{}],
-        [{"type": "function"}],
-        [{"function": {"name": ""}}],
-        [[BARE]],
-        {"f": 3},
-    ],
+    "value", ["none", "{", "3", 3, True, [{}], [{"type": "function"}], [{"function": {"name": ""}}], [[BARE]], {"f": 3}]
 )
 def test_tools_unparsable_or_nameless_are_rejected(value: Json) -> None:
     with pytest.raises(RejectError) as found:
         read_tools({"tools": value}, FIELDS)
 
     assert found.value.rejected.reason == "bad_tools"
-
-
-def test_tools_nulls_in_schemas_survive() -> None:
-    tool = {"name": "f", "parameters": {"properties": {"x": {"default": None}}}}
-    offered = read_tools({"tools": [tool]}, FIELDS)
-
-    assert offered.tools == ({"type": "function", "function": tool},)
 
 
 # Calls
@@ -149,21 +131,18 @@ def test_call_as_a_separate_turn() -> None:
     assert row.report.unknown_roles == ()
 
 
-def test_call_keeps_the_text_next_to_it() -> None:
+def test_call_keeps_the_text_next_to_it_and_an_empty_list_is_none() -> None:
     row = row_of([{"role": "assistant", "content": "Let me see.", "tool_calls": [call({})]}])
 
     assert row.messages[0]["content"] == "Let me see."
 
-
-def test_empty_call_list_is_not_a_call() -> None:
     row = row_of([{"role": "assistant", "content": "A", "tool_calls": []}])
 
     assert row.messages[0] == {"role": "assistant", "content": "A"}
 
 
 @pytest.mark.parametrize(
-    "calls",
-    ["not json", 3, [3], ["x"], [{}], [{"function": {}}], [{"function": {"name": " "}}], [None], '"x"'],
+    "calls", ["not json", 3, [3], ["x"], [{}], [{"function": {}}], [{"function": {"name": " "}}], [None], '"x"']
 )
 def test_call_without_a_name_is_rejected(calls: Json) -> None:
     assert reason([{"role": "assistant", "content": "A", "tool_calls": calls}]) == "bad_tool_call"
@@ -188,19 +167,27 @@ def test_arguments_become_an_object(arguments: Json, expected: Json) -> None:
     assert list(found.items()) == list(expected.items())
 
 
-def test_arguments_three_layers_deep_are_not_parsed() -> None:
+def test_arguments_keep_their_source_their_keys_and_long_integers() -> None:
     text = orjson.dumps(orjson.dumps(orjson.dumps({"a": 1}).decode()).decode()).decode()
 
     assert arguments_of(text, arguments="string") == text
 
+    nested = {"a": {"a": [{"a": 1}, {"a": "a:a"}]}, "b": ":"}
 
-@pytest.mark.parametrize("text", ["{a: 1}", "[1]", "3", "plain"])
-def test_arguments_unparsable_are_rejected_unless_strings_are_asked_for(text: str) -> None:
-    message = {"role": "assistant", "content": "", "tool_calls": [call(text)]}
+    assert arguments_of(orjson.dumps(nested).decode()) == nested
 
-    assert arguments_of(text, arguments="string") == text
-    for form in ("auto", "object"):
-        assert reason([message], arguments=form) == "bad_tool_arguments"
+    row = row_of([{"role": "assistant", "content": "", "tool_calls": [call('{"a":  1}'), call({"b": 2})]}])
+
+    assert row.messages[0]["arguments_source"] == ['{"a":  1}', None]
+
+    calls = read_calls([{"function": {"name": "f", "arguments": '{"n": 123456789012345678901234567890}'}}])
+
+    assert calls.calls[0]["function"]["arguments"] == {"n": 123456789012345678901234567890}
+
+    text = '{"name": "f", "arguments": {"a": 1, "a": 2}}'
+
+    assert reason([{"role": "function_call", "content": text}]) == "bad_tool_call"
+    assert reason([{"role": "assistant", "content": "", "tool_calls": f"[{text}]"}]) == "bad_tool_call"
 
 
 @pytest.mark.parametrize(
@@ -213,9 +200,10 @@ def test_arguments_unparsable_are_rejected_unless_strings_are_asked_for(text: st
         '{"a": 1, "\\u0061": 2}',
         '{"a": 12345678901234567890123, "a": 2}',
         orjson.dumps('{"a": 1, "a": 2}').decode(),
+        *("{a: 1}", "[1]", "3", "plain"),
     ],
 )
-def test_arguments_that_repeat_a_key_count_as_unparsable(text: str) -> None:
+def test_arguments_unparsable_or_with_a_repeated_key_are_rejected_unless_strings_are_asked_for(text: str) -> None:
     message = {"role": "assistant", "content": "", "tool_calls": [call(text)]}
 
     assert arguments_of(text, arguments="string") == text
@@ -223,28 +211,9 @@ def test_arguments_that_repeat_a_key_count_as_unparsable(text: str) -> None:
         assert reason([message], arguments=form) == "bad_tool_arguments"
 
 
-def test_arguments_may_use_a_key_at_several_levels() -> None:
-    nested = {"a": {"a": [{"a": 1}, {"a": "a:a"}]}, "b": ":"}
-
-    assert arguments_of(orjson.dumps(nested).decode()) == nested
-
-
-def test_call_text_that_repeats_a_key_is_rejected() -> None:
-    text = '{"name": "f", "arguments": {"a": 1, "a": 2}}'
-
-    assert reason([{"role": "function_call", "content": text}]) == "bad_tool_call"
-    assert reason([{"role": "assistant", "content": "", "tool_calls": f"[{text}]"}]) == "bad_tool_call"
-
-
 @pytest.mark.parametrize("value", [3, [1], True])
 def test_arguments_of_another_type_are_rejected(value: Json) -> None:
     assert reason([{"role": "assistant", "content": "", "tool_calls": [call(value)]}]) == "bad_tool_arguments"
-
-
-def test_arguments_source_is_kept_verbatim() -> None:
-    row = row_of([{"role": "assistant", "content": "", "tool_calls": [call('{"a":  1}'), call({"b": 2})]}])
-
-    assert row.messages[0]["arguments_source"] == ['{"a":  1}', None]
 
 
 @pytest.mark.slow
@@ -313,9 +282,3 @@ def test_every_call_gets_an_id_and_linking_is_idempotent(messages: list[str]) ->
 
     assert all(call["id"] for message in written for call in message.get("tool_calls", ()))
     assert again == written
-
-
-def test_arguments_as_text_keep_integers_beyond_64_bits() -> None:
-    calls = read_calls([{"function": {"name": "f", "arguments": '{"n": 123456789012345678901234567890}'}}])
-
-    assert calls.calls[0]["function"]["arguments"] == {"n": 123456789012345678901234567890}

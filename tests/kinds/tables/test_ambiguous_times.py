@@ -45,15 +45,13 @@ def local_times(zone: str, minutes: int) -> list[str]:
 # ── Hours ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_second_pass_of_an_hour_is_found_with_the_time_before_it() -> None:
+def test_second_pass_of_an_hour_is_found_in_the_series_that_has_it() -> None:
     index = index_of(on("01:30", "02:00", "02:30", "02:00", "02:30", "03:00", "03:30"))
 
     found = find_repeated_hours(index)
 
     assert (found.rows.tolist(), found.others.tolist(), found.begins.tolist()) == ([3, 4], [2, 2], [True, False])
 
-
-def test_repeated_hour_is_found_in_the_series_that_has_it() -> None:
     times = on("02:00", "02:00", "02:30", "02:30", "02:00", "03:00", "02:30", "03:30", "03:00", "04:00")
 
     found = find_repeated_hours(index_of(times, "ABABABABAB"))
@@ -111,15 +109,13 @@ def test_source_in_order_has_no_repeated_hour_and_no_repeated_time(seconds: set[
 # ── Repeated times ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_time_repeats_only_in_its_own_series_and_once_for_each_later_record() -> None:
+def test_time_repeats_only_in_its_own_series_and_by_its_instant() -> None:
     times = on("01:00", "01:00", "02:00", "01:00", "01:00", "03:00")
 
     found = find_repeated_times(index_of(times, "ABABBA"))
 
     assert (found.rows.tolist(), found.others.tolist()) == ([3, 4], [1, 3])
 
-
-def test_one_instant_in_two_zones_repeats() -> None:
     index = index_of(["2024-01-01T02:00:00+02:00", "2024-01-01T00:00:00Z", "2024-01-01T00:00:01Z"])
 
     assert find_repeated_times(index).rows.tolist() == [1]

@@ -129,22 +129,20 @@ def test_budget_of_a_thousand_flushes_as_specified(
     assert ended(made) == reasons
 
 
-def test_record_above_its_draw_raises_the_budget_to_its_own_size() -> None:
+def test_budget_is_at_least_seven_tenths_and_the_size_of_a_record_above_it() -> None:
     of, room = records((900, 50)), ExampleLimits(1012, 10, None)
 
     made = assemble_series(of, resample_series(of, None, AS_GIVEN), room, drawn(700))
 
     assert made.budgets.tolist() == [900, 700]
 
-
-def test_minimum_budget_is_seven_tenths_rounded_up() -> None:
     assert [ExampleLimits(12 + m, 10, None).min_budget for m in (1000, 1001, 1, 10)] == [700, 701, 1, 7]
 
 
 # ── Why an example ends ────────────────────────────────────────────────────────────────────────────
 
 
-def test_sequential_flush_names_the_first_reason_in_order() -> None:
+def test_flush_names_the_first_reason_in_order_and_a_pass_always_ends_with_one() -> None:
     of, room = records((5, 5, 5), (5,), (5, 5)), ExampleLimits(12 + 10, 10, 2)
 
     made = assemble_series(of, resample_series(of, 12, AS_GIVEN), room, None)
@@ -153,8 +151,6 @@ def test_sequential_flush_names_the_first_reason_in_order() -> None:
         "max_records", "group_change", "group_change", "restart", "max_records", "group_change", "group_change", "end",
     ]  # fmt: skip
 
-
-def test_tabular_pass_boundary_always_flushes() -> None:
     of, room = alone((5, 5, 5)), ExampleLimits(1000, 10, None)
 
     made = assemble_records(of, resample_records(of, 7, SHUFFLED), room)
@@ -171,12 +167,20 @@ def shown(passes: list[RecordPass]) -> list[int]:
     return [one for own in passes for one in own.records.tolist()]
 
 
-def test_tabular_resampling_of_ten_to_twenty_five_shows_twenty_five() -> None:
+def test_resampled_passes_show_as_many_records_as_asked_for_in_other_orders() -> None:
     passes = resample_records(alone([7] * 10), 25, SHUFFLED)
 
     assert len(shown(passes)) == 25
     assert [sorted(one.records.tolist()) for one in passes[:2]] == [list(range(10))] * 2
     assert len(set(passes[2].records.tolist())) == 5
+
+    of = records(*([1] * 3 for _ in range(30)))
+
+    first, second = resample_series(of, 180, SHUFFLED)
+
+    assert first.records.tolist() == list(range(90))
+    assert second.firsts.tolist() != first.firsts.tolist()
+    assert sorted(second.records.tolist()) == list(range(90))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -199,16 +203,6 @@ def test_sequential_partial_pass_cuts_its_last_series_to_a_prefix(wanted: int) -
 
     assert len(only.records) == wanted
     assert all(first in of.groups.tolist() for first in only.firsts.tolist())
-
-
-def test_sequential_whole_first_pass_is_in_key_order_and_later_ones_permute_groups() -> None:
-    of = records(*([1] * 3 for _ in range(30)))
-
-    first, second = resample_series(of, 180, SHUFFLED)
-
-    assert first.records.tolist() == list(range(90))
-    assert second.firsts.tolist() != first.firsts.tolist()
-    assert sorted(second.records.tolist()) == list(range(90))
 
 
 # ── Invariants ───────────────────────────────────────────────────────────────────────────────────────

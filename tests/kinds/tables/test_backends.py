@@ -76,20 +76,16 @@ def test_server_gets_one_request_per_prompt_and_choices_are_in_order() -> None:
     }  # fmt: skip
 
 
-def test_server_gets_ids_if_configured() -> None:
+def test_server_gets_ids_and_penalties_if_set_and_one_request_at_temperature_0() -> None:
     server, _ = asked(lambda request: Reply([""] * request["n"]), prompt_as="ids")
 
     assert sorted(one["prompt"] for one in server.requests) == [[1, 2], [3]]
 
-
-def test_penalty_is_sent_only_if_set() -> None:
     with serving(echo) as server:
         complete(OpenAIBackend(base_url=server.base_url, model="m").open(), repetition_penalty=1.2)
 
         assert {one["repetition_penalty"] for one in server.requests} == {1.2}
 
-
-def test_samples_at_temperature_0_are_requested_once() -> None:
     with serving(echo) as server:
         answers = complete(OpenAIBackend(base_url=server.base_url, model="m").open(), temperature=0.0)
 
@@ -99,13 +95,7 @@ def test_samples_at_temperature_0_are_requested_once() -> None:
 
 @pytest.mark.parametrize(
     "trouble",
-    [
-        Reply(status=429),
-        Reply(status=500),
-        Reply(status=503),
-        Reply(drops=True),
-        Reply(["cut"], promises_bytes=5),
-    ],
+    [Reply(status=429), Reply(status=500), Reply(status=503), Reply(drops=True), Reply(["cut"], promises_bytes=5)],
     ids=["too many requests", "server error", "unavailable", "dropped connection", "answer cut short"],
 )
 def test_transient_error_is_retried(trouble: Reply) -> None:
@@ -127,7 +117,7 @@ def test_retry_delays_double_or_follow_the_server() -> None:
     assert waits == [0.5, 1.0, 2.0, 7.0]
 
 
-def test_failing_prompt_affects_no_other() -> None:
+def test_failures_affect_no_other_prompt_and_are_told_after_the_retries_they_deserve() -> None:
     _, answers = asked(failing_for("one", Reply(status=400, body=b'{"error": "too long"}')))
 
     assert isinstance(answers[0], GenerationError)
@@ -135,28 +125,20 @@ def test_failing_prompt_affects_no_other() -> None:
     assert "too long" in str(answers[0])
     assert [one.text for one in answers[1]] == ["two 0", "two 1"]
 
-
-def test_permanent_error_is_returned_after_all_retries() -> None:
     server, answers = asked(lambda _: Reply(status=500), retries=2)
 
     assert all("HTTP 500 after 2 retries; check that the server runs" in str(answer) for answer in answers)
     assert len(server.requests) == 6
 
-
-def test_refusal_is_not_retried() -> None:
     server, answers = asked(lambda _: Reply(status=401))
 
     assert all(isinstance(answer, GenerationError) for answer in answers)
     assert len(server.requests) == 2
 
-
-def test_slow_server_times_out() -> None:
     _, answers = asked(lambda _: Reply(is_slow=True), timeout_seconds=0.05, retries=0)
 
     assert all("TimeoutError" in str(answer) or "timed out" in str(answer) for answer in answers)
 
-
-def test_unreachable_server_is_an_error_instead_of_completions() -> None:
     with serving(echo) as server:
         gone = server.base_url
     answers = complete(OpenAIBackend(base_url=gone, model="m", retries=0).open())
@@ -184,7 +166,7 @@ def test_redirect_is_not_followed() -> None:
         assert other.requests == []
 
 
-def test_key_is_sent_and_never_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_sent_and_never_reported_and_a_missing_one_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", KEY)
     with serving(lambda _: Reply(status=401, body=f"wrong key {KEY}".encode())) as server:
         completer = OpenAIBackend(base_url=server.base_url, model="m", api_key_env="A_KEY").open()
@@ -194,8 +176,6 @@ def test_key_is_sent_and_never_reported(monkeypatch: pytest.MonkeyPatch) -> None
     assert all("wrong key ***" in str(answer) for answer in answers)
     assert KEY not in f"{completer!r} {answers!r}"
 
-
-def test_key_missing_from_the_environment_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("A_KEY", raising=False)
 
     with pytest.raises(ConfigError, match="the environment variable A_KEY is not set"):
@@ -235,13 +215,11 @@ def test_function_gets_the_keywords_that_it_declares(function: Callable[..., Any
     assert complete(open_backend(function))[0] == expected
 
 
-def test_function_may_return_plain_strings_for_one_sample() -> None:
+def test_function_is_found_by_name_and_may_return_plain_strings_for_one_sample() -> None:
     answers = complete(open_backend(lambda prompts: [prompt.upper() for prompt in prompts]), n=1)
 
     assert answers == [[Completion("ONE")], [Completion("TWO")]]
 
-
-def test_function_is_found_by_name() -> None:
     backend = CallableBackend(target="tests.kinds.tables.test_backends:with_some")
 
     assert complete(open_backend(backend), n=1)[1] == [Completion("two", "stop")]

@@ -101,18 +101,30 @@ def times(result: GenerationResult, g: str = "A") -> list[Any]:
 # ── Vectors ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_perfect_model_generates_each_hour_up_to_the_stop() -> None:
+def test_series_ends_at_its_stop_or_its_bound() -> None:
     result = run(perfect)
     assert times(result) == [clock(hour) for hour in range(3, 10)]
     assert result.status == "complete"
     assert [(one.status, one.rounds, one.records) for one in result.series] == [("completed", 7, 7)]
 
-
-def test_completion_beyond_the_stop_is_truncated_there() -> None:
     result = run(lambda prompts: [continued(prompt, 20) for prompt in prompts], samples_per_prompt=1)
     assert times(result) == [clock(hour) for hour in range(3, 10)]
     assert result.counts == {"invalid:past_stop": 13, "record": 7}
     assert [one.reason for one in result.rejected] == ["past_stop"] * 13
+
+    def model(prompts: list[str], n: int) -> list[list[str]]:
+        days = [int(last_of(prompt)["t"][-2:]) for prompt in prompts]
+        return [[line("A", f"2024-01-{day + 1:02d}")] * n for day in days]
+
+    begun = Prefill({"g": "A"}, (line("A", "2024-01-01"),), "2024-01-01", "2024-01-31", 31)
+    result = run(model, [begun], trained(ISO8601, 86400))
+
+    assert times(result) == [f"2024-01-{day:02d}" for day in range(2, 32)]
+    assert result.series[0].status == "completed"
+
+    begun = Prefill({"g": "A"}, (line("A", 5),), 5, None, 10)
+    result = run(lambda prompts: [line("A", 5)] * len(prompts), [begun], trained(ELAPSED, None), samples_per_prompt=1)
+    assert (result.series[0].status, result.series[0].records) == ("capped", 20)
 
 
 def test_series_with_garbage_completions_fails_alone() -> None:
@@ -135,24 +147,6 @@ def test_backend_that_always_raises_fails_all_series_without_raising() -> None:
 
     assert (result.status, result.records) == ("failed", [])
     assert {(one.rounds, one.error) for one in result.series} == {(3, "RuntimeError: out of memory")}
-
-
-def test_daily_dates_end_at_their_stop() -> None:
-    def model(prompts: list[str], n: int) -> list[list[str]]:
-        days = [int(last_of(prompt)["t"][-2:]) for prompt in prompts]
-        return [[line("A", f"2024-01-{day + 1:02d}")] * n for day in days]
-
-    begun = Prefill({"g": "A"}, (line("A", "2024-01-01"),), "2024-01-01", "2024-01-31", 31)
-    result = run(model, [begun], trained(ISO8601, 86400))
-
-    assert times(result) == [f"2024-01-{day:02d}" for day in range(2, 32)]
-    assert result.series[0].status == "completed"
-
-
-def test_frozen_time_without_interval_ends_at_the_bound() -> None:
-    begun = Prefill({"g": "A"}, (line("A", 5),), 5, None, 10)
-    result = run(lambda prompts: [line("A", 5)] * len(prompts), [begun], trained(ELAPSED, None), samples_per_prompt=1)
-    assert (result.series[0].status, result.series[0].records) == ("capped", 20)
 
 
 # ── Accepted and rejected ───────────────────────────────────────────────────────────────────────────────────
@@ -179,14 +173,12 @@ def test_model_that_drifts_keeps_what_is_valid_and_recovers() -> None:
     assert (result.counts["invalid:step"], result.counts["invalid:after_failure"]) == (7, 7)
 
 
-def test_round_with_many_invalid_objects_counts_as_bad_but_keeps_its_records() -> None:
+def test_bad_rounds_keep_their_records_and_fail_only_a_series_before_its_stop() -> None:
     model: Any = lambda prompts: [continued(prompt, 1) + "{}" * 4 for prompt in prompts]  # noqa: E731
     result = run(model, samples_per_prompt=1, on_failed_group="keep")
     assert result.series[0].status == "failed"
     assert times(result) == ["03:00", "04:00", "05:00"]
 
-
-def test_series_at_its_stop_is_completed_even_by_a_bad_round() -> None:
     model: Any = lambda prompts: [continued(prompt, 3) + "{}" * 20 for prompt in prompts]  # noqa: E731
     result = run(model, [hourly(stop=5)], samples_per_prompt=1, patience=1)
     assert result.series[0].status == "completed"
@@ -203,19 +195,15 @@ def test_failed_series_goes_to_the_rejects_or_is_kept() -> None:
     assert times(kept) == ["03:00"]
 
 
-def test_output_is_sorted_by_group_then_time() -> None:
+def test_output_is_sorted_by_group_then_time_and_a_record_of_another_group_ends_the_sample() -> None:
     result = run(perfect, [hourly("B", 4), hourly("A", 5)], parallel_groups=1)
     assert [(one["g"], one["t"]) for one in result.records] == [
         ("A", "03:00"), ("A", "04:00"), ("A", "05:00"), ("B", "03:00"), ("B", "04:00"),
     ]  # fmt: skip
 
-
-def test_record_of_another_group_ends_the_sample() -> None:
     result = run(lambda prompts: [line("B", clock(3))] * len(prompts), samples_per_prompt=1)
     assert result.counts == {"invalid:group_mixed_key": 3}
 
-
-def test_series_past_its_stop_is_complete_without_a_request() -> None:
     asked: list[Any] = []
     result = run(asked.append, [hourly(stop=2)])
     assert (result.status, result.records, asked) == ("complete", [], [])
@@ -243,7 +231,7 @@ def requests_of(texts: Texts, prefills: Sequence[Prefill] = (hourly(),), **optio
     return requests
 
 
-def test_prompt_is_the_generation_prompt_and_the_last_records_as_trained() -> None:
+def test_request_has_the_last_records_as_trained_the_options_and_a_limit_of_tokens() -> None:
     def respaced(prompts: list[str], n: int) -> list[list[str]]:
         return [[continued(prompt, 1).replace(",", " , ")] * n for prompt in prompts]
 
@@ -252,15 +240,11 @@ def test_prompt_is_the_generation_prompt_and_the_last_records_as_trained() -> No
     assert requests[0]["prompts"] == [PROMPT + "".join(line("A", clock(hour)) for hour in range(3))]
     assert requests[1]["prompts"] == [PROMPT + "".join(line("A", clock(hour)) for hour in range(1, 4))]
 
-
-def test_request_has_the_options_and_at_most_a_fifth_more_tokens_than_an_example() -> None:
     first = requests_of(perfect, temperature=0.5, top_p=0.8, repetition_penalty=1.1, samples_per_prompt=2)[0]
     assert (first["n"], first["temperature"], first["top_p"], first["repetition_penalty"]) == (2, 0.5, 0.8, 1.1)
     assert first["max_tokens"] == 396
     assert first["stop"] == [EOS]
 
-
-def test_context_is_shortened_where_the_next_record_would_not_fit() -> None:
     size = len(line("A", clock(0)))
     first = requests_of(perfect, model=trained(max_seq_length=len(PROMPT) + 3 * size))[0]
     assert (first["prompts"][0].count("\n"), first["max_tokens"]) == (2, 2 * size)
@@ -442,12 +426,10 @@ def stopped(text: str) -> Callable[..., Any]:
     return lambda prompts: [Completion(text, "stop") for _ in prompts]
 
 
-def test_records_are_generated_until_there_are_enough() -> None:
+def test_records_are_requested_in_batches_with_distinct_seeds_until_there_are_enough() -> None:
     result = records_of(stopped(line("A", 1) * 3), num_records=250)
     assert (result.status, len(result.records)) == ("complete", 250)
 
-
-def test_records_are_requested_in_batches_with_distinct_seeds() -> None:
     seeds: list[list[int]] = []
 
     def model(prompts: list[str], **keywords: Any) -> list[str]:
@@ -459,6 +441,9 @@ def test_records_are_requested_in_batches_with_distinct_seeds() -> None:
 
     assert [len(one) for one in seeds] == [100, 100, 50]
     assert len({seed for one in seeds for seed in one}) == 250
+
+    with pytest.raises(ConfigError, match="use generate_series"):
+        records_of(perfect, "sequential")
 
 
 def test_groups_stay_whole_and_need_the_eos_that_the_server_removed() -> None:
@@ -482,11 +467,6 @@ def test_generation_ends_with_patience_and_keeps_accepted_records() -> None:
 
     assert (result.status, len(result.records), counts["asked"]) == ("partial", 100, 4)
     assert result.error == "GenerationError: gone"
-
-
-def test_generating_records_with_a_series_model_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="use generate_series"):
-        records_of(perfect, "sequential")
 
 
 # ── Over HTTP ──────────────────────────────────────────────────────────────────────────────────────

@@ -103,8 +103,20 @@ def test_object_in_tabular_text_has_its_class(text: str, expected: list[str]) ->
     assert_partition(text, parsed)
 
 
-def test_truncated_span_has_the_characters_of_the_unfinished_object() -> None:
+def test_report_counts_characters_and_the_share_of_valid_objects_and_names_no_column() -> None:
     assert parse(f'{R}\n{{"g":"a","t":').report.characters["truncated"] == 13
+
+    parsed = parse('{"g":"a","t":0,"v":1,"secret":1}')
+
+    assert parsed.spans[0].column == "secret"
+    assert "secret" not in repr(parsed.report)
+
+    assert parse(f"prose\n{R}\n{R}\n{{}}\n{R}").report.valid_fraction == 0.75
+    assert parse("prose").report.valid_fraction == 0
+
+    as_python_prints_it = "{'g': 'a', 't': 0, 'v': 1}\n" * 99
+
+    assert parse(as_python_prints_it + R).report.valid_fraction == 0.01
 
 
 @pytest.mark.parametrize("cut", range(2, len('{"g":"\\u00e9\\n","t":-1.5e+3,"v":true,"w":[null,{}]}')))
@@ -122,24 +134,6 @@ def test_decimals_of_more_digits_than_an_integer_may_have_are_kept() -> None:
     )
 
     assert parsed.records == [{"x": Decimal(digits)}]
-
-
-def test_unknown_column_is_named_in_the_span_and_not_in_the_report() -> None:
-    parsed = parse('{"g":"a","t":0,"v":1,"secret":1}')
-
-    assert parsed.spans[0].column == "secret"
-    assert "secret" not in repr(parsed.report)
-
-
-def test_valid_fraction_counts_only_objects() -> None:
-    assert parse(f"prose\n{R}\n{R}\n{{}}\n{R}").report.valid_fraction == 0.75
-    assert parse("prose").report.valid_fraction == 0
-
-
-def test_malformed_objects_lower_the_valid_fraction() -> None:
-    as_python_prints_it = "{'g': 'a', 't': 0, 'v': 1}\n" * 99
-
-    assert parse(as_python_prints_it + R).report.valid_fraction == 0.01
 
 
 # ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
@@ -186,20 +180,16 @@ def test_repair_accepts_what_is_otherwise_rejected(
     assert (on.valid, on.invalid) == with_option
 
 
-def test_group_with_mixed_keys_takes_the_first_valid_key() -> None:
+def test_repaired_group_takes_the_first_key_and_a_stable_order() -> None:
     parsed = parse(f"{BOS}{line('b', 1)}{line('a', 2)}{EOS}", "grouped", group_by_fix_non_unique_value=True)
 
     assert parsed.records == [{"g": "b", "t": 1, "v": 1}, {"g": "b", "t": 2, "v": 1}]
 
-
-def test_group_sorted_is_stable() -> None:
     text = f"{BOS}{line(t=2, v=1)}{line(t=1, v=2)}{line(t=2, v=3)}{line(t=1, v=4)}{EOS}"
     parsed = parse(text, "grouped", group_by_fix_unordered_records=True)
 
     assert [record["v"] for record in parsed.records] == [2, 4, 1, 3]
 
-
-def test_group_with_ties_is_ordered() -> None:
     assert parse(f"{BOS}{R}{R}{EOS}", "grouped").report.valid == 2
 
 
@@ -263,23 +253,19 @@ def test_series_stops_at_its_first_bad_record(
     assert_partition(text, parsed)
 
 
-def test_series_of_times_of_day_rolls_over_midnight() -> None:
+def test_series_of_times_of_day_follows_the_day_of_the_position_before_it() -> None:
     parsed = parse(series("23:00", "00:00"), "sequential", CLOCKED, schema=CLOCK, after=22 * 3600)
 
     assert parsed.positions == [82800, 86400]
 
-
-def test_series_follows_the_day_of_the_position_before_it() -> None:
     parsed = parse(series("00:00", "01:00"), "sequential", CLOCKED, schema=CLOCK, after=5 * 86400 - 3600)
 
     assert parsed.positions == [5 * 86400, 5 * 86400 + 3600]
 
 
-def test_series_of_an_unexpected_group_is_rejected() -> None:
+def test_series_of_another_group_or_after_an_end_is_rejected() -> None:
     assert classes(parse(series(0), "sequential", group={"g": "b"})) == ["group_mixed_key"]
 
-
-def test_series_with_one_text_for_both_delimiters_begins_with_the_first() -> None:
     parser = Parser(SCHEMA, "sequential", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
 
     assert classes(parser(f"{EOS}{series(0, 1)}{EOS}{series(2)}")) == ["record", "record", "after_failure"]

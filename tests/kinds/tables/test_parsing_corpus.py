@@ -5,12 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from rowmill.kinds.tables.parsing import (
-    ParsedText,
-    PlacementColumns,
-    Validation,
-    merge_span_counts,
-)
+from rowmill.kinds.tables.parsing import ParsedText, PlacementColumns, Validation, merge_span_counts
 from rowmill.kinds.tables.time_order import ISO8601
 from tests.support.generated_text import BOS, EOS, SCHEMA, Corpus, make, parse_generated_text
 
@@ -32,18 +27,7 @@ def corpus(request: pytest.FixtureRequest) -> Corpus:
     return make(seed=request.param, groups=60)
 
 
-def test_every_character_has_the_class_that_it_was_made_with(corpus: Corpus) -> None:
-    assert classes(parsed(corpus.text)) == corpus.characters
-
-
-def test_accounting_matches_items_and_characters(corpus: Corpus) -> None:
-    report = parsed(corpus.text).report
-    made = Counter(name for _, name in corpus.pieces if name not in {"delimiter", "prose"})
-    assert {name: report.items[name] for name in made} == made
-    assert report.characters == Counter(corpus.characters)
-
-
-def test_corpus_has_a_text_of_every_class(corpus: Corpus) -> None:
+def test_every_character_of_a_text_of_every_class_is_accounted_for(corpus: Corpus) -> None:
     reasons = (
         "invalid_json number_too_large too_deep duplicate_column unknown_column missing_column null type "
         "group_incomplete group_has_invalid group_mixed_key group_unordered"
@@ -51,8 +35,13 @@ def test_corpus_has_a_text_of_every_class(corpus: Corpus) -> None:
     kinds = {"record", "delimiter", "prose", "truncated"}
     assert set(corpus.characters) == {*(f"invalid:{reason}" for reason in reasons), *kinds}
 
+    assert classes(parsed(corpus.text)) == corpus.characters
 
-def test_reports_of_the_groups_add_up_to_that_of_the_text(corpus: Corpus) -> None:
+    report = parsed(corpus.text).report
+    made = Counter(name for _, name in corpus.pieces if name not in {"delimiter", "prose"})
+    assert {name: report.items[name] for name in made} == made
+    assert report.characters == Counter(corpus.characters)
+
     text = corpus.text
     starts = [0, *(at for at in range(1, len(text)) if text.startswith(BOS, at)), len(text)]
     parts = [parsed(text[start:end]).report for start, end in pairwise(starts)]

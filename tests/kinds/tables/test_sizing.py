@@ -13,29 +13,25 @@ def sized(**changes: Any) -> Any:
     return estimate_example("grouped", **values | changes)
 
 
-def test_estimate_of_the_specification_s_groups_leaves_thirty_five_per_example() -> None:
+def test_estimate_of_groups_tables_and_series_is_that_of_the_specification() -> None:
     found = sized()
     assert (found.unit_tokens, found.example_tokens, found.fits) == (340, 1800, True)
     assert sized(cap=None).units == 35
     assert found.largest_unit == 12_186
 
-
-def test_estimate_of_the_worst_group_says_that_the_cap_is_out_of_reach() -> None:
     five, eight = sized(records_per_group=80), sized(records_per_group=80, cap=8)
     assert (five.example_tokens, five.fits, five.advice) == (8100, True, ())
     assert (eight.example_tokens, eight.fits, eight.advice) == (12_900, False, ("cap_unreachable (flush at 7)",))
+
+    table = estimate_example("tabular", limit=1000, prompt=36, cap=3, record_tokens=80)
+    series = estimate_example("sequential", limit=1000, prompt=36, cap=None, record_tokens=80, records_per_group=50)
+    assert (table.example_tokens, table.fits) == (36 + 240, True)
+    assert (series.example_tokens, series.fits) == (1000, True)
 
 
 @pytest.mark.parametrize(("tokens", "advice"), [(12_186, ()), (12_187, ("overflow",))])
 def test_estimate_of_a_lone_group_above_the_budget_overflows(tokens: int, advice: tuple[str, ...]) -> None:
     assert sized(record_tokens=tokens, records_per_group=1, cap=1).advice == advice
-
-
-def test_estimate_of_tables_and_series_adds_the_prompt() -> None:
-    table = estimate_example("tabular", limit=1000, prompt=36, cap=3, record_tokens=80)
-    series = estimate_example("sequential", limit=1000, prompt=36, cap=None, record_tokens=80, records_per_group=50)
-    assert (table.example_tokens, table.fits) == (36 + 240, True)
-    assert (series.example_tokens, series.fits) == (1000, True)
 
 
 def advised(sizes: list[int], **changes: Any) -> Any:
@@ -44,13 +40,15 @@ def advised(sizes: list[int], **changes: Any) -> Any:
     return advise_group_column("column", counts, counts * 20, **values | changes)
 
 
-def test_advice_on_a_hundred_customers_of_ten_to_fifty_is_good() -> None:
+def test_advice_on_groups_of_ten_to_fifty_and_on_long_series_is_good() -> None:
     found = advised([10 + (i * 7) % 41 for i in range(100)])
 
     assert not found.unsuitable
     assert not found.warnings
     assert found.sizes["count"] == 100
     assert found.largest == "Largest group: 50 records, 1000 tokens"
+
+    assert advised([5000] * 3, mode="sequential").unsuitable == {}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,3 @@ def test_advice_warns_with_its_keyword(sizes: list[int], changes: dict[str, Any]
     found = advised(sizes, **changes)
     assert found.unsuitable == {}
     assert set(found.warnings) == {word}
-
-
-def test_series_may_be_longer_than_an_example() -> None:
-    assert advised([5000] * 3, mode="sequential").unsuitable == {}

@@ -31,26 +31,22 @@ def association(found: TableComparison, first: str, second: str) -> tuple[float,
     return next((row[2], row[3]) for row in found.associations.rows if row[:2] == (first, second))
 
 
-def test_table_compared_with_itself_has_no_distance() -> None:
+def test_table_has_no_distance_from_itself_and_columns_are_compared_by_their_values() -> None:
     found = compare_tables(SCHEMA, table(300), table(300))
     assert (found.column_distance, found.association_distance) == (0, 0)
     assert column(found, "n")["distinct train"] == column(found, "n")["distinct generated"]
 
-
-def test_columns_are_compared_by_their_kind_of_values() -> None:
     found = compare_tables(SCHEMA, table(300), table(300, seed=1))
     assert [column(found, name)["compared"] for name in SCHEMA.names] == ["values", "shares", "lengths"]
     assert found.column_distance < 0.15
 
 
-def test_numbers_that_moved_have_the_share_that_moved_as_distance() -> None:
+def test_distance_of_a_column_is_the_share_that_moved() -> None:
     train, moved = (pl.DataFrame({"n": [str(n if n < kept else 1000) for n in range(100)]}) for kept in (100, 75))
     line = column(compare_tables(RecordSchema((Column("n", "integer"),)), train, moved), "n")
     assert (line["distance"], line["new values"]) == (0.25, 0.25)
     assert (line["max train"], line["max generated"], line["mean train"]) == (99, 1000, 49.5)
 
-
-def test_shares_of_values_and_nulls_are_compared() -> None:
     schema = RecordSchema((Column("kind", "string", nullable=True),))
     train = pl.DataFrame({"kind": ["a"] * 50 + ["b"] * 50})
     made = pl.DataFrame({"kind": ["a"] * 50 + ["c"] * 20 + [None] * 30})

@@ -99,20 +99,16 @@ def test_separators_of_a_column_are_found_or_left_to_the_user(cells: list[str], 
     assert separators_of(cells) == signs
 
 
-def test_na_words_are_kept_in_the_contract() -> None:
+def test_stray_cells_are_na_words_or_change_the_type_by_their_number() -> None:
     assert column_of([*NUMBERS, "NA", "?", "N/A"]).na == ("?", "N/A", "NA")
     assert column_of(["Namibia", "NA"]).na == ()
 
-
-def test_one_stray_cell_in_a_thousand_changes_no_type_and_two_in_twenty_do() -> None:
     many = [str(i) for i in range(10, 4000)]
 
     assert column_of([*many, "x", "y", "z"]).type == "integer"
     assert column_of([*many, "x", "y", "z", "w"]).type == "text"
     assert column_of([*NUMBERS[:9], "x"]).type == "text"
 
-
-def test_stray_cell_among_dates_makes_text_except_in_the_order_column() -> None:
     days = [f"2024-01-{day:02d}" for day in range(1, 29)]
 
     assert column_of([*days, "soon"]).type == "text"
@@ -284,13 +280,20 @@ def test_order_is_the_type_or_the_one_format_that_reads_every_value(
     assert positions is None or order.read_series(values) == positions
 
 
-def test_conflicting_formats_are_named_with_a_value() -> None:
+def test_order_that_is_not_clear_is_an_error_that_names_a_value() -> None:
     with pytest.raises(ConfigError, match=r"%d/%m/%Y and %m/%d/%Y both read .* disagree on '01/02/2024'"):
         order_of(["01/02/2024", "02/02/2024"])
 
-
-def test_formats_that_agree_on_every_value_do_not_conflict() -> None:
     assert order_of(["01/01/2024", "02/02/2024"]).read_series(["02/02/2024"]) == [1706832000]
+
+    with pytest.raises(ConfigError, match=r"iso8601 comes closest and does not read 'soon'.*as a strptime format"):
+        order_of(["2024-01-01", "soon"], must_be_time=True)
+
+    with pytest.raises(ConfigError, match="has numbers and 'first'"):
+        order_of(["1", "2", "first", "last"])
+
+    with pytest.raises(ConfigError, match="column 'a' is boolean, which has no order"):
+        order_of([True])
 
 
 @pytest.mark.parametrize("must_be_time", [True, False])
@@ -299,21 +302,6 @@ def test_text_does_not_order_unless_the_recipe_says_so(must_be_time: bool) -> No
         order_of(["alpha", "beta"], must_be_time=must_be_time)
     assert order_of(["alpha"], pinned={"type": "text"}).name == "text"
     assert order_of(["alpha"], timestamp_format="text").name == "text"
-
-
-def test_nearest_format_is_named_with_what_it_cannot_read() -> None:
-    with pytest.raises(ConfigError, match=r"iso8601 comes closest and does not read 'soon'.*as a strptime format"):
-        order_of(["2024-01-01", "soon"], must_be_time=True)
-
-
-def test_numbers_and_words_cannot_be_ordered_together() -> None:
-    with pytest.raises(ConfigError, match="has numbers and 'first'"):
-        order_of(["1", "2", "first", "last"])
-
-
-def test_column_without_an_order_is_refused() -> None:
-    with pytest.raises(ConfigError, match="column 'a' is boolean, which has no order"):
-        order_of([True])
 
 
 # ── Changes ────────────────────────────────────────────────────────────────────────────────────────
@@ -330,9 +318,18 @@ def changes(
     ]
 
 
-def test_equal_shapes_are_not_a_change() -> None:
+def test_equal_shapes_and_known_mismatches_are_not_a_change() -> None:
     assert changes(["1", "2.5", "NA"], ["7", "3"]) == []
     assert changes(["x", "y"], ["", ""]) == []
+
+    before, found = infer_contract(seen(NUMBERS), {}), {"a": ColumnMismatch(1, "guest", (0, 20))}
+
+    known, new = (
+        list(find_contract_changes(before, before, seen([*NUMBERS, "guest"]), found, {"a": count})) for count in (1, 0)
+    )
+
+    assert known == []
+    assert [(one.column, one.text, one.place) for one in new] == [("a", "guest", (0, 20))]
 
 
 @pytest.mark.parametrize(
@@ -349,17 +346,6 @@ def test_column_of_another_type_is_a_change_that_names_the_cell(before: list[str
     [(_, found)] = changes(before, after)
 
     assert found == text
-
-
-def test_known_mismatch_is_not_a_change() -> None:
-    before, found = infer_contract(seen(NUMBERS), {}), {"a": ColumnMismatch(1, "guest", (0, 20))}
-
-    known, new = (
-        list(find_contract_changes(before, before, seen([*NUMBERS, "guest"]), found, {"a": count})) for count in (1, 0)
-    )
-
-    assert known == []
-    assert [(one.column, one.text, one.place) for one in new] == [("a", "guest", (0, 20))]
 
 
 # ── Options ────────────────────────────────────────────────────────────────────────────────────────

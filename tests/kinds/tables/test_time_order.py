@@ -26,7 +26,7 @@ def test_value_in_another_format_has_no_position(value: Any) -> None:
     assert SortKey("iso8601").read(value) is None
 
 
-def test_configured_format_is_strptime_and_unknown_words_are_refused() -> None:
+def test_configured_format_is_strptime_can_be_pickled_and_unknown_words_are_refused() -> None:
     order = resolve_sort_key("%Y%m%d %H", TEXT)
 
     assert order.read("20240101 01") == 1704070800
@@ -34,8 +34,6 @@ def test_configured_format_is_strptime_and_unknown_words_are_refused() -> None:
     with pytest.raises(ConfigError, match="unknown format 'iso'"):
         resolve_sort_key("iso", TEXT)
 
-
-def test_used_sort_key_can_be_pickled() -> None:
     order = SortKey("%Y-%m")
     order.read("2024-01")
     assert pickle.loads(pickle.dumps(order)).read("2024-01") == 1704067200

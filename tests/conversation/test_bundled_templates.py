@@ -33,8 +33,21 @@ DIFFERENCES = {"mistral": ("adds ' '",)}
 """Where blocks train otherwise than the list: nothing prompts the space before a Mistral answer, so it trains."""
 
 
-def test_bundled_templates_are_those_of_the_specification() -> None:
+def test_bundled_and_registered_templates_are_found_by_names_of_their_own() -> None:
     assert set(list_bundled_templates()) == NAMES
+
+    with pytest.raises(ConfigError, match=r"'qwen4' is not a bundled template.*did you mean qwen3"):
+        get_chat_template(Tokenizer(), chat_template="qwen4")
+
+    for _ in range(2):
+        register_chat_template("test-registered", "{{ 'registered' }}")
+    options = validate_options(Template, {"chat_template": "test-registered"}, "template")
+    found = resolve_template(options, tokenizer_chat_template=None, special_tokens={})
+
+    assert found.text == "{{ 'registered' }}"
+    for taken in ("test-registered", "qwen3"):
+        with pytest.raises(ValueError, match="the name is taken"):
+            register_chat_template(taken, "{{ 'other' }}")
 
 
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
@@ -63,23 +76,6 @@ def test_get_chat_template_returns_a_new_tokenizer_with_the_template(asked: str,
     changed = get_chat_template(tokenizer, chat_template=asked)
     assert (changed.chat_template, tokenizer.chat_template) == (text, {"rag": "{{ 'rag' }}"})
     assert changed.vocabulary is tokenizer.vocabulary
-
-
-def test_get_chat_template_of_an_unknown_name_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'qwen4' is not a bundled template.*did you mean qwen3"):
-        get_chat_template(Tokenizer(), chat_template="qwen4")
-
-
-def test_registered_template_is_found_by_name_and_its_name_is_reserved() -> None:
-    for _ in range(2):
-        register_chat_template("test-registered", "{{ 'registered' }}")
-    options = validate_options(Template, {"chat_template": "test-registered"}, "template")
-    found = resolve_template(options, tokenizer_chat_template=None, special_tokens={})
-
-    assert found.text == "{{ 'registered' }}"
-    for taken in ("test-registered", "qwen3"):
-        with pytest.raises(ValueError, match="the name is taken"):
-            register_chat_template(taken, "{{ 'other' }}")
 
 
 OWN_MODULE = """
@@ -223,7 +219,9 @@ def test_bundled_template_prints_what_the_familys_own_prints(family: Family, rea
 
 
 @pytest.mark.real_data
-def test_bundled_zephyr_prints_what_tinyllamas_own_template_prints(real_data: Path) -> None:
+def test_bundled_zephyr_and_mistral_print_what_real_ones_print_and_system_text_before_the_question(
+    real_data: Path,
+) -> None:
     text = (real_data / "tokenizers/tinyllama/chat_template.jinja").read_text(encoding="utf-8")
     ours, theirs = Renderer(RendererSpec(read_named_template("zephyr"), TOKENS)), Renderer(RendererSpec(text, TOKENS))
 
@@ -231,9 +229,6 @@ def test_bundled_zephyr_prints_what_tinyllamas_own_template_prints(real_data: Pa
         if all(m["role"] != "tool" and "tool_calls" not in m for m in messages):
             assert ours.plain(messages, None, {}) == theirs.plain(messages, None, {})
 
-
-@pytest.mark.real_data
-def test_bundled_mistral_prints_system_text_before_the_last_question(real_data: Path) -> None:
     ours = Renderer(RendererSpec(read_named_template("mistral"), TOKENS))
     stock = Renderer(RendererSpec(read_template_file(real_data, "vllm__tool_chat_template_mistral"), TOKENS))
     asked = [system("Be kind."), user("U1"), assistant("A1"), user("U2")]

@@ -75,12 +75,10 @@ def test_mask_of_the_toy_template_is_the_vector(
     assert sorted(trained_characters(masked) - {0}) == expected
 
 
-def test_train_flag_on_a_user_message_trains_all_of_it() -> None:
+def test_text_that_an_option_trains_is_found_by_its_message_and_position() -> None:
     assert mask(LETTERS, [user("U1", train=True), assistant("A1", train=False)]) == "⟦<u>U1<e>⟧\n<a>A1<e>\n"
 
-
-def test_system_text_printed_outside_the_loop_trains_by_its_position() -> None:
-    """Qwen2.5 prints it outside every loop."""
+    # Qwen2.5 prints it outside every loop.
     messages = [system("Be kind"), user("U1"), assistant("A1")]
     assert mask(read_named_template("qwen2.5"), messages, {"mask": {"system": "train"}}) == (
         "⟦<|im_start|>system\nBe kind<|im_end|>⟧\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
@@ -182,10 +180,16 @@ def drawn_turns(template: str, messages: Sequence[Message], turns: str) -> list[
     return [draw_mask(one) for one in masker(template, turns=turns).examples(Conversation(messages))]
 
 
-def test_turns_by_message_print_each_turn_as_its_prompt_would() -> None:
+def test_turns_by_message_or_exchange_print_each_as_its_prompt_would() -> None:
     assert drawn_turns(QWEN, REASONED, "message") == [
         f"{U1}⟦<think>\nR1\n</think>\n\nA1<|im_end|>⟧\n",
         f"{U1}A1<|im_end|>\n{U2}⟦<think>\nR2\n</think>\n\nA2<|im_end|>⟧\n",
+    ]
+
+    messages = [user("U1"), assistant("A1"), assistant("B1"), user("U2"), user("U3"), assistant("A3")]
+    assert drawn_turns(LETTERS, messages, "exchange") == [
+        "<u>U1<e>\n<a>⟦A1<e>⟧\n<a>⟦B1<e>⟧\n",
+        "<u>U1<e>\n<a>A1<e>\n<a>B1<e>\n<u>U2<e>\n<u>U3<e>\n<a>⟦A3<e>⟧\n",
     ]
 
 
@@ -210,14 +214,6 @@ def test_turns_auto_is_by_message_if_a_turn_renders_differently_as_the_last(
     assert [isinstance(one, MaskedConversation) for one in results] == [True] * examples
 
 
-def test_turns_by_exchange_split_after_each_exchange() -> None:
-    messages = [user("U1"), assistant("A1"), assistant("B1"), user("U2"), user("U3"), assistant("A3")]
-    assert drawn_turns(LETTERS, messages, "exchange") == [
-        "<u>U1<e>\n<a>⟦A1<e>⟧\n<a>⟦B1<e>⟧\n",
-        "<u>U1<e>\n<a>A1<e>\n<a>B1<e>\n<u>U2<e>\n<u>U3<e>\n<a>⟦A3<e>⟧\n",
-    ]
-
-
 # ── ends of turn ──
 
 HEADERS = (
@@ -235,12 +231,17 @@ TAIL = (
 )
 
 
-def test_next_header_ends_a_turn_without_an_end_token() -> None:
+@pytest.mark.slow
+def test_next_header_or_tail_ends_a_turn_that_nothing_else_ended() -> None:
     renderer = Renderer(RendererSpec(HEADERS, {"eos_token": "</s>"}, control_tokens=("<|user|>", "<|assistant|>")))
     masked = Masker(renderer, Loss(), MaskRules()).mask(Conversation(TALK))
     assert draw_mask(masked) == "<|user|>\nU1<|assistant|>\n⟦A1<|user|>⟧\nU2<|assistant|>\n⟦A2<|user|>⟧"
     assert isinstance(masked, MaskedConversation)
     assert masked.trained[-1].message == 3
+
+    ended = LETTERS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
+    assert mask(TAIL, TALK).endswith("assistant: ⟦A2\n</s>⟧")
+    assert mask(ended, TALK).endswith("<a>⟦A2<e>⟧\n</s>")
 
 
 @pytest.mark.parametrize(
@@ -248,13 +249,6 @@ def test_next_header_ends_a_turn_without_an_end_token() -> None:
 )
 def test_appended_end_finishes_a_render_without_one(finish: str, end: str) -> None:
     assert mask(OPEN_END, TALK, {"finish": finish}).endswith(f"<|s|>assistant\n{end}")
-
-
-@pytest.mark.slow
-def test_tail_trains_only_if_nothing_else_ended_the_turn() -> None:
-    ended = LETTERS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
-    assert mask(TAIL, TALK).endswith("assistant: ⟦A2\n</s>⟧")
-    assert mask(ended, TALK).endswith("<a>⟦A2<e>⟧\n</s>")
 
 
 # ── spans by other means ──
@@ -275,14 +269,12 @@ def test_copied_messages_have_proven_spans(messages: list[Message]) -> None:
 
 
 @pytest.mark.slow
-def test_copied_message_with_calls_is_rejected_not_guessed() -> None:
+def test_copied_calls_and_texts_of_inner_loops_are_not_guessed() -> None:
     template = COPIES.replace("m.content)]", "m.content + (m.tool_calls or [])|tojson)]")
     messages = [user("U"), assistant("A", tool_calls=[{**call({}, name="f"), "id": "c"}])]
     assert mask(template, messages).startswith("foreign_text_trained")
 
-
-def test_text_of_an_inner_loop_does_not_train_with_the_message_around_it() -> None:
-    """Nothing says whose the end after the results is."""
+    # Nothing says whose the end after the results is.
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}"
         "{% for t in messages if t.role == 'tool' %}[{{ t.content }}]{% endfor %}<e>{% endif %}{% endfor %}"
@@ -312,7 +304,7 @@ def test_dropped_system_text_follows_the_policy(policy: dict[str, str], expected
     assert mask(NO_SYSTEM, [system("Be kind"), *TALK], on_dropped=policy) == expected
 
 
-def test_dropped_call_untrains_only_its_message() -> None:
+def test_dropped_calls_untrain_only_their_message_and_trimmed_text_is_not_dropped() -> None:
     messages = [user("U1"), assistant("A1", tool_calls=[call({"at": "this"})]), user("U2"), assistant("A2")]
     maker = masker(LETTERS, on_dropped={"call_name": "untrain", "call_arguments": "untrain"})
     masked = maker.mask(Conversation(messages))
@@ -321,22 +313,18 @@ def test_dropped_call_untrains_only_its_message() -> None:
     assert isinstance(masked, MaskedConversation)
     assert masked.dropped == {"call_name": 1, "call_arguments": 1}
 
+    assert masker(LETTERS).mask(Conversation(TALK, [tool()])) == Rejected("content_dropped", "tool_list")
+
+    content = "{{ m.content | trim if m.role == 'user' else m.content | tojson }}"
+    template = "{% for m in messages %}<{{ m.role }}>" + content + "<e>{% endfor %}"
+    messages = [user("  spaced\n"), assistant('say "é"\n')]
+    assert mask(template, messages) == '<user>spaced<e><assistant>"⟦say \\"é\\"\\n"<e>⟧'
+
 
 @pytest.mark.parametrize("role", ["planner", "user"])
 def test_unprinted_call_of_another_role_is_dropped_content(role: str) -> None:
     planned: Message = {"role": role, "content": "plan", "tool_calls": [call({"at": "this"})]}
     assert mask(LETTERS, [user("U1"), planned, assistant("A1")]) == "content_dropped: call_arguments, call_name"
-
-
-def test_tools_not_printed_are_dropped_content() -> None:
-    assert masker(LETTERS).mask(Conversation(TALK, [tool()])) == Rejected("content_dropped", "tool_list")
-
-
-def test_text_printed_trimmed_or_escaped_is_not_dropped() -> None:
-    content = "{{ m.content | trim if m.role == 'user' else m.content | tojson }}"
-    template = "{% for m in messages %}<{{ m.role }}>" + content + "<e>{% endfor %}"
-    messages = [user("  spaced\n"), assistant('say "é"\n')]
-    assert mask(template, messages) == '<user>spaced<e><assistant>"⟦say \\"é\\"\\n"<e>⟧'
 
 
 # ── verification ──

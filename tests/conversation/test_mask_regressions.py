@@ -58,7 +58,7 @@ def test_blocks_decide_where_no_option_does() -> None:
     assert mask(blocks, TALK, {"lead": "mask", "trailing": "mask"}) == "<u>Hello there<e>\n<a>⟦Good day<e>⟧\n"
 
 
-def test_default_system_turn_before_a_leading_assistant_does_not_train() -> None:
+def test_header_other_than_the_prompts_or_before_it_does_not_train() -> None:
     template = (
         "{% for m in messages %}{% if loop.first %}{{ bos_token }}{% if m.role != 'system' %}"
         "<|im_start|>system\nBe helpful.<|im_end|>\n{% endif %}{% endif %}"
@@ -70,8 +70,26 @@ def test_default_system_turn_before_a_leading_assistant_does_not_train() -> None
         "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n⟦Gladly<|im_end|>⟧\n"
     )
 
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% else %}"
+        "      <｜Assistant｜>        </think>      {{ m.content }}<｜end｜>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}  <｜Assistant｜>\n    </think>\n{% endif %}"
+    )
 
-def test_end_printed_by_the_next_turn_or_the_tail_trains_and_is_not_appended() -> None:
+    expected = "<｜User｜>Hello there      <｜Assistant｜>        </think>      ⟦Good day<｜end｜>⟧"
+    assert mask(template, TALK) == expected
+
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}Ask: {{ m.content }}{% else %}{{ '\nReply: ' + m.content }}"
+        "{% if not loop.last %}{{ '\n' }}{% endif %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'assistant' %}{{ '\nReply: ' }}{% endif %}"
+    )
+
+    expected = "Ask: Hello there\nReply: ⟦Good day⟧\n\nReply: ⟦And more</s>⟧"
+    assert mask(template, [*TALK, assistant("And more")]) == expected
+
+
+def test_end_printed_later_or_appended_trains_whole_with_white_space_before_it() -> None:
     template = (
         "{% for m in messages %}{% if not loop.first %}<|eom|>{% endif %}<|bom|><|{{ m.role }}|> {{ m.content }}"
         "{% endfor %}{% if add_generation_prompt %}<|eom|><|bom|><|assistant|>{% else %}<|eom|>{% endif %}"
@@ -79,6 +97,33 @@ def test_end_printed_by_the_next_turn_or_the_tail_trains_and_is_not_appended() -
 
     exchange = "<|bom|><|user|> Hello there<|eom|><|bom|><|assistant|>⟦ Good day<|eom|>⟧"
     assert mask(template, [*TALK, *TALK]) == exchange + exchange
+
+    template = (
+        "{% for m in messages %}<|begin_{{ m.role }}|>\n{{ m.content }}"
+        "{% if not loop.last %}{{ '\n<|end|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '\n<|end|>\n<|begin_assistant|>\n' }}{% endif %}"
+    )
+
+    assert mask(template, [*TALK, *TALK]).endswith("<|begin_assistant|>\n⟦Good day\n<|end|>⟧")
+
+    template = (
+        "{% for m in messages %}{{ '### Human: ' if m.role == 'user' else '### Assistant: ' }}{{ m.content }}\n"
+        "{% endfor %}{% if add_generation_prompt %}### Assistant: {% endif %}"
+    )
+
+    assert mask(template, TALK) == "### Human: Hello there\n### Assistant: ⟦Good day\n</s>⟧"
+
+    # Gemma 4: the token is printed there, and is one of those at which generation stops.
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{% if loop.previtem.role == 'tool' %}<|response>{% endif %}"
+        "{{ m.content }}<response|>{% else %}{% if not (loop.previtem is defined and loop.previtem.role == 'tool') %}"
+        "<|turn>{{ m.role }}\n{% endif %}{% for c in m.tool_calls or [] %}<|call>{{ c.function | tojson }}<call|>"
+        "{% endfor %}{{ m.content }}{% if m.tool_calls %}<|response>{% else %}<turn|>\n{% endif %}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>assistant\n{% endif %}"
+    )
+
+    shown = mask(template, [user("Where is it"), calling({"at": "home"})])
+    assert shown.endswith('{"at": "home"}}<call|><|response>⟧')
 
 
 HEADERS = (
@@ -94,42 +139,6 @@ def test_appended_ends_of_calls_and_answers_are_the_templates_own() -> None:
     assert mask(HEADERS, called).endswith('"arguments": {"at": "home"}}</tool_call><|observation|>⟧')
     assert mask(HEADERS, [*called, result("found"), assistant("There")]).endswith("<|assistant|>\n⟦There<|user|>⟧")
     assert "</tool_call><|observation|>⟧\nfound" in mask(HEADERS, [*called, result("found"), assistant("There")])
-
-
-def test_token_that_opens_a_result_is_the_end_of_a_call_that_ends_the_chat() -> None:
-    """Gemma 4: the token is printed there, and is one of those at which generation stops."""
-    template = (
-        "{% for m in messages %}{% if m.role == 'tool' %}{% if loop.previtem.role == 'tool' %}<|response>{% endif %}"
-        "{{ m.content }}<response|>{% else %}{% if not (loop.previtem is defined and loop.previtem.role == 'tool') %}"
-        "<|turn>{{ m.role }}\n{% endif %}{% for c in m.tool_calls or [] %}<|call>{{ c.function | tojson }}<call|>"
-        "{% endfor %}{{ m.content }}{% if m.tool_calls %}<|response>{% else %}<turn|>\n{% endif %}{% endif %}"
-        "{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>assistant\n{% endif %}"
-    )
-
-    shown = mask(template, [user("Where is it"), calling({"at": "home"})])
-    assert shown.endswith('{"at": "home"}}<call|><|response>⟧')
-
-
-def test_header_with_other_white_space_than_the_prompts_does_not_train() -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% else %}"
-        "      <｜Assistant｜>        </think>      {{ m.content }}<｜end｜>{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}  <｜Assistant｜>\n    </think>\n{% endif %}"
-    )
-
-    expected = "<｜User｜>Hello there      <｜Assistant｜>        </think>      ⟦Good day<｜end｜>⟧"
-    assert mask(template, TALK) == expected
-
-
-def test_header_of_a_second_answer_in_a_row_does_not_train() -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}Ask: {{ m.content }}{% else %}{{ '\nReply: ' + m.content }}"
-        "{% if not loop.last %}{{ '\n' }}{% endif %}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt and messages[-1].role != 'assistant' %}{{ '\nReply: ' }}{% endif %}"
-    )
-
-    expected = "Ask: Hello there\nReply: ⟦Good day⟧\n\nReply: ⟦And more</s>⟧"
-    assert mask(template, [*TALK, assistant("And more")]) == expected
 
 
 @pytest.mark.parametrize(
@@ -153,7 +162,7 @@ def test_end_that_also_closes_a_preamble_belongs_to_the_answer(tail: str, shown:
 
 
 @pytest.mark.slow
-def test_index_looked_up_in_a_tool_result_does_not_train() -> None:
+def test_calls_with_ids_of_a_common_prefix_train_and_an_index_in_a_result_does_not() -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'tool' %}<|sys|>[{% for o in messages %}{% if o.tool_calls %}"
         '{% for c in o.tool_calls %}{% if c.id == m.tool_call_id %}"{{ loop.index0 }}"{% endif %}{% endfor %}'
@@ -167,8 +176,6 @@ def test_index_looked_up_in_a_tool_result_does_not_train() -> None:
         '<|sys|>["0": found]<|end|><|assistant|>⟦There<|end|>⟧'
     )
 
-
-def test_call_ids_with_a_common_prefix_are_distinguished() -> None:
     template = (
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
         "<call {{ c.id }}>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
@@ -197,32 +204,6 @@ def test_fast_and_reference_path_agree_if_a_template_compares_messages() -> None
     assert printed.is_fast
     assert printed.text == renderer.plain(again, None, {})
     assert (printed.text.count("[TOOLS]"), mask(template, again).count("⟦")) == (2, 2)
-
-
-def test_end_that_begins_with_a_line_break_is_appended_whole() -> None:
-    template = (
-        "{% for m in messages %}<|begin_{{ m.role }}|>\n{{ m.content }}"
-        "{% if not loop.last %}{{ '\n<|end|>\n' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '\n<|end|>\n<|begin_assistant|>\n' }}{% endif %}"
-    )
-
-    assert mask(template, [*TALK, *TALK]).endswith("<|begin_assistant|>\n⟦Good day\n<|end|>⟧")
-
-
-@pytest.mark.slow
-def test_unprinted_answer_of_only_reasoning_is_rejected() -> None:
-    rows = [user("Hello there"), assistant("", reasoning_content="only a thought")]
-    assert mask(CHATML, rows) == "assistant_untrained: message 1: nothing of it is printed"
-    assert mask(read_named_template("zephyr"), rows) == "assistant_untrained: message 1: nothing of it is printed"
-
-
-def test_white_space_before_an_appended_end_trains_with_it() -> None:
-    template = (
-        "{% for m in messages %}{{ '### Human: ' if m.role == 'user' else '### Assistant: ' }}{{ m.content }}\n"
-        "{% endfor %}{% if add_generation_prompt %}### Assistant: {% endif %}"
-    )
-
-    assert mask(template, TALK) == "### Human: Hello there\n### Assistant: ⟦Good day\n</s>⟧"
 
 
 REBUILT = (
@@ -309,13 +290,15 @@ def test_hostile_template_has_exact_masks(template: str, messages: list[Message]
 
 
 @pytest.mark.slow
-def test_template_that_quotes_the_question_inside_the_answers_turn_is_rejected() -> None:
+def test_text_that_is_quoted_rewritten_or_unprinted_rejects_the_row() -> None:
     assert mask(QUOTING, TALK).startswith("foreign_text_trained: message 1")
 
-
-def test_text_that_the_template_rewrites_is_rejected_or_dropped() -> None:
     shown = mask(INDENTED, [user("a"), assistant("first line\nsecond line")])
     assert shown.partition(":")[0] in {"content_dropped", "span_not_found", "foreign_text_trained"}
+
+    rows = [user("Hello there"), assistant("", reasoning_content="only a thought")]
+    assert mask(CHATML, rows) == "assistant_untrained: message 1: nothing of it is printed"
+    assert mask(read_named_template("zephyr"), rows) == "assistant_untrained: message 1: nothing of it is printed"
 
 
 @pytest.mark.parametrize(("messages", "characters"), [(2, 200_000), (600, 400)])

@@ -123,13 +123,11 @@ def test_render_equals_plain_render(name: str, messages: list[Message]) -> None:
     assert (result.text if isinstance(result, RenderedConversation) else result) == plain
 
 
-def test_row_that_contains_private_code_points_is_printed_whole() -> None:
+def test_private_code_points_and_one_message_given_twice_are_printed_whole() -> None:
     messages = [user("\U000f0000 \U0010ffd0 \U0010fffd"), assistant("A\U000f0001\ufdd0")]
     assert printed(LETTERS, messages).text == f"<u>{messages[0]['content']}<e>\n<a>{messages[1]['content']}<e>\n"
     assert owned(LETTERS, messages) == [(index, one["content"]) for index, one in enumerate(messages)]
 
-
-def test_one_message_object_given_twice_owns_two_texts() -> None:
     same = user("U")
     assert owned(LETTERS, [same, same], "reference") == [(0, "U"), (1, "U")]
 
@@ -176,17 +174,13 @@ def test_ranges_of_nested_generation_blocks_are_sorted() -> None:
     assert list(printed(template, TALK[:1]).blocks) == [(0, 4), (1, 3)]
 
 
-def test_renderer_spec_survives_pickling() -> None:
+def test_templates_see_a_pinned_clock_and_no_inner_keys_and_their_spec_can_be_pickled() -> None:
     source = resolve_template(Template(chat_template="qwen3"), tokenizer_chat_template=None, special_tokens={})
     spec = make_renderer_spec(Template(enable_thinking=False), source)
     assert pickle.loads(pickle.dumps(spec)) == spec
 
-
-def test_clock_of_a_template_is_the_pinned_one() -> None:
     assert printed("{{ strftime_now('%d %b %Y') }}", TALK).text == "01 Jan 2025"
 
-
-def test_inner_keys_of_canonical_messages_are_hidden_from_templates() -> None:
     messages = [user("U", train=False, weight=0.5), assistant("A")]
     shown = printed("{% for m in messages %}{{ m | tojson }}{% endfor %}", messages).text
     assert shown == '{"role": "user", "content": "U"}{"role": "assistant", "content": "A"}'
@@ -230,11 +224,6 @@ def test_resolve_of_a_missing_template_is_a_config_error(chosen: object) -> None
 def test_invalid_template_options_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         validate_options(Template, values, "template")
-
-
-def test_invalid_template_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="line 1"):
-        Renderer(RendererSpec("{% for m in messages %}"))
 
 
 # ── templates that misbehave ──
@@ -346,9 +335,12 @@ def test_template_nested_too_deep_is_a_config_error(name: str) -> None:
         Renderer(RendererSpec(TOO_DEEP[name] + PRINT))
 
 
-def test_template_as_deep_as_allowed_is_compiled() -> None:
+def test_template_as_deep_as_allowed_is_compiled_and_an_invalid_one_refused() -> None:
     renderer = Renderer(RendererSpec("{{ " + " ~ ".join(["'a'"] * 97) + " }}" + PRINT))
     assert renderer.plain([user("U1")], None, {}) == "a" * 97 + "U1"
+
+    with pytest.raises(ConfigError, match="line 1"):
+        Renderer(RendererSpec("{% for m in messages %}"))
 
 
 @pytest.mark.parametrize(

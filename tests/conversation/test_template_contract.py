@@ -145,20 +145,18 @@ def test_generation_prompt_that_training_does_not_continue_is_named() -> None:
     assert find_mismatched_prompts(contract(continued)) == ["user", "tool", "system"]
 
 
-def test_contract_knows_the_one_token_of_the_end_and_the_second_bos() -> None:
-    known = RendererSpec(LOOP + PROMPT, {"eos_token": "</s>"}, control_tokens=("<|e|>",))
-    assert Renderer(known).contract.end_is_one_token
-    assert not contract(LOOP + PROMPT).end_is_one_token
-    spec = RendererSpec("{{ bos_token }}" + LOOP, {"bos_token": "<s>"}, adds_bos=True)
-    assert Renderer(spec).contract.bos == "double"
-
-
-def test_contract_of_qwen3_is_its_models_behaviour() -> None:
+def test_contract_of_qwen3_is_its_models_behaviour_and_knows_its_end_and_bos() -> None:
     found = contract(read_named_template("qwen3"))
     assert (found.reasoning, found.inline_tags_stripped) == ("last", True)
     assert (found.arguments, found.tools, found.render_path) == ("either", "printed", "fast")
     assert found.reasoning_close[0] == "\n</think>\n\n"
     assert found.empty_reasoning == ("<think>\n\n</think>\n\n",)
+
+    known = RendererSpec(LOOP + PROMPT, {"eos_token": "</s>"}, control_tokens=("<|e|>",))
+    assert Renderer(known).contract.end_is_one_token
+    assert not contract(LOOP + PROMPT).end_is_one_token
+    spec = RendererSpec("{{ bos_token }}" + LOOP, {"bos_token": "<s>"}, adds_bos=True)
+    assert Renderer(spec).contract.bos == "double"
 
 
 def test_nine_alphanumeric_ids_are_stable_and_kept_where_they_fit() -> None:

@@ -122,12 +122,6 @@ def test_proof_skips_an_answer_that_it_cannot_hide(answer: str, is_provable: boo
     assert (found is not None) == is_provable
 
 
-def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:
-    probes = list(make_probe_conversations())
-    assert len({probe.description for probe in probes}) == len(probes)
-    assert {probe.tools is None for probe in probes} == {True, False}
-
-
 @dataclass
 class Mask:
     """A correct mask, to be damaged."""
@@ -216,10 +210,13 @@ def test_proof_names_a_defect(probe: tuple[str, str], spoil: Callable[[Mask], No
     assert set(mask.kinds()) == {kind}
 
 
-def test_proof_of_a_template_that_depends_on_the_text_is_impossible() -> None:
+def test_proof_of_text_that_decides_is_impossible_and_its_clock_is_fixed() -> None:
     text = "{% for m in messages %}{{ m.content | length if 'What' in m.content else m.content }};{% endfor %}"
     judge = IndependentMaskJudge(TransformersTemplate(text, TOKENS, {}, NOW))
     assert judge.judge([user("What"), assistant("Four")], None, "4;Four;", [(2, 7)]) is None
+
+    template = TransformersTemplate("\n{{ strftime_now('%Y') }} {{ messages[0].content }}", TOKENS, {}, NOW)
+    assert template.render([user("Hi")], None) == "\n2025 Hi"
 
 
 RESULTS_WITHIN_CALLS = """{% for m in messages %}{% if m.role != "tool" %}{% set here = loop.index %}<|turn>{{ m.role }}
@@ -255,12 +252,7 @@ def test_judge_agrees_with_the_mask_around_a_result(text: str, content: str, res
     assert MaskJudge(renderer).judge(row, masked) == []
 
 
-def test_clock_of_the_proven_template_is_fixed() -> None:
-    template = TransformersTemplate("\n{{ strftime_now('%Y') }} {{ messages[0].content }}", TOKENS, {}, NOW)
-    assert template.render([user("Hi")], None) == "\n2025 Hi"
-
-
-def test_page_names_rejected_rows_and_the_remedy() -> None:
+def test_page_names_rejected_rows_and_every_defect_and_probe_is_described() -> None:
     probe = ProbeConversation("ua", "user → answer", (), None)
     shape = ShapeProof(probe, "refused", reason="content_dropped", detail="tool_list")
 
@@ -272,9 +264,11 @@ def test_page_names_rejected_rows_and_the_remedy() -> None:
     assert "content_dropped · tool_list" in refusal
     assert REASON_DESCRIPTIONS["content_dropped"].remedy in remedy
 
-
-def test_every_kind_of_defect_has_a_description() -> None:
     assert set(DEFECT_SENTENCES) == set(get_args(MaskDefectKind))
+
+    probes = list(make_probe_conversations())
+    assert len({probe.description for probe in probes}) == len(probes)
+    assert {probe.tools is None for probe in probes} == {True, False}
 
 
 WITHOUT_ENDS = (

@@ -128,14 +128,12 @@ def test_stages_in_their_order(conversation: str, flags: str, limit: int, expect
     assert [messages[index] for index in found.kept] == list(found.messages)
 
 
-def test_oldest_reasoning_is_removed_before_the_next_is_truncated() -> None:
+def test_oldest_reasoning_is_removed_first_and_unprinted_reasoning_and_tools_stay() -> None:
     messages = thinking("U A1 A2", A1="a" * 10, A2="b" * 10)
     found = cut(messages, len(t1(messages)) - 20)
     assert list(found.messages) == thinking("U A1 A2", A2="b" * 7)
     assert found.reasoning_context == (2,)
 
-
-def test_unprinted_reasoning_stays() -> None:
     def last_only(messages: Sequence[Message], _: Sequence[Json] | None) -> int:
         return len(t1([{k: v for k, v in m.items() if k != KEY} for m in messages[:-1]] + list(messages[-1:])))
 
@@ -143,8 +141,6 @@ def test_unprinted_reasoning_stays() -> None:
 
     assert (found.messages[1][KEY], found.tokens) == ("r" * 20, 40)
 
-
-def test_tools_are_measured_and_never_removed() -> None:
     messages = dialogue("U1 A1 U2 A2")
     found = truncater(36).truncate(messages, ["tool"], trained(messages))
     assert isinstance(found, TruncatedConversation)

@@ -71,7 +71,7 @@ def merging(tmp_path: Path) -> Encoder:
     return Encoder(open_tokenizer(str(folder), folder))
 
 
-def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encoded_whole(tmp_path: Path) -> None:
+def test_merge_over_a_trained_start_trains_only_where_the_text_is_encoded_whole(tmp_path: Path) -> None:
     """A merge of prompt and answer (tinker-cookbook#877) gives ids that inference never sees; split gives its own."""
     encoder = merging(tmp_path)
     pieces = (ContentSpan(0, 2, 0, "user"), ContentSpan(2, 4, 1, "assistant"))
@@ -83,8 +83,6 @@ def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encode
     assert [encoder.decode([i]) for i in apart.ids.tolist()] == ["x", "a", "b", "y"]
     assert apart.mask.tolist() == [False, False, True, True]
 
-
-def test_straddling_token_trains_if_no_other_messages_text_is_in_it(tmp_path: Path) -> None:
     counts = TokenizationCounts()
     [made] = make_examples([masked("xaby", (2, 4))], [[]], merging(tmp_path), counts)
     assert isinstance(made, Example)
@@ -253,7 +251,7 @@ def test_texts_that_a_normalising_tokenizer_changes_are_kept_and_counted(tmp_pat
     rows = [talk("why?", "e\u0301"), talk("why?", "plain"), talk("why?", "also plain"), talk("so?", "\u00e9")]
     built = Workspace(tmp_path).one("a.jsonl", rows).build()
     assert built.rejects() == []
-    assert built.manifest("rows", "tokenized_examples").facts["text_roundtrip"] == 0.25
+    assert built.facts("rows", "tokenized_examples")["text_roundtrip"] == 0.25
 
 
 @pytest.mark.slow

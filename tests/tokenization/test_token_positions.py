@@ -120,16 +120,25 @@ def test_fast_path_of_sentencepiece_equals_the_reference_for_any_text(encoder: E
     assert_same(encoder.encode_continuation(texts), reference.encode_continuation(texts))
 
 
-def test_fast_path_of_sentencepiece_takes_plain_and_controlled_texts(encoder: Encoder) -> None:
+def test_fast_path_of_sentencepiece_takes_plain_controlled_and_empty_texts(encoder: Encoder) -> None:
     texts = ["the a in", "日本 龘a\n", "<s>the</s>\n<s> a</s>", "e\u0301\0", ""]
     assert encoder.encode(texts).reference_texts == 0
     assert encoder.encode([f"a{SPACE}"]).reference_texts == 1
 
-
-def test_no_text_and_texts_of_nothing_have_no_token(encoder: Encoder) -> None:
     reference = encoder.without_fast_path()
     for empty in (encoder.encode([]), reference.encode([]), encoder.encode_pieces([""], [[]]), reference.encode([""])):
         assert [len(empty.ids), len(empty.starts), len(empty.ends), int(empty.offsets[-1])] == [0, 0, 0, 0]
+
+    kept = deserialize_tokenizer(serialize_tokenizer(encoder.loaded)).token_lengths
+    computed = read_token_lengths(encoder.loaded.backend, byte_level=False)
+
+    assert isinstance(computed, TokenLengths)
+    assert kept is not None
+    assert kept.prefix is computed.prefix
+    assert computed.added.any()
+    for name in ("lengths", "added", "partial"):
+        one, other = getattr(kept, name), getattr(computed, name)
+        assert (one.dtype, one.tolist()) == (other.dtype, other.tolist())
 
 
 @pytest.mark.parametrize("name", ["before_section", "before_text"])
@@ -204,16 +213,3 @@ def test_ids_and_positions_of_real_texts_are_those_of_the_reference(real_data: P
     assert encoder.matches_reference(texts, encoded, [Stretch(i, 0, len(text)) for i, text in enumerate(texts)])
     if not loaded.card.byte_level:
         assert_same(encoder.encode_continuation(texts), encoder.without_fast_path().encode_continuation(texts))
-
-
-def test_lengths_kept_with_a_tokenizer_are_those_of_its_backend(encoder: Encoder) -> None:
-    kept = deserialize_tokenizer(serialize_tokenizer(encoder.loaded)).token_lengths
-    computed = read_token_lengths(encoder.loaded.backend, byte_level=False)
-
-    assert isinstance(computed, TokenLengths)
-    assert kept is not None
-    assert kept.prefix is computed.prefix
-    assert computed.added.any()
-    for name in ("lengths", "added", "partial"):
-        one, other = getattr(kept, name), getattr(computed, name)
-        assert (one.dtype, one.tolist()) == (other.dtype, other.tolist())

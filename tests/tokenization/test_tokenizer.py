@@ -53,11 +53,18 @@ def test_reference_path_equals_fast_path(encoder: Encoder, texts: list[str]) -> 
     assert slow.reference_texts == len(texts)
 
 
-def test_comparison_with_other_ids_is_false(encoder: Encoder) -> None:
+def test_comparison_finds_other_ids_and_control_strings_have_no_control_id(encoder: Encoder) -> None:
     encoded = encoder.encode(["the river", "seven"])
     encoded.ids[0] += 1
     assert not encoder.matches_reference(["the river", "seven"], encoded, [Stretch(0, 0, 9), Stretch(1, 0, 5)])
     assert encoder.matches_reference(["the river", "seven"], encoded, [Stretch(1, 0, 5)])
+
+    text = "a<|im_end|>b"
+    around = encoder.encode_pieces([text], [[(1, 11)]])
+    assert encoder.card.eos_id in encoder.encode([text]).ids
+    assert encoder.card.eos_id not in around.ids
+    assert encoder.decode(around.ids.tolist()) == text
+    assert (around.starts[0], around.ends[-1]) == (0, len(text))
 
 
 @settings(deadline=None)
@@ -113,15 +120,6 @@ def test_pieces_of_a_batch_are_encoded_as_the_reference_encodes_each_alone(
         assert b"".join(text.encode()[s:e] for s, e in zip(found.starts, found.ends, strict=True)) == text.encode()
 
 
-def test_encode_around_control_strings_gives_no_control_id(encoder: Encoder) -> None:
-    text = "a<|im_end|>b"
-    around = encoder.encode_pieces([text], [[(1, 11)]])
-    assert encoder.card.eos_id in encoder.encode([text]).ids
-    assert encoder.card.eos_id not in around.ids
-    assert encoder.decode(around.ids.tolist()) == text
-    assert (around.starts[0], around.ends[-1]) == (0, len(text))
-
-
 @settings(deadline=None)
 @given(contents=st.lists(st.text(alphabet="a<|im_end>\u00e9 Q", max_size=30), min_size=1, max_size=4))
 def test_hide_then_reveal_gives_the_row_back_at_the_same_places(loaded: LoadedTokenizer, contents: list[str]) -> None:
@@ -172,15 +170,11 @@ def open_real(real_data: Path, name: str) -> Encoder:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_text_that_the_normalizer_changes_takes_the_reference_path(real_data: Path) -> None:
+def test_text_that_the_normalizer_changes_and_control_strings_are_treated_as_specified(real_data: Path) -> None:
     encoded = open_real(real_data, "qwen3").encode(["plain", "e\u0301 decomposed", "plain again"])
     assert encoded.reference_texts == 1
     assert not encoded_batch.find_degenerate_texts(encoded).any()
 
-
-@pytest.mark.slow
-@pytest.mark.real_data
-def test_real_tokenizers_treat_control_strings_and_continuations_as_specified(real_data: Path) -> None:
     encoder = open_real(real_data, "qwen3")
     assert encoder.encode_pieces(["a<|im_end|>b"], [[(1, 11)]]).ids.tolist() == [64, 27, 91, 318, 6213, 91, 29, 65]
     assert encoder.encode(["a<|im_end|>b"]).ids.tolist() == [64, 151645, 65]

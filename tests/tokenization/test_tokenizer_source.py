@@ -21,7 +21,17 @@ from rowmill.core.errors import ConfigError, IntegrityError, UnreachableError
 from rowmill.recipe.recipe import json_schema
 from rowmill.schema import manifest
 from rowmill.tokenization import tokenizer_source
-from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair, rewrite_tokenizer, write_tokenizer
+from tests.support.recipes import (
+    CHAT,
+    PAIR,
+    TO_EXAMPLES,
+    Built,
+    Workspace,
+    chat,
+    pair,
+    rewrite_tokenizer,
+    write_tokenizer,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +98,7 @@ def test_store_with_the_tokenizer_under_another_name_gives_the_same_bytes(tmp_pa
     tokenizer = write_tokenizer(tmp_path / "shared/tokenizer")
     used, fresh = (write(tmp_path / name, str(tokenizer)) for name in ("used", "fresh"))
     shutil.copytree(tokenizer, used.folder / "before")
-    point(used, "before").build(only=["raw_dataset", "canonical_rows", "tokenized_examples"])
+    point(used, "before").build(only=TO_EXAMPLES)
     point(used, str(tokenizer))
 
     assert used.build().digests() == fresh.build().digests()
@@ -99,13 +109,16 @@ def test_changed_file_under_the_same_path_is_another_tokenizer(
 ) -> None:
     workspace = write(tmp_path)
     first = workspace.build()
+    before = {step.key: step.code_version for step in steps.plan_steps(workspace.project)}
     other_tokenizer(tmp_path / "tokenizer")
+    after = {step.key: step.code_version for step in steps.plan_steps(workspace.project)}
     expected = write(tmp_path / "clean", str(tmp_path / "tokenizer")).build()
 
     planned = forecasts(workspace)
     with caplog.at_level(logging.WARNING, "rowmill"):
         second = workspace.build()
 
+    assert {key[-1] for key in before if before[key] != after[key]} == {"tokenized_examples"}
     assert planned["chats/canonical_rows"][0] == "reuse"
     assert planned["chats/tokenized_examples"] == ("make", "its tokenizer's files changed")
     assert any("chats/tokenized_examples: its tokenizer's files changed" in line for line in caplog.messages)
@@ -113,24 +126,12 @@ def test_changed_file_under_the_same_path_is_another_tokenizer(
     assert second.versions()["chats/tokenized_examples"] != first.versions()["chats/tokenized_examples"]
 
 
-def test_changed_folder_is_another_code_version_for_dagster(tmp_path: Path) -> None:
-    workspace = write(tmp_path)
-    before = {step.key: step.code_version for step in steps.plan_steps(workspace.project)}
-    other_tokenizer(tmp_path / "tokenizer")
-    after = {step.key: step.code_version for step in steps.plan_steps(workspace.project)}
-    assert {key[-1] for key in before if before[key] != after[key]} == {"tokenized_examples"}
-
-
-def test_model_files_are_not_part_of_the_tokenizer(tmp_path: Path) -> None:
+def test_model_files_are_not_part_of_the_tokenizer_and_other_cards_keep_shards_apart(tmp_path: Path) -> None:
     workspace = write(tmp_path)
     first = workspace.build()
     (tmp_path / "tokenizer/model.safetensors.index.json").write_text("{}", encoding="utf-8")
     assert workspace.build().versions() == first.versions()
 
-
-def test_shards_of_another_tokenizer_card_keep_existing_shards(tmp_path: Path) -> None:
-    workspace = write(tmp_path)
-    first = workspace.build()
     path = tmp_path / "tokenizer/tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(config | {"pad_token": "<|im_start|>"}), encoding="utf-8")
@@ -140,10 +141,6 @@ def test_shards_of_another_tokenizer_card_keep_existing_shards(tmp_path: Path) -
         assert first.manifest(*key).version != second.manifest(*key).version
         manifest.verify_files(workspace.project.store, first.manifest(*key))
 
-
-def test_datasets_of_two_tokenizers_are_not_mixed(tmp_path: Path) -> None:
-    workspace = write(tmp_path)
-    workspace.build()
     other_tokenizer(tmp_path / "tokenizer")
     workspace.build(only=["tokenized_examples", "truncation_stats", "packed_shards"], datasets={"chats"})
     with pytest.raises(IntegrityError, match=r"tokenized with 2 tokenizers \(chats with \w+; tasks with \w+\)"):

@@ -21,11 +21,16 @@ def cut(parts: list[tuple[int, int]], target: int) -> list[tuple[int, int]]:
 PARTS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 1 << 40)), max_size=60)
 
 
-def test_default_size_follows_from_the_sequence_length() -> None:
+def test_groups_are_near_their_target_which_follows_from_the_sequence_length() -> None:
     assert choose_group_tokens(512, None) == 8 << 20
     assert choose_group_tokens(32_768, None) == 64 << 20
     assert choose_group_tokens(262_144, None) == 256 << 20
     assert choose_group_tokens(4096, 1000) == 1000
+
+    random = np.random.default_rng(0)
+    parts = [(int(tokens), i) for i, tokens in enumerate(random.integers(50, 200, 20_000))]
+    groups = cut(parts, 2000)
+    assert 0.85 < sum(tokens for tokens, _ in parts) / len(groups) / 2000 < 1.1
 
 
 @given(parts=PARTS, target=st.integers(1, 1000))
@@ -39,13 +44,6 @@ def test_groups_are_runs_of_whole_parts_within_the_sizes(parts: list[tuple[int, 
         assert size <= 2 * target or end - first == 1
         # A group of less than half the target is the last, or the next part would have made it too large.
         assert 2 * size >= target or i == len(groups) - 1 or size + parts[end][0] > 2 * target
-
-
-def test_mean_size_is_near_the_target() -> None:
-    random = np.random.default_rng(0)
-    parts = [(int(tokens), i) for i, tokens in enumerate(random.integers(50, 200, 20_000))]
-    groups = cut(parts, 2000)
-    assert 0.85 < sum(tokens for tokens, _ in parts) / len(groups) / 2000 < 1.1
 
 
 @pytest.mark.slow

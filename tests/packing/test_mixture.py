@@ -154,11 +154,16 @@ def test_order_of_datasets(sizes: dict[str, int], options: dict[str, Any], expec
     assert letters(mixed(sizes, **options)) == expected
 
 
-def test_all_exhausted_ends_with_the_last_streams_last_item_and_before_a_later_stage() -> None:
+def test_all_exhausted_ends_with_the_last_streams_last_item_or_is_refused_where_none_can_end() -> None:
     order = mixed(FIVE, train_weights=ABC, mixture_block_size=10, randomize_blocks=False, stop_strategy="all_exhausted")
     assert (len(order.items), letters(order)[10], letters(order)[28]) == (29, "a", "c")
     assert order.passes[[0, 10, 28]].tolist() == [0, 1, 0]
     assert len(mixed({"a": 5, "b": 5}, stop_strategy="all_exhausted", **ENDING).items) == 10
+
+    with pytest.raises(ConfigError, match="b has weight 0 from position 20 on"):
+        mixed({"a": 5, "b": 15}, stop_strategy="all_exhausted", **ENDING)
+    order = mixed({"a": 40, "b": 15}, stop_strategy="first_exhausted", **ENDING)
+    assert Counter(letters(order)) == {"a": 40, "b": 10}
 
 
 ENDING: dict[str, Any] = {
@@ -167,28 +172,17 @@ ENDING: dict[str, Any] = {
 """A stage of halves, then one of which `b` is no part."""
 
 
-def test_stream_that_cannot_end_is_refused_by_all_exhausted_and_ignored_by_first_exhausted() -> None:
-    with pytest.raises(ConfigError, match="b has weight 0 from position 20 on"):
-        mixed({"a": 5, "b": 15}, stop_strategy="all_exhausted", **ENDING)
-    order = mixed({"a": 40, "b": 15}, stop_strategy="first_exhausted", **ENDING)
-    assert Counter(letters(order)) == {"a": 40, "b": 10}
-
-
-def test_restart_begins_a_used_up_dataset_again_in_another_order() -> None:
+def test_used_up_datasets_restart_in_another_order_until_epochs_or_steps_end() -> None:
     order = mixed({"a": 50}, train_weights={"a": 1}, batch_size=10, steps=12)
     first, second = order.items[:50].tolist(), order.items[50:100].tolist()
     assert order.passes.tolist() == [0] * 50 + [1] * 50 + [2] * 20
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
 
-
-def test_streams_of_several_epochs_end_after_all_of_them() -> None:
     order = mixed({"a": 4, "b": 100}, train_weights={"a": 1, "b": 1}, epochs=3, stop_strategy="first_exhausted")
     assert Counter(letters(order))["a"] == 12
     assert letters(order)[-1] == "a"
 
-
-def test_steps_end_before_a_stream_does_and_only_the_epochs_that_they_need_are_laid_out() -> None:
     options = {"batch_size": 7, "steps": 3, "stop_strategy": "all_exhausted"}
     assert len(mixed(HUNDREDS, train_weights={"a": 1, "b": 1}, **options).items) == 21
     order = scheduled({"a": 25}, epochs=1000, batch_size=10, steps=5)
@@ -253,11 +247,9 @@ def test_every_pass_is_a_permutation(size: int, shuffle: object, kind: str, resh
     assert reshuffle or np.array_equal(passes[0], passes[2])
 
 
-def test_era_shuffle_moves_no_sequence_out_of_its_era() -> None:
+def test_shuffle_of_eras_and_blocks_keeps_to_its_window() -> None:
     assert [i // 7 for i in one_pass(40, shuffle=7)] == [i // 7 for i in range(40)]
 
-
-def test_block_shuffle_keeps_a_window_to_its_blocks_and_the_partial_block_last() -> None:
     order = one_pass(105, shuffle={"io_block_size": 10, "window_blocks": 2})
     windows = [order[start : start + 20] for start in range(0, 100, 20)]
 
@@ -269,15 +261,13 @@ def test_block_shuffle_keeps_a_window_to_its_blocks_and_the_partial_block_last()
 # --- slices
 
 
-def test_max_train_batches_keeps_the_start_of_the_first_pass() -> None:
+def test_slices_keep_the_start_of_the_first_pass() -> None:
     first = one_pass(50)[:12]
     order = mixed({"a": 50}, batch_size=[[0, 4], [3, 10]], max_train_batches={"a": 3}, epochs=2)
     assert order.items[:12].tolist() == first
     assert sorted(order.items[12:].tolist()) == sorted(first)
     assert order.items[12:].tolist() != first
 
-
-def test_slice_of_everything_changes_nothing_and_a_budget_of_a_half_keeps_three_of_seven() -> None:
     sliced = mixed({"a": 12}, batch_size=4, max_train_batches={"a": 3}, epochs=3)
     assert sliced.items.tolist() == mixed({"a": 12}, batch_size=4, epochs=3).items.tolist()
     order = mixed({"a": 7}, target_budget=2, experiment_budget=1)
@@ -325,11 +315,15 @@ def test_mixture_that_cannot_be_scheduled_is_refused(
 # --- options
 
 
-def test_step_starts_follow_the_batch_schedule() -> None:
+def test_step_starts_follow_the_batch_schedule_and_options_survive_their_dump() -> None:
     assert find_step_start([(0, 10), (5, 20)], 10) == 150
     assert find_step_start([(0, 10), (10, 20)], 10) == 100
     assert find_step_start([(0, 10), (5, 20)], 3) == 30
     assert find_step_start([(0, 10)], 0) == 0
+
+    shuffle = {"io_block_size": 4, "window_blocks": 2}
+    chosen = mixture(batch_size=[[0, 4]], steps=3, train_weights=[[0, {"a": 0.1}]], shuffle=shuffle)
+    assert Mixture.model_validate(chosen.model_dump()) == chosen
 
 
 @pytest.mark.parametrize(
@@ -362,12 +356,6 @@ def test_step_starts_follow_the_batch_schedule() -> None:
 def test_options_that_cannot_stand_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         mixture(**values)
-
-
-def test_mixture_survives_its_own_dump() -> None:
-    shuffle = {"io_block_size": 4, "window_blocks": 2}
-    chosen = mixture(batch_size=[[0, 4]], steps=3, train_weights=[[0, {"a": 0.1}]], shuffle=shuffle)
-    assert Mixture.model_validate(chosen.model_dump()) == chosen
 
 
 # --- long mixtures
@@ -415,10 +403,19 @@ def measured(sizes: dict[str, int], spoiled: slice, dataset: int, **options: Any
     return measure(schedule, order), measure(schedule, replace(order, datasets=datasets))
 
 
-def test_share_is_measured_from_the_order_that_was_made() -> None:
+def test_shares_are_measured_from_the_order_and_wanted_by_the_lengths_of_stages() -> None:
     right, wrong = measured(HUNDREDS, slice(3, 8), 0, train_weights={"a": 0.5, "b": 0.5}, steps=4)
     assert right == 0
     assert wrong > 1
+
+    weights = {"a": 0.5, "b": 0.5}
+    options: dict[str, Any] = {"mixture_block_size": 100, "stop_strategy": "first_exhausted", "train_weights": weights}
+    sizes = {"a": 3, "b": 50}
+    assert measure(scheduled(sizes, **options), mixed(sizes, **options)) == 0
+
+    stages = [[0, {"a": 1}], [1, {"b": 1}]]
+    schedule = scheduled({"a": 5, "b": 5}, train_weights=stages, batch_size=10, steps=4)
+    assert compute_wanted_shares(schedule) == [0.25, 0.75]
 
 
 @pytest.mark.parametrize("rounding", ["carry", "fixed"])
@@ -428,19 +425,6 @@ def test_share_of_later_stages_and_of_fixed_blocks_is_measured_too(rounding: str
     right, wrong = measured(sizes, slice(200, 210), 1, train_weights=stages, steps=40, block_rounding=rounding)
     assert 0 < right < 1
     assert wrong > 1
-
-
-def test_block_that_the_orders_end_cuts_short_promises_nothing() -> None:
-    weights = {"a": 0.5, "b": 0.5}
-    options: dict[str, Any] = {"mixture_block_size": 100, "stop_strategy": "first_exhausted", "train_weights": weights}
-    sizes = {"a": 3, "b": 50}
-    assert measure(scheduled(sizes, **options), mixed(sizes, **options)) == 0
-
-
-def test_wanted_shares_of_stages_are_weighed_by_their_lengths() -> None:
-    stages = [[0, {"a": 1}], [1, {"b": 1}]]
-    schedule = scheduled({"a": 5, "b": 5}, train_weights=stages, batch_size=10, steps=4)
-    assert compute_wanted_shares(schedule) == [0.25, 0.75]
 
 
 @pytest.mark.slow

@@ -151,22 +151,25 @@ def test_slice_gives_these_pieces(
     assert found.dropped.tolist() == ([1] if strategy == "drop" else [])
 
 
-def test_slice_error_names_example_length_and_limit() -> None:
+def test_pieces_that_do_not_fit_are_named_left_out_or_planned_by_example_and_start() -> None:
     refusal = r"^row#1 has 9 tokens \(1 example is too long\); at most 4 fit a sequence; raise seq_len$"
     with pytest.raises(ContextOverflowError, match=refusal):
         sliced([3, 9, 4], 4, "error")
+
+    pieces = keep_pieces(sliced([5, 3], 3, "split"), np.array([False, True, True]))
+    assert pieces.examples.tolist() == [0, 1]
+    assert pieces.starts.tolist() == [3, 0]
+
+    pieces = sliced([3, 9, 2], 5, "split")
+    plan = plan_slices(pieces, limit=5, strategy="best_fit", max_segments=None, tail="keep")
+    assert sequences_of(plan) == [[0, 2], [1], [1]]
+    assert plan.ranges.tolist() == [[0, 3], [0, 2], [0, 5], [5, 4]]
 
 
 @pytest.mark.parametrize(("strategy", "targets"), [("keep_start", [0, 2]), ("keep_end", [2, 2]), ("split", [0, 1, 2])])
 def test_targets_per_piece_skip_the_first_token_of_a_piece(strategy: SliceStrategy, targets: list[int]) -> None:
     loss_mask = np.array([0, 0, 0, 1, 1, 0, 1, 1], dtype=bool)
     assert count_piece_targets(sliced([5, 3], 3, strategy), loss_mask, np.array([0, 5, 8])).tolist() == targets
-
-
-def test_keep_pieces_leaves_the_others_out() -> None:
-    pieces = keep_pieces(sliced([5, 3], 3, "split"), np.array([False, True, True]))
-    assert pieces.examples.tolist() == [0, 1]
-    assert pieces.starts.tolist() == [3, 0]
 
 
 @given(
@@ -212,13 +215,6 @@ def test_concat_cuts_documents_at_every_limit_and_may_drop_its_tail() -> None:
     plan = plan_concat(np.array([3, 6]), 4, "drop")
     assert plan.sequence_offsets.tolist() == [0, 2, 3]
     assert count_left_out_tokens(plan, np.array([3, 6])).tolist() == [0, 1]
-
-
-def test_plan_of_pieces_names_their_examples_and_starts() -> None:
-    pieces = sliced([3, 9, 2], 5, "split")
-    plan = plan_slices(pieces, limit=5, strategy="best_fit", max_segments=None, tail="keep")
-    assert sequences_of(plan) == [[0, 2], [1], [1]]
-    assert plan.ranges.tolist() == [[0, 3], [0, 2], [0, 5], [5, 4]]
 
 
 @pytest.mark.parametrize(
@@ -344,17 +340,13 @@ def test_best_fit_of_speeches_needs_fewer_sequences_than_greedy(real_data: Path)
     assert found <= 1.02 * bound_sequence_count(lengths, 2048, 64)
 
 
-def test_best_fit_above_sixteen_bits_equals_best_fit_one_by_one() -> None:
+def test_best_fit_needs_as_few_sequences_as_can_be_worked_out() -> None:
     lengths = np.random.default_rng(5).integers(1, 90_000, 400)
     assert sequences_of(plan_best_fit(lengths, 100_000, None)) == best_fit_one_by_one(lengths.tolist(), 100_000, None)
 
-
-def test_best_fit_puts_a_long_example_and_three_short_ones_into_each_sequence() -> None:
-    """Best fit decreasing joins the long ones and needs nine."""
+    # Best fit decreasing joins the long ones and needs nine.
     assert plan_best_fit(np.array([40] * 8 + [20] * 24), 100, 4).sequences == 8
 
-
-def test_best_fit_takes_the_longest_that_fits_where_none_is_as_short_as_its_share() -> None:
     assert plan_best_fit(np.array([9, 2, 6, 3, 1, 4, 8, 3]), 12, 3).sequences == 3
 
 
@@ -380,11 +372,9 @@ def test_concat_reads_back_as_the_joined_documents(lengths: list[int], limit: in
 # --- facts
 
 
-def test_position_ids_start_again_in_each_span() -> None:
+def test_positions_and_attention_follow_spans_of_segments_or_whole_sequences() -> None:
     assert position_ids(np.array([3, 1, 2])).tolist() == [0, 1, 2, 0, 0, 1]
 
-
-def test_attention_spans_are_segments_or_whole_sequences() -> None:
     plan = plan_concat(np.array([3, 6]), 4, "keep")
     blocked, offsets = attention_spans(plan, block_cross_document_attention=True)
     opened, sequences = attention_spans(plan, block_cross_document_attention=False)
@@ -410,11 +400,13 @@ def test_loss_is_one_position_before_its_target_in_the_same_span(
     assert (targets - 1).tolist() == np.flatnonzero(loss).tolist()
 
 
-def test_labels_are_unshifted_and_spare_the_ignored_token() -> None:
+def test_labels_are_unshifted_and_whole_examples_may_exceed_any_limit() -> None:
     ids = np.array([7, 8, 9, 7, 8, 5], dtype=np.int32)
     mask = np.array([1, 1, 1, 1, 1, 1], dtype=bool)
     assert make_labels(ids, mask, np.array([3, 3]), ignore_token_id=None).tolist() == [-100, 8, 9, -100, 8, 5]
     assert make_labels(ids, mask, np.array([3, 3]), ignore_token_id=8).tolist() == [-100, -100, 9, -100, -100, 5]
+
+    assert keep_examples_whole(np.array([1, 10**6])).lengths.tolist() == [1, 10**6]
 
 
 @given(spans=st.lists(st.integers(1, 6), min_size=1, max_size=10), data=st.data())
@@ -427,10 +419,6 @@ def test_targets_never_cross_a_span(spans: list[int], data: st.DataObject) -> No
 
     assert np.array_equal(span_of[places - 1], span_of[places])
     assert np.array_equal(targets, mask & (position_ids(lengths) > 0))
-
-
-def test_whole_examples_may_exceed_any_limit() -> None:
-    assert keep_examples_whole(np.array([1, 10**6])).lengths.tolist() == [1, 10**6]
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 60), st.none() | st.integers(1, 6))

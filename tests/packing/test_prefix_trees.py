@@ -95,7 +95,7 @@ def test_split_trees_hold_every_example_within_the_limit_in_no_more_sequences(
     assert (planned.ranges[:, 1] > 0).all()
 
 
-def test_trees_that_fill_sequences_worse_than_their_examples_are_split() -> None:
+def test_trees_are_split_where_they_fill_sequences_worse_and_their_prefix_copied() -> None:
     # Two examples of 30 tokens with 9 in common: a tree of 51 has no second one beside it, three examples have.
     examples = [(tree, *range(8), branch, *range(20)) for tree in range(6) for branch in (100, 200)]
 
@@ -105,8 +105,6 @@ def test_trees_that_fill_sequences_worse_than_their_examples_are_split() -> None
     assert limited.sequences == 4 == plan_best_fit(np.full(12, 30), 100, None).sequences
     assert sorted(read_leaves(examples, limited)) == list(enumerate(examples))
 
-
-def test_tree_is_split_after_the_last_example_that_fits_and_its_prefix_copied() -> None:
     lengths, before = np.array([10, 8, 8, 8, 5]), np.array([0, 6, 6, 6, 0])
 
     assert split_trees(lengths, before, 12).tolist() == [0, 6, 0, 6, 0]

@@ -54,7 +54,7 @@ def steps_of(found: RankOrder) -> list[list[int]]:
     return [step.tolist() for step in np.split(found.order, found.step_offsets[1:-1])]
 
 
-def test_one_step_of_eight_is_dealt_as_specified() -> None:
+def test_eight_are_dealt_as_specified_in_order_or_in_windows() -> None:
     found = dealt(EIGHT, batch_sizes=[(0, 8)])
     loads = np.array(loads_of(found, EIGHT))
 
@@ -62,22 +62,18 @@ def test_one_step_of_eight_is_dealt_as_specified() -> None:
     assert [int(loads[r::2].sum()) for r in range(2)] == [21, 20]
     assert [int(loads[r::4].sum()) for r in range(4)] == [10, 10, 11, 10]
 
+    assert dealt(EIGHT, batch_sizes=[(0, 4)], balance="none").order.tolist() == list(range(8))
+    assert steps_of(dealt([1] * 4, batch_sizes=[(0, 4)]))[0] == [0, 1, 2, 3]
+
+    found = dealt(EIGHT * 2, balance_ranks=8)
+    assert found.step_offsets.tolist() == [0, 8, 16]
+    assert loads_of(found, EIGHT * 2) == [9, 8, 6, 7, 1, 2, 5, 3, 3, 9, 8, 6, 7, 1, 2, 5]
+
 
 @pytest.mark.parametrize("epochs", [None, [0, 8, 16]], ids=["in one epoch", "counted through all epochs"])
 def test_second_step_is_rotated_right_by_one(epochs: list[int] | None) -> None:
     found = dealt(EIGHT * 2, batch_sizes=[(0, 8)], epochs=epochs)
     assert loads_of(found, EIGHT * 2)[8:] == [3, 9, 8, 6, 7, 1, 2, 5]
-
-
-def test_balance_none_leaves_the_mixed_order_and_equal_loads_are_dealt_in_order_of_place() -> None:
-    assert dealt(EIGHT, batch_sizes=[(0, 4)], balance="none").order.tolist() == list(range(8))
-    assert steps_of(dealt([1] * 4, batch_sizes=[(0, 4)]))[0] == [0, 1, 2, 3]
-
-
-def test_windows_of_balance_ranks_serve_where_there_is_no_batch() -> None:
-    found = dealt(EIGHT * 2, balance_ranks=8)
-    assert found.step_offsets.tolist() == [0, 8, 16]
-    assert loads_of(found, EIGHT * 2) == [9, 8, 6, 7, 1, 2, 5, 3, 3, 9, 8, 6, 7, 1, 2, 5]
 
 
 def test_skewed_loads_are_near_even_for_every_rank() -> None:
@@ -111,20 +107,18 @@ def test_remainder_of_an_epoch(
     assert (listed(plan.dropped), listed(plan.not_scheduled)) == (dropped, not_scheduled)
 
 
-def test_batch_schedule_sets_the_length_of_each_step() -> None:
+def test_batch_schedule_sets_the_length_of_each_step_and_nothing_is_dealt_to_none() -> None:
     found = dealt([1] * 20, batch_sizes=[(0, 2), (2, 6)], balance="none", world_size=2)
     assert found.step_offsets.tolist() == [0, 2, 4, 10, 16, 22]
+
+    found = dealt([], batch_sizes=[(0, 4)])
+    assert found.order.tolist() == []
+    assert found.step_offsets.tolist() == [0]
 
 
 @pytest.mark.parametrize(("remainder", "length"), [("pad", 12), ("carry", 12), ("drop", 8)])
 def test_remainder_without_a_batch_goes_to_the_world_size(remainder: str, length: int) -> None:
     assert len(dealt([1] * 10, world_size=4, remainder=remainder).order) == length
-
-
-def test_deal_of_nothing_is_nothing() -> None:
-    found = dealt([], batch_sizes=[(0, 4)])
-    assert found.order.tolist() == []
-    assert found.step_offsets.tolist() == [0]
 
 
 @pytest.mark.slow
@@ -167,13 +161,17 @@ def test_the_dealt_order_knows_no_world_size(trained: list[int]) -> None:
     assert orders[0] == orders[1] == orders[2]
 
 
-def test_world_size_must_divide_every_batch_size() -> None:
+def test_world_size_divides_every_batch_size_and_flops_linear_needs_flops() -> None:
     check_world_size(8, [(0, 256), (5, 512)])
     check_world_size(5, [])
     with pytest.raises(ConfigError, match=r"3 does not divide batch_size 256 or 512; .* choose 2 or 4"):
         check_world_size(3, [(0, 256), (5, 512)])
     with pytest.raises(ConfigError, match="choose 2 or 4"):
         dealt([1], batch_sizes=[(0, 4)], world_size=100)
+
+    assert validate_options(Partitions, {"balance": "flops", "flops_linear": 24_576}, "p").flops_linear == 24_576
+    with pytest.raises(ConfigError, match="flops_linear is set, but balance is none"):
+        validate_options(Partitions, {"balance": "none", "flops_linear": 24_576}, "partitions")
 
 
 @given(
@@ -213,23 +211,15 @@ def test_step_facts_of_all_ranks_add_up(
     assert len({int(f.sequences.sum()) for f in facts}) == 1
 
 
-def test_step_facts_count_nothing_of_a_filler_but_itself() -> None:
+def test_step_facts_count_a_filler_once_and_flops_by_span() -> None:
     found, ones = dealt([7], batch_sizes=[(0, 2)]), np.array([1, 1])
     counts = {"tokens": ones * 9, "trained_tokens": ones * 7, "longest_segments": ones * 9}
     facts = summarize_steps(found, 1, 2, segments=ones, flops=ones * 5, **counts)
     own = [facts.fillers, facts.tokens, facts.trained_tokens, facts.flops, facts.longest_segment]
     assert [value.tolist() for value in (*own, facts.step_trained_tokens)] == [[1], [0], [0], [0], [0], [7]]
 
-
-def test_flops_of_a_sequence_are_those_of_its_spans() -> None:
     found = compute_flops(np.array([4, 4, 8, 262_144], np.int32), np.array([0, 2, 3, 3, 4]), 10)
     assert found.tolist() == [112, 144, 0, 262_144 * 262_154]
-
-
-def test_flops_linear_without_flops_is_refused() -> None:
-    assert validate_options(Partitions, {"balance": "flops", "flops_linear": 24_576}, "p").flops_linear == 24_576
-    with pytest.raises(ConfigError, match="flops_linear is set, but balance is none"):
-        validate_options(Partitions, {"balance": "none", "flops_linear": 24_576}, "partitions")
 
 
 @pytest.mark.parametrize("values", [{"world_size": 0}, {"world_size": True}, {"remainder": "cut"}, {"balance": True}])

@@ -21,11 +21,7 @@ pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 RECORDS: dict[str, Any] = {
     "kind": "records",
-    "data": {
-        "group_training_examples_by": "shop",
-        "order_training_examples_by": "day",
-        "max_sequences_per_example": 1,
-    },
+    "data": {"group_training_examples_by": "shop", "order_training_examples_by": "day", "max_sequences_per_example": 1},
     "generation": {},
 }
 DATASETS = ("chats", "texts", "sales")
@@ -110,7 +106,7 @@ def lines_of_builds(built: Built, where: str = "not reused") -> dict[tuple[str, 
     return {key(dataset, stage): (rows, parts, reused) for dataset, stage, rows, parts, reused in lines}
 
 
-def test_rows_of_every_stage_are_those_in_its_files(built: Built) -> None:
+def test_rows_and_parts_of_every_stage_are_those_in_its_files_and_on_every_page(built: Built) -> None:
     told = {key: rows for key, (rows, _, _) in lines_of_builds(built).items()}
 
     assert set(told) == set(built.steps)
@@ -121,8 +117,6 @@ def test_rows_of_every_stage_are_those_in_its_files(built: Built) -> None:
     assert truth(built, "chats", "canonical_rows") == len(CONTENT["chats"]) - 3
     assert truth(built, "sales", "parsed_records") == 3
 
-
-def test_page_builds_view_and_terminal_show_the_same_number(built: Built) -> None:
     told = lines_of_builds(built)
 
     for key, (report, _) in built.steps.items():
@@ -134,8 +128,6 @@ def test_page_builds_view_and_terminal_show_the_same_number(built: Built) -> Non
             assert found is not None
             assert arrays.format_count(rows, found.noun) in console.summarize_output(report.manifest).split(" · ")
 
-
-def test_source_has_the_parts_in_its_row_ids(built: Built) -> None:
     for name in DATASETS:
         files = [f for kind in ("rows", "rejects") for f in built.manifest(name, "canonical_rows").files(kind)]
         rows = chain.from_iterable(built.project.store.table(f, ["row_id"]).column(0).to_pylist() for f in files)
@@ -144,7 +136,7 @@ def test_source_has_the_parts_in_its_row_ids(built: Built) -> None:
         assert lines_of_builds(built)[(name, "raw_dataset")][1] == len(parts) > 0
 
 
-def test_run_that_built_nothing_has_no_row_in_runs(built: Built) -> None:
+def test_run_that_built_nothing_is_no_run_and_counts_all_parts_as_reused(built: Built) -> None:
     store = built.project.store
     # Without seconds: DuckDB adds floats up in any order.
     runs = "SELECT COLUMNS(* EXCLUDE seconds) FROM runs ORDER BY run_id"
@@ -162,8 +154,6 @@ def test_run_that_built_nothing_has_no_row_in_runs(built: Built) -> None:
     _, [(said,)] = stats.query_views(store, "SELECT comment FROM duckdb_views() WHERE view_name = 'runs'")
     assert "reused everything has no row" in said
 
-
-def test_reused_output_counts_all_its_parts_as_reused(built: Built) -> None:
     reused = [report for _, report, _ in runner.build(built.project)]
 
     assert all(report.reused and report.parts == report.parts_reused for report in reused)

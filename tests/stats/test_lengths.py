@@ -16,23 +16,19 @@ def lengths(*values: int) -> Lengths:
     return np.array(values, dtype=np.int32)
 
 
-def test_length_histogram_of_short_lengths_counts_each_bin() -> None:
+def test_length_histogram_counts_each_bin_and_separates_a_huge_length() -> None:
     histogram = stats.make_length_histogram(lengths(0, 1, 3, 8, 8, 9), 8)
 
     assert histogram.edges == tuple(float(edge) for edge in range(11))
     assert histogram.counts == (1, 1, 0, 1, 0, 0, 0, 0, 2, 1)
     assert histogram.limit == 8
 
-
-def test_length_histogram_with_one_huge_length_separates_the_others() -> None:
     histogram = stats.make_length_histogram(lengths(*range(0, 400, 4), 1_000_000), 400)
 
     assert histogram.edges[-2:] == (800, 1_000_001)
     assert histogram.counts[-1] == 1
     assert sum(1 for count in histogram.counts if count) > 15
 
-
-def test_length_histogram_without_lengths_has_one_empty_bin() -> None:
     histogram = stats.make_length_histogram(lengths(), 100)
 
     assert histogram.edges == (0, 100)
@@ -56,8 +52,6 @@ def test_length_quantiles_of_one_to_a_hundred_are_their_own_numbers() -> None:
 
     assert found == {"p25": 25, "p50": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 
-
-def test_length_quantiles_without_lengths_are_zero() -> None:
     assert set(stats.compute_length_quantiles(lengths()).values()) == {0}
 
 
@@ -76,8 +70,6 @@ def test_length_buckets_at_the_borders_belong_to_the_upper_bucket() -> None:
 
     assert found == {"under_25": 1, "25_to_50": 2, "50_to_75": 2, "75_to_100": 2, "at_max": 2}
 
-
-def test_length_buckets_of_an_odd_limit_compare_exactly() -> None:
     # A quarter of 7 is 1.75: 1 is below it, 2 above.
     assert stats.count_length_buckets(lengths(1, 2), 7)["under_25"] == 1
 
@@ -86,18 +78,14 @@ def buckets(under_25: int, at_max: int, others: int) -> dict[str, int]:
     return {"under_25": under_25, "25_to_50": others, "50_to_75": 0, "75_to_100": 0, "at_max": at_max}
 
 
-def test_advice_beyond_its_bounds_gives_the_hint() -> None:
+def test_advice_beyond_its_bounds_gives_the_hint_and_at_them_is_silent() -> None:
     assert stats.suggest_limits(buckets(0, 31, 69)) == (RAISE_LIMIT,)
     assert stats.suggest_limits(buckets(51, 0, 49)) == (LOWER_LIMIT,)
     assert stats.suggest_limits(buckets(60, 40, 0)) == (RAISE_LIMIT, LOWER_LIMIT)
 
-
-def test_advice_exactly_at_its_bounds_is_silent() -> None:
     assert stats.suggest_limits(buckets(50, 30, 20)) == ()
     assert stats.suggest_limits(buckets(0, 0, 0)) == ()
 
-
-def test_candidate_seq_lens_surround_the_limit() -> None:
     assert stats.choose_candidate_seq_lens(4096) == (1024, 2048, 4096, 8192, 16384)
     assert stats.choose_candidate_seq_lens(3000) == (512, 1024, 2048, 3000, 4096, 8192)
     assert stats.choose_candidate_seq_lens(2) == (2, 4, 8)

@@ -125,7 +125,7 @@ def ask(built: Built, sql: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-def test_rows_have_file_record_and_line(built: Built) -> None:
+def test_rows_rejects_examples_and_segments_have_file_record_line_and_text(built: Built) -> None:
     found = ask(built, "SELECT parse_filename(source), record, line, domain, preview FROM rows WHERE dataset = 'chats'")
 
     texts = [one["messages"][0]["content"] for one in chats(20)]
@@ -137,9 +137,6 @@ def test_rows_have_file_record_and_line(built: Built) -> None:
     later = sorted(one[1:3] for one in found if one[0] == "blanks.jsonl")
     assert later == [(i, None) for i in (1, 2, 3, 4)]
 
-
-@pytest.mark.slow
-def test_rejects_have_file_line_domain_and_text(built: Built) -> None:
     found = ask(built, "SELECT reason, record, line, domain, preview FROM rejects WHERE dataset = 'chats'")
 
     by_record = {one[1]: one for one in found}
@@ -148,9 +145,6 @@ def test_rejects_have_file_line_domain_and_text(built: Built) -> None:
     # The domain of a row that was removed among equal ones is not kept.
     assert by_record[23][:4] == ("duplicate", 23, 23, None)
 
-
-@pytest.mark.slow
-def test_examples_and_segments_have_the_columns_of_their_rows(built: Built) -> None:
     of_rows = "source, record, line, domain, preview"
     rows = dict(ask(built, f"SELECT row_id, [{of_rows.replace(', ', '::VARCHAR, ')}] FROM rows"))
     for view, row_id in (("examples", "row_ids[1]"), ("segments", "row_id")):

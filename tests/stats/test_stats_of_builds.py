@@ -68,14 +68,14 @@ def test_stats_builds_the_same_outputs_as_build(built: Built, capsys: pytest.Cap
             made = runner.manifest.load_current(alone.store, step.key)
             assert made is not None
             assert made.version == built.manifest(dataset, stage).version
-            assert made.facts == built.manifest(dataset, stage).facts
+            assert made.facts == built.facts(dataset, stage)
     assert "what truncation removed" in capsys.readouterr().out
     assert not alone.store.exists("mini/rows/packed_shards")
 
 
-def test_lengths_are_those_of_the_examples(built: Built) -> None:
+def test_lengths_and_stages_of_truncation_are_those_of_the_examples(built: Built) -> None:
     facts, lengths = (
-        built.manifest("rows", "truncation_stats").facts,
+        built.facts("rows", "truncation_stats"),
         [one["original_tokens"] for one in built.examples()],
     )
 
@@ -85,8 +85,6 @@ def test_lengths_are_those_of_the_examples(built: Built) -> None:
     quarters = Counter(min(4 * length // 96, 4) for length in lengths)
     assert list(facts["buckets"].values()) == [quarters[i] for i in range(5)]
 
-
-def test_stages_of_truncation_are_those_of_the_examples(built: Built) -> None:
     table = {row[0]: row[1:] for row in built.manifest("rows", "truncation_stats").tables["stages"].rows}
     examples = built.examples()
 
@@ -107,8 +105,8 @@ def test_stages_of_truncation_are_those_of_the_examples(built: Built) -> None:
         assert touched > 0
 
 
-def test_noticed_features_are_summed_over_kept_rows(built: Built) -> None:
-    rows, facts = built.rows_of("rows", "canonical_rows", file="rows"), built.manifest("rows", "canonical_rows").facts
+def test_noticed_features_are_summed_over_kept_rows_and_shown(built: Built) -> None:
+    rows, facts = built.rows_of("rows", "canonical_rows", file="rows"), built.facts("rows", "canonical_rows")
 
     assert {name: facts[name] for name in NORMALIZATION_COLUMNS} == {
         name: sum(row[name] for row in rows) for name in NORMALIZATION_COLUMNS
@@ -117,10 +115,8 @@ def test_noticed_features_are_summed_over_kept_rows(built: Built) -> None:
     assert facts["extracted_think_from_content"] > 0
     assert facts["tools_parsed_from_string"] > 0
 
-
-def test_report_shows_all_of_it(built: Built) -> None:
-    text = render_text(summary.render_statistics(load_build_view(built.project)))
-    facts = built.manifest("rows", "tokenized_examples").facts
+    text = reports_text(built)
+    facts = built.facts("rows", "tokenized_examples")
 
     assert facts["rows_with_tools"] == sum(
         row["tools_present"] for row in built.rows_of("rows", "canonical_rows", file="rows")
@@ -138,7 +134,7 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
     made = built.manifest("rows", "truncation_stats")
     [(lost, sequences)] = [(row[2], row[3]) for row in made.tables["what_if"].rows if row[0] == made.facts["limit"]]
     assert lost < made.facts["trained_removed"]
-    assert sequences > built.manifest("rows", "packed_shards").facts["sequences"]
+    assert sequences > built.facts("rows", "packed_shards")["sequences"]
 
     said = stats.ESTIMATE_NOTES["what_if"]
     page = metadata.make_stage_page(built.report("rows", "truncation_stats"), built.project.store)

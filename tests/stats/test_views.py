@@ -260,7 +260,7 @@ def test_tables_of_a_reused_build_keeps_how_it_was_made_and_the_last_reuse(store
     assert found == [(False, 0, 1.5), (True, 1, 1.5)]
 
 
-def test_tables_of_a_file_without_a_column_names_file_and_column(store: Store) -> None:
+def test_column_that_is_missing_or_does_not_fit_names_the_file_or_table(store: Store) -> None:
     part = part_of(
         store,
         "p",
@@ -270,6 +270,19 @@ def test_tables_of_a_file_without_a_column_names_file_and_column(store: Store) -
     with pytest.raises(SchemaError, match=r"parts/p/rejects.arrow: column detail is missing; expected .*; correct"):
         stats.write_manifest_tables(
             store, manifest_of("canonical_rows", "v1", parts=(part,)), feeds_of("canonical_rows")
+        )
+
+    listed = pa.array([["x"]])
+    parts = (_reject_part(store, "p0", pa.array(["x"])), _reject_part(store, "p1", listed))
+
+    with pytest.raises(SchemaError, match=r"parts/p1/rejects.arrow: a value does not fit"):
+        record(store, manifest_of("canonical_rows", "v1", parts=parts))
+
+    table = DisplayTable(("seq_len", "examples_over", "trained_lost", "sequences"), (("4k", 1, 1, 1),))
+
+    with pytest.raises(SchemaError, match=r"support/chats/truncation_stats: table what_if: a value does not fit"):
+        stats.write_manifest_tables(
+            store, manifest_of("truncation_stats", "v1", tables={"what_if": table}), feeds_of("truncation_stats")
         )
 
 
@@ -289,23 +302,6 @@ def test_rows_of_files_with_columns_of_other_types_are_copied_in_order(store: St
         assert found == [("p0:0", "x"), ("p1:0", "y"), ("p2:0", "7"), ("p3:0", None)][:count]
 
 
-def test_value_that_does_not_fit_names_the_file_among_files_that_fit(store: Store) -> None:
-    listed = pa.array([["x"]])
-    parts = (_reject_part(store, "p0", pa.array(["x"])), _reject_part(store, "p1", listed))
-
-    with pytest.raises(SchemaError, match=r"parts/p1/rejects.arrow: a value does not fit"):
-        record(store, manifest_of("canonical_rows", "v1", parts=parts))
-
-
-def test_tables_of_a_table_with_text_for_a_number_names_the_table(store: Store) -> None:
-    table = DisplayTable(("seq_len", "examples_over", "trained_lost", "sequences"), (("4k", 1, 1, 1),))
-
-    with pytest.raises(SchemaError, match=r"support/chats/truncation_stats: table what_if: a value does not fit"):
-        stats.write_manifest_tables(
-            store, manifest_of("truncation_stats", "v1", tables={"what_if": table}), feeds_of("truncation_stats")
-        )
-
-
 def result(check: str, value: float | None, bound: float, *, passed: bool) -> CheckResult:
     return CheckResult(
         check=check, key=(*CHATS, "canonical_rows"), version="v1", threshold_digest="t", value=value, bound=bound,
@@ -317,14 +313,8 @@ def result(check: str, value: float | None, bound: float, *, passed: bool) -> Ch
 def test_check_results_after_a_changed_bound_show_the_last_and_keep_the_first(store: Store) -> None:
     manifest = ledger_of("v1", 10)
     record(store, manifest)
-    strict = [
-        result("rejects", 0.2, 0.050000001, passed=False),
-        result("nonempty", None, 1, passed=False),
-    ]
-    lenient = [
-        result("rejects", 0.2, 0.3, passed=True),
-        result("nonempty", None, 1, passed=False),
-    ]
+    strict = [result("rejects", 0.2, 0.050000001, passed=False), result("nonempty", None, 1, passed=False)]
+    lenient = [result("rejects", 0.2, 0.3, passed=True), result("nonempty", None, 1, passed=False)]
     for results in (strict, strict, lenient):
         stats.write_check_results(store, manifest, results)
 
@@ -341,7 +331,7 @@ def test_check_results_after_a_changed_bound_show_the_last_and_keep_the_first(st
 # ── Which versions the views show ─────────────────────────────────────────────────────────────────
 
 
-def test_views_after_a_rebuild_show_the_current_version_and_the_history_all(store: Store) -> None:
+def test_views_show_the_version_pointed_at_and_the_history_all_that_are_kept(store: Store) -> None:
     record(store, ledger_of("v1", 10))
     record(store, ledger_of("v2", 20))
 
@@ -349,17 +339,14 @@ def test_views_after_a_rebuild_show_the_current_version_and_the_history_all(stor
     assert answer(store, "SELECT version FROM history.ledger WHERE state = 'kept' ORDER BY 1") == [("v1",), ("v2",)]
     assert answer(store, "FROM current_versions") == [("support", "chats", "canonical_rows", "v2")]
 
-
-def test_point_current_at_an_older_version_restores_it_whatever_its_age(store: Store) -> None:
-    record(store, ledger_of("v1", 10))
-    record(store, ledger_of("v2", 20))
-
     stats.set_current_versions(store, *CHATS, "canonical_rows", ("v1",))
 
     assert answer(store, "SELECT DISTINCT version FROM ledger") == [("v1",)]
 
+    stats.remove_version_tables(store, *CHATS, "v1")
 
-def test_point_current_at_several_or_no_versions_shows_just_these(store: Store) -> None:
+    assert answer(store, "SELECT DISTINCT version FROM history.ledger") == [("v2",)]
+
     for version in ("v1", "v2", "v3"):
         record(store, ledger_of(version, 1))
 
@@ -377,15 +364,6 @@ def test_views_of_a_version_without_rejects_do_not_show_those_of_the_version_bef
 
     assert answer(store, "FROM rejects") == []
     assert len(answer(store, "FROM history.rejects")) == 1
-
-
-def test_forget_of_a_collected_version_takes_it_out_of_the_history(store: Store) -> None:
-    record(store, ledger_of("v1", 10))
-    record(store, ledger_of("v2", 20))
-
-    stats.remove_version_tables(store, *CHATS, "v1")
-
-    assert answer(store, "SELECT DISTINCT version FROM history.ledger") == [("v2",)]
 
 
 def test_views_over_names_of_digits_keep_them_text(store: Store) -> None:
@@ -409,7 +387,7 @@ def test_views_on_an_empty_root_are_empty_with_all_their_columns(store: Store) -
         assert rows == old_rows == []
 
 
-def test_each_view_is_listed_once_with_or_without_a_recipe(store: Store) -> None:
+def test_each_view_is_listed_once_and_it_and_each_column_has_a_comment(store: Store) -> None:
     record(store, ledger_of("v1", 10))
 
     for recipe in (None, "support"):
@@ -419,8 +397,6 @@ def test_each_view_is_listed_once_with_or_without_a_recipe(store: Store) -> None
         kept = [name for (name,) in stats.query_views(store, history, recipe=recipe)[1]]
         assert sorted(kept) == sorted(stats.list_history_names())
 
-
-def test_every_view_and_column_has_a_comment_and_none_is_unused(store: Store) -> None:
     commented_views = answer(store, "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")
     every = "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal"
     columns = answer(store, every)
@@ -464,15 +440,13 @@ def test_runs_count_what_a_run_built_and_not_what_it_reused(store: Store) -> Non
     assert found == [("run-1", 2, 3.0), ("run-2", 1, 0.5)]
 
 
-def test_views_under_a_root_with_pattern_characters_read_just_that_root(tmp_path: Path) -> None:
+def test_views_read_just_their_root_wherever_it_moved(tmp_path: Path) -> None:
     odd, other = Store(str(tmp_path / "it's [a]*")), Store(str(tmp_path / "it's ab"))
     record(odd, ledger_of("v1", 10))
     record(other, ledger_of("v2", 10))
 
     assert answer(odd, "SELECT DISTINCT version FROM history.ledger") == [("v1",)]
 
-
-def test_query_after_the_root_moved_reads_the_new_place(tmp_path: Path) -> None:
     record(Store(str(tmp_path / "old")), ledger_of("v1", 10))
     (tmp_path / "old").rename(tmp_path / "new")
 

@@ -17,7 +17,7 @@ from rowmill.cli import main
 from rowmill.core.errors import ConfigError, DamagedFileError, GateError, IntegrityError
 from rowmill.reader import Reader
 from rowmill.recipe import recipe
-from rowmill.reports.dataset_card import write_card
+from rowmill.reports.dataset_card import describe_record_set, write_card
 from tests.support.recipes import CHAT, LENIENT, TEXT, Workspace, chat, document
 
 pytestmark = pytest.mark.slow
@@ -161,6 +161,40 @@ def test_mlcroissant_finds_no_error_and_reads_the_sequences(built: Workspace) ->
     read = [list(row["texts/train/input_ids"]) for row in dataset.records("texts/train")]
     assert read == pq.read_table(shard, columns=["input_ids"], partitioning=None).column(0).to_pylist()
     assert {one.uuid for one in dataset.metadata.record_sets} >= {"chats/train", "chats/validation", "texts/train"}
+
+
+# As above.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+def test_lists_of_lists_are_described_and_read_and_other_columns_are_named(tmp_path: Path) -> None:
+    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed: pip install 'rowmill[test]'")
+    workspace = Workspace(tmp_path)
+    scored = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 1], "top": [[0, 0], [1, 2], [3, 4], [5, 6]]}
+    source = {"train_urls": [workspace.write("scored.jsonl", [scored])], "license": "mit"}
+    form = {"kind": "tokens", "token_fields": {"top": {"type": "int32", "size": 2}}}
+    workspace.recipe({"scored": {"source": source, "format": form}}).build()
+    write_card(workspace.project)
+    _, _, croissant = read_card(workspace.store / "mini")
+
+    [records] = [one for one in croissant["recordSet"] if one["name"] == "scored/train"]
+    fields = {field["name"]: field for field in records["field"]}
+    assert (fields["input_ids"]["isArray"], fields["input_ids"]["arrayShape"]) == (True, "-1")
+    assert (fields["top"]["dataType"], fields["top"]["arrayShape"]) == ("sc:Integer", "-1,2")
+    assert "description" not in records
+    dataset = mlcroissant.Dataset(str(workspace.store / "mini/croissant.json"))
+    assert not dataset.metadata.issues.errors
+    [row] = dataset.records("scored/train")
+    assert [list(pair) for pair in row["scored/train/top"]] == scored["top"]
+
+
+def test_column_that_is_not_described_is_named() -> None:
+    schema = pa.schema(
+        {"ids": pa.large_list(pa.list_(pa.list_(pa.int32(), 3))), "turns": pa.list_(pa.struct({"a": pa.string()}))}
+    )
+    described = describe_record_set("rows/train", schema)
+
+    [field] = described["field"]
+    assert (field["name"], field["arrayShape"]) == ("ids", "-1,-1,3")
+    assert described["description"] == "Columns that are not described: turns (list<item: struct<a: string>>)."
 
 
 def test_card_is_the_same_twice_and_elsewhere_points_at_the_same_files(built: Workspace, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ MEDIA_TYPES = {".parquet": PARQUET_TYPE, ".arrow": "application/vnd.apache.arrow
                ".jsonl": "application/jsonlines"}  # fmt: skip
 BLOCK_BYTES = 1 << 20
 
-# The context of Croissant 1.0, as the specification prints it.
+# The context of Croissant 1.1, as the specification prints it.
 CROISSANT_CONTEXT: dict[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -65,13 +65,15 @@ CROISSANT_CONTEXT: dict[str, Any] = {
     "conformsTo": "dct:conformsTo",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "description": {"@container": "@language"},
     "examples": {"@id": "cr:examples", "@type": "@json"},
+    "name": {"@container": "@language"},
     **{
         name: f"cr:{name}"
         for name in (
-            "citeAs column equivalentProperty extract field fileObject fileProperty fileSet format includes "
-            "isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated replace samplingRate "
-            "separator source subField transform"
+            "arrayShape citeAs column containedIn equivalentProperty extract field fileObject fileProperty fileSet "
+            "format includes isArray isLiveDataset jsonPath key md5 parentField path recordSet references regex "
+            "repeated replace samplingRate separator source subField transform"
         ).split()
     },
 }
@@ -373,11 +375,11 @@ class _Card:
                         "includes": [file.url for file in tables],
                     }
                 )
-                record_sets.append(_describe_record_set(at, tables[0].schema))
+                record_sets.append(describe_record_set(at, tables[0].schema))
         return {
             "@context": CROISSANT_CONTEXT,
             "@type": "sc:Dataset",
-            "conformsTo": "http://mlcommons.org/croissant/1.0",
+            "conformsTo": "http://mlcommons.org/croissant/1.1",
             "name": recipe.name,
             "description": body,
             "license": list(dict.fromkeys(self.licenses.values())),
@@ -394,20 +396,23 @@ class _Card:
         }
 
 
-def _describe_record_set(at: str, schema: pa.Schema | None) -> dict[str, Any]:
-    fields = [_describe_field(at, field) for field in schema or ()]
-    return {
-        "@type": "cr:RecordSet",
-        "@id": at,
-        "name": at,
-        "field": [field for field in fields if field is not None],
-    }
+def describe_record_set(at: str, schema: pa.Schema | None) -> dict[str, Any]:
+    """Return the columns of a table's files, which are at this name, as a record set."""
+    columns = schema or ()
+    fields = [field for column in columns if (field := _describe_field(at, column)) is not None]
+    described = {field["name"] for field in fields}
+    left_out = [f"{column.name} ({column.type})" for column in columns if column.name not in described]
+    # What is inside a struct has no name by which Croissant could extract it from a column.
+    remark = {"description": f"Columns that are not described: {', '.join(left_out)}."} if left_out else {}
+    return {"@type": "cr:RecordSet", "@id": at, "name": at, **remark, "field": fields}
 
 
 def _describe_field(at: str, field: pa.Field) -> dict[str, Any] | None:
     """Describe a column; None for one of a type that Croissant has no word for, such as lists of structs."""
-    is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
-    kind = field.type.value_type if is_list else field.type
+    kind, shape = field.type, list[int]()
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
+        kind = kind.value_type
     words = (
         ("sc:Integer", pa.types.is_integer),
         ("sc:Float", pa.types.is_floating),
@@ -424,7 +429,8 @@ def _describe_field(at: str, field: pa.Field) -> dict[str, Any] | None:
         "@id": f"{at}/{field.name}",
         "name": field.name,
         "dataType": word,
-        **({"repeated": True} if is_list else {}),
+        # -1 is any length: the rows of a batch, and the lists in a list, differ in theirs.
+        **({"isArray": True, "arrayShape": ",".join(map(str, shape))} if shape else {}),
         "source": {"fileSet": {"@id": f"{at}/files"}, "extract": {"column": field.name}},
     }
 

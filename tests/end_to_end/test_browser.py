@@ -205,7 +205,8 @@ def _answers(address: str) -> bool:
 
 @pytest.mark.browser
 def test_mlflow_shows_the_datasets_of_a_published_build(browser: Any, mlflow_server: str) -> None:
-    with TemporaryDirectory(prefix="demo-") as folder:
+    # The page shows the folder, and so does its picture, wherever pytest has its own.
+    with TemporaryDirectory(prefix="demo-", dir="/tmp") as folder:
         configs = Path(folder, "configs", "demo")
         shutil.copytree(ROOT / "configs" / "demo", configs)
         recipe = yaml.safe_load((configs / "demo.yaml").read_text(encoding="utf-8"))
@@ -218,7 +219,7 @@ def test_mlflow_shows_the_datasets_of_a_published_build(browser: Any, mlflow_ser
     visit = open_page(browser, None)
     visit.go(address, "rowmill.version")
     visit.page.get_by_text(re.compile(r"^demo \([0-9a-f]{32}\)$")).first.click()
-    for words in ("input_ids", "trained tokens", "gpu_partitions"):
+    for words in ("input_ids", "trained tokens", re.compile(r"^Path: /tmp/demo-\w+/\.rowmill/demo/gpu_partitions$")):
         visit.page.get_by_text(words).last.wait_for()
     visit.picture("mlflow-dataset")
     assert visit.foreign == []

@@ -184,7 +184,8 @@ class Workspace:
         self, name: str, content: "bytes | Iterable[Mapping[str, Any]]", kind: Mapping[str, Any] = CHAT, **options: Any
     ) -> "Workspace":
         """Write one file and a recipe of one dataset, `rows`, that reads it; options are of either."""
-        groups = {group: options.pop(group) for group in [*options] if group in Dataset.model_fields}
+        own = ("held", *Dataset.model_fields)
+        groups = {group: options.pop(group) for group in [*options] if group in own}
         return self.recipe({"rows": self.dataset(name, content, kind, **groups)}, **options)
 
     @property

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
-from typing import Protocol
 
 import numpy as np
 import orjson
@@ -29,7 +28,7 @@ from rowmill.conversation.turn_layouts import (
     TurnLayout,
 )
 from rowmill.core.arrays import Ints
-from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
+from rowmill.schema.rows import Conversation, Message
 from rowmill.stages.tokenized_examples.conversation_examples import RowJudge, choose_by_hash
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import (
@@ -61,55 +60,6 @@ class _PlainChatRows:
     texts: list[str]
 
 
-class ChatMasker(Protocol):
-    """Finds the layouts of chats, and masks one chat on the reference path."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether an example must have a target."""
-        ...
-
-    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
-        """Return the layout of chats with these roles; None if there is none."""
-        ...
-
-    def mask(self, conversation: Conversation) -> MaskedConversation | Rejected:
-        """Mask a chat on the reference path."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedChats:
-    """Masks chats whose answers are trained."""
-
-    masker: Masker
-    trains: bool = True
-
-    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
-        """Return the layout of chats with these roles."""
-        return self.masker.find_layout(roles)
-
-    def mask(self, conversation: Conversation) -> MaskedConversation | Rejected:
-        """Mask a chat by itself."""
-        return self.masker.mask(conversation)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptChats:
-    """Renders chats that wait for an answer."""
-
-    masker: Masker
-    trains: bool = False
-
-    def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
-        """Return the layout of prompts with these roles."""
-        return self.masker.find_prompt_layout(roles)
-
-    def mask(self, conversation: Conversation) -> MaskedConversation | Rejected:
-        """Render a prompt."""
-        return self.masker.render_prompt(conversation)
-
-
 class BatchedChatPath:
     """The fast path of one dataset; learns a layout when a sequence of roles is seen for the first time.
 
@@ -119,10 +69,19 @@ class BatchedChatPath:
     """
 
     def __init__(
-        self, masker: ChatMasker, encoder: Encoder, control: ControlStrings, *, limit: int | None, judge: RowJudge
+        self,
+        masker: Masker,
+        encoder: Encoder,
+        control: ControlStrings,
+        *,
+        trains: bool,
+        limit: int | None,
+        judge: RowJudge,
     ) -> None:
-        """Store the arguments; no layout is learned yet."""
-        self._masker = masker
+        """Store the arguments; no layout is learned yet. With `trains`, examples must have a target; else prompts."""
+        self._trains = trains
+        self._find_layout = masker.find_layout if trains else masker.find_prompt_layout
+        self._mask = masker.mask if trains else masker.render_prompt
         self._encoder = encoder
         self._control = control
         self._limit = limit
@@ -140,7 +99,7 @@ class BatchedChatPath:
             return None
         batch = self._encode_batch(chosen, counts)
         kept = ~batch.bad
-        if self._masker.trains:
+        if self._trains:
             kept &= batch.trained > 0
         if self._limit is not None:
             kept &= np.diff(batch.offsets) <= self._limit
@@ -168,7 +127,7 @@ class BatchedChatPath:
                 continue
             roles = tuple([message["role"] for message in messages])
             if roles not in self._shapes and len(self._shapes) < MAX_CACHED_LAYOUTS:
-                learned = self._shapes[roles] = self._masker.find_layout(roles)
+                learned = self._shapes[roles] = self._find_layout(roles)
                 self._literals |= learned.literals if learned is not None else frozenset()
             shape = self._shapes.get(roles)
             if shape is None:
@@ -221,12 +180,12 @@ class BatchedChatPath:
             messages = [{"role": role, "content": content} for role, content in pairs]
             one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
             masked = shape.mask(contents)
-            if self._masker.mask(one) != masked:
+            if self._mask(one) != masked:
                 return False
             if judged[shape.roles] >= JUDGED_ROWS:
                 continue
             judged[shape.roles] += 1
-            if self._judge.reject(one, masked) if self._masker.trains else self._judge.reject_prompt(one, masked.text):
+            if self._judge.reject(one, masked) if self._trains else self._judge.reject_prompt(one, masked.text):
                 return False
         return True
 

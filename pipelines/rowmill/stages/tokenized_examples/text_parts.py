@@ -13,11 +13,11 @@ Tokens are handled in columns; there is a Python object per message, never per t
 """
 
 import gc
-import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,7 +47,7 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
     PromptExampleBuilder,
     RowOutcome,
 )
-from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, ChatMasker, PromptChats, TrainedChats
+from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.plain_examples import (
     CustomExampleBuilder,
     PlainTextExampleBuilder,
@@ -88,18 +88,19 @@ class PreparedExamples:
 
     def outcomes(self, rows: int) -> "list[list[ExampleTokens] | Rejected]":
         """Return the ids and masks of each row's examples, or its reject."""
-        names = [name for name in ("input_ids", "loss_mask", WEIGHT_COLUMN) if name in self.examples.column_names]
-        lists = [self.examples.column(name).combine_chunks() for name in names]
-        columns = [column.flatten().to_numpy(zero_copy_only=False) for column in lists]
-        bounds = np.asarray(lists[0].offsets)
         found: list[list[ExampleTokens] | Rejected] = [[] for _ in range(rows)]
         for place, rejected in self.rejected:
             found[place] = rejected
-        for j, place in enumerate(self.places.tolist()):
+        columns: list[Any] = []
+        for name in ("input_ids", "loss_mask", WEIGHT_COLUMN):
+            if name in self.examples.column_names:
+                lists = self.examples.column(name).combine_chunks()
+                columns.append(lists.flatten().to_numpy(zero_copy_only=False))
+        sizes = self.examples.column("tokens").to_numpy()
+        for place, end, size in zip(self.places.tolist(), np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
             held = found[place]
             if not isinstance(held, Rejected):
-                own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
-                held.append(ExampleTokens(*[column[own] for column in columns]))
+                held.append(ExampleTokens(*[column[end - size : end] for column in columns]))
         return found
 
 
@@ -177,7 +178,8 @@ class ExampleBuilder:
     def prepare(self, table: pa.Table, counts: TokenizationCounts) -> PreparedExamples:
         """Build examples from canonical rows; a row's outcome does not depend on other rows."""
         built: list[ExampleColumns] = []
-        fast: dict[RowKind, list[ExampleColumns]] = {kind: [] for kind in self._fast_paths}
+        fast: list[ExampleColumns] = []
+        on_fast_path: list[Ints] = [np.empty(0, np.int64)]
         rejected: list[tuple[int, Rejected]] = []
         counts.template = self._template
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
@@ -199,7 +201,8 @@ class ExampleBuilder:
                 if kind in self._fast_paths:
                     plain = self._fast_paths[kind].take(some, some_places, counts)
                     if plain is not None:
-                        fast[kind].append(plain)
+                        fast.append(plain)
+                        on_fast_path += [plain.rows] if kind == "conversation" else []
                         left = np.isin(some_places, plain.rows, invert=True)
                         some, some_places = some.filter(pa.array(left)), some_places[left]
                 if not len(some_places):
@@ -212,13 +215,13 @@ class ExampleBuilder:
                     else:
                         placed.extend((place, k, example) for k, example in enumerate(settled))
                 built += [make_columns(placed)] if placed else []
-        on_fast_path = [chats.rows for chats in fast.get("conversation", ())]
-        built += itertools.chain(*fast.values())
+        built += fast
         columns = concat_columns(built or [make_columns([])])
         if self._dataset.loss.prompt_weight:
             columns = columns.weigh_prompts(self._dataset.loss.prompt_weight)
-        names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
-        examples = columns.table(*names, weighted=self._is_weighted)
+        named = table.select(["row_id", "split", "domain"]).columns
+        row_ids, splits, domains = map(pa.ChunkedArray.combine_chunks, named)
+        examples = columns.table(row_ids, splits, domains, weighted=self._is_weighted)
         for declared in self._kind_columns:
             # A column that only examples of this kind of rows have: what their builder made, or the row's.
             if columns.own or not len(columns.rows):
@@ -237,8 +240,8 @@ class ExampleBuilder:
         return PreparedExamples(
             examples=sort_by_row(examples, columns),
             places=np.sort(columns.rows),
-            on_fast_path=np.concatenate(on_fast_path or [np.zeros(0, np.int64)]),
-            rejected=sorted(rejected, key=_get_place),
+            on_fast_path=np.concatenate(on_fast_path),
+            rejected=sorted(rejected, key=itemgetter(0)),
             verified=columns.verified(),
         )
 
@@ -259,27 +262,21 @@ class ExampleBuilder:
         }
 
 
-def _get_place(rejected: tuple[int, Rejected]) -> int:
-    return rejected[0]
-
-
 def _open_fast_paths(encoder: ConversationEncoder, limit: LengthLimit) -> dict[RowKind, BatchedChatPath]:
     """Open the fast path of each kind that has one; rows over the limit leave it again, unless they are kept whole."""
     if encoder.cuts_apart or encoder.bos is not None:
         return {}
-    maskers: dict[RowKind, ChatMasker] = {
-        "conversation": TrainedChats(encoder.masker),
-        "prompt": PromptChats(encoder.masker),
-    }
+    kinds: tuple[RowKind, ...] = ("conversation", "prompt")
     return {
         kind: BatchedChatPath(
-            masker,
+            encoder.masker,
             encoder.encoder,
             encoder.control,
+            trains=kind == "conversation",
             limit=None if limit.keeps_all(kind) else limit.tokens,
             judge=encoder.judge,
         )
-        for kind, masker in maskers.items()
+        for kind in kinds
     }
 
 

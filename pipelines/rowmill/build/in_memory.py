@@ -9,7 +9,7 @@ Files of Datums from a build are an export (`exports/tinker.py`).
                                    weights         0  1  1  1
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -114,8 +114,41 @@ def sft_tokenize(
         tables), or if the tokenizer has no chat template and none is named.
 
     """
-    groups = _merge_options(options or {}, enable_thinking, supervise)
-    return [*_open_pipeline(tokenizer, max_seq_len, groups).tokenize(rows)]
+    pipeline = _open_pipeline(tokenizer, max_seq_len, options or {}, enable_thinking, supervise)
+    outcomes: list[Any] = []
+    values: list[tuple[Any, ...]] = []
+    kept: list[Row] = []
+    for record in rows:
+        row = _reject_lone_surrogate(record) or pipeline.canonicalizer(record)
+        outcomes.append(row)
+        if isinstance(row, Row):
+            values.append(
+                (
+                    str(len(values)),
+                    row.kind,
+                    "train",
+                    None,
+                    hash_row_content(row),
+                    to_json(row.messages) if row.messages else None,
+                    to_json(row.tools) if row.tools else None,
+                    to_json(row.template_kwargs) if row.template_kwargs else None,
+                    row.report.extracted_think_from_content,
+                    row.text,
+                    row.output,
+                    None if row.record is None else to_json(row.record),
+                )
+            )
+            kept.append(row)
+    if not kept:
+        return outcomes
+    table = pa.table([*zip(*values, strict=True)], schema=_READ_SCHEMA)
+    for field in pipeline.columns:
+        table = table.append_column(field, make_column([row.columns.get(field.name) for row in kept], field.type))
+    prepared = iter(pipeline.builder.prepare(table, TokenizationCounts()).outcomes(table.num_rows))
+    for place, row in enumerate(outcomes):
+        if isinstance(row, Row):
+            outcomes[place] = next(prepared)
+    return outcomes
 
 
 def row_to_datum(
@@ -129,8 +162,14 @@ def row_to_datum(
     reduction: Reduction = "none",
 ) -> Datum | None:
     """Return the first Datum of one row, or None if it is rejected or has no target (`sft_tokenize` says why)."""
-    groups = _merge_options(options or {}, enable_thinking, supervise)
-    (made,) = _open_pipeline(tokenizer, max_seq_len, groups).tokenize([row])
+    (made,) = sft_tokenize(
+        [row],
+        tokenizer,
+        max_seq_len=max_seq_len,
+        enable_thinking=enable_thinking,
+        supervise=supervise,
+        options=options,
+    )
     if isinstance(made, Rejected):
         return None
     return _shift_example(made[0], reduction)
@@ -144,15 +183,6 @@ def _shift_example(one: ExampleTokens, reduction: Reduction) -> Datum | None:
 # ── The steps, opened once ─────────────────────────────────────────────────────────────────────────
 
 
-def _merge_options(options: Mapping[str, Any], enable_thinking: bool | None, supervise: Supervise) -> dict[str, Any]:
-    groups = {name: dict(values) for name, values in options.items()}
-    if enable_thinking is not None:
-        groups.setdefault("template", {})["enable_thinking"] = enable_thinking
-    if supervise != "all_assistant":
-        groups.setdefault("loss", {})["supervise"] = supervise
-    return groups
-
-
 def _parse_dataset(groups: Mapping[str, Any], max_seq_len: int, base: Path) -> recipe.Dataset:
     values = {
         "tokenizer": "given",
@@ -162,27 +192,19 @@ def _parse_dataset(groups: Mapping[str, Any], max_seq_len: int, base: Path) -> r
     return recipe.parse_recipe(values, name="rows", where="options", base=base).datasets["rows"]
 
 
-class _InMemoryPipeline:
-    """The stages of a build, opened once for rows in memory."""
+_READ_COLUMNS = ("row_id", "kind", "split", "domain", "content_hash", "messages", "tools", "template_kwargs",
+                 "extracted_think_from_content", "text", "output", "record")  # fmt: skip
+_READ_SCHEMA = pa.schema([(name, ROW_SCHEMA.field(name).type) for name in _READ_COLUMNS])
+"""The columns of canonical rows that tokenization reads, as a build stores them."""
 
-    def __init__(self, tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> None:
-        base = Path.cwd()
-        dataset = _parse_dataset(groups, max_seq_len, base)
-        _require_targets(dataset)
-        named = isinstance(tokenizer, str | Path)
-        loaded = open_tokenizer(str(tokenizer), base) if named else wrap_tokenizer(tokenizer)
-        self._canonicalizer = Canonicalizer(dataset)
-        self._schema = make_row_schema(dataset.row_kind, dataset.format.get_rollout_fields().columns)
-        self._preparer = ExampleBuilder(
-            Encoder(loaded), dataset, build_renderer_spec(dataset, base, loaded), max_seq_len, base=base
-        )
 
-    def tokenize(self, rows: Iterable[Mapping[str, Json]]) -> Iterator[list[ExampleTokens] | Rejected]:
-        made = [_reject_lone_surrogate(row) or self._canonicalizer(row) for row in rows]
-        table = _make_rows_table([row for row in made if isinstance(row, Row)], self._schema)
-        prepared = iter(self._preparer.prepare(table, TokenizationCounts()).outcomes(table.num_rows))
-        for row in made:
-            yield row if isinstance(row, Rejected) else next(prepared)
+@dataclass(frozen=True, slots=True)
+class _Pipeline:
+    """What a build opens for rows of some options; `columns` are those that only their kind of rows has."""
+
+    canonicalizer: Canonicalizer
+    builder: ExampleBuilder
+    columns: Sequence[pa.Field]
 
 
 def _reject_lone_surrogate(row: Mapping[str, Json]) -> Rejected | None:
@@ -191,50 +213,37 @@ def _reject_lone_surrogate(row: Mapping[str, Json]) -> Rejected | None:
     return None if path is None else Rejected("invalid_json", f"{path} holds a lone surrogate; UTF-8 cannot encode it")
 
 
-def _require_targets(dataset: recipe.Dataset) -> None:
-    if dataset.format.get_objective() != "next_token":
-        raise ConfigError(
-            f"options.format.kind: {dataset.format.get_name()} rows are not examples of next-token training; expected "
-            "conversations, pairs, texts or tokens; build a recipe, and read its partitions or an export"
-        )
+_PIPELINES: "WeakKeyDictionary[Any, dict[str, _Pipeline]]" = WeakKeyDictionary()
+_PIPELINES_BY_NAME: dict[str, _Pipeline] = {}
 
 
-def _make_rows_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
-    """Return the columns of canonical rows that tokenization reads, as a build stores them in `schema`."""
-    texts = pa.string()
-    own = [schema.field(name) for name in schema.names[len(ROW_SCHEMA) :]]
-    return pa.table(
-        {
-            "row_id": pa.array([str(i) for i in range(len(rows))], texts),
-            "split": pa.array(["train"] * len(rows), texts),
-            "domain": pa.nulls(len(rows), texts),
-            "kind": pa.array([row.kind for row in rows], texts),
-            "content_hash": pa.array([hash_row_content(row) for row in rows], pa.binary(16)),
-            "messages": pa.array([to_json(row.messages) if row.messages else None for row in rows], texts),
-            "tools": pa.array([to_json(row.tools) if row.tools else None for row in rows], texts),
-            "template_kwargs": pa.array([to_json(k) if (k := row.template_kwargs) else None for row in rows], texts),
-            "extracted_think_from_content": pa.array(
-                [row.report.extracted_think_from_content for row in rows], pa.int32()
-            ),
-            "text": pa.array([row.text for row in rows], texts),
-            "output": pa.array([row.output for row in rows], texts),
-            "record": pa.array([None if row.record is None else to_json(row.record) for row in rows], texts),
-            **{field.name: make_column([row.columns.get(field.name) for row in rows], field.type) for field in own},
-        }
-    )
-
-
-_PIPELINES: "WeakKeyDictionary[Any, dict[str, _InMemoryPipeline]]" = WeakKeyDictionary()
-_PIPELINES_BY_NAME: dict[str, _InMemoryPipeline] = {}
-
-
-def _open_pipeline(tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> _InMemoryPipeline:
+def _open_pipeline(
+    tokenizer: Any, max_seq_len: int, options: Mapping[str, Any], enable_thinking: bool | None, supervise: Supervise
+) -> _Pipeline:
     """Return a cached pipeline; it is kept as long as its tokenizer, since probing a template takes a second."""
+    groups = {name: dict(values) for name, values in options.items()}
+    if enable_thinking is not None:
+        groups.setdefault("template", {})["enable_thinking"] = enable_thinking
+    if supervise != "all_assistant":
+        groups.setdefault("loss", {})["supervise"] = supervise
     named = isinstance(tokenizer, str | Path)
     kept = _PIPELINES_BY_NAME if named else _PIPELINES.setdefault(tokenizer, {})
     # A program may change its tokenizer between calls.
     state = str(tokenizer) if named else [tokenizer.chat_template, len(tokenizer)]
     key = to_json([state, max_seq_len, groups])
-    if key not in kept:
-        kept[key] = _InMemoryPipeline(tokenizer, max_seq_len, groups)
+    if key in kept:
+        return kept[key]
+    base = Path.cwd()
+    dataset = _parse_dataset(groups, max_seq_len, base)
+    if dataset.format.get_objective() != "next_token":
+        raise ConfigError(
+            f"options.format.kind: {dataset.format.get_name()} rows are not examples of next-token training; expected "
+            "conversations, pairs, texts or tokens; build a recipe, and read its partitions or an export"
+        )
+    loaded = open_tokenizer(str(tokenizer), base) if named else wrap_tokenizer(tokenizer)
+    spec = build_renderer_spec(dataset, base, loaded)
+    builder = ExampleBuilder(Encoder(loaded), dataset, spec, max_seq_len, base=base)
+    schema = make_row_schema(dataset.row_kind, dataset.format.get_rollout_fields().columns)
+    columns = [schema.field(name) for name in schema.names[len(ROW_SCHEMA) :]]
+    kept[key] = _Pipeline(Canonicalizer(dataset), builder, columns)
     return kept[key]

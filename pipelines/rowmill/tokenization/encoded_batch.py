@@ -553,7 +553,7 @@ class ExampleColumns:
     def table(self, row_ids: pa.Array, splits: pa.Array, domains: pa.Array, *, weighted: bool) -> pa.Table:
         """Return the examples as a table with `make_example_schema`; example k of a row is named `row_id#k`."""
         rows = pa.array(self.rows)
-        names = row_ids.take(rows)
+        names, domains = row_ids.take(rows), domains.take(rows)
         numbers = pa.array(self.ks).cast(pa.string()) if self.ks.any() else pa.scalar("0")
         token_offsets, span_offsets = compute_offsets(self.lengths), compute_offsets(self.span_counts)
         trained = count_true(self.mask, token_offsets)
@@ -571,9 +571,7 @@ class ExampleColumns:
                 pc.binary_join_element_wise(names, numbers, "#"),
                 pa.ListArray.from_arrays(pa.array(np.arange(len(self.rows) + 1, dtype=np.int32)), names),
                 splits.take(rows),
-                pc.coalesce(pa.array(self.domains, pa.string()), domains.take(rows))
-                if self.domains
-                else domains.take(rows),
+                pc.coalesce(pa.array(self.domains, pa.string()), domains) if self.domains else domains,
                 make_lists(of_tokens, pa.array(self.ids)),
                 make_lists(of_tokens, pa.array(self.mask)),
                 make_lists(of_spans, pa.array(self.span_starts.astype(np.int32))),

@@ -453,19 +453,16 @@ class ConversationExampleBuilder:
             candidates = self._render(self._split(shortened), hidden[1], counts)
             if self.kind == "conversation" and not isinstance(candidates, Rejected):
                 # A row that is split, or has stand-ins of control strings, is masked once more to be judged.
-                whole = [one.only for one in candidates] == [None] and not hidden[1]
-                made = candidates[0].masked if whole else None
+                is_whole = len(candidates) == 1 and candidates[0].only is None and not hidden[1]
+                made = candidates[0].masked if is_whole else None
                 candidates = self._steps.judge.reject(self._steps.inline_reasoning(shortened), made) or candidates
             rendered.append(candidates)
         masked = [(one.masked, one.ordinary) for row in rendered if not isinstance(row, Rejected) for one in row]
         encoded = iter(self._steps.encode_masked(masked, counts))
-        outcomes: list[RowOutcome] = []
-        for row in rendered:
-            if not isinstance(row, Rejected):
-                outcomes.append(self._finish_row(row, list(islice(encoded, len(row))), counts))
-            else:
-                outcomes.append(row)
-        return outcomes
+        return [
+            row if isinstance(row, Rejected) else self._finish_row(row, list(islice(encoded, len(row))), counts)
+            for row in rendered
+        ]
 
     def _decode(self, rows: pa.Table) -> tuple[Sequence[Conversation], Bools]:
         """Decode each row as one conversation, and return which of them have control strings: bool[N]."""
@@ -488,12 +485,15 @@ class ConversationExampleBuilder:
             masked = self._mask(one, only)
             if isinstance(masked, Rejected):
                 return masked
-            if has_changed_placeholder(masked.text, placeholders):
-                return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
+            ordinary: list[tuple[int, int]] = []
+            if placeholders:
+                if has_changed_placeholder(masked.text, placeholders):
+                    return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
+                masked, ordinary = show_control_strings(masked, placeholders)
             counts.dropped.update(masked.dropped)
             if "reasoning" in masked.dropped:
                 loses_reasoning = loses_reasoning or self._steps.loses_reasoning(one, masked)
-            candidates.append(RenderedCandidate(one, only, placeholders, *show_control_strings(masked, placeholders)))
+            candidates.append(RenderedCandidate(one, only, placeholders, masked, ordinary))
         counts.rows_losing_reasoning += loses_reasoning
         return candidates
 

@@ -90,9 +90,6 @@ def _round_outwards(value: float, direction: str) -> float | int:
     return float(exact.quantize(step, rounding=ROUND_CEILING if direction == "at_most" else ROUND_FLOOR))
 
 
-# ── The gate before a step: returns the current manifests of its inputs if every blocking check passed ──
-
-
 def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
     """Return the current manifest of every input whose gates are open.
 

@@ -180,9 +180,6 @@ def _shift_example(one: ExampleTokens, reduction: Reduction) -> Datum | None:
     return make_datum(one.ids.tolist(), one.loss_mask.tolist(), loss_weights=weights, reduction=reduction)
 
 
-# ── The steps, opened once ─────────────────────────────────────────────────────────────────────────
-
-
 def _parse_dataset(groups: Mapping[str, Any], max_seq_len: int, base: Path) -> recipe.Dataset:
     values = {
         "tokenizer": "given",

@@ -67,9 +67,6 @@ def _read_row(reader: Canonicalizer, record: Mapping[str, Json]) -> Row | None:
     return row if isinstance(row, Row) else None
 
 
-# ── Preflight ────────────────────────────────────────────────────────────────────────────────────────
-
-
 FIRST_RECORDS = 20
 """Records tried of each dataset: of one file per format and split."""
 

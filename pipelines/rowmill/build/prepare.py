@@ -170,9 +170,6 @@ def has_current_options(project: Project, step: Step) -> bool:
     return made is not None and made.code_version == step.code_version
 
 
-# ── Compares the hosts that run a build's tasks with this one, before anything is built ──
-
-
 _CHECKED: set[tuple[AnyExecutor, str]] = set()
 
 

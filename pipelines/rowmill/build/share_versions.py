@@ -87,9 +87,6 @@ def _held_file(key: StageKey) -> str:
     return f"{get_stage_folder(key)}/held.json"
 
 
-# ── Records which versions the shares of a stage ran with, so that parts of different versions are never ──
-
-
 FOLDER_NAME = "share_versions"
 
 

@@ -259,9 +259,6 @@ class WorkerPool:
         atexit.unregister(self.close)
 
 
-# ── The executor ──
-
-
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 

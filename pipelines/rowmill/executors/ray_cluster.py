@@ -232,9 +232,6 @@ def _require_versions(expected: tuple[tuple[str, str], ...] | None) -> None:
         )
 
 
-# ── One task: its result ──
-
-
 RETRIES = 5
 """How often a task is tried again after its node died, or an error that may pass."""
 

@@ -121,9 +121,6 @@ def row_as_bytes(row: dict[str, Any]) -> bytes:
     return orjson.dumps({k: v for k, v in row.items() if v is not None and k in REJECTED_ROW_COLUMNS})
 
 
-# ── Sentences on the rows behind a failed check: how often each reason is, an offending value, and where ──
-
-
 SHOWN_REASONS = 3
 """Maximum number of reasons or values that a check lists."""
 MAX_VALUE_CHARS = 200

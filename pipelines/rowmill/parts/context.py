@@ -240,9 +240,6 @@ def compute_share(count: float, total: float) -> float:
     return round(count / total, 9) if total else 0.0
 
 
-# ── Folders for files that a stage makes and removes again, on this host or on all hosts of an executor ──
-
-
 @contextmanager
 def open_host_scratch(context: WorkContext) -> Generator[HostScratch]:
     """Lend a folder on each host for what its tasks make of stored files; in the stage's folder if the store is local.

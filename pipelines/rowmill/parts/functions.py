@@ -40,8 +40,6 @@ from rowmill.core.remote_index import CONCURRENT_REQUESTS
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.schema.manifest import KEPT_PARTS_FOLDER, Part, parse_part
 
-# ── What a part is made of ─────────────────────────────────────────────────────────────────────────
-
 
 @runtime_checkable
 class Identified(Protocol):

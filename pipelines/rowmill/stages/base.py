@@ -77,9 +77,6 @@ class StageContext(KindContext):
         return self.recipe.tokenizer_choice
 
 
-# ── What a stage is ────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedStage:
     """A stage ready to run: `outside` identifies its other inputs besides recipe and stages, `make` does the work.

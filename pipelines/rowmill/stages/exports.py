@@ -216,9 +216,6 @@ def build_export_context(card: Mapping[str, Any], *, text: str = "{}") -> Export
     )
 
 
-# ── The files of an export: shards measured, jobs written by workers, which publish them, and the manife ──
-
-
 _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 """A worker's result for each segment: its content hash and its number of targets."""
 
@@ -320,9 +317,6 @@ def write_export_files(
     return files, native.format_content_hash(total)
 
 
-# ── Stage ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 VERSION = 6
 """Increase it when the bytes of any export, or the content of its manifest, may change."""
 
@@ -353,9 +347,6 @@ def identify_export(recipe: Recipe, name: str) -> dict[str, Any]:
         "kinds": sorted({dataset.row_kind for dataset in recipe.datasets.values()}),
         "segment_multiple_of": recipe.segment_multiple_of,
     }
-
-
-# ── Making it ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def make_export(context: StageContext) -> StageOutput:
@@ -472,9 +463,6 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         for name, written in ((CARD_FILE, text), (MANIFEST_FILE, base.encode_manifest(files, text))):
             published[name] = context.store.put(f"{at}/{name}", written)
         return Part(_fingerprint_export(context), published, facts | {"card": card})
-
-
-# ── The manifest, and the messages for users ───────────────────────────────────────────────────────
 
 
 def locate_export(output: Manifest) -> str:

@@ -122,9 +122,6 @@ def fingerprint_rank(context: StageContext, name: str) -> str:
     )
 
 
-# ── What ranks are made of: the sequences of all datasets, and which of them is at each place of the ord ──
-
-
 @dataclass(frozen=True)
 class RankSources:
     """The packed shards of the order, and the order."""
@@ -443,9 +440,6 @@ def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequen
     return Part(fingerprint_rank(context, name), files, facts)
 
 
-# ── One task ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _WrittenShards:
     """Write some shards of a rank, and read them back."""
     # This host's copies of all shards, of which those that the task needs are there, and of the filler.
@@ -574,9 +568,6 @@ def _describe_evaluation_set(context: StageContext, name: str, packed: Manifest)
         "template": packed.card.get("template_digest"),
         "shards": shards,
     }
-
-
-# ── Stage ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def list_ranks(context: StageContext) -> tuple[str, ...]:

@@ -287,9 +287,6 @@ def _tabulate_scores(inputs: ScoreInputs, table: pa.Table, scored: Sequence[tupl
     )
 
 
-# ── The stage ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def _identify_teacher_scores(recipe: Recipe, name: str) -> dict[str, Any]:
     teacher = recipe.datasets[name].teacher
     return {"versions": [VERSION], "scores": None if teacher is None else teacher.identify()}

@@ -156,9 +156,6 @@ def _read_ints(table: pa.Table, name: str) -> NDArray[np.int64]:
     return table.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-# ── Stage ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 VERSION = 2
 
 DROPPED = ("overlong", "overlong_after_structure")

@@ -186,9 +186,6 @@ def _read_canonical_row(raw: bytes) -> dict[str, Any] | None:
     return row if row.keys() <= REJECTED_ROW_COLUMNS and row["kind"] in get_args(RowKind) else None
 
 
-# ── Tables ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class RowCount:
     """The number of rows of an output, and the noun for one of them."""
@@ -227,9 +224,6 @@ class StatsInputs:
 def count_parts(output: Manifest) -> int:
     """Return the number of parts of an output; for `raw_dataset`, the ranges of its source files."""
     return len(output.parts) or int(output.facts.get("parts", 0))
-
-
-# ── Columns ──
 
 
 def _make_schema(**columns: pa.DataType) -> pa.Schema:

@@ -251,9 +251,6 @@ def describe_column(view: str, column: str) -> str:
     return COLUMN_DOCS[view].get(column) or COMMON_COLUMN_DOCS[column]
 
 
-# ── Views ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 DATABASE_FILE = "stats.duckdb"
 MARKER_FILE = "stats/_views.json"
 """Holds the digest of the definitions in `stats.duckdb`, which is rewritten only if they change."""

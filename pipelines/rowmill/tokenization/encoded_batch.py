@@ -312,9 +312,6 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
     )
 
 
-# ── One example ────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(slots=True)
 class Example:
     """One example of one row: views into its batch's arrays, and the counts of what truncation removed.

@@ -95,9 +95,6 @@ class ReferenceSample:
         return chosen
 
 
-# ── Stretches by hash ──────────────────────────────────────────────────────────────────────────────
-
-
 def _iterate_stretches(texts: Sequence[str], wanted: int) -> Iterator[Stretch]:
     """Yield a stretch of every text, then a second one of every text that has one, and so on.
 
@@ -154,9 +151,6 @@ def _cut(text: str, number: int, begin: int, latest: int, end: int) -> Stretch |
         "" if left is None else left.group() or "a",
         "" if right is None else "a" if right.group() else " a",
     )
-
-
-# ── Control strings and scripts ────────────────────────────────────────────────────────────────────
 
 
 def _cut_around(texts: Sequence[str], content: str) -> list[Stretch]:

@@ -112,9 +112,6 @@ def replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, c
     return replace(joined, altered=encoded.altered + counted * other.altered)
 
 
-# ── From the byte length of every id ──
-
-
 SENTENCEPIECE_SPACE = "\u2581"
 """What SentencePiece vocabularies write for a space."""
 
@@ -278,9 +275,6 @@ def _list_steps(node: Any, inner: str) -> list[dict[str, Any]]:
     if node["type"] != "Sequence":
         return [node]
     return [step for one in cast("list[Any]", node[inner]) for step in _list_steps(one, inner)]
-
-
-# ── Positions of a batch ───────────────────────────────────────────────────────────────────────────
 
 
 def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], known: TokenLengths) -> LocatedTokens:

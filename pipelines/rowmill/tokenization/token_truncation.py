@@ -85,9 +85,6 @@ def truncate_tokens(example: Example, limit: int, side: Literal["left", "right"]
     return example.keep(keep)
 
 
-# ── Build the examples of pairs and documents by concatenating token columns, each encoded for a whole b ──
-
-
 @dataclass(frozen=True, slots=True)
 class TokenColumn:
     """One part of every example of a batch: ids with offsets int64[N + 1], a span kind, and whether it trains."""

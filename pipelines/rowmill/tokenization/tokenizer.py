@@ -206,9 +206,6 @@ def _read_resident_bytes() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-# ── Tokenizer card ───────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class TokenizerCard:
     """The identity of a tokenizer: everything that determines its ids, and the properties that other modules read.
@@ -318,9 +315,6 @@ def _digest(stored: bytes) -> bytes:
 
 def _encode_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-# ── Encoder ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Encoder:
@@ -620,9 +614,6 @@ def _remove_dummy_prefix(backend: str) -> str:
     return orjson.dumps(parsed | changed).decode()
 
 
-# ── Tokenizer ────────────────────────────────────────────────────────────────────────────────────────
-
-
 class RoundTripDecoder:
     """Decodes ids to bytes and compares them with texts.
 
@@ -655,9 +646,6 @@ class RoundTripDecoder:
         found = content.to_pybytes()
         pairs = zip(wanted, pairwise(borders.tolist()), strict=True)
         return [i for i, (text, (begin, end)) in enumerate(pairs) if found[begin:end] != text]
-
-
-# ── Open a tokenizer, and keep everything that determines its ids as plain data ──
 
 
 TOKENIZATION_VERSION = 3

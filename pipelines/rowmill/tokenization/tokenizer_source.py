@@ -150,9 +150,6 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# ── The hub ────────────────────────────────────────────────────────────────────────────────────────
-
-
 _Revision: TypeAlias = tuple[str, str, str | None]
 
 _COMMIT_CACHE: dict[_Revision, str] = {}

@@ -229,9 +229,6 @@ def load_items(store: Store, files: tuple[tuple[str, File], ...], n: int) -> Ben
     return BenchmarkItems(ItemSearch(index), items)
 
 
-# ── Finds the rows that have an item of a benchmark, over all parts, and removes them ──
-
-
 CONTAMINATION_FILE = "contamination"
 
 CONTAMINATION_SCHEMA = pa.schema(

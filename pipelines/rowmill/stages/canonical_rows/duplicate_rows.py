@@ -74,9 +74,6 @@ def drop_duplicates(context: StageContext, parts: list[Part]) -> list[Part]:
     return rewrite_parts(context, parts, rewrites)
 
 
-# ── Rows of a block, in buckets ──────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class BlockRows(PartInputs):
     """The rows of a block's parts, whose hashes in `column` are divided among buckets."""
@@ -104,9 +101,6 @@ def _view_halves(lines: pa.Table) -> NDArray[np.uint64]:
     if not len(hashes):
         return np.empty((0, 2), np.uint64)
     return np.frombuffer(hashes.buffers()[1], np.uint64, 2 * len(hashes), 16 * hashes.offset).reshape(-1, 2)
-
-
-# ── A bucket of all blocks ───────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +140,6 @@ def match_repeats(halves: NDArray[np.uint64]) -> tuple[Ints, Ints]:
     firsts = np.empty(len(halves), np.int64)
     firsts[order] = order[is_new][np.cumsum(is_new) - 1]
     return places, firsts[places]
-
-
-# ── What to remove from each part ────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)

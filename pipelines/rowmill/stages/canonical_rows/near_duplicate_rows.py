@@ -142,9 +142,6 @@ def compare_band_bucket(inputs: BucketBands, place: PartPlace) -> PartResult:
     return PartResult({"groups": place.write("groups", shared)})
 
 
-# ── Finds the rows of a dataset that resemble a longer row, over all parts, and removes them ──
-
-
 NEAR_DUPLICATES_FILE = "near_duplicates"
 
 NEAR_DUPLICATE_SCHEMA = pa.schema(
@@ -226,9 +223,6 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> RowSearc
     )
 
 
-# ── One part ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class SignInputs(RowFileInputs):
     """The rows of a part, whose texts are compared as n-grams of words if they have `min_words`."""
@@ -261,9 +255,6 @@ def sign_part(inputs: SignInputs, place: PartPlace) -> PartResult:
         "shingles": place.write("shingles", pa.table(columns)),
     }
     return PartResult(files, {"lines": len(keys)})
-
-
-# ── All parts ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, threshold: float) -> Removed:
@@ -307,9 +298,6 @@ def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, t
     rows, kept = by_rank[found.rows], by_rank[found.kept]
     in_order = np.argsort(rows)
     return Removed(rows[in_order], kept[in_order], found.similarity[in_order])
-
-
-# ── What goes, and what is shown of it ───────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)

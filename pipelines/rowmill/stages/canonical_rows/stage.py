@@ -115,9 +115,6 @@ def _reconcile_groups(
     return reconciled
 
 
-# ── Stage ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 VERSION = 10
 """Increase it when any record may become another row, a row may be in another split, or facts change."""
 

@@ -108,9 +108,6 @@ def find_truth_conflicts(context: StageContext, parts: Sequence[Part]) -> list[s
     return sorted(found["row_id"].to_list())
 
 
-# ── Hashes of the prompts of rows, case-folded with collapsed spaces: an equal prompt in two splits is a ──
-
-
 HASH_BYTES = 8
 
 _ASCII_SPACES = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
@@ -147,9 +144,6 @@ def _fold_ascii_prompts(prompts: Sequence[str]) -> list[bytes]:
     # Of each run of spaces the last one is kept; at the end of a prompt none, at its begin it is stripped.
     is_dropped = is_space & np.append(is_space[1:] | (text[1:] == ord(_SEPARATOR)), True)
     return [prompt.lstrip(b" ") for prompt in text[~is_dropped].tobytes().split(_SEPARATOR)]
-
-
-# ── Canonical rows of a part, column by column: their JSON text, hashes and splits ──
 
 
 REPORT_COLUMNS = ("schema", "extracted_think_from_content", "moved_reasoning_keys", "dropped_think_messages",
@@ -349,9 +343,6 @@ def _take_reports(reports: Sequence[ParseReport], places: Sequence[int]) -> list
         pa.array([getattr(report, name) for report in reports], ROW_SCHEMA.field(name).type).take(rows)
         for name in REPORT_COLUMNS
     ]
-
-
-# ── One worker's task for a source part of conversations, pairs or texts: records to rows, rejects and a ──
 
 
 @dataclass(frozen=True, slots=True)

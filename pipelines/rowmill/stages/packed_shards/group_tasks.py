@@ -133,9 +133,6 @@ def plan_held_group(context: StageContext, held: HeldOutValidation, parts: Seque
     ]
 
 
-# ── The parts of a group ───────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _ExamplePart:
     """A part of examples: its file, tokens, the source parts of its rows, and its examples' splits if held out."""
@@ -182,9 +179,6 @@ def _get_common_inputs(context: StageContext, files: Sequence[File]) -> dict[str
         "columns": tuple(inputs.list_filled_columns(context.recipe, context.dataset.row_kind)),
         "pad_id": native.choose_pad_id(card) if context.recipe.segment_multiple_of > 1 else None,
     }
-
-
-# ── Joined documents ───────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -338,9 +338,6 @@ def _make_array(scratch: Path | None, name: str, dtype: Any, *shape: int) -> "ND
     return np.memmap(scratch / name, dtype, "w+", shape=shape)
 
 
-# ── What is in no sequence ─────────────────────────────────────────────────────────────────────────
-
-
 def _write_side_files(
     inputs: PackGroupInputs,
     place: PartPlace,
@@ -361,9 +358,6 @@ def _write_side_files(
         if len(held_out):
             files["held"] = place.write("held", tokens.take(held_out, lengths.trained))
     return files
-
-
-# ── Counts ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _count_shared(one: SplitPlan) -> int:

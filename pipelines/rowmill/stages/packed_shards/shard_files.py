@@ -147,9 +147,6 @@ def _read_span_column(shard: pa.Table, name: str) -> tuple[NDArray[Any], Ints]:
     return column.flatten().to_numpy(), compute_offsets(column.value_lengths().to_numpy())
 
 
-# ── The files of a pack group: its tokens end to end, each shard with its lineage, and what was written  ──
-
-
 HASH_TOKENS = 2 << 20
 """Tokens that are gathered at a time to hash the segments of a plan."""
 
@@ -167,9 +164,6 @@ SEGMENTS = pa.schema(
     ]
 )
 """Lineage next to each shard: which record of which file is in which segment. `record` counts from 1 in the file."""
-
-
-# ── A group's tokens ───────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,9 +268,6 @@ def _take_targets(
     if ignore_token_id is not None:
         targets &= ids != ignore_token_id
     return runs, bounds, ids, targets
-
-
-# ── Shards ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -270,9 +270,6 @@ def find_left_out(lengths: ExampleLengths, plans: "list[SplitPlan]", surplus: In
     return LeftOutExamples(joined[order], np.concatenate(tokens)[order], [fates[i] for i in order.tolist()])
 
 
-# ── Hold out a number of validation sequences: whole groups, in the order of a hash, until they fill eno ──
-
-
 MOVED_SCHEMA = pa.schema(
     [pa.field("row_id", pa.string(), nullable=False), pa.field("split", pa.string(), nullable=False)]
 )

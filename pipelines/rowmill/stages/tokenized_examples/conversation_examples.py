@@ -80,9 +80,6 @@ def open_shared_template(name: str) -> None:
         learn_frames_once(renderer, roles, {})
 
 
-# ── Conversation examples ────────────────────────────────────────────────────────────────────────────
-
-
 RowOutcome = list[Example] | Rejected
 """The outcome of one row: its examples in order, or its reject."""
 
@@ -228,9 +225,6 @@ class RowJudge:
         if not is_judged(conversation.row_hash, self.share) or self._judge.render_prompt(conversation) == prompt:
             return None
         return Rejected("render_mismatch", f"prompt {prompt[-40:]!r} by rowmill")
-
-
-# ── Examples of conversations, prompts and preference pairs: render, mask, encode, and shorten to the li ──
 
 
 def decode_conversations(table: pa.Table) -> list[Conversation]:

@@ -112,8 +112,6 @@ class BatchedChatPath:
         assert layout is not None
         return layout.text([message["content"] for message in messages])
 
-    # ── which rows ──
-
     def _choose_rows(self, rows: pa.Table) -> _PlainChatRows:
         usable = pc.and_(pc.is_null(rows.column("tools")), pc.is_null(rows.column("template_kwargs")))
         free = usable.to_numpy(zero_copy_only=False)
@@ -151,8 +149,6 @@ class BatchedChatPath:
                 )
         found.texts += map(TurnLayout.text, found.shapes, found.contents)
         return found
-
-    # ── their masks ──
 
     def _encode_batch(self, chosen: _PlainChatRows, counts: TokenizationCounts) -> EncodedBatch:
         encoded = encode_and_compare(self._encoder, chosen.texts, counts)

@@ -68,8 +68,6 @@ class PlainTextExampleBuilder:
     dataset: Dataset
     limit: LengthLimit
 
-    # ── pairs ──
-
     def build_pairs(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build one example of each row's input and output."""
         texts, outputs = (rows.column(name).to_pylist() for name in ("text", "output"))
@@ -128,8 +126,6 @@ class PlainTextExampleBuilder:
             return settled
         return [cut_pair(example, self.limit.tokens, self.limit.options.truncate_side, input_tokens, first)]
 
-    # ── documents ──
-
     def build_documents(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row's text: one, or a window each if it is too long and split."""
         card, texts = self.encoder.card, rows.column("text").to_pylist()
@@ -152,8 +148,6 @@ class PlainTextExampleBuilder:
         if self.limit.get_policy("text") == "split":
             return split_into_windows(example, self.limit.tokens)
         return [example.cut(0, self.limit.tokens)]
-
-    # ── BOS and EOS ──
 
     def _make_edge_column(
         self, option: Literal["add_bos", "add_eos"], token_id: int | None, by_itself: bool, count: int, *, trains: bool
@@ -318,9 +312,6 @@ class TokenExampleBuilder:
         return np.fromiter(vocabulary.values(), np.int32, len(vocabulary))
 
 
-# ── Preferences of plain text (`format.text: raw`): prompt and answer as tokens, end to end, without a c ──
-
-
 class RawPreferenceExampleBuilder:
     """Builds the examples of one dataset's preferences of plain text."""
 
@@ -358,9 +349,6 @@ class RawPreferenceExampleBuilder:
             )
             for own, margin in zip(answers, margins, strict=True)
         ]
-
-
-# ── Generation prompts of plain chats: printed by a proven layout where a sequence of roles is frequent ──
 
 
 ASKS_FOR_ANSWER: Mapping[str, Json] = {"add_generation_prompt": True}

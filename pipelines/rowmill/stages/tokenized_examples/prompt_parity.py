@@ -159,9 +159,6 @@ def cut_ending(prompt: str, text: str, trained: Sequence[Span]) -> PromptEnding:
     return PromptEnding(prompt[begin:], text[begin:end], tuple(spans))
 
 
-# ── Measures how many tokens a row's tools add to its rendering, for the cost of schemas in `rowmill sta ──
-
-
 PROBES: Sequence[Sequence[Message]] = (
     ({"role": "user", "content": "x"},),
     ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}),

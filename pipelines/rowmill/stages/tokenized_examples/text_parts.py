@@ -305,12 +305,6 @@ def _require_targets(outcome: RowOutcome, counts: TokenizationCounts) -> RowOutc
     return trained or Rejected("no_loss_tokens", "no trained token is left")
 
 
-# ── One worker's task for a part of rows: examples in columns, rejects and a ledger ──
-
-
-# ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class TokenizeInputs(RowFileInputs):
     """One part of canonical rows to tokenize; `options` identifies everything else that decides its examples.

@@ -78,9 +78,6 @@ def sample_ngrams(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[N
     return every[inside], owners[inside]
 
 
-# ── Measures leaks between training and evaluation: rows, groups, times, prompts, and near-duplicate tex ──
-
-
 MAX_SAMPLE_IDS = 10
 """Sample ids of a check result."""
 NEAR_SHARE = 0.5
@@ -193,9 +190,6 @@ def has_groups(dataset: Dataset) -> bool:
     return dataset.format.has_groups(dataset)
 
 
-# ── Rows, groups, prompts ──────────────────────────────────────────────────────────────────────────
-
-
 def _count_split_overlaps(
     leaks: LeakReport, check: str, rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]
 ) -> None:
@@ -217,9 +211,6 @@ def _list_leaked_rows(held: pl.LazyFrame, leaked: pl.DataFrame, key: list[str]) 
     first = leaked.sort(key).head(MAX_SAMPLE_IDS).lazy()
     found = held.join(first, on=key, how="semi").select("row_id").collect(engine="streaming")
     return sorted(found["row_id"].to_list())[:MAX_SAMPLE_IDS]
-
-
-# ── Time ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _count_time_leaks(leaks: LeakReport, context: StageContext, sources: Mapping[str, _LeakSource]) -> None:
@@ -253,9 +244,6 @@ def _load_boundaries(canonical: Manifest) -> Boundaries | None:
     """Return the boundaries computed from shares of time; None if nothing was held out."""
     recorded = read_facts(CanonicalRowsFacts, canonical.facts).boundaries
     return Boundaries.model_validate(recorded) if recorded else None
-
-
-# ── Near-duplicate texts ─────────────────────────────────────────────────────────────────────────────
 
 
 def _measure_near_duplicates(

@@ -152,9 +152,6 @@ def read_shard_sequences(store: Store, flops_linear: int | None, shard: File) ->
     return found
 
 
-# ── Writes the order of training in blocks of about a million places, one task each ──
-
-
 BLOCK_PLACES: Final = 1 << 20
 """Places of a block, but for its last step; a task holds some 200 bytes of each."""
 
@@ -327,9 +324,6 @@ def _tabulate_order(inputs: BlockInputs, order: SampleOrder, dealt: RankOrder) -
     step = inputs.first_step + np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
     columns = [fill(order.datasets, -1), fill(order.items, -1), fill(order.passes, 0), step, is_filler]
     return pa.table(columns, schema=ORDER_SCHEMA)
-
-
-# ── What becomes of each dataset's train sequences in the order: shown once, shown again, or never ──
 
 
 REPEATED, REMAINDER, NOT_SCHEDULED = "repeated", "remainder", "not_scheduled"

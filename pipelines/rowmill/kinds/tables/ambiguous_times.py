@@ -11,7 +11,7 @@ Zones are counted part by part as rows are made, numbers are read part by part; 
 is planned whole, are compared row by row, by an index of all rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -32,7 +32,7 @@ from rowmill.kinds.tables.partitions import (
     make_place_describer,
 )
 from rowmill.kinds.tables.serialization import read_json
-from rowmill.kinds.tables.time_order import DAY, ELAPSED
+from rowmill.kinds.tables.time_order import DAY, ELAPSED, SortKey
 from rowmill.parts.accounts import clean_value
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.schema.manifest import DisplayTable, Part
@@ -235,7 +235,7 @@ def report_ambiguous_times(
     """Report ambiguous times; return the share of records with the most frequent problem, None without an order."""
     if observed.order is None:
         return None
-    problems = _TimeReport(context, draft.parts).find_problems(observed, index)
+    problems = [one for one in _find_problems(context, draft.parts, observed.order, index) if one is not None]
     if problems:
         draft.tables["ambiguous_times"] = DisplayTable(
             ("problem", "records", "series", "cell", "place", "what", "what_to_do"),
@@ -251,150 +251,119 @@ def report_ambiguous_times(
     return max((compute_share(one.records, one.total) for one in problems), default=0.0)
 
 
-class _TimeReport:
-    """Finds the problems of a table's times, and reads the cells that it shows."""
+def _find_problems(
+    context: KindContext, parts: Sequence[Part], order: SortKey, index: RowIndex | None
+) -> Iterator[TimeProblem | None]:
+    """Yield the problems of a table's times."""
+    form, describe_place = get_table_options(context), make_place_describer(context)
 
-    def __init__(self, context: KindContext, parts: Sequence[Part]) -> None:
-        self._work = context
-        self._parts = parts
-        self._column = get_table_options(context).order_column or ""
-        self._describe_place = make_place_describer(context)
+    def read_cell(part: int, row: int) -> tuple[str, str]:
+        """Return the time of a row of a part, and the place of its record in the source."""
+        table = context.store.table(parts[part].files["rows"], ["row_id", "record"]).slice(row, 1)
+        row_id, record = (column[0].as_py() for column in table.columns)
+        cell = clean_value(str(read_json(record)[form.order_column or ""]))
+        return cell, describe_place((part, parse_row_id(row_id)[1]))
 
-    def find_problems(self, observed: ObservedTable, index: RowIndex | None) -> list[TimeProblem]:
-        """Return the problems that occur."""
-        order = observed.order
-        assert order is not None
-        zoned, unzoned = self._count_zones("with"), self._count_zones("without")
-        found = [self._describe_zones(zoned, unzoned)]
-        if order == ELAPSED:
-            found.append(self._find_mixed_units())
-        if index is not None:
-            is_local = order.is_date and "%z" not in order.name and zoned[0] <= unzoned[0]
-            hours = find_repeated_hours(index) if is_local else None
-            if hours is not None:
-                found.append(
-                    self._describe_pairs(
-                        "repeated hour",
-                        index,
-                        hours,
-                        "comes after {cell!r} although the source is in order, as local times do when daylight saving "
-                        "ends; sorting mixes the two hours",
-                        "write the zone into the times, or convert them to UTC",
-                    )
-                )
-            if get_table_options(self._work).mode == "sequential":
-                found.append(self._describe_repeats(index, hours))
-        return [problem for problem in found if problem is not None]
-
-    def _count_zones(self, name: str) -> tuple[int, str, tuple[int, int]]:
-        """Return how many times are `with` or `without` a zone, and the first one with its part and record."""
-        counted = [(number, part.facts["zones"].get(name)) for number, part in enumerate(self._parts)]
-        own = [(number, *one) for number, one in counted if one is not None]
-        if not own:
-            return 0, "", (0, 0)
-        part, _, text, record = own[0]
-        return sum(count for _, count, _, _ in own), text, (part, record)
-
-    def _describe_zones(
-        self, zoned: tuple[int, str, tuple[int, int]], unzoned: tuple[int, str, tuple[int, int]]
-    ) -> TimeProblem | None:
-        if not zoned[0] or not unzoned[0]:
-            return None
-        is_missing = unzoned[0] <= zoned[0]
-        (records, cell, place), usual = (unzoned, zoned[0]) if is_missing else (zoned, unzoned[0])
-        # Rows that were removed later, such as duplicates, are among them.
-        total = records + usual
+    zoned, unzoned = (
+        [(number, *one) for number, part in enumerate(parts) if (one := part.facts["zones"].get(name)) is not None]
+        for name in ("with", "without")
+    )
+    counts = [sum(count for _, count, _, _ in own) for own in (zoned, unzoned)]
+    if all(counts):
+        is_missing = counts[1] <= counts[0]
+        part, _, cell, record = (unzoned if is_missing else zoned)[0]
         what = (
-            f"has no zone and is read as UTC, while {usual:,} have one"
+            f"has no zone and is read as UTC, while {counts[0]:,} have one"
             if is_missing
-            else f"has a zone, while {usual:,} have none and are read as UTC"
+            else f"has a zone, while {counts[1]:,} have none and are read as UTC"
         )
-        return TimeProblem(
+        # Rows that were removed later, such as duplicates, are among them.
+        yield TimeProblem(
             "mixed zones",
-            records,
-            total,
-            (("", clean_value(cell), self._describe_place(place), what),),
+            min(counts),
+            sum(counts),
+            (("", clean_value(cell), describe_place((part, record)), what),),
             "write the zone into all times, or convert all to UTC",
         )
-
-    def _find_mixed_units(self) -> TimeProblem | None:
-        """Read the numbers part by part: a table in groups may be larger than what one process holds."""
-        columns = (self._work.store.table(part.files["rows"], ["order_key"]).column(0) for part in self._parts)
-        units = [
-            EpochUnits.of(pc.cast(column, pa.float64()).to_numpy(), number) for number, column in enumerate(columns)
-        ]
-        if not units:
-            return None
+    if order == ELAPSED and parts:
+        # Part by part: a table in groups may be larger than what one process holds.
+        columns = (context.store.table(part.files["rows"], ["order_key"]).column(0) for part in parts)
+        units = [EpochUnits.of(pc.cast(own, pa.float64()).to_numpy(), number) for number, own in enumerate(columns)]
         whole = reduce(EpochUnits.plus, units)
         usual, others = whole.find_mixed()
-        if not others:
-            return None
-        shown = []
-        for unit in others:
-            row = whole.first[unit]
-            assert row is not None
-            cell, place = self._read_cell(*row)
-            what = f"looks like {UNITS[unit]} since 1970, while {int(whole.counts[usual]):,} look like {UNITS[usual]}"
-            shown.append(("", cell, place, what))
-        return TimeProblem(
-            "mixed units",
-            int(whole.counts[others].sum()),
-            int(whole.counts.sum()),
-            tuple(shown),
-            f"convert all to {UNITS[usual]}",
+        shown = tuple(
+            (
+                "",
+                *read_cell(*row),
+                f"looks like {UNITS[unit]} since 1970, while {int(whole.counts[usual]):,} look like {UNITS[usual]}",
+            )
+            for unit in others
+            if (row := whole.first[unit]) is not None
         )
-
-    def _describe_repeats(self, index: RowIndex, hours: TimePairs | None) -> TimeProblem | None:
-        """Describe the repeated times outside repeated hours; `hours` is None if the times have zones or no date."""
-        times = find_repeated_times(index)
-        if hours is not None:
-            known = np.sort(hours.rows)
-            is_new = ~(are_among(times.rows, known) | are_among(times.others, known))
-            times = TimePairs(times.rows[is_new], times.others[is_new], times.begins[is_new])
-        # A time of an index of dates that is not midnight.
-        has_clock = (
-            hours is not None
-            and index.positions is not None
-            and index.unit is not None
-            and bool((index.positions % int(DAY / index.unit)).any())
-        )
-        local = "; where the clock was put back between them, write the zone into the times" if has_clock else ""
-        return self._describe_pairs(
-            "repeated time",
+        records, total = int(whole.counts[others].sum()), int(whole.counts.sum())
+        if others:
+            yield TimeProblem("mixed units", records, total, shown, f"convert all to {UNITS[usual]}")
+    if index is None:
+        return
+    is_local = order.is_date and "%z" not in order.name and counts[0] <= counts[1]
+    hours = find_repeated_hours(index) if is_local else None
+    if hours is not None:
+        yield _describe_pairs(
+            "repeated hour",
             index,
-            times,
-            "is the time of {place}, too, and nothing else orders the two",
-            "name the columns that tell series apart in data.group_training_examples_by, or merge records of the same "
-            f"time{local}",
+            hours,
+            read_cell,
+            "comes after {cell!r} although the source is in order, as local times do when daylight saving ends; "
+            "sorting mixes the two hours",
+            "write the zone into the times, or convert them to UTC",
         )
+    if form.mode != "sequential":
+        return
+    times, local = find_repeated_times(index), ""
+    if hours is not None:
+        # Repeated times outside repeated hours.
+        known = np.sort(hours.rows)
+        is_new = ~(are_among(times.rows, known) | are_among(times.others, known))
+        times = TimePairs(times.rows[is_new], times.others[is_new], times.begins[is_new])
+        # Some time of day is not midnight.
+        if index.positions is not None and index.unit is not None and (index.positions % int(DAY / index.unit)).any():
+            local = "; where the clock was put back between them, write the zone into the times"
+    yield _describe_pairs(
+        "repeated time",
+        index,
+        times,
+        read_cell,
+        "is the time of {place}, too, and nothing else orders the two",
+        "name the columns that tell series apart in data.group_training_examples_by, or merge records of the same "
+        f"time{local}",
+    )
 
-    def _describe_pairs(
-        self, name: str, index: RowIndex, pairs: TimePairs, what: str, remedy: str
-    ) -> TimeProblem | None:
-        """Describe the first times of runs, in source order.
 
-        `what` may have `{cell}` and `{place}`, those of the row that a time is compared with.
-        """
-        if not len(pairs.rows):
-            return None
-        assert index.groups is not None
-        begins = np.flatnonzero(pairs.begins)
-        begins = begins[np.argsort(pairs.rows[begins])][:SHOWN_TIMES]
-        shown = []
-        for row, other in zip(pairs.rows[begins].tolist(), pairs.others[begins].tolist(), strict=True):
-            key = index.keys[index.groups[row]]
-            cell, place = self._read_row(index, row)
-            earlier, at = self._read_row(index, other)
-            shown.append(("" if key == NO_KEY else clean_value(key), cell, place, what.format(cell=earlier, place=at)))
-        return TimeProblem(name, len(pairs.rows), len(index.groups), tuple(shown), remedy)
+_CellReader = Callable[[int, int], tuple[str, str]]
+"""Reads the time of a row of a part, and its place in the source."""
 
-    def _read_row(self, index: RowIndex, row: int) -> tuple[str, str]:
-        which, places = index.locate_rows(np.array([row]))
-        return self._read_cell(int(which[0]), int(places[0]))
 
-    def _read_cell(self, part: int, row: int) -> tuple[str, str]:
-        """Return the time of a row of a part, and the place of its record in the source."""
-        table = self._work.store.table(self._parts[part].files["rows"], ["row_id", "record"]).slice(row, 1)
-        row_id, record = (column[0].as_py() for column in table.columns)
-        cell = clean_value(str(read_json(record)[self._column]))
-        return cell, self._describe_place((part, parse_row_id(row_id)[1]))
+def _describe_pairs(
+    name: str,
+    index: RowIndex,
+    pairs: TimePairs,
+    read_cell: Callable[[int, int], tuple[str, str]],
+    what: str,
+    remedy: str,
+) -> TimeProblem | None:
+    """Describe the first times of runs, in source order.
+
+    `what` may have `{cell}` and `{place}`, those of the row that a time is compared with.
+    """
+    if not len(pairs.rows):
+        return None
+    assert index.groups is not None
+    begins = np.flatnonzero(pairs.begins)
+    begins = begins[np.argsort(pairs.rows[begins])][:SHOWN_TIMES]
+    shown: list[tuple[str, str, str, str]] = []
+    for rows in np.stack((pairs.rows[begins], pairs.others[begins]), axis=1):
+        which, places = index.locate_rows(rows)
+        (cell, place), (earlier, at) = map(read_cell, which.tolist(), places.tolist())
+        key = index.keys[index.groups[rows[0]]]
+        shown.append(("" if key == NO_KEY else clean_value(key), cell, place, what.format(cell=earlier, place=at)))
+    return TimeProblem(name, len(pairs.rows), len(index.groups), tuple(shown), remedy)

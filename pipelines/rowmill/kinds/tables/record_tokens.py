@@ -343,123 +343,68 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: Exam
     copies = [inputs.scratch.locate(source.copy_name) for source in sources]
     taken = gather.take_rows(copies, first_rows, wanted)
     ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
-    layout = _lay_out_examples(piece, len(frame.prompt_ids), lengths[back])
-    out = np.empty(layout.total, np.int32)
-    prompt = np.array(frame.prompt_ids, np.int32)
-    out[layout.example_starts[:, None] + np.arange(len(prompt))] = prompt
-    out[layout.unit_starts] = frame.bos_id
-    out[layout.unit_starts + layout.unit_lengths - 1] = frame.eos_id
-    own = lengths[back]
-    ends = np.cumsum(own)
-    steps = np.arange(int(ends[-1]) if len(ends) else 0)
-    out[steps + np.repeat(layout.record_starts - (ends - own), own)] = ids[
-        steps + np.repeat(begins[back] - (ends - own), own)
-    ]
-    mask = np.ones(layout.total, bool)
-    mask[layout.example_starts[:, None] + np.arange(len(prompt))] = False
-    # No token before an example's first one could predict it.
-    mask[layout.example_starts] = False
-    return _assemble_table(inputs, piece, taken, back, layout, out, mask)
-
-
-def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
-    lists = column.combine_chunks()
-    offsets = np.asarray(lists.offsets, np.int64)
-    values = lists.flatten().to_numpy(zero_copy_only=False)
-    return values, np.diff(offsets), offsets[:-1] - offsets[0]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ExampleLayout:
-    """Offsets in the concatenated examples."""
-
-    total: int
-    example_starts: Ints
-    example_lengths: Ints
-    unit_starts: Ints
-    unit_lengths: Ints
-    record_starts: Ints
-    unit_of_record: Ints
-    example_of_unit: Ints
-
-
-def _lay_out_examples(piece: ExampleSlice, prompt: int, lengths: Ints) -> _ExampleLayout:
-    zero = np.zeros(1, np.int64)
-    record_ends = np.concatenate((zero, np.cumsum(lengths)))
+    lengths, prompt = lengths[back], np.array(frame.prompt_ids, np.int32)
+    # Where units and records begin in the concatenated examples.
+    record_ends = compute_offsets(lengths)
     unit_lengths = np.diff(record_ends[piece.units]) + DELIMITERS_PER_UNIT
-    unit_ends = np.concatenate((zero, np.cumsum(unit_lengths)))
-    example_lengths = prompt + np.diff(unit_ends[piece.examples])
-    example_starts = np.cumsum(example_lengths) - example_lengths
-    example_of_unit = np.repeat(np.arange(len(example_lengths)), np.diff(piece.examples))
+    unit_ends = compute_offsets(unit_lengths)
+    example_lengths = len(prompt) + np.diff(unit_ends[piece.examples])
+    example_offsets = compute_offsets(example_lengths)
+    starts, total, examples = example_offsets[:-1], int(example_offsets[-1]), len(example_lengths)
+    example_of_unit = np.repeat(np.arange(examples), np.diff(piece.examples))
     unit_of_record = np.repeat(np.arange(len(unit_lengths)), np.diff(piece.units))
     before = unit_ends[:-1] - unit_ends[piece.examples[:-1]][example_of_unit]
-    unit_starts = example_starts[example_of_unit] + prompt + before
+    unit_starts = starts[example_of_unit] + len(prompt) + before
     inside = record_ends[:-1] - record_ends[piece.units[:-1]][unit_of_record]
-    return _ExampleLayout(
-        int(example_lengths.sum()), example_starts, example_lengths, unit_starts, unit_lengths,
-        unit_starts[unit_of_record] + 1 + inside, unit_of_record, example_of_unit,
-    )  # fmt: skip
-
-
-def _lay_out_spans(
-    piece: ExampleSlice, prompt: int, layout: _ExampleLayout
-) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
-    """Return the spans per example, and start, record and kind of every span: prompt, BOS, each record, EOS."""
-    count, units, records = len(layout.example_starts), len(layout.unit_starts), len(layout.record_starts)
-    first_record = piece.units[piece.examples[:-1]]
-    number = np.arange(records) - first_record[layout.example_of_unit[layout.unit_of_record]]
-    has_prompt = count if prompt else 0
-    starts = np.concatenate(
-        (
-            layout.example_starts[:has_prompt],
-            layout.unit_starts,
-            layout.record_starts,
-            layout.unit_starts + layout.unit_lengths - 1,
-        )
-    )
-    kinds = np.repeat(np.array([PROMPT, TEMPLATE, RECORD, TEMPLATE], np.int8), (has_prompt, units, records, units))
-    messages = np.concatenate((np.full(has_prompt + units, -1), number, np.full(units, -1)))
-    order = np.argsort(starts, kind="stable")
-    starts = starts[order]
-    counts = np.diff(np.searchsorted(starts, np.append(layout.example_starts, layout.total)))
-    return counts, starts - np.repeat(layout.example_starts, counts), messages[order], kinds[order]
-
-
-def _assemble_table(
-    inputs: BuildExamplesInputs,
-    piece: ExampleSlice,
-    taken: pa.Table,
-    back: Ints,
-    layout: _ExampleLayout,
-    ids: NDArray[np.int32],
-    mask: NDArray[np.bool_],
-) -> pa.Table:
-    counts, span_starts, span_messages, span_kinds = _lay_out_spans(piece, len(inputs.frame.prompt_ids), layout)
+    record_starts = unit_starts[unit_of_record] + 1 + inside
+    # Ids and mask.
+    out = np.empty(total, np.int32)
+    in_prompt = starts[:, None] + np.arange(len(prompt))
+    out[in_prompt] = prompt
+    out[unit_starts] = frame.bos_id
+    out[unit_starts + unit_lengths - 1] = frame.eos_id
+    steps = np.arange(int(record_ends[-1]))
+    source_places = steps + np.repeat(begins[back] - record_ends[:-1], lengths)
+    out[steps + np.repeat(record_starts - record_ends[:-1], lengths)] = ids[source_places]
+    mask = np.ones(total, bool)
+    mask[in_prompt] = False
+    # No token before an example's first one could predict it.
+    mask[starts] = False
+    # Spans: prompt, BOS, each record, EOS.
+    units, records, prompts = len(unit_starts), len(record_starts), examples if len(prompt) else 0
+    numbers = np.arange(records) - piece.units[piece.examples[:-1]][example_of_unit[unit_of_record]]
+    span_starts = np.concatenate((starts[:prompts], unit_starts, record_starts, unit_starts + unit_lengths - 1))
+    kinds = np.repeat(np.array([PROMPT, TEMPLATE, RECORD, TEMPLATE], np.int8), (prompts, units, records, units))
+    messages = np.concatenate((np.full(prompts + units, -1), numbers, np.full(units, -1)))
+    order = np.argsort(span_starts, kind="stable")
+    span_starts = span_starts[order]
+    span_counts = np.diff(np.searchsorted(span_starts, example_offsets))
+    span_offsets = compute_offsets(span_counts)
+    # Names, keys and counts.
     record_offsets = piece.units[piece.examples]
     row_ids = taken.column("row_id").combine_chunks().take(pa.array(back))
     firsts = pa.array(record_offsets[:-1])
     names = row_ids.take(firsts).to_pylist()
-    examples = len(layout.example_starts)
-    trained = layout.example_lengths - np.maximum(len(inputs.frame.prompt_ids), 1)
+    trained = example_lengths - max(len(prompt), 1)
     keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(piece.units[:-1]))
     by_unit = piece.examples if inputs.is_grouped else np.arange(examples + 1)
     # Offsets into the non-null keys: rows without groups have none.
-    before = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
+    key_offsets = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
     columns: dict[str, Any] = {
         "example_id": [f"{name}#{k}" for name, k in zip(names, piece.numbers.tolist(), strict=True)],
         "row_ids": make_list_array(record_offsets, row_ids),
         "split": [piece.split] * examples,
         "domain": taken.column("domain").combine_chunks().take(pa.array(back)).take(firsts),
-        "input_ids": make_list_array(compute_offsets(layout.example_lengths), ids),
-        "loss_mask": make_list_array(compute_offsets(layout.example_lengths), mask),
-        "span_starts": make_list_array(compute_offsets(counts), span_starts.astype(np.int32)),
-        "span_messages": make_list_array(compute_offsets(counts), span_messages.astype(np.int32)),
-        "span_kinds": make_list_array(compute_offsets(counts), span_kinds),
-        "original_tokens": layout.example_lengths.astype(np.int32),
-        "tokens": layout.example_lengths.astype(np.int32),
+        "input_ids": make_list_array(example_offsets, out),
+        "loss_mask": make_list_array(example_offsets, mask),
+        "span_starts": make_list_array(span_offsets, (span_starts - np.repeat(starts, span_counts)).astype(np.int32)),
+        "span_messages": make_list_array(span_offsets, messages[order].astype(np.int32)),
+        "span_kinds": make_list_array(span_offsets, kinds[order]),
+        "original_tokens": example_lengths.astype(np.int32),
+        "tokens": example_lengths.astype(np.int32),
         "trained_tokens": trained.astype(np.int32),
-        "context_tokens": (layout.example_lengths - trained).astype(np.int32),
-        "group_keys": make_list_array(before[by_unit], keys.drop_null()),
+        "context_tokens": (example_lengths - trained).astype(np.int32),
+        "group_keys": make_list_array(key_offsets[by_unit], keys.drop_null()),
         "record_start": piece.starts,
         "record_stop": piece.starts + np.diff(record_offsets),
         "pass": piece.passes.astype(np.int32),
@@ -469,6 +414,13 @@ def _assemble_table(
     # Nothing is truncated: an example of records is complete, or it is not made.
     nothing = np.zeros(examples, np.int32)
     return pa.table([columns.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
+
+
+def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
+    lists = column.combine_chunks()
+    offsets = np.asarray(lists.offsets, np.int64)
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    return values, np.diff(offsets), offsets[:-1] - offsets[0]
 
 
 # ── The initial prefill of generated series ────────────────────────────────────────────────────────

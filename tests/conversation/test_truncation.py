@@ -162,7 +162,7 @@ def test_row_that_cannot_be_truncated_is_rejected(options: dict[str, Any], flags
     assert found.reason == reason
 
 
-def test_subset_on_which_the_template_raises_is_skipped() -> None:
+def test_search_skips_what_the_template_refuses_and_renders_few_times() -> None:
     """The template wants an even number of exchanges."""
 
     def even(messages: Sequence[Message], _: Sequence[Json] | None) -> int | None:
@@ -175,8 +175,6 @@ def test_subset_on_which_the_template_raises_is_skipped() -> None:
     assert words(cut(messages, 30, measure=even).messages) == "U3 A3 U4 A4"
     assert cut(messages, 30, measure=even).needs_token_cut
 
-
-def test_search_renders_few_times() -> None:
     renders = 0
 
     def counted(messages: Sequence[Message], tools: Sequence[Json] | None) -> int:

@@ -102,6 +102,78 @@ def project(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
+NO_ROWS = [
+    ("none", "skipped_by_format", ""),
+    ("empty", "skipped_by_format", ""),
+    ("unheard", "format_error", "KeyError: 'unheard'"),
+    ("dict", "format_error", "rows returned dict, expected a Row: conversation, pair or text"),
+    ("record", "format_error", "rows returned a Row of kind record"),
+    ("blank", "empty_text", ""),
+    ("mute", "no_assistant", ""),
+]
+
+
+def given(**made: Json) -> dict[str, Json]:
+    return {"how": "given", "made": made}
+
+
+NO_TOKENS = [
+    ({"how": "none"}, "skipped_by_format", ""),
+    ({"how": "raise"}, "format_error", "RuntimeError: no tokens today"),
+    (given(ids=[5, 10_000], loss_mask=[0, 1]), "bad_example", "id 10000 is unknown"),
+    (given(ids=[5, -1], loss_mask=[0, 1]), "bad_example", "id -1 is unknown"),
+    (given(ids=[5, 6], loss_mask=[0, 1, 1]), "bad_example", "loss_mask is 3 long, ids are 2 long"),
+    (given(ids=[5, 6], loss_mask=[0, 2]), "bad_example", "other values than 0 and 1"),
+    (given(ids=[5, 6], loss_mask=[0, 0.5]), "bad_example", "other values than 0 and 1"),
+    (given(ids=[5, 6], loss_mask=["a", "b"]), "bad_example", "other values than 0 and 1"),
+    (given(ids=[5, 6.5], loss_mask=[0, 1]), "bad_example", "ids are no list of integers, or an empty one"),
+    (given(ids=[[5], [6]], loss_mask=[0, 1]), "bad_example", "ids are no list of integers, or an empty one"),
+    (given(ids=[], loss_mask=[]), "bad_example", "ids are no list of integers, or an empty one"),
+    (given(ids=[5, 6]), "bad_example", "expected ids and loss_mask"),
+    (given(ids=[5, 6], loss_mask=[0, 1], domain=3), "bad_example", "domain is an integer"),
+    (given(ids=[5, 6], loss_mask=[1, 0]), "no_loss_tokens", ""),
+]
+
+POLICIES: list[tuple[dict[str, Any], list[list[int]]]] = [
+    ({}, [[40, 41, 42, 43]]),
+    ({"truncate_side": "right"}, [[30, 31, 32, 33]]),
+    ({"overlong": "split"}, [[30, 31, 32, 33], [34, 35, 36, 37], [38, 39, 40, 41], [42, 43]]),
+    ({"overlong": "drop"}, []),
+    ({"token_cut": "reject"}, []),
+]
+"""Options of truncation to four tokens, and what becomes of fourteen."""
+FINE, SHORT = {"how": "text", "a": "fine"}, given(ids=[5, 6], loss_mask=[0, 1])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build what the classes make of records of every sort, each sort a dataset."""
+    folder = tmp_path_factory.mktemp("formats")
+    (folder / "own_formats.py").write_text(textwrap.dedent(FORMATS), encoding="utf-8")
+    workspace = Workspace(folder)
+    every = [{"how": how, "q": f"why {how}?", "a": f"because {how}"} for how in ("chat", "pair", "text", "call")]
+    texts = [{"how": "text", "a": text} for text in (sentence(1, 9), f"{CONTROL[1]}x")]
+    long = given(ids=list(range(30, 44)), loss_mask=[1] * 14)
+    sorts: dict[str, tuple[str, Any, dict[str, Any]]] = {
+        "every": ("Tickets", every, {"template": {"on_dropped": {"tool_list": "count"}}}),
+        "repeated": ("Tickets", [{"how": "many", "a": a} for a in "xxy"], {"filters": {"deduplicate": "prefix200"}}),
+        "invalid": ("Tickets", [*({"how": how} for how, _, _ in NO_ROWS), FINE], {}),
+        "listed": ("Tickets", b"[1]\n" + lines([FINE]), {}),
+        "unchanged": ("Tokens", [given(ids=[1, 200, 201, 2], loss_mask=[1, 0, 1, 1], domain="mine")], {}),
+        "encoded": ("Tokens", texts, {"truncation": {"max_length": 128}}),
+        "refused": ("Tokens", [*(row for row, _, _ in NO_TOKENS), SHORT], {}),
+        **{
+            f"cut{number}": ("Tokens", [long, SHORT], {"truncation": {"max_length": 4} | truncation})
+            for number, (truncation, _) in enumerate(POLICIES)
+        },
+    }
+    datasets = {
+        sort: workspace.dataset(f"{sort}.jsonl", rows, {"kind": "python", "class": f"own_formats:{name}"}, **groups)
+        for sort, (name, rows, groups) in sorts.items()
+    }
+    return workspace.recipe(datasets).build()
+
+
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every test a registry of its own."""
@@ -117,22 +189,15 @@ def made_by(workspace: Workspace, name: str, rows: Sequence[Mapping[str, Any]], 
 
 
 @pytest.mark.slow
-def test_rows_of_each_kind_become_examples_and_conversations_are_read_like_those_of_a_source(
-    project: Workspace,
-) -> None:
-    rows = [{"how": how, "q": f"why {how}?", "a": f"because {how}"} for how in ("chat", "pair", "text", "call")]
-
-    built = made_by(project, "Tickets", rows, template={"on_dropped": {"tool_list": "count"}})
-
-    assert built.rejects() == []
-    texts = [text_of(one) for one in built.examples()]
+def test_rows_of_each_kind_become_examples_and_conversations_are_read_like_those_of_a_source(built: Built) -> None:
+    assert built.rejects("every") == []
+    texts = [text_of(one) for one in built.examples("every")]
     assert texts[0] == "<|im_start|>user\nwhy chat?<|im_end|>\n<|im_start|>assistant\nbecause chat<|im_end|>\n"
     assert texts[1] == "why pair?because pair<|im_end|>"
     assert texts[2] == "hello because text<|im_end|>"
     assert '{"name": "look_up", "arguments": {"word": "x"}}' in texts[3]
-    assert [one["domain"] for one in built.examples()] == ["talk", None, None, None]
-
-    row = built.rows_of("rows", "canonical_rows", file="rows")[3]
+    assert [one["domain"] for one in built.examples("every")] == ["talk", None, None, None]
+    row = built.rows_of("every", "canonical_rows", file="rows")[3]
     assert row["schema"] == "python"
     assert row["extracted_think_from_content"] == 1
     assert row["tools_present"]
@@ -167,36 +232,19 @@ def test_rows_of_one_record_have_a_ledger_line_each_and_are_found_by_trace_and_i
 
 
 @pytest.mark.slow
-def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(project: Workspace) -> None:
-    rows = [{"how": "many", "a": "x"}, {"how": "many", "a": "x"}, {"how": "many", "a": "y"}]
-
-    built = made_by(project, "Tickets", rows, filters={"deduplicate": "prefix200"})
-
-    assert built.rejects() == [(1, "duplicate")] * 3
-    assert len(built.examples()) == 6
-
-
-NO_ROWS = [
-    ("none", "skipped_by_format", ""),
-    ("empty", "skipped_by_format", ""),
-    ("unheard", "format_error", "KeyError: 'unheard'"),
-    ("dict", "format_error", "rows returned dict, expected a Row: conversation, pair or text"),
-    ("record", "format_error", "rows returned a Row of kind record"),
-    ("blank", "empty_text", ""),
-    ("mute", "no_assistant", ""),
-]
+def test_rows_of_one_record_are_not_prefix_duplicates_of_each_other(built: Built) -> None:
+    assert built.rejects("repeated") == [(1, "duplicate")] * 3
+    assert len(built.examples("repeated")) == 6
 
 
 @pytest.mark.slow
-def test_invalid_rows_are_one_reject_each(project: Workspace) -> None:
-    rows = [*({"how": how} for how, _, _ in NO_ROWS), {"how": "text", "a": "fine"}]
-
-    built = made_by(project, "Tickets", rows)
-
-    assert built.rejects() == [(i, reason) for i, (_, reason, _) in enumerate(NO_ROWS)]
-    assert built.kept() == [len(NO_ROWS)]
+def test_invalid_rows_and_records_that_are_no_objects_are_one_reject_each(built: Built) -> None:
+    assert built.rejects("invalid") == [(i, reason) for i, (_, reason, _) in enumerate(NO_ROWS)]
+    assert built.kept("invalid") == [len(NO_ROWS)]
     for _, _, detail in NO_ROWS:
-        assert any(detail in one for one in built.details())
+        assert any(detail in one for one in built.details("invalid"))
+    # The class does not get them.
+    assert built.rejects("listed") == [(0, "not_an_object")]
 
 
 @pytest.mark.slow
@@ -212,29 +260,13 @@ def test_rows_without_a_chat_template_refuse_conversations_only(project: Workspa
     assert built.kept() == [1]
 
 
-@pytest.mark.slow
-def test_records_that_are_not_objects_are_rejected_before_the_class_gets_them(project: Workspace) -> None:
-    project.one(
-        "a.jsonl", b"[1]\n" + lines([{"how": "text", "a": "fine"}]), {"kind": "python", "class": "own_formats:Tickets"}
-    )
-
-    assert project.build().rejects() == [(0, "not_an_object")]
-
-
 # Tokens
 
 
-def given(**made: Json) -> dict[str, Json]:
-    return {"how": "given", "made": made}
-
-
 @pytest.mark.slow
-def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project: Workspace) -> None:
-    row = given(ids=[1, 200, 201, 2], loss_mask=[1, 0, 1, 1], domain="mine")
+def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(built: Built) -> None:
+    (one,) = built.examples("unchanged")
 
-    built = made_by(project, "Tokens", [row])
-
-    (one,) = built.examples()
     assert one["input_ids"] == [1, 200, 201, 2]
     assert one["loss_mask"] == [False, False, True, True]
     assert one["domain"] == "mine"
@@ -244,68 +276,28 @@ def test_tokens_are_used_unchanged_except_that_the_first_is_not_a_target(project
 
 
 @pytest.mark.slow
-def test_tokens_can_be_made_with_the_recipes_tokenizer_and_its_control_tokens(project: Workspace) -> None:
-    rows = [{"how": "text", "a": text} for text in (sentence(1, 9), f"{CONTROL[1]}x")]
-    one, other = made_by(project, "Tokens", rows, truncation={"max_length": 128}).examples()
+def test_tokens_can_be_made_with_the_recipes_tokenizer_and_its_control_tokens(built: Built) -> None:
+    one, other = built.examples("encoded")
 
     assert text_of(one) == sentence(1, 9)
     assert one["loss_mask"] == [bool(i % 2) for i in range(one["tokens"])]
     assert other["input_ids"][0] == 1
 
 
-NO_TOKENS = [
-    ({"how": "none"}, "skipped_by_format", ""),
-    ({"how": "raise"}, "format_error", "RuntimeError: no tokens today"),
-    (given(ids=[5, 10_000], loss_mask=[0, 1]), "bad_example", "id 10000 is unknown"),
-    (given(ids=[5, -1], loss_mask=[0, 1]), "bad_example", "id -1 is unknown"),
-    (given(ids=[5, 6], loss_mask=[0, 1, 1]), "bad_example", "loss_mask is 3 long, ids are 2 long"),
-    (given(ids=[5, 6], loss_mask=[0, 2]), "bad_example", "other values than 0 and 1"),
-    (given(ids=[5, 6], loss_mask=[0, 0.5]), "bad_example", "other values than 0 and 1"),
-    (given(ids=[5, 6], loss_mask=["a", "b"]), "bad_example", "other values than 0 and 1"),
-    (given(ids=[5, 6.5], loss_mask=[0, 1]), "bad_example", "ids are no list of integers, or an empty one"),
-    (given(ids=[[5], [6]], loss_mask=[0, 1]), "bad_example", "ids are no list of integers, or an empty one"),
-    (given(ids=[], loss_mask=[]), "bad_example", "ids are no list of integers, or an empty one"),
-    (given(ids=[5, 6]), "bad_example", "expected ids and loss_mask"),
-    (given(ids=[5, 6], loss_mask=[0, 1], domain=3), "bad_example", "domain is an integer"),
-    (given(ids=[5, 6], loss_mask=[1, 0]), "no_loss_tokens", ""),
-]
-
-
 @pytest.mark.slow
-def test_tokens_that_cannot_be_used_are_one_reject_each(project: Workspace) -> None:
-    fine = given(ids=[5, 6], loss_mask=[0, 1])
-
-    built = made_by(project, "Tokens", [*(row for row, _, _ in NO_TOKENS), fine])
-
-    assert built.rejects() == [(i, reason) for i, (_, reason, _) in enumerate(NO_TOKENS)]
-    assert built.kept() == [len(NO_TOKENS)]
-    for (_, _, expected), detail in zip(NO_TOKENS, built.details(), strict=True):
+def test_tokens_that_cannot_be_used_are_one_reject_each(built: Built) -> None:
+    assert built.rejects("refused") == [(i, reason) for i, (_, reason, _) in enumerate(NO_TOKENS)]
+    assert built.kept("refused") == [len(NO_TOKENS)]
+    for (_, _, expected), detail in zip(NO_TOKENS, built.details("refused"), strict=True):
         assert expected in detail
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("truncation", "ids"),
-    [
-        ({}, [[40, 41, 42, 43]]),
-        ({"truncate_side": "right"}, [[30, 31, 32, 33]]),
-        ({"overlong": "split"}, [[30, 31, 32, 33], [34, 35, 36, 37], [38, 39, 40, 41], [42, 43]]),
-        ({"overlong": "drop"}, []),
-        ({"token_cut": "reject"}, []),
-    ],
-)
-def test_tokens_too_long_follow_the_policy(
-    project: Workspace, truncation: dict[str, Any], ids: list[list[int]]
-) -> None:
-    row = given(ids=list(range(30, 44)), loss_mask=[1] * 14)
-
-    built = made_by(
-        project, "Tokens", [row, given(ids=[5, 6], loss_mask=[0, 1])], truncation={"max_length": 4} | truncation
-    )
-
-    assert [one["input_ids"] for one in built.examples()] == [*ids, [5, 6]]
-    for one in built.examples():
-        assert one["original_tokens"] == one["tokens"] + one["tokens_cut"]
+def test_tokens_too_long_follow_the_policy(built: Built) -> None:
+    for number, (_, ids) in enumerate(POLICIES):
+        examples = built.examples(f"cut{number}")
+        assert [one["input_ids"] for one in examples] == [*ids, [5, 6]], POLICIES[number]
+        assert all(one["original_tokens"] == one["tokens"] + one["tokens_cut"] for one in examples)
 
 
 def test_tokens_may_be_arrays(project: Workspace) -> None:

@@ -634,7 +634,7 @@ def test_result_of_a_tool_that_is_no_text_is_kept_as_json(value: Json) -> None:
     assert row.report.notes == ("tool_result_as_json",)
 
 
-def test_results_among_a_users_parts_are_messages_of_the_tool() -> None:
+def test_parts_of_other_vendors_are_messages_with_calls_results_and_reasoning() -> None:
     call = {"type": "tool_use", "id": "tu0", "name": "add", "input": {"a": 1}}
     result = {"type": "tool_result", "tool_use_id": "tu0", "content": [{"type": "text", "text": "1"}]}
     said = {"type": "text", "text": "And now?"}
@@ -654,8 +654,6 @@ def test_results_among_a_users_parts_are_messages_of_the_tool() -> None:
     ]  # fmt: skip
     assert row.messages[2]["tool_call_id"] == "tu0" == row.messages[1]["tool_calls"][0]["id"]
 
-
-def test_contents_with_parts_are_messages_with_calls_and_results() -> None:
     call = {"name": "add", "args": {"a": 1}}
     record = {
         "systemInstruction": {"parts": [{"text": "Be "}, {"text": "brief."}]},
@@ -679,8 +677,6 @@ def test_contents_with_parts_are_messages_with_calls_and_results() -> None:
     assert row.messages[2]["reasoning_content"] == "First"
     assert row.messages[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
 
-
-def test_reasoning_details_are_reasoning() -> None:
     details = [{"type": "reasoning.text", "text": "because"}, {"type": "reasoning.summary", "summary": " so"}]
     message = {"role": "assistant", "content": "A", "reasoning_details": details}
 
@@ -698,12 +694,10 @@ def test_role_in_another_case_is_that_role_and_noted(role: str) -> None:
     assert row.report.unknown_roles == ()
 
 
-def test_user_without_content_is_rejected_and_one_without_text_is_not() -> None:
+def test_user_without_content_and_arguments_that_are_no_json_are_rejected() -> None:
     assert reason(chat(("user", None), ("assistant", "A"))) == "empty_user"
     assert turns(kept(chat(("user", ""), ("assistant", "A"))))[0] == ("user", "")
 
-
-def test_arguments_that_are_no_json_are_rejected_unless_strings_are_asked_for() -> None:
     call = {"id": "c", "function": {"name": "find", "arguments": "{city: Oslo"}}
     record = {
         "messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "", "tool_calls": [call]}]

@@ -58,12 +58,18 @@ def test_prompt_truth_and_source_are_found_in_the_columns_of_trainers(
     assert row.columns["data_source"] == source
 
 
-def test_pattern_takes_its_last_match_from_the_ground_truth() -> None:
+def test_pattern_takes_its_last_match_and_carried_fields_are_json_of_their_paths() -> None:
     record = {"question": "2 + 3?", "answer": "2 + 3 = #### 4\nno, #### 5"}
 
     assert json.loads(_row(record, ground_truth_pattern="#### (.+)$").columns["ground_truth"]) == "5"
     assert _reason({**record, "answer": "5"}, ground_truth_pattern="#### (.+)$") == "missing_ground_truth"
     assert _reason({**record, "answer": 5}, ground_truth_pattern="(.+)") == "missing_ground_truth"
+
+    record = {"prompt": "2 + 3?", "answer": "5", "meta": {"level": 3}, "tests": [{"in": "x"}, None]}
+
+    row = _row(record, carry_fields=["meta.level", "tests", "absent"])
+
+    assert json.loads(row.columns["extra"]) == {"meta.level": 3, "tests": [{"in": "x"}, None], "absent": None}
 
 
 def test_answer_at_the_end_is_dropped_or_becomes_the_truth_or_rejects() -> None:
@@ -76,14 +82,6 @@ def test_answer_at_the_end_is_dropped_or_becomes_the_truth_or_rejects() -> None:
     assert _reason({**record, "answer": "5"}, trailing_assistant="reject") == "prompt_ends_with_assistant"
     assert _row({**record, "answer": "5"}).report.notes == ("trailing_assistant",)
     assert _reason({"messages": [ANSWER], "answer": "5"}) == "empty_conversation"
-
-
-def test_carried_fields_are_json_of_their_paths() -> None:
-    record = {"prompt": "2 + 3?", "answer": "5", "meta": {"level": 3}, "tests": [{"in": "x"}, None]}
-
-    row = _row(record, carry_fields=["meta.level", "tests", "absent"])
-
-    assert json.loads(row.columns["extra"]) == {"meta.level": 3, "tests": [{"in": "x"}, None], "absent": None}
 
 
 def test_equal_prompts_are_copies_whatever_their_truth_and_flags() -> None:

@@ -244,7 +244,7 @@ def test_mode_drop_removes_all_reasoning_and_rejects_what_is_then_empty() -> Non
     assert reason([{"role": "think", "content": "r"}], think_mode="drop") == "empty_conversation"
 
 
-def test_mode_inline_is_undone_by_reading_it() -> None:
+def test_reasoning_is_inlined_so_that_reading_undoes_it_or_cut_to_its_first_tokens() -> None:
     message = {"role": "assistant", "content": "A", "reasoning_content": "r1\n\nr2"}
     (written,) = inline_reasoning([message], ["<think>", "</think>"])
 
@@ -252,8 +252,6 @@ def test_mode_inline_is_undone_by_reading_it() -> None:
     assert written["content"][written["inline_reasoning"] :] == "A"
     assert canonical_message({"content": written["content"]}) == message
 
-
-def test_limit_keeps_the_first_tokens_and_zero_keeps_all() -> None:
     message = {"role": "assistant", "content": "A", "reasoning_content": "a b c d"}
 
     def first_words(text: str, number: int) -> str:

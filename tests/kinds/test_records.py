@@ -97,12 +97,10 @@ def test_invalid_option_error_says_what_is_valid(form: dict[str, Any], groups: d
     assert said in str(caught.value)
 
 
-def test_numbers_of_rows_are_only_for_records() -> None:
+def test_numbers_of_rows_are_only_for_records_and_a_missing_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="are for records; a text dataset is split by hash"):
         load({"kind": "text"}, groups={"splits": {"test": 100}})
 
-
-def test_missing_column_error_lists_the_columns(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path).one("table.csv", as_csv(purchases(5)), records(**grouped(by="costumer")))
 
     with pytest.raises(

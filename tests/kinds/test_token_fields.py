@@ -164,7 +164,7 @@ def test_bad_list_of_a_size_has_one_reason(fields: dict[str, Any], expected: str
     assert f"{row.reason}: {row.detail}" == expected
 
 
-def test_row_without_a_declared_field_is_noted() -> None:
+def test_row_without_a_declared_field_is_noted_and_rows_that_differ_in_one_are_no_duplicates() -> None:
     fields: dict[str, Any] = {"token_fields": ["logprobs"], "row_fields": ["reward", "group_id"]}
     full = _read(PROMPT | {"logprobs": [1, 2, 3], "reward": 1, "group_id": 7}, **fields)
     bare = _read(PROMPT, **fields)
@@ -175,9 +175,6 @@ def test_row_without_a_declared_field_is_noted() -> None:
     assert (bare.columns["reward"], bare.columns["group_id"]) == (None, None)
     assert bare.report.notes == ("without_logprobs", "without_reward", "without_group_id")
 
-
-def test_rows_that_differ_in_a_field_are_not_duplicates() -> None:
-    fields: dict[str, Any] = {"token_fields": ["logprobs"], "row_fields": ["reward", "group_id"]}
     values = [([1, 2, 3], 1.0), ([1, 2, 4], 1.0), ([1, 2, 3], 0.0), ([1, 2, 3], 1.0)]
     some = [PROMPT | {"logprobs": logprobs, "reward": reward} for logprobs, reward in values]
     rows = [row for record in some if isinstance(row := _read(record, **fields), Row)]
@@ -254,7 +251,7 @@ def test_field_of_another_size_in_another_dataset_is_refused() -> None:
         )
 
 
-def test_only_types_other_than_float32_change_the_identity() -> None:
+def test_only_types_other_than_float32_change_the_identity_and_foreign_columns_are_fields() -> None:
     plain = load({"kind": "tokens", "token_fields": ["a"], "row_fields": ["reward"]}).rollout_fields
     same = load({"kind": "tokens", "token_fields": {"a": {}}, "row_fields": ["reward"]}).rollout_fields
     lists = load({"kind": "tokens", "token_fields": {"a": {"size": 2}}, "row_fields": ["reward"]}).rollout_fields
@@ -262,8 +259,6 @@ def test_only_types_other_than_float32_change_the_identity() -> None:
     assert plain.describe() == same.describe() == [["a"], ["reward"]]
     assert lists.describe() == [["a"], ["reward"], ["a", "fixed_size_list<item: float>[2]"]]
 
-
-def test_columns_of_a_shard_that_are_not_ours_are_fields() -> None:
     number = pa.float32()
     several = RolloutFields({"a": number, "b": number}), RolloutFields({"b": number, "c": number}, ("reward",))
     fields = join_fields({"one": several[0], "other": several[1], "none": RolloutFields()})

@@ -59,7 +59,7 @@ def test_counted_ids_are_trained_but_the_first_and_named_columns_take_the_place_
     assert _row(record, ids_fields=["ids"], mask_fields=["train"]) == ("masked", IDS, MASK)
 
 
-def test_rows_are_equal_in_ids_and_mask() -> None:
+def test_rows_are_equal_in_ids_and_mask_and_shifted_labels_are_called_so() -> None:
     made = [_read(record) for _, record in SAME]
     other = _read({"input_ids": IDS, "loss_mask": [0, 0, 1, 1, 1]})
 
@@ -67,6 +67,14 @@ def test_rows_are_equal_in_ids_and_mask() -> None:
     hashes = {hash_row_content(row) for row in made if isinstance(row, Row)}
     assert len(hashes) == 1
     assert hash_row_content(other) not in hashes
+
+    shifted = _read({"input_ids": [5, 6, 7], "labels": [6, 7, -100]})
+    wrong = _read({"input_ids": [5, 6, 7], "labels": [-100, 9, 7]})
+
+    assert isinstance(shifted, Rejected)
+    assert isinstance(wrong, Rejected)
+    assert "shifted" in shifted.detail
+    assert "shifted" not in wrong.detail
 
 
 HOSTILE: list[tuple[Any, str]] = [
@@ -131,16 +139,6 @@ def test_no_record_raises(record: dict[str, Any]) -> None:
     made = _read(record)
 
     assert isinstance(made, Rejected) or len(made.columns["input_ids"]) == len(made.columns["loss_mask"])
-
-
-def test_labels_that_are_shifted_are_called_so() -> None:
-    shifted = _read({"input_ids": [5, 6, 7], "labels": [6, 7, -100]})
-    wrong = _read({"input_ids": [5, 6, 7], "labels": [-100, 9, 7]})
-
-    assert isinstance(shifted, Rejected)
-    assert isinstance(wrong, Rejected)
-    assert "shifted" in shifted.detail
-    assert "shifted" not in wrong.detail
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,11 @@ def arguments_of(text: Json, **options: Any) -> Json:
         (orjson.dumps([BARE]).decode(), (WRAPPED,), True),
         (orjson.dumps(BARE).decode(), (WRAPPED,), True),
         ([orjson.dumps(BARE).decode()], (WRAPPED,), False),
+        *((blank, None, False) for blank in (None, "", " ", [], {}, "[]", "null")),
     ],
 )
 def test_tools_are_normalized_to_one_shape(value: Json, tools: Json, from_text: bool) -> None:
-    assert read_tools({"tools": value}, FIELDS) == (tools, True, from_text)
+    assert read_tools({"tools": value}, FIELDS) == (tools, tools is not None, from_text)
 
 
 def test_nulls_of_tools_hide_no_column_and_survive_in_schemas() -> None:
@@ -70,11 +71,6 @@ def test_nulls_of_tools_hide_no_column_and_survive_in_schemas() -> None:
     offered = read_tools({"tools": [tool]}, FIELDS)
 
     assert offered.tools == ({"type": "function", "function": tool},)
-
-
-@pytest.mark.parametrize("value", [None, "", " ", [], {}, "[]", "null"])
-def test_tools_blank_are_none(value: Json) -> None:
-    assert read_tools({"tools": value}, FIELDS) == (None, False, False)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +108,7 @@ def test_calls_are_normalized_to_one_shape(message: dict[str, Json]) -> None:
     assert row.messages[0].keys() <= {"role", "content", "tool_calls", "arguments_source"}
 
 
-def test_call_as_a_separate_turn() -> None:
+def test_calls_may_be_separate_turns_and_ids_other_than_text_are_renewed() -> None:
     record = {
         "conversations": [
             {"from": "human", "value": "U"},
@@ -130,6 +126,15 @@ def test_call_as_a_separate_turn() -> None:
     assert row.messages[2]["tool_call_id"] == row.messages[1]["tool_calls"][0]["id"] == "call_0"
     assert row.report.unknown_roles == ()
 
+    row = row_of(
+        [
+            {"role": "assistant", "content": "", "tool_calls": [call({}, id=7)]},
+            {"role": "tool", "content": "R", "tool_call_id": 7},
+        ]
+    )
+
+    assert row.messages[0]["tool_calls"][0]["id"] == row.messages[1]["tool_call_id"] == "call_0"
+
 
 def test_call_keeps_the_text_next_to_it_and_an_empty_list_is_none() -> None:
     row = row_of([{"role": "assistant", "content": "Let me see.", "tool_calls": [call({})]}])
@@ -142,10 +147,19 @@ def test_call_keeps_the_text_next_to_it_and_an_empty_list_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "calls", ["not json", 3, [3], ["x"], [{}], [{"function": {}}], [{"function": {"name": " "}}], [None], '"x"']
-)
-def test_call_without_a_name_is_rejected(calls: Json) -> None:
-    assert reason([{"role": "assistant", "content": "A", "tool_calls": calls}]) == "bad_tool_call"
+    ("calls", "expected"),
+    [
+        *(
+            (calls, "bad_tool_call")
+            for calls in (
+                "not json", 3, [3], ["x"], [{}], [{"function": {}}], [{"function": {"name": " "}}], [None], '"x"',
+            )
+        ),
+        *(([call(value)], "bad_tool_arguments") for value in (3, [1], True)),
+    ],
+)  # fmt: skip
+def test_call_without_a_name_or_with_arguments_of_another_type_is_rejected(calls: Json, expected: str) -> None:
+    assert reason([{"role": "assistant", "content": "A", "tool_calls": calls}]) == expected
 
 
 @pytest.mark.parametrize(
@@ -211,11 +225,6 @@ def test_arguments_unparsable_or_with_a_repeated_key_are_rejected_unless_strings
         assert reason([message], arguments=form) == "bad_tool_arguments"
 
 
-@pytest.mark.parametrize("value", [3, [1], True])
-def test_arguments_of_another_type_are_rejected(value: Json) -> None:
-    assert reason([{"role": "assistant", "content": "", "tool_calls": [call(value)]}]) == "bad_tool_arguments"
-
-
 @pytest.mark.slow
 @given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers(-99, 99) | st.text(), st.lists, max_leaves=5)))
 def test_arguments_as_text_and_as_object_are_equal(arguments: dict[str, Json]) -> None:
@@ -260,17 +269,6 @@ def test_ids_are_numbered_and_matched_in_order(messages: list[str], expected: li
 
     ids = [m["tool_calls"][0]["id"] if "tool_calls" in m else m.get("tool_call_id") for m in written]
     assert ids == expected
-
-
-def test_ids_other_than_text_are_renewed_in_calls_and_results() -> None:
-    row = row_of(
-        [
-            {"role": "assistant", "content": "", "tool_calls": [call({}, id=7)]},
-            {"role": "tool", "content": "R", "tool_call_id": 7},
-        ]
-    )
-
-    assert row.messages[0]["tool_calls"][0]["id"] == row.messages[1]["tool_call_id"] == "call_0"
 
 
 @given(st.lists(st.sampled_from(["u", "a", "c", "c=x", "t", "t=x"]), max_size=12))

@@ -198,7 +198,7 @@ def test_plan_of_four_examples_fills_two_sequences(plan: Callable[[Integers, int
     assert sequences_of(plan_single(lengths, 300)) == [[0], [1], [2], [3]]
 
 
-def test_plan_of_six_examples_differs_by_strategy_and_of_ten_obeys_the_segment_limit() -> None:
+def test_plans_differ_by_strategy_and_concat_cuts_at_every_limit() -> None:
     lengths = np.array([4, 8, 1, 4, 2, 1])
     assert sequences_of(plan_greedy(lengths, 10, 64)) == [[0], [1, 2], [3, 4, 5]]
     assert sequences_of(plan_best_fit(lengths, 10, None)) == [[0, 2, 3, 5], [1, 4]]
@@ -206,8 +206,6 @@ def test_plan_of_six_examples_differs_by_strategy_and_of_ten_obeys_the_segment_l
     assert sequences_of(plan_best_fit(lengths, 12, None)) == [[0, 1], [2, 3, 5], [4, 6, 7, 8], [9]]
     assert sequences_of(plan_best_fit(lengths, 12, 3)) == [[0, 1], [2, 3, 5], [4, 6, 7], [8, 9]]
 
-
-def test_concat_cuts_documents_at_every_limit_and_may_drop_its_tail() -> None:
     plan = plan_concat(np.array([3, 6]), 4, "keep")
     assert plan.sequence_offsets.tolist() == [0, 2, 3, 4]
     assert plan.examples.tolist() == [0, 1, 1, 1]

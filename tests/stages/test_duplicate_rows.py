@@ -109,7 +109,7 @@ def test_a_second_copy_of_real_dialogues_goes_whole(
     assert (twice["records"], twice["kept"], twice["rejected"]) == (600, 265, 335)
 
 
-def test_numbers_of_rows_are_those_of_the_rows_that_are_left(tmp_path: Path) -> None:
+def test_numbers_of_rows_and_parts_are_those_of_the_rows_that_are_left(tmp_path: Path) -> None:
     """Three hundred equal chats are one row, so two with an unknown role are two of three."""
     said = {"role": "user", "content": "Say yes."}, {"role": "assistant", "content": "Yes."}
     others = [{"messages": [{"role": "critic", "content": f"Hm {i}."}, *said]} for i in range(2)]
@@ -124,8 +124,6 @@ def test_numbers_of_rows_are_those_of_the_rows_that_are_left(tmp_path: Path) -> 
     assert made.tables["unknown_roles"].rows == (("critic", 2),)
     assert dict(made.tables["roles"].rows) == {"assistant": 3, "critic": 2, "user": 3}
 
-
-def test_part_of_which_rows_go_counts_as_one_that_was_written_so(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": role, "content": f"{role} {i % 7}"} for role in ("User", "assistant")]}
         for i in range(20)

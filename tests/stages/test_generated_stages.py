@@ -271,7 +271,9 @@ def following(request: dict[str, Any]) -> Reply:
 
 
 @pytest.mark.slow
-def test_series_are_generated_over_http_from_the_training_setup(series: Workspace) -> None:
+def test_series_are_generated_over_http_from_the_training_setup(
+    series: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
     with serving(following) as server:
         made, results, _ = run(with_backend(series, server.base_url, samples_per_prompt=2), "generated_series")
         asked = server.requests
@@ -284,8 +286,14 @@ def test_series_are_generated_over_http_from_the_training_setup(series: Workspac
     assert asked[0]["prompt"].startswith("Generate JSON Lines records with these keys: ")
     assert asked[0]["stop"] == ["<|im_end|>"]
 
+    with serving(following) as server:
+        status = main.main(["generate", str(with_backend(series, server.base_url).config)])
 
-def test_failed_series_are_reported_and_left_out(series: Workspace) -> None:
+    assert status == main.ExitStatus.SUCCESS
+    assert '{"shop":"a"}' in capsys.readouterr().out
+
+
+def test_failed_series_are_reported_and_an_unreachable_backend_leaves_nothing_behind(series: Workspace) -> None:
     def failing_b(request: dict[str, Any]) -> Reply:
         return Reply(status=400) if '"shop":"b"' in request["prompt"] else following(request)
 
@@ -298,8 +306,6 @@ def test_failed_series_are_reported_and_left_out(series: Workspace) -> None:
     assert made.tables["series"].rows[0][:4] == ('{"shop":"b"}', "failed", 0, 2)
     assert [one.check for one in results if one.failed] == ["failed_series", "exact_copies"]
 
-
-def test_unreachable_backend_leaves_nothing_behind(series: Workspace) -> None:
     with serving(following) as server:
         gone = server.base_url
     workspace = with_backend(series, gone, patience=1)
@@ -409,7 +415,7 @@ def test_bad_option_of_generation_or_one_that_would_publish_private_rows_is_refu
 
 
 @pytest.mark.slow
-def test_parse_runs_the_stage_and_writes_the_records(
+def test_parse_writes_the_records_of_its_stage_and_stores_nothing_of_a_file(
     grouped: Workspace, generated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (generated / "a.jsonl").write_text(texts({"text": GOOD, "finish_reason": "stop"}))
@@ -421,8 +427,6 @@ def test_parse_runs_the_stage_and_writes_the_records(
     ]
     assert "4 records" in capsys.readouterr().out
 
-
-def test_parse_of_a_file_stores_nothing(grouped: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = _current(grouped, "parsed_records")
     file = tmp_path / "mine.txt"
     file.write_text(f"{GOOD}<|im_end|>{{}}")
@@ -434,15 +438,6 @@ def test_parse_of_a_file_stores_nothing(grouped: Workspace, tmp_path: Path, caps
     assert "invalid:missing_column" in printed
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
     assert _current(grouped, "parsed_records") == before
-
-
-@pytest.mark.slow
-def test_generate_calls_the_backend(series: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(following) as server:
-        status = main.main(["generate", str(with_backend(series, server.base_url).config)])
-
-    assert status == main.ExitStatus.SUCCESS
-    assert '{"shop":"a"}' in capsys.readouterr().out
 
 
 def test_generating_without_a_valid_record_closes_the_gate(

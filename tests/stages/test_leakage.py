@@ -77,7 +77,7 @@ def test_without_held_out_rows_there_are_no_near_duplicates(tmp_path: Path) -> N
     assert built.facts("training_splits")["near_duplicate"] == 0
 
 
-def test_groups_of_the_specification_are_held_out_as_specified(tmp_path: Path) -> None:
+def test_groups_are_held_out_by_the_hash_that_orders_the_validation_holdout(tmp_path: Path) -> None:
     rows = [pair(i) | {"user": f"g{i % 12}"} for i in range(48)]
     splits = {"validation": 0.1, "test": 0.1, "group_key": "user"}
     built = Workspace(tmp_path).one("rows.jsonl", rows, PAIR, splits=splits).build(only=TO_ROWS)
@@ -88,8 +88,6 @@ def test_groups_of_the_specification_are_held_out_as_specified(tmp_path: Path) -
     assert found["validation"] == {'"g2"', '"g8"'}
     assert found["test"] == {'"g4"'}
 
-
-def test_split_hash_is_the_one_that_orders_the_validation_holdout() -> None:
     splitter = Splitter(Splits(group_key="user", validation=0.5))
 
     assert [splitter(f'"g{i}"', None, b"") == "validation" for i in range(50)] == [

@@ -100,15 +100,6 @@ def test_short_rows_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
-    built = build(tmp_path, [text(0), text(0, changed=1)], action="report")
-
-    made = built.manifest("rows", "canonical_rows")
-    assert (built.rejects(), made.facts["kept"], made.facts["near_duplicates"]) == ([], 2, 0.5)
-    assert query_views(built.project.store, "select count(*) from near_duplicate_groups")[1] == [(1,)]
-
-
-@pytest.mark.slow
 def test_view_and_page_show_what_goes_beside_what_stays(tmp_path: Path) -> None:
     rows = [text(0, more=2), text(1), text(0, more=1), text(0)]
     built = build(tmp_path, rows)
@@ -134,7 +125,8 @@ def test_messages_are_one_text_and_tools_do_not_count(tmp_path: Path) -> None:
     assert built.rejects()[0][0] in (0, 1)
 
 
-def test_another_threshold_does_not_sign_the_parts_again(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_another_threshold_or_a_report_does_not_sign_the_parts_again(tmp_path: Path) -> None:
     def list_signed() -> set[Path]:
         return set((tmp_path / ".rowmill").rglob("bands.arrow"))
 
@@ -146,6 +138,12 @@ def test_another_threshold_does_not_sign_the_parts_again(tmp_path: Path) -> None
     assert [built.facts("rows", "canonical_rows")["kept"] for built in (first, second)] == [1, 2]
     assert len(signed) == 1
     assert list_signed() == signed
+
+    built = build(tmp_path, rows, action="report")
+
+    made = built.manifest("rows", "canonical_rows")
+    assert (built.rejects(), made.facts["kept"], made.facts["near_duplicates"]) == ([], 2, 0.5)
+    assert query_views(built.project.store, "select count(*) from near_duplicate_groups")[1] == [(1,)]
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": 0.6}, {"threshold": 1.1}, {"ngram": 0}, {"action": "drop"}])

@@ -48,7 +48,7 @@ def test_what_if_of_records_equals_a_build_at_that_length(tmp_path: Path, mode: 
         assert (lost > 0) is (over > 0)
 
 
-def test_records_that_fit_lose_no_token_at_any_length(tmp_path: Path) -> None:
+def test_what_if_of_records_that_fit_loses_no_token_and_of_long_prompts_fits_no_record(tmp_path: Path) -> None:
     made = workspace_of(tmp_path, {}, purchases(120), 2048).build()
 
     table = made.manifest("rows", "truncation_stats").tables["what_if"]
@@ -57,8 +57,6 @@ def test_records_that_fit_lose_no_token_at_any_length(tmp_path: Path) -> None:
     assert [row[2:4] for row in table.rows] == [(0, 0)] * len(table.rows)
     assert table.rows[0][1] > table.rows[-1][1]
 
-
-def test_length_filled_by_the_prompt_fits_no_record(tmp_path: Path) -> None:
     made = workspace_of(tmp_path, {"assembly": {"max_seq_length": 200}}, purchases(60), 512, splits={"test": 0}).build()
     prompt = made.facts("rows", "tokenized_examples")["prompt_tokens"]
 
@@ -116,14 +114,12 @@ def test_advice_on_tables_is_about_caps_prompts_and_groups(tmp_path: Path) -> No
     assert "pre-filter" not in hints(capped) + hints(crowded)
 
 
-def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> None:
+def test_remedies_of_tables_are_options_of_tables_and_split_groups_have_no_size_check(tmp_path: Path) -> None:
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
     gates = LENIENT | {"context_overflow": {"at_most": 0.1}}
     with pytest.raises(GateError, match=r"format\.assembly\.on_overflow: split"):
         workspace_of(tmp_path, form, purchases(60), 2048, gates=gates).build()
 
-
-def test_group_that_may_be_split_has_no_size_check(tmp_path: Path) -> None:
     form = {**grouped(), "assembly": {"on_overflow": "split"}}
     gates = LENIENT | {"group_size": {"at_most": 3}}
     made = workspace_of(tmp_path, form, purchases(60), 2048, gates=gates).build(only=TO_ROWS)

@@ -167,7 +167,7 @@ def test_chat_trains_the_answer_and_its_end_and_labels_every_token(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
+def test_pair_ids_equal_prompt_ids_plus_answer_ids_unless_encoded_whole(tmp_path: Path) -> None:
     options = {**PAIR, "separate_with": "\n"}
     built = Workspace(tmp_path).one("a.jsonl", [pair(3)], options).build()
 
@@ -175,6 +175,9 @@ def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
     assert text_of(example) == f"{pair(3)['prompt']}\n{pair(3)['answer']}<|im_end|>"
     assert [kind for kind, _ in _spans(example)] == ["prompt", "assistant", "template"]
     assert example["trained_tokens"] == sum(example["loss_mask"])
+
+    with pytest.raises(ConfigError, match=r"loss\.boundary: whole"):
+        Workspace(tmp_path).one("a.jsonl", [pair(0)], PAIR | {"separate_with": 1}, loss={"boundary": "whole"}).build()
 
 
 @pytest.mark.slow
@@ -193,11 +196,6 @@ def test_pair_encoded_whole_does_not_train_a_token_across_its_boundary(tmp_path:
         assert example["input_ids"] == encoded.ids.tolist()
         assert example["loss_mask"] == inside.tolist()
     assert built.facts("rows", "tokenized_examples")["boundary_tokens"] >= 1
-
-
-def test_pair_encoded_whole_with_a_token_as_separator_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"loss\.boundary: whole"):
-        Workspace(tmp_path).one("a.jsonl", [pair(0)], PAIR | {"separate_with": 1}, loss={"boundary": "whole"}).build()
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,19 @@ def test_shares_of_time_are_resolved_recorded_and_split_like_boundaries_that_are
     assert pinned.facts("rows", "canonical_rows")["unpinned_boundaries"] == 0
 
 
-def test_gap_before_resolved_boundaries_is_rejected(tmp_path: Path) -> None:
+def test_gap_and_groups_on_both_sides_of_a_boundary_are_rejected_if_configured(tmp_path: Path) -> None:
     built = built_of(tmp_path, [dated(i, i) for i in range(20)], validation=0, test=0.25, gap=3)
 
     assert built.facts("rows", "canonical_rows")["boundaries"] == {"test": 15}
     assert rejects(built) == [(13, "split_gap"), (14, "split_gap")]
+
+    built = built_of(tmp_path, STRADDLING, boundaries=BOUNDARIES, group_key="user", crossing_groups="reject")
+
+    assert split_of(built) == {0: "train", 1: "train", 4: "validation"}
+    assert rejects(built) == [(i, "straddles_split") for i in (2, 3, 5, 6)]
+    assert built.facts("rows", "canonical_rows")["accounted"] == 0
+    # Configured, so not a defect of the data.
+    assert built.facts("rows", "canonical_rows")["rejects"] == 0
 
 
 STRADDLING = [
@@ -78,16 +86,6 @@ def test_group_on_both_sides_of_a_boundary_goes_to_the_later_split(tmp_path: Pat
     assert [splits[i] for i in range(7)] == ["train", "train", *["validation"] * 3, "test", "test"]
     assert built.facts("training_splits")["same_group"] == 0
     assert built.facts("training_splits")["time_order"] == 0
-
-
-def test_group_on_both_sides_of_a_boundary_is_rejected_if_configured(tmp_path: Path) -> None:
-    built = built_of(tmp_path, STRADDLING, boundaries=BOUNDARIES, group_key="user", crossing_groups="reject")
-
-    assert split_of(built) == {0: "train", 1: "train", 4: "validation"}
-    assert rejects(built) == [(i, "straddles_split") for i in (2, 3, 5, 6)]
-    assert built.facts("rows", "canonical_rows")["accounted"] == 0
-    # Configured, so not a defect of the data.
-    assert built.facts("rows", "canonical_rows")["rejects"] == 0
 
 
 def test_group_across_two_files_gets_one_split(tmp_path: Path) -> None:

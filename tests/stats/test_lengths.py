@@ -91,7 +91,7 @@ def test_advice_beyond_its_bounds_gives_the_hint_and_at_them_is_silent() -> None
     assert stats.choose_candidate_seq_lens(2) == (2, 4, 8)
 
 
-def test_what_if_for_three_limits_has_losses_and_sequences() -> None:
+def test_tables_of_lengths_have_a_line_per_bin_and_effects_a_line_per_limit() -> None:
     def one_each(planned: Lengths, limit: int) -> int:
         assert planned.max() <= limit
         return len(planned)
@@ -102,6 +102,14 @@ def test_what_if_for_three_limits_has_losses_and_sequences() -> None:
     # At 10 the second example loses half its tokens, so half of the 10 trained ones; the third trains none.
     assert table.rows == ((10, 2, 5, 3), (20, 1, 0, 3), (40, 0, 0, 3))
 
+    train = Histogram(title="t", unit="tokens", edges=(0.0, 10.0, 20.0), counts=(3, 4))
+    test = Histogram(title="t", unit="tokens", edges=(0.0, 5.0), counts=(1,))
+
+    table = stats.make_lengths_table({"train": train, "test": test})
+
+    assert table.columns == ("split", "lower", "upper", "examples")
+    assert table.rows == (("train", 0, 10, 3), ("train", 10, 20, 4), ("test", 0, 5, 1))
+
 
 @given(LENGTHS.filter(len), st.lists(LIMITS, min_size=2, max_size=4))
 def test_what_if_with_a_larger_limit_never_loses_more(values: Lengths, limits: list[int]) -> None:
@@ -111,13 +119,3 @@ def test_what_if_with_a_larger_limit_never_loses_more(values: Lengths, limits: l
     lost = [row[2] for row in table.rows]
     assert over == sorted(over, reverse=True)
     assert lost == sorted(lost, reverse=True)
-
-
-def test_lengths_table_of_two_splits_has_a_line_per_bin() -> None:
-    train = Histogram(title="t", unit="tokens", edges=(0.0, 10.0, 20.0), counts=(3, 4))
-    test = Histogram(title="t", unit="tokens", edges=(0.0, 5.0), counts=(1,))
-
-    table = stats.make_lengths_table({"train": train, "test": test})
-
-    assert table.columns == ("split", "lower", "upper", "examples")
-    assert table.rows == (("train", 0, 10, 3), ("train", 10, 20, 4), ("test", 0, 5, 1))

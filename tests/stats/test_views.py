@@ -123,7 +123,7 @@ def test_query_of_one_recipe_shows_that_recipe_in_every_view(tmp_path: Path, roo
 # ── The questions of the specification ────────────────────────────────────────────────────────────
 
 
-def test_query_of_rejects_sums_them_by_reason(store: Store) -> None:
+def test_questions_of_the_specification_have_their_answers(store: Store) -> None:
     record(store, ledger_of("v1", 10))
     record(store, ledger_of("v2", 20, dataset="tasks"))
     record(store, manifest_of("tokenized_examples", "v3", ledger=(("rejected", "overlong", 1), ("kept", "", 9))))
@@ -134,8 +134,6 @@ def test_query_of_rejects_sums_them_by_reason(store: Store) -> None:
 
     assert found == [("chats", "duplicate", 2), ("chats", "overlong", 1), ("tasks", "duplicate", 2)]
 
-
-def test_query_a_longer_context_sums_what_if_over_datasets(store: Store) -> None:
     table = DisplayTable(
         ("seq_len", "examples_over", "trained_lost", "sequences"), ((2048, 5, 700, 40), (4096, 1, 100, 20))
     )
@@ -147,8 +145,6 @@ def test_query_a_longer_context_sums_what_if_over_datasets(store: Store) -> None
 
     assert found == [(2048, 1400, 80), (4096, 200, 40)]
 
-
-def test_query_of_weights_has_each_dataset_of_the_mixture(store: Store) -> None:
     mixture = DisplayTable(
         ("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"),
         (("chats", 3, 0.75, 1.0, 30, 3000), ("tasks", 1, 0.25, 2.0, 10, 1000)),
@@ -161,8 +157,6 @@ def test_query_of_weights_has_each_dataset_of_the_mixture(store: Store) -> None:
 
     assert found == [("chats", 0.75, 0.75), ("tasks", 0.25, 0.25)]
 
-
-def test_query_of_a_sequences_examples_leads_to_source_and_record(store: Store) -> None:
     columns = ("split", "shard_row", "segment", "example_id", "row_id", "source", "record", "start", "length")
     lines = [
         dict(zip(columns, ("train", 1, i, f"a:{i}#0", f"a:{i}", "raw/chats.jsonl", 7 + i, 0, 100), strict=True))
@@ -233,7 +227,7 @@ def test_tables_of_many_small_parts_writes_few_row_groups(store: Store) -> None:
         assert (written.metadata.num_rows, written.metadata.num_row_groups) == (400, 1)
 
 
-def test_tables_of_the_same_manifest_again_rewrites_nothing(store: Store) -> None:
+def test_tables_of_the_same_manifest_are_not_rewritten_and_its_reuse_is_kept_beside(store: Store) -> None:
     part = part_of(store, "p", rows=filled(ROW_SCHEMA, [{"row_id": "a:0"}]))
     manifest = manifest_of("canonical_rows", "v1", parts=(part,), ledger=(("kept", "", 1),))
     record(store, manifest)
@@ -243,14 +237,7 @@ def test_tables_of_the_same_manifest_again_rewrites_nothing(store: Store) -> Non
 
     assert _files(store) == before
 
-
-def _files(store: Store) -> dict[str, int]:
-    """Every file under the root by its inode: a file that was replaced has another one."""
-    return {str(path): path.stat().st_ino for path in Path(store.root).rglob("*") if path.is_file()}
-
-
-def test_tables_of_a_reused_build_keeps_how_it_was_made_and_the_last_reuse(store: Store) -> None:
-    manifest = manifest_of("canonical_rows", "v1", parts=(Part("p", {}),))
+    manifest = manifest_of("canonical_rows", "v2", parts=(Part("p", {}),))
     record(store, manifest)
     record(store, manifest, reused=True, parts_reused=1)
     record(store, manifest, reused=True, parts_reused=1)
@@ -258,6 +245,11 @@ def test_tables_of_a_reused_build_keeps_how_it_was_made_and_the_last_reuse(store
     found = answer(store, "SELECT reused, parts_reused, seconds FROM builds ORDER BY reused")
 
     assert found == [(False, 0, 1.5), (True, 1, 1.5)]
+
+
+def _files(store: Store) -> dict[str, int]:
+    """Every file under the root by its inode: a file that was replaced has another one."""
+    return {str(path): path.stat().st_ino for path in Path(store.root).rglob("*") if path.is_file()}
 
 
 def test_column_that_is_missing_or_does_not_fit_names_the_file_or_table(store: Store) -> None:
@@ -357,7 +349,7 @@ def test_views_show_the_version_pointed_at_and_the_history_all_that_are_kept(sto
     assert answer(store, "FROM ledger") == []
 
 
-def test_views_of_a_version_without_rejects_do_not_show_those_of_the_version_before(store: Store) -> None:
+def test_views_show_no_rejects_of_a_version_before_and_keep_names_of_digits_text(store: Store) -> None:
     reject = filled(REJECT_SCHEMA, [{"row_id": "a:9", "stage": "canonical_rows"}])
     record(store, manifest_of("canonical_rows", "v1", parts=(part_of(store, "p", rejects=reject),)))
     record(store, manifest_of("canonical_rows", "v2"))
@@ -365,8 +357,6 @@ def test_views_of_a_version_without_rejects_do_not_show_those_of_the_version_bef
     assert answer(store, "FROM rejects") == []
     assert len(answer(store, "FROM history.rejects")) == 1
 
-
-def test_views_over_names_of_digits_keep_them_text(store: Store) -> None:
     stats.write_table(store, "ledger", "r", "2024", "0012", _ledger(1))
     stats.set_current_versions(store, "r", "2024", "canonical_rows", ("0012",))
 
@@ -410,7 +400,17 @@ def test_each_view_is_listed_once_and_it_and_each_column_has_a_comment(store: St
     assert sorted(stats.query_views(store, every, recipe="support")[1]) == sorted(columns)
 
 
-def test_truncation_adds_up_examples_by_split(store: Store) -> None:
+def test_runs_count_what_a_run_built_and_truncation_adds_up_examples_by_split(store: Store) -> None:
+    first, second = ledger_of("v1", 10), replace(ledger_of("v2", 11), run_id="run-2", seconds=0.5)
+    record(store, first)
+    record(store, replace(first, key=("support", "tasks", "canonical_rows")), parts_reused=0)
+    record(store, first, reused=True)
+    record(store, second)
+
+    found = answer(store, "SELECT run_id, stages, seconds FROM runs ORDER BY run_id")
+
+    assert found == [("run-1", 2, 3.0), ("run-2", 1, 0.5)]
+
     lines = [
         {"example_id": "a:0#0", "split": "train", "original_tokens": 10, "tokens": 10},
         {"example_id": "a:1#0", "split": "train", "original_tokens": 30, "tokens": 10, "exchanges_removed": 20},
@@ -426,18 +426,6 @@ def test_truncation_adds_up_examples_by_split(store: Store) -> None:
     )
 
     assert found == [("test", 1, 1, 1.0, 1, 0, 1), ("train", 2, 1, 0.5, 20, 20, 0)]
-
-
-def test_runs_count_what_a_run_built_and_not_what_it_reused(store: Store) -> None:
-    first, second = ledger_of("v1", 10), replace(ledger_of("v2", 11), run_id="run-2", seconds=0.5)
-    record(store, first)
-    record(store, replace(first, key=("support", "tasks", "canonical_rows")), parts_reused=0)
-    record(store, first, reused=True)
-    record(store, second)
-
-    found = answer(store, "SELECT run_id, stages, seconds FROM runs ORDER BY run_id")
-
-    assert found == [("run-1", 2, 3.0), ("run-2", 1, 0.5)]
 
 
 def test_views_read_just_their_root_wherever_it_moved(tmp_path: Path) -> None:

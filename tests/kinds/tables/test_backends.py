@@ -106,7 +106,7 @@ def test_transient_error_is_retried(trouble: Reply) -> None:
     assert len(waits) == 3
 
 
-def test_retry_delays_double_or_follow_the_server() -> None:
+def test_retries_wait_longer_or_as_told_and_a_redirect_is_not_followed() -> None:
     waits: list[float] = []
     with serving(
         in_turn(*[Reply(status=503)] * 3, Reply(status=429, headers={"Retry-After": "7"}), Reply([""]))
@@ -115,6 +115,12 @@ def test_retry_delays_double_or_follow_the_server() -> None:
         complete(completer, PROMPTS[:1], n=1)
 
     assert waits == [0.5, 1.0, 2.0, 7.0]
+
+    with serving(echo) as other:
+        _, answers = asked(lambda _: Reply(status=307, headers={"Location": f"{other.base_url}/completions"}), key=KEY)
+
+        assert all("HTTP 307" in str(answer) for answer in answers)
+        assert other.requests == []
 
 
 def test_failures_affect_no_other_prompt_and_are_told_after_the_retries_they_deserve() -> None:
@@ -156,14 +162,6 @@ def test_answer_other_than_completions_is_an_error(body: bytes) -> None:
 
     assert all(isinstance(answer, GenerationError) for answer in answers)
     assert len(server.requests) == 2
-
-
-def test_redirect_is_not_followed() -> None:
-    with serving(echo) as other:
-        _, answers = asked(lambda _: Reply(status=307, headers={"Location": f"{other.base_url}/completions"}), key=KEY)
-
-        assert all("HTTP 307" in str(answer) for answer in answers)
-        assert other.requests == []
 
 
 def test_key_is_sent_and_never_reported_and_a_missing_one_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:

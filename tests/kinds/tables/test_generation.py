@@ -127,7 +127,7 @@ def test_series_ends_at_its_stop_or_its_bound() -> None:
     assert (result.series[0].status, result.series[0].records) == ("capped", 20)
 
 
-def test_series_with_garbage_completions_fails_alone() -> None:
+def test_series_whose_completions_or_backend_fail_are_left_out_alone() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
         return [["nonsense" if last_of(prompt)["g"] == "A" else continued(prompt, 2)] * n for prompt in prompts]
 
@@ -138,8 +138,6 @@ def test_series_with_garbage_completions_fails_alone() -> None:
     assert outcomes == [('{"g":"A"}', "failed", 3), ('{"g":"B"}', "completed", 4)]
     assert times(result, "B") == [clock(hour) for hour in range(3, 10)]
 
-
-def test_backend_that_always_raises_fails_all_series_without_raising() -> None:
     def model(prompts: list[str]) -> list[str]:
         raise RuntimeError("out of memory")
 
@@ -148,11 +146,20 @@ def test_backend_that_always_raises_fails_all_series_without_raising() -> None:
     assert (result.status, result.records) == ("failed", [])
     assert {(one.rounds, one.error) for one in result.series} == {(3, "RuntimeError: out of memory")}
 
+    def model(prompts: list[str], n: int) -> list[list[str]]:
+        return [[continued(prompt, 1) if last_of(prompt)["t"] == "02:00" else "?"] * n for prompt in prompts]
+
+    dropped, kept = run(model), run(model, on_failed_group="keep")
+
+    assert dropped.records == []
+    assert [(one.reason, one.text) for one in dropped.rejected] == [("series_incomplete", line("A", "03:00"))]
+    assert times(kept) == ["03:00"]
+
 
 # ── Accepted and rejected ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_sample_with_most_valid_records_is_chosen_and_of_equals_the_first() -> None:
+def test_sample_with_most_valid_records_is_chosen_and_drifting_ones_keep_what_is_valid() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
         first = line("A", clock(3), 10) + "{}"
         return [["", first, line("A", clock(3), 20), "{}", line("A", clock(3), 30)] for _ in prompts]
@@ -162,8 +169,6 @@ def test_sample_with_most_valid_records_is_chosen_and_of_equals_the_first() -> N
     assert [record["v"] for record in result.records] == [10]
     assert result.counts == {"invalid:missing_column": 1, "invalid:not_chosen": 3, "record": 1}
 
-
-def test_model_that_drifts_keeps_what_is_valid_and_recovers() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
         return [[continued(prompt, 1) + line("A", "12:30") + line("A", "13:30")] * n for prompt in prompts]
 
@@ -182,17 +187,6 @@ def test_bad_rounds_keep_their_records_and_fail_only_a_series_before_its_stop() 
     model: Any = lambda prompts: [continued(prompt, 3) + "{}" * 20 for prompt in prompts]  # noqa: E731
     result = run(model, [hourly(stop=5)], samples_per_prompt=1, patience=1)
     assert result.series[0].status == "completed"
-
-
-def test_failed_series_goes_to_the_rejects_or_is_kept() -> None:
-    def model(prompts: list[str], n: int) -> list[list[str]]:
-        return [[continued(prompt, 1) if last_of(prompt)["t"] == "02:00" else "?"] * n for prompt in prompts]
-
-    dropped, kept = run(model), run(model, on_failed_group="keep")
-
-    assert dropped.records == []
-    assert [(one.reason, one.text) for one in dropped.rejected] == [("series_incomplete", line("A", "03:00"))]
-    assert times(kept) == ["03:00"]
 
 
 def test_output_is_sorted_by_group_then_time_and_a_record_of_another_group_ends_the_sample() -> None:
@@ -250,7 +244,7 @@ def test_request_has_the_last_records_as_trained_the_options_and_a_limit_of_toke
     assert (first["prompts"][0].count("\n"), first["max_tokens"]) == (2, 2 * size)
 
 
-def test_retries_have_higher_temperature_and_new_seeds_until_a_good_round() -> None:
+def test_seeds_of_a_series_do_not_depend_on_others_and_retries_are_warmer_with_new_ones() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
         counts["asked"] += 1
         return [["?" if counts["asked"] in {1, 2, 4} else continued(prompts[0], 1)] * n]
@@ -261,8 +255,6 @@ def test_retries_have_higher_temperature_and_new_seeds_until_a_good_round() -> N
     assert [one["temperature"] for one in requests] == [0.9, 1.0, 1.1, 0.9, 1.0]
     assert len({seed for one in requests for seed in one["seeds"]}) == 5
 
-
-def test_seeds_of_a_series_do_not_depend_on_the_others_and_no_more_than_allowed_share_a_batch() -> None:
     alone = [one["seeds"][0] for one in requests_of(perfect, [hourly("B")])]
     beside = [one["seeds"][1] for one in requests_of(perfect, [hourly("A"), hourly("B")])]
     assert alone == beside
@@ -270,7 +262,7 @@ def test_seeds_of_a_series_do_not_depend_on_the_others_and_no_more_than_allowed_
     assert {len(one["prompts"]) for one in requests} <= {1, 2}
 
 
-def test_partial_prefill_sends_no_record_and_gives_the_first_step() -> None:
+def test_ids_of_a_prompt_are_the_trained_ones_and_a_partial_one_gives_the_first_step() -> None:
     def model(prompts: list[str], n: int) -> list[list[str]]:
         return [['"v":7}\n' if prompt.endswith(",") else continued(prompt, 1)] * n for prompt in prompts]
 
@@ -279,6 +271,16 @@ def test_partial_prefill_sends_no_record_and_gives_the_first_step() -> None:
     assert requests[0]["prompts"] == [f'{PROMPT}{{"g":"A","t":"00:00",']
     assert times(result) == [clock(hour) for hour in range(10)]
     assert result.records[0]["v"] == 7
+
+    ids: list[Any] = []
+
+    def model(prompts: list[str], prompt_ids: Any, n: int) -> list[list[str]]:
+        ids.append(prompt_ids[0])
+        return perfect(prompts, n)
+
+    run(model, model=trained(prompt=PromptText(PROMPT, (7, 8, 9))))
+
+    assert ids[0] == (7, 8, 9, *"".join(line("A", clock(hour)) for hour in range(3)).encode())
 
 
 @pytest.mark.parametrize(
@@ -319,18 +321,6 @@ def test_private_series_keeps_the_key_that_its_first_record_wrote_and_begins_at_
 
     assert times(result, "series-1") == [clock(0), clock(1)]
     assert (late.status, late.counts["invalid:step"]) == ("failed", late.series[0].rounds)
-
-
-def test_ids_of_a_prompt_are_the_trained_ones_and_the_records() -> None:
-    ids: list[Any] = []
-
-    def model(prompts: list[str], prompt_ids: Any, n: int) -> list[list[str]]:
-        ids.append(prompt_ids[0])
-        return perfect(prompts, n)
-
-    run(model, model=trained(prompt=PromptText(PROMPT, (7, 8, 9))))
-
-    assert ids[0] == (7, 8, 9, *"".join(line("A", clock(hour)) for hour in range(3)).encode())
 
 
 BACKWARDS = Prefill({"g": "A"}, (line("A", "2024-01-02"),), "2024-01-02", "2024-01-01", 1)
@@ -446,7 +436,7 @@ def test_records_are_requested_in_batches_with_distinct_seeds_until_there_are_en
         records_of(perfect, "sequential")
 
 
-def test_groups_stay_whole_and_need_the_eos_that_the_server_removed() -> None:
+def test_groups_stay_whole_and_generation_ends_with_patience() -> None:
     group = "".join(line("A", time) for time in range(4))
     result = records_of(stopped(group), "grouped", 3)
     cut = records_of(lambda prompts: [Completion(group, "length") for _ in prompts], "grouped", 3)
@@ -454,8 +444,6 @@ def test_groups_stay_whole_and_need_the_eos_that_the_server_removed() -> None:
     assert len(result.records) == 12
     assert (cut.status, cut.counts) == ("failed", {"invalid:group_incomplete": 36, "record": 0})
 
-
-def test_generation_ends_with_patience_and_keeps_accepted_records() -> None:
     def model(prompts: list[str]) -> list[str]:
         counts["asked"] += 1
         if counts["asked"] == 2:

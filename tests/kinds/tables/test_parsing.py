@@ -207,17 +207,15 @@ def test_delimiters_kept_by_prompt_or_server_are_counted(text: str, flags: dict[
     assert parse(text, "grouped", **flags).report.valid == valid
 
 
-def test_group_whose_bos_is_its_eos_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="with groups they must differ"):
-        Parser(SCHEMA, "grouped", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
-
-
-def test_unreadable_order_value_has_its_own_reason() -> None:
+def test_order_value_that_is_unreadable_has_its_own_reason_and_bos_must_not_be_eos() -> None:
     place = PlacementColumns(("g",), "t", SortKey("iso8601"))
     schema = RecordSchema((Column("g", "string"), Column("t", "string", nullable=True), Column("v", "integer")))
     text = f"{BOS}{line(t='2024-01-01')}{line(t='soon')}{line(t=None)}{EOS}"
 
     assert classes(parse(text, "grouped", place, schema=schema)) == ["group_has_invalid", "timestamp", "order_missing"]
+
+    with pytest.raises(ConfigError, match="with groups they must differ"):
+        Parser(SCHEMA, "grouped", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
 
 
 # ── Series ─────────────────────────────────────────────────────────────────────────────────────────

@@ -69,13 +69,11 @@ def test_reference_prompt_of_a_family_has_its_text_edges_and_delimiters(
     assert made.is_parity
 
 
-def test_families_are_those_of_the_original_in_the_order_in_which_it_looks() -> None:
+def test_families_are_those_of_the_original_and_named_tokens_override_theirs() -> None:
     assert [one.names[0] for one in FAMILIES] == [
         "tinyllama", "qwen", "llama32", "smollm2", "smollm3", "mistral", "nemotron", "granite",
     ]  # fmt: skip
 
-
-def test_named_tokens_override_those_of_the_family_and_an_unknown_family_is_refused() -> None:
     own = ("<|end_of_text|>", "<|end_of_text|>")
     made = framed("ibm-granite/granite-3.3-2b-instruct", own, "<|start|>", bos="<|start|>")
     assert (made.bos_text, made.prompt_text) == ("<|start|>", f"{TURN}<|end_of_text|>")

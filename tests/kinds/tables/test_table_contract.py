@@ -135,7 +135,7 @@ def test_json_values_keep_their_types(values: list[Any], kind: str) -> None:
     assert column_of(values, are_cells=False).type == kind
 
 
-def test_columns_of_two_files_form_one_schema_and_missing_ones_are_optional() -> None:
+def test_contract_and_evidence_of_two_files_round_trip_and_missing_columns_are_optional() -> None:
     one = observe_cells({"a": CellColumn.from_cells(["1"]), "b": CellColumn.from_cells([""])}, range(1), (0, 1))[0]
     other = seen(["x"])
 
@@ -147,6 +147,13 @@ def test_columns_of_two_files_form_one_schema_and_missing_ones_are_optional() ->
     ]  # fmt: skip
     assert TableEvidence.from_json(read_json(dumps(evidence.to_json()))) == evidence
     assert (evidence.columns["b"].gap, evidence.columns["a"].gap) == ((1, 0), None)
+
+    contract = infer_contract(seen([*NUMBERS, "NA"]), {}, delimiter=";", quote='"')
+
+    assert TableContract.from_json(read_json(dumps(contract.to_json()))) == contract
+    assert RecordSchema((Column("a", "integer", nullable=True),)) == build_record_schema(
+        contract, seen([*NUMBERS, "NA"]), {}, ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,15 +372,6 @@ def test_column_of_another_type_is_a_change_that_names_the_cell(before: list[str
 def test_invalid_column_contract_error_says_what_is_valid(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         validate_options(ColumnContract, options, "table.columns.a")
-
-
-def test_contract_round_trips_through_json() -> None:
-    contract = infer_contract(seen([*NUMBERS, "NA"]), {}, delimiter=";", quote='"')
-
-    assert TableContract.from_json(read_json(dumps(contract.to_json()))) == contract
-    assert RecordSchema((Column("a", "integer", nullable=True),)) == build_record_schema(
-        contract, seen([*NUMBERS, "NA"]), {}, ()
-    )
 
 
 ODD_CELLS = st.one_of(

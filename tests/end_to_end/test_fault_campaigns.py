@@ -25,6 +25,7 @@ from rowmill.stages.gpu_partitions import rank_names
 from tests.end_to_end.test_damage import write
 from tests.end_to_end.test_robustness import PROCESSES, finished
 from tests.support.recipes import Workspace
+from tests.support.shard_layouts import SHARD_LAYOUTS, write_layout
 
 pytestmark = pytest.mark.slow
 
@@ -124,13 +125,16 @@ def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_cle
 
 
 # ── Kills ──────────────────────────────────────────────────────────────────────────────────────────
-def renames_of(config: Path, count: int, after: bool) -> None:
-    """Build in this process, and die before (or after) the n-th rename; 0 counts all into a file beside the recipe."""
+def renames_of(config: Path, count: int, after: bool, pattern: str = "") -> None:
+    """Build in this process, and die before (or after) the n-th rename; 0 counts all into a file beside the recipe.
+
+    Only renames to paths that match a pattern are counted.
+    """
     seen = 0
 
-    def hear(event: str, _: tuple[object, ...]) -> None:
+    def hear(event: str, args: tuple[object, ...]) -> None:
         nonlocal seen
-        if event != "os.rename":
+        if event != "os.rename" or not re.search(pattern, str(args[1])):
             return
         seen += 1
         # An event is heard before its rename: the one after the n-th is heard before the next one.
@@ -165,6 +169,37 @@ def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
         shutil.rmtree(workspace.folder)
     with capsys.disabled():
         print(f"\n{count} kills at {total} renames: 0 wrong; {published} had published, {left} left a temporary file")
+
+
+@pytest.mark.parametrize("layout", SHARD_LAYOUTS)
+def test_shards_of_other_layouts_killed_at_any_rename_are_finished_with_the_same_bytes(
+    tmp_path: Path, layout: str, trials: Callable[[int], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At renames of the stages that know the layout: shards, and ranks."""
+    pattern = r"/(packed_shards|gpu_partitions)/"
+    peace = write_layout(Workspace(tmp_path / "peace"), layout)
+    process = PROCESSES.Process(target=renames_of, args=(peace.config, 0, False, pattern))
+    process.start()
+    assert finished(process) == 0
+    total = int(peace.config.with_name("renames").read_text(encoding="ascii"))
+    expected = contents(peace)
+    count = max(3, trials(KILLS))
+    finished_groups = 0
+    for trial in range(count):
+        workspace = write_layout(Workspace(tmp_path / f"{trial}"), layout)
+        at = 1 + trial * (total - 2) // (count - 1)
+        process = PROCESSES.Process(target=renames_of, args=(workspace.config, at, trial % 2 == 1, pattern))
+        process.start()
+        assert finished(process) == -signal.SIGKILL, (trial, at)
+        finished_groups += bool(list(workspace.store.glob("mini/rows/packed_shards/parts/*/part.json")))
+        _require_whole_manifests(workspace)
+        assert contents(workspace) == expected, (trial, at)
+        batches = [*Reader(str(workspace.store), "mini", rank=0, world_size=2, as_torch=False, verify=True)]
+        assert ("segment_parents" in batches[0]) == (layout == "trees")
+        shutil.rmtree(workspace.folder)
+    with capsys.disabled():
+        print(f"\n{count} kills at {total} renames of {layout}: 0 wrong; {finished_groups} had finished their shards")
+    assert 0 < finished_groups < count
 
 
 def _require_whole_manifests(workspace: Workspace) -> None:

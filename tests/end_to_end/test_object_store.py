@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rowmill.build import runner, share, share_versions
@@ -13,9 +14,11 @@ from rowmill.core import remote
 from rowmill.core.errors import BusyError, ConfigError, UnreachableError
 from rowmill.core.storage import Store
 from rowmill.executors import Share
+from rowmill.reader import Reader
 from rowmill.schema import manifest
 from tests.support.object_server import ObjectServer, serving_s3fs
 from tests.support.recipes import CHAT, Workspace, chat
+from tests.support.shard_layouts import SHARD_LAYOUTS, write_layout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,6 +134,31 @@ def test_server_without_conditions_is_refused_before_anything_is_current(
     assert not any(path.endswith("pointer.json") for path in server.objects)
     monkeypatch.setenv(remote.VARIABLE, "none")
     assert build(project, server)[1] == versions
+
+
+# ── Other layouts ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("layout", SHARD_LAYOUTS)
+def test_shards_of_other_layouts_are_those_of_a_local_store(server: ObjectServer, tmp_path: Path, layout: str) -> None:
+    local = write_layout(Workspace(tmp_path), layout).build()
+
+    remote_build = Workspace(tmp_path, "s3://bucket/store").build()
+
+    assert remote_build.versions() == local.versions()
+    assert [part.files for part in remote_build.manifest("rows", "packed_shards").parts] == [
+        part.files for part in local.manifest("rows", "packed_shards").parts
+    ]
+    require_whole_manifests(remote_build.project)
+    for name in ("flat", "padded"):
+        batches = [
+            [*Reader(root, "mini", rank=1, world_size=2, layout=name, as_torch=False, verify=True)]
+            for root in (local.project.store.root, "s3://bucket/store")
+        ]
+        assert len(batches[0]) == len(batches[1]) > 1
+        for mine, theirs in zip(*batches, strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(np.array_equal(values, theirs[field]) for field, values in mine.items())
 
 
 # ── Shares ─────────────────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,8 @@ from rowmill.executors import RayExecutor
 from rowmill.executors.ray_cluster import RayConnection, RayTasks
 from tests.executors import test_ray_cluster
 from tests.support.ray_nodes import start_node, starting_cluster, write_two_datasets
-from tests.support.recipes import Built
+from tests.support.recipes import Built, Workspace
+from tests.support.shard_layouts import SHARD_LAYOUTS, write_layout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -230,6 +231,21 @@ def test_a_build_on_a_cluster_writes_the_same_bytes(cluster: Any, tmp_path: Path
     built = write_two_datasets(tmp_path, {"kind": "ray", "address": cluster.address}).build()
     assert built.versions() == undisturbed.versions()
     assert built.digests() == undisturbed.digests()
+
+
+@pytest.mark.parametrize("layout", SHARD_LAYOUTS)
+def test_shards_of_other_layouts_have_the_bytes_of_one_worker(cluster: Any, tmp_path: Path, layout: str) -> None:
+    one, many = (
+        write_layout(
+            Workspace(tmp_path / executor["kind"]), layout, files=6, chats=90, words=40, seq_len=1024,
+            execution={"workers": 1, "executor": executor},
+        ).build()
+        for executor in ({"kind": "local"}, {"kind": "ray", "address": cluster.address})
+    )  # fmt: skip
+
+    assert many.report("rows", "tokenized_examples").parts == 6
+    assert many.versions() == one.versions()
+    assert many.digests() == one.digests()
 
 
 @pytest.mark.parametrize("stage", [pytest.param("canonical_rows", marks=pytest.mark.campaign), "tokenized_examples"])

@@ -382,6 +382,7 @@ def test_row_that_is_always_answered_wrongly_is_rejected_and_scored_by_the_next_
     assert len(scored_rows(built)) == ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reply", "detail"), [
     (Reply(texts=["x"]), "no list prompt_logprobs"),
     (Reply(status=400, body=b"unknown parameter prompt_logprobs"), "HTTP 400 unknown parameter prompt_logprobs"),
@@ -399,6 +400,7 @@ def test_server_that_scores_nothing_ends_the_run_at_once(
     assert "is needed; check --base-url and --model" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reply", "problem"), [
     (Reply(status=500), "HTTP 500 after 1 retries"), (Reply(is_slow=True), "timed out after 1 retries"),
 ])  # fmt: skip

@@ -498,6 +498,8 @@ def test_texts_and_pairs_share_tokens_anywhere(tmp_path: Path, kind: dict[str, A
     ({"packing": {**SHARED, "pack_strategy": "greedy"}}, {}, "share_prefixes: true with pack_strategy: greedy"),
     ({"packing": {**SHARED, "pack": 3}}, {}, "share_prefixes: true with pack: 3"),
     ({"packing": {**SHARED, "segment_multiple_of": 4}}, {}, "share_prefixes: true with segment_multiple_of: 4"),
+    ({"packing": {**SHARED, "layout": "index"}}, {}, "share_prefixes: true with layout: index"),
+    ({"packing": {**SHARED, "store_domains": True}}, {}, "share_prefixes: true with store_domains: true"),
     ({"packing": {**SHARED, "block_cross_document_attention": False}}, {}, "block_cross_document_attention: false"),
     ({"packing": SHARED}, {"partitions": {"world_size": 1, "balance": "flops"}}, "partitions.balance: flops with"),
     ({"packing": SHARED}, {"mixture": {"num_validation_sequences": {"rows": 2}}}, "num_validation_sequences.rows"),
@@ -541,5 +543,29 @@ def test_datasets_that_differ_in_sharing_are_refused(tmp_path: Path) -> None:
     dataset = workspace.dataset("rows.jsonl", [chat(0)])
     workspace.recipe({"rows": {**dataset, "packing": SHARED}, "others": dataset})
 
-    with pytest.raises(ConfigError, match=r"datasets\.others\.packing\.share_prefixes: false, and datasets\.rows has"):
+    expected = (
+        r"datasets\.others\.packing\.share_prefixes: false, and datasets\.rows has true; .*; set it in defaults, and "
+        r"min_shared: 257 in the dataset that must not share"
+    )
+    with pytest.raises(ConfigError, match=expected):
         _ = workspace.project
+
+
+def test_dataset_that_must_not_share_is_mixed_with_one_that_does(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    source = {"source": {"train_urls": [workspace.write("rows.jsonl", branching_chats())]}, "format": CHAT}
+    options = {"filters": {"deduplicate": "off"}, "template": {"turns": "message"}}
+    apart = {"share_prefixes": True, "min_shared": 257}
+    built = workspace.recipe({
+        "rows": {**source, **options, "packing": SHARED}, "others": {**source, **options, "packing": apart},
+    }).build()  # fmt: skip
+
+    facts = {name: built.manifest(name, "packed_shards").facts for name in ("rows", "others")}
+    assert facts["rows"]["tokens_shared"] > 0
+    assert facts["others"]["tokens_shared"] == 0
+    assert facts["others"]["tokens"] == sum(row["tokens"] for row in built.examples("others"))
+    batches = list_batches(built, "flat")
+    assert {tuple(batch) for batch in batches} == {tuple(batches[0])}
+    roots = [row for row in built.rows_of("others", "packed_shards", file="shard") if row["segment_parents"]]
+    assert roots
+    assert all(parent == -1 for row in roots for parent in row["segment_parents"])

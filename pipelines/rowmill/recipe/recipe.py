@@ -569,7 +569,8 @@ class Recipe(Config):
             if name not in sharing:
                 raise ValueError(
                     f"datasets.{name}.packing.share_prefixes: false, and datasets.{sharing[0]} has true; one trainer "
-                    "reads all datasets, so they have one; set it in defaults"
+                    "reads all datasets, so they have one; set it in defaults, and min_shared: "
+                    f"{self.seq_len + 1} in the dataset that must not share"
                 )
             if fields := dataset.format.get_rollout_fields().names:
                 raise ValueError(

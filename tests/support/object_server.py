@@ -25,6 +25,9 @@ _ERRORS = {
     "expired": (400, "ExpiredToken", "The provided token has expired."),
 }
 
+MAX_KEYS = 1000
+"""Names in one answer to a listing."""
+
 KEY_ID, SECRET = "AKIDEXAMPLE", "hunter2"
 
 
@@ -159,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             if key:
                 objects[path] = body
-            self._send(200, b"", {"ETag": _etag(body)}, is_cut=is_cut)
+            self._send(200, b"", {"ETag": make_tag(body)}, is_cut=is_cut)
         elif self.command == "DELETE":
             objects.pop(path, None)
             self._send(204, b"", is_cut=is_cut)
@@ -179,14 +182,14 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("If-Match")
         if self.headers.get("If-None-Match") == "*" and existing is not None:
             return False
-        return wanted is None or (existing is not None and wanted == _etag(existing))
+        return wanted is None or (existing is not None and wanted == make_tag(existing))
 
     def _object(self, content: bytes | None, *, is_cut: bool) -> None:
         if content is None:
             self._send(404, b"<Error><Code>NoSuchKey</Code></Error>", is_cut=is_cut)
             return
         asked = self.headers.get("Range")
-        headers = {"ETag": _etag(content), "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
+        headers = {"ETag": make_tag(content), "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
         if asked is None:
             self._send(200, content, headers, is_cut=is_cut)
             return
@@ -216,31 +219,41 @@ class _Handler(BaseHTTPRequestHandler):
         del format, args
 
 
-def _etag(content: bytes) -> str:
+def make_tag(content: bytes) -> str:
+    """Return an object's version tag."""
     return f'"{hashlib.md5(content).hexdigest()}"'
 
 
 def _listing(objects: "dict[str, bytes]", bucket: str, query: "dict[str, list[str]]") -> str:
-    prefix, delimiter = (query.get(name, [""])[0] for name in ("prefix", "delimiter"))
-    folders: dict[str, None] = {}
-    lines: list[str] = []
+    """Return one answer: the files and folders after a token, at most `MAX_KEYS`."""
+    prefix, delimiter, after = (query.get(name, [""])[0] for name in ("prefix", "delimiter", "continuation-token"))
+    lines: dict[str, str] = {}
     for path in sorted(objects):
         own, _, key = path.partition("/")
         if own != bucket or not key.startswith(prefix):
             continue
         head, sign, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
-        if sign:
-            folders[f"{prefix}{head}{delimiter}"] = None
+        name = f"{prefix}{head}{delimiter}" if sign else key
+        if name <= after or name in lines:
             continue
-        lines.append(
-            f"<Contents><Key>{escape(key)}</Key><Size>{len(objects[path])}</Size><ETag>{_etag(objects[path])}</ETag>"
+        if len(lines) == MAX_KEYS:
+            after = next(reversed(lines))
+            break
+        content = objects[path]
+        lines[name] = (
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            if sign
+            else f"<Contents><Key>{escape(key)}</Key><Size>{len(content)}</Size><ETag>{make_tag(content)}</ETag>"
             "<LastModified>2025-01-01T00:00:00.000Z</LastModified><StorageClass>STANDARD</StorageClass></Contents>"
         )
-    lines += [f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders]
+    else:
+        after = ""
+    token = f"<NextContinuationToken>{escape(after)}</NextContinuationToken>" if after else ""
     return (
         '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
         f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(lines)}</KeyCount>"
-        f"<MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>{''.join(lines)}</ListBucketResult>"
+        f"<MaxKeys>{MAX_KEYS}</MaxKeys><IsTruncated>{'true' if after else 'false'}</IsTruncated>{token}"
+        f"{''.join(lines.values())}</ListBucketResult>"
     )
 
 

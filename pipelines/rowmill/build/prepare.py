@@ -67,12 +67,18 @@ def close_workers() -> None:
 
 
 @contextmanager
-def index_outputs(project: Project, steps: Iterable[Step]) -> Generator[None]:
-    """Ask a remote storage at once what it has of some steps and their inputs, and answer from that in the block."""
+def index_outputs(project: Project, steps: Iterable[Step], *, is_whole: bool = False) -> Generator[None]:
+    """Ask a remote storage at once what it has of some steps and their inputs, and answer from that in the block.
+
+    A build of the whole recipe (`is_whole`) finds its small files in one, and leaves them there for the next.
+    """
     keys = dict.fromkeys(key for step in steps for key in (step.key, *step.inputs, *step.gates))
     pages = sorted({expectation_suite.expectations_page_path(key) for key in keys})
-    own = {"stats", stored_tokenizers.TOKENIZER_FOLDER, *(page.rpartition("/")[0] for page in pages)}
-    with project.store.indexed(map(manifest.get_stage_folder, keys), own=own) as is_first:
+    tokenizers = {stored_tokenizers.TOKENIZER_FOLDER, stored_tokenizers.COMMIT_FOLDER}
+    own = {"stats", *tokenizers, *(page.rpartition("/")[0] for page in pages)}
+    copy_path = f"{project.recipe.name}/small_files.json" if is_whole else ""
+    folders = map(manifest.get_stage_folder, keys)
+    with project.store.indexed(folders, own=own, copy_path=copy_path) as is_first:
         if is_first:
             judge.prefetch_check_results(project.store, manifest.prefetch_current(project.store, keys))
             project.store.prefetch(pages)

@@ -445,7 +445,8 @@ def build(
         and (datasets is None or step.dataset in datasets)
     ]
     require_equal_hosts(project, again=True)
-    with index_outputs(project, chosen), BackgroundStatistics() as statistics:
+    is_whole = not only and datasets is None
+    with index_outputs(project, chosen, is_whole=is_whole), BackgroundStatistics() as statistics:
         return _build_steps(project, chosen, statistics, progress=progress, begin=begin, finish=finish)
 
 

@@ -8,11 +8,16 @@ nobody had before, so `forget_absences` has folders listed again before anything
     exists, has, list ─► listing of the folder, noted changes          no request
     read              ─► content read before, records also written      no request, or one GET
     absent            ─► only if no worker has written since the listing; else list again
+
+A build of a whole recipe leaves a copy of the small files that it read and wrote in one file, each with the version tag
+(ETag) that the storage gave its content. The next build takes a file from the copy if the listing shows the same tag
+and size: a file that was replaced or removed is noticed, and a stale or lost copy costs requests, nothing else.
 """
 
+import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +25,10 @@ from dataclasses import dataclass, field
 RECENT_BYTES = 64 << 20
 """Bytes of files of parts that are kept after they were read, the latest; a stage reads some columns, then others."""
 CONCURRENT_REQUESTS = 16
+LISTED_PER_REQUEST = 1000
+"""Files in one answer of S3; the answers of a listing come one after another."""
+MAX_SMALL_BYTES = 128 << 10
+"""Size of the largest file that is copied for the next build; a tokenizer is larger."""
 
 _OPEN: dict[str, "RemoteIndex"] = {}
 """The indexes of this process, by storage root."""
@@ -76,6 +85,9 @@ class RemoteIndex:
         self._first_tags: dict[str, str] = {}
         self._seen: set[str] = set()
         self._contents: dict[str, bytes] = {}
+        self._tags: dict[str, str] = {}
+        """The version tag of each content, if it is certain that the storage gave it to these bytes."""
+        self._used: set[str] = set()
         self._recent: OrderedDict[str, bytes] = OrderedDict()
         self._recent_bytes = 0
         self._lock = threading.RLock()
@@ -89,17 +101,50 @@ class RemoteIndex:
             for one in own:
                 self._folders.setdefault(one, _Folder(is_own=True))
 
-    def list_all(self, top: Collection[str]) -> None:
-        """List all folders that were not listed yet, at once; `top` are the names in the root."""
+    def list_all(self, top: Collection[str], parent: str = "", files: int = 0) -> None:
+        """List all folders that were not listed yet, at once; `top` are the names in the root.
+
+        Those below a `parent` are listed with it if the number of `files` below it, 0 if unknown, makes that faster.
+        """
         for name, one in self._folders.items():
             # Asking for what is below an empty folder takes three requests.
             if name.partition("/")[0] not in top:
                 self._seen.add(name)
                 one.is_complete = True
         waiting = [name for name, one in self._folders.items() if not one.is_complete]
+        below = {name for name in waiting if name.startswith(f"{parent}/")}
+        is_faster = files and len(below) >= CONCURRENT_REQUESTS * (1 + files // LISTED_PER_REQUEST)
+        asked = [parent, *(name for name in waiting if name not in below)] if is_faster else waiting
+        found: dict[str, dict[str, ObjectFacts]] = {name: {} for name in waiting}
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as threads:
-            for name, files in zip(waiting, threads.map(self._list_files, waiting), strict=True):
-                self._note_listing(name, files)
+            for listed in threads.map(self._list_files, asked):
+                for file, facts in listed.items():
+                    if (name := self._name_of(file)) in found:
+                        found[name][file] = facts
+        for name, listed in found.items():
+            self._note_listing(name, listed)
+
+    def list_small_files(self) -> dict[str, list[str]]:
+        """Return tag and content, one character per byte, of the small files that were read or written."""
+        with self._lock:
+            return {
+                path: [tag, self._contents[path].decode("latin-1")]
+                for path, tag in sorted(self._tags.items())
+                if path in self._used and len(self._contents[path]) <= MAX_SMALL_BYTES
+            }
+
+    def restore_small_files(self, files: Mapping[str, Sequence[str]]) -> None:
+        """Take what `list_small_files` returned in an earlier build, as far as the listings show the same files."""
+        with self._lock:
+            for path, (tag, text) in files.items():
+                known, content = self._folder_of(path), text.encode("latin-1")
+                if known is not None and known.files.get(path) == ObjectFacts(len(content), tag):
+                    self._contents[path], self._tags[path] = content, tag
+
+    def count_files(self, folder: str) -> int:
+        """Return the number of files in the folders below a folder."""
+        with self._lock:
+            return sum(len(one.files) for name, one in self._folders.items() if name.startswith(f"{folder}/"))
 
     def find(self, path: str) -> ObjectFacts | None:
         """Return a file's facts; None if it is absent. `covers(path)` must hold."""
@@ -138,15 +183,21 @@ class RemoteIndex:
     def content(self, path: str) -> bytes | None:
         """Return a file's content if it is known."""
         with self._lock:
+            self._used.add(path)
             return self._contents.get(path, self._recent.get(path))
 
     def note_read(self, path: str, content: bytes) -> None:
         """Keep what was read: records of a build all, files of parts, of which there are many, for some time."""
         with self._lock:
+            self._forget_content(path)
             if "/parts/" not in path:
                 self._contents[path] = content
+                known = self._folder_of(path)
+                listed = None if known is None else known.files.get(path)
+                # The file may have been replaced between listing and reading.
+                if listed and listed.tag.strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest():
+                    self._tags[path] = listed.tag
                 return
-            self._forget_content(path)
             self._recent[path] = content
             self._recent_bytes += len(content)
             while self._recent_bytes > RECENT_BYTES:
@@ -154,16 +205,20 @@ class RemoteIndex:
 
     def _forget_content(self, path: str) -> None:
         self._contents.pop(path, None)
+        self._tags.pop(path, None)
         self._recent_bytes -= len(self._recent.pop(path, b""))
 
     def note_written(self, path: str, size_bytes: int, content: bytes | None = None, tag: str = "") -> None:
         """Note a file that this process wrote; files of parts are read back from the storage."""
         with self._lock:
+            self._forget_content(path)
             if tag:
                 self._first_tags[path] = tag
-            self._forget_content(path)
             if content is not None and "/parts/" not in path:
                 self._contents[path] = content
+                self._used.add(path)
+                if tag:
+                    self._tags[path] = tag
             known = self._folder_of(path)
             if known is not None:
                 known.add(path, ObjectFacts(size_bytes, tag))

@@ -38,7 +38,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rowmill.core import arrow_files, remote, remote_index
-from rowmill.core.errors import DISK_FULL_ERRNOS, BusyError, ConfigError, DamagedFileError, PipelineError
+from rowmill.core.errors import (
+    DISK_FULL_ERRNOS,
+    BusyError,
+    ConfigError,
+    DamagedFileError,
+    GateError,
+    PipelineError,
+    SourceError,
+)
 from rowmill.core.json import parse_sealed, seal_object
 from rowmill.core.public_urls import public_url
 from rowmill.core.remote_index import CONCURRENT_REQUESTS, ObjectFacts, RemoteIndex
@@ -242,9 +250,10 @@ class Store:
         """Write a whole file atomically: afterwards it has the new content or the old one, never a part."""
         if not self.is_local:
             put = partial(self._put_file, write=lambda path: self._fs.pipe_file(path, content))
-            self._retry_request("written", put, relative, size_bytes=len(content))
+            answer = self._retry_request("written", put, relative, size_bytes=len(content))
             if (index := self._index_of(relative)) is not None:
-                index.note_written(relative, len(content), content)
+                tag = str(answer.get("ETag", "")) if isinstance(answer, dict) else ""
+                index.note_written(relative, len(content), content, tag)
             return
         with self.create(relative) as handle:
             handle.write(content)
@@ -390,20 +399,39 @@ class Store:
             yield
 
     @contextmanager
-    def indexed(self, folders: Iterable[str], *, own: Iterable[str]) -> Generator[bool]:
+    def indexed(self, folders: Iterable[str], *, own: Iterable[str], copy_path: str = "") -> Generator[bool]:
         """List some folders of a remote root at once, and answer from that while the block runs.
 
         Only this process writes in `own` ones. Yields whether that happened: not for a local root, and not in a block
-        inside another one.
+        inside another one. A block copies the small files that it used to `copy_path`, for the next one with the same
+        path.
         """
         if self.is_local:
             yield False
             return
         with remote_index.open_index(self.root, folders, own, self._list_objects) as index:
-            is_first = index.users == 1
-            if is_first:
-                index.list_all(self.list(""))
-            yield is_first
+            if index.users > 1:
+                yield False
+                return
+            top, folder = self.list(""), copy_path.rpartition("/")[0]
+            copied = (self.read_sealed(copy_path) if folder in top else None) or {}
+            index.list_all(top, folder, copied.get("listed", 0))
+            index.restore_small_files(copied.get("files", {}))
+            try:
+                yield True
+            except GateError:
+                # The build has ended, without what is behind a closed gate.
+                self._copy_small_files(index, copy_path, copied)
+                raise
+            self._copy_small_files(index, copy_path, copied)
+
+    def _copy_small_files(self, index: RemoteIndex, path: str, earlier: Mapping[str, Any]) -> None:
+        files = index.list_small_files()
+        if path and files and files != earlier.get("files"):
+            # Without the copy the next build reads the files themselves.
+            with suppress(SourceError):
+                listed = index.count_files(path.rpartition("/")[0])
+                self.write_sealed_list([path], {"listed": listed, "files": files})
 
     def _list_objects(self, folder: str) -> dict[str, ObjectFacts]:
         base = remote.open_filesystem(self.path(""))[1].rstrip("/")
@@ -437,13 +465,13 @@ class Store:
             self._fs, self.address(relative), action, lambda: function(path), size_bytes=size_bytes
         )
 
-    def _put_file(self, path: str, *, write: Callable[[str], Any]) -> None:
-        """Write a file, after making its folder if the storage has real folders."""
+    def _put_file(self, path: str, *, write: Callable[[str], Any]) -> Any:
+        """Write a file, after making its folder if the storage has real folders; return the storage's answer."""
         try:
-            write(path)
+            return write(path)
         except FileNotFoundError:
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            write(path)
+            return write(path)
 
     @property
     def _fs(self) -> Any:

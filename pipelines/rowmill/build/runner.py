@@ -60,11 +60,11 @@ from rowmill.tokenization import tokenizer_source
 
 
 class BackgroundStatistics:
-    """Writes the statistics of one step after another; leaving its block stops what has not begun."""
+    """Writes the statistics of steps, on some threads; leaving its block stops what has not begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
         """Start no thread yet."""
-        self._thread = ThreadPoolExecutor(1, "write-statistics")
+        self._threads = ThreadPoolExecutor(threads, "write-statistics")
         self._pending: deque[tuple[Step, Future[None]]] = deque()
 
     def __enter__(self) -> Self:
@@ -75,11 +75,11 @@ class BackgroundStatistics:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Wait for what is being written; the next build writes what is left."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def submit(self, step: Step, write: Callable[[], None]) -> None:
         """Have the statistics of a step written."""
-        self._pending.append((step, self._thread.submit(write)))
+        self._pending.append((step, self._threads.submit(write)))
 
     def collect(self, *, waits: bool = False) -> Iterator[Step]:
         """Yield the steps whose files turned out to be damaged, of those written so far, or, with `waits`, of all.
@@ -316,7 +316,8 @@ def _record_report(request: _RunRequest, context: StageContext, report: StepRepo
         parts_reused=report.parts_reused,
         read_domain=None if domain_key is None else partial(read_domain, domain_key),
     )
-    if request.statistics is None or not store.is_local:
+    # A remote store's tables are copied from what the step has just read, which is not kept for long.
+    if request.statistics is None or not (store.is_local or report.reused):
         record()
     else:
         request.statistics.submit(step, partial(_record_if_current, store, report.manifest, record))
@@ -445,8 +446,10 @@ def build(
         and (datasets is None or step.dataset in datasets)
     ]
     require_equal_hosts(project, again=True)
+    # A reused output adds at most a small file for each step, which is a request where the store is remote.
+    threads = 1 if project.store.is_local else 4
     is_whole = not only and datasets is None
-    with index_outputs(project, chosen, is_whole=is_whole), BackgroundStatistics() as statistics:
+    with index_outputs(project, chosen, is_whole=is_whole), BackgroundStatistics(threads) as statistics:
         return _build_steps(project, chosen, statistics, progress=progress, begin=begin, finish=finish)
 
 

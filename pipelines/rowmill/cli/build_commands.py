@@ -193,7 +193,7 @@ def _run_build(args: argparse.Namespace) -> int:
 
 
 def _try_and_build(args: argparse.Namespace) -> int:
-    from rowmill.build import runner
+    from rowmill.build import prepare, runner
     from rowmill.core import console as terminal
     from rowmill.reports.console import render_remarks
     from rowmill.reports.summary import summarize_recipe
@@ -203,22 +203,23 @@ def _try_and_build(args: argparse.Namespace) -> int:
     steps = [step for step in runner.plan_steps(project) if not step.on_demand]
     if only:
         steps = [step for step in runner.plan_steps(project) if not {step.name, step.label}.isdisjoint(only)]
-    if not args.skip_preflight:
-        remarks = _try_first_records_and_begin(project, steps)
-        if remarks:
-            terminal.make_console(sys.stderr).print(render_remarks(remarks))
-    if args.json:
-        return _print_build_as_json(project, steps, only)
-    try:
-        blocked = build_stages(project, steps, only)
-    except GateError:
-        if not only and (report := _write_report(project, closed=True)) is not None:
-            print(f"\nreport  {report}")
-        raise
-    if not only:
-        summary = summarize_recipe(project, shown=[step.key for step in steps])
-        print(f"\n{summary}\n\nreport  {_write_report(project)}")
-    return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
+    with prepare.index_outputs(project, steps, is_whole=not only):
+        if not args.skip_preflight:
+            remarks = _try_first_records_and_begin(project, steps)
+            if remarks:
+                terminal.make_console(sys.stderr).print(render_remarks(remarks))
+        if args.json:
+            return _print_build_as_json(project, steps, only)
+        try:
+            blocked = build_stages(project, steps, only)
+        except GateError:
+            if not only and (report := _write_report(project, closed=True)) is not None:
+                print(f"\nreport  {report}")
+            raise
+        if not only:
+            summary = summarize_recipe(project, shown=[step.key for step in steps])
+            print(f"\n{summary}\n\nreport  {_write_report(project)}")
+        return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 
 def _try_first_records_and_begin(project: "Project", steps: "Sequence[Step]") -> "list[Finding]":

@@ -13,8 +13,7 @@ rows in one file, or increase a constant in it when they change.
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -227,8 +226,12 @@ def _load_module(name: str, file: Path, base: Path, where: str) -> ModuleType:
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
-        with _extend_module_path(base):
+        # The module may import others of the project; behind the libraries, a file of the project hides none of them.
+        sys.path.append(str(base))
+        try:
             spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(base))
     except Exception as error:
         if before is None:
             del sys.modules[name]
@@ -239,17 +242,6 @@ def _load_module(name: str, file: Path, base: Path, where: str) -> ModuleType:
         ) from error
     _LOADED_MODULES[key] = module
     return module
-
-
-@contextmanager
-def _extend_module_path(base: Path) -> Generator[None]:
-    """Let a module import other modules of the project."""
-    # Behind the libraries: a file of the project hides none of them.
-    sys.path.append(str(base))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(base))
 
 
 def _find_format_problem(cls: object) -> str:

@@ -439,9 +439,20 @@ def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop:
     first = prefill.start if start is None else start
     started = _read_boundary(trained, first, f"{where}: start_timestamp", source)
     texts = list(prefill.texts) if shared.style == "records" else []
-    position = _read_last_position(trained, texts, source, where)
+    place, position = trained.place, None
+    if place.order is not None and place.order_column is not None and texts:
+        read = RecordDecoder(trained.schema, wire=trained.wire)
+        records = [read(read_json(text)) for text in texts]
+        values = [None if isinstance(one, RecordProblem) else one.get(place.order_column) for one in records]
+        # The position of the prefill's last record.
+        position = place.order.read_series(values)[-1]
+        if position is None:
+            raise ConfigError(
+                f"{where}: prefill of series {source}: the time of its last record cannot be read; build "
+                "tokenized_examples again"
+            )
     stopped = _resolve_stop(trained, prefill, started, stop, where, source)
-    interval = trained.place.interval
+    interval = place.interval
     # The position of the record before the first generated one, real or hypothetical.
     before = position
     if position is None and started is not None and interval is not None:
@@ -452,7 +463,7 @@ def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop:
         is_open = interval is None or stopped is None or before is None
         bound = 2 * trained.longest_group if is_open else max(0, int((stopped - before) // interval))
     # Group columns come first in a record: without a key, no part of it can be prefilled.
-    has_key = bool(prefill.key) or not trained.place.group_columns
+    has_key = bool(prefill.key) or not place.group_columns
     opening = _write_opening(trained, prefill, first, f"{where}: start_timestamp") if has_key and not texts else ""
     return SeriesState(
         shared, prefill, source, texts, opening, position if has_key else before, stopped,
@@ -494,25 +505,6 @@ def _read_boundary(model: TrainedModel, value: Value, where: str, source: str) -
     return position
 
 
-def _read_last_position(model: TrainedModel, texts: Sequence[str], source: str, where: str) -> Position | None:
-    """Return the position of the prefill's last record."""
-    place = model.place
-    if place.order is None or place.order_column is None or not texts:
-        return None
-    read = RecordDecoder(model.schema, wire=model.wire)
-    values: list[Value] = []
-    for text in texts:
-        record = read(read_json(text))
-        values.append(None if isinstance(record, RecordProblem) else record.get(place.order_column))
-    position = place.order.read_series(values)[-1]
-    if position is None:
-        raise ConfigError(
-            f"{where}: prefill of series {source}: the time of its last record cannot be read; build "
-            "tokenized_examples again"
-        )
-    return position
-
-
 def _write_opening(model: TrainedModel, prefill: Prefill, start: Value, where: str) -> str:
     """Return the start of a series' first record, with its group key and start time."""
     place = model.place
@@ -522,22 +514,19 @@ def _write_opening(model: TrainedModel, prefill: Prefill, start: Value, where: s
     known = RecordSchema(tuple(model.schema.by_name[name] for name in names))
     given: Record = dict(prefill.key)
     if place.order_column is not None and place.order_column in names:
-        given[place.order_column] = _convert_value(known, place.order_column, start, model, where)
+        # A value of the recipe, converted to its column's type.
+        column = known.by_name[place.order_column]
+        decoded = Decimal(repr(start)) if isinstance(start, float) else start
+        read = RecordDecoder(RecordSchema((column,)))({place.order_column: decoded})
+        if isinstance(read, RecordProblem):
+            raise ConfigError(
+                f"{where}: {start!r} is not of type {column.type}, as column {place.order_column!r} is; correct it"
+            )
+        given |= read
     line = Serialiser(known, special_tokens=model.special_tokens, wire=model.wire)(given)
     if isinstance(line, Rejected):
         raise ConfigError(f"{where}: the start of a series cannot be written ({line.detail}); correct it")
     return line.removesuffix("}\n") + ("," if len(model.schema.columns) > len(names) else "}\n")
-
-
-def _convert_value(known: RecordSchema, name: str, value: Value, model: TrainedModel, where: str) -> Value:
-    """Convert a value of the recipe to its column's type."""
-    decoded = Decimal(repr(value)) if isinstance(value, float) else value
-    record = RecordDecoder(RecordSchema((known.by_name[name],)))({name: decoded})
-    if isinstance(record, RecordProblem):
-        raise ConfigError(
-            f"{where}: {value!r} is not of type {known.by_name[name].type}, as column {name!r} is; correct it"
-        )
-    return record[name]
 
 
 def generate_series(

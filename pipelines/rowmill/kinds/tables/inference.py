@@ -218,25 +218,20 @@ def merge_evidence(parts: Iterable[TableEvidence]) -> TableEvidence:
             first, gap = (number, column.first[1]), None if column.gap is None else (number, column.gap[1])
             placed = ColumnEvidence(first, column.present, column.nulls, *tallies, gap=gap)
             columns[name] = columns[name].plus(placed) if name in columns else placed
-    located = {name: _locate_gap(name, column, records, seen) for name, column in columns.items()}
-    return TableEvidence(records, located)
-
-
-def _locate_gap(
-    name: str, column: ColumnEvidence, records: int, seen: Sequence[tuple[int, TableEvidence]]
-) -> ColumnEvidence:
-    """Find the first record without a column that is missing from some parts."""
-    if column.present == records:
-        return column
-    for number, part in seen:
-        own = part.columns.get(name)
-        if own is None:
-            return replace(
-                column, gap=(number, min(one.first[1] for one in part.columns.values()) if part.columns else 0)
-            )
-        if own.gap is not None:
-            return replace(column, gap=(number, own.gap[1]))
-    return column
+    for name, column in columns.items():
+        if column.present == records:
+            continue
+        # The first record without the column.
+        for number, part in seen:
+            own = part.columns.get(name)
+            if own is None:
+                first = min((one.first[1] for one in part.columns.values()), default=0)
+                columns[name] = replace(column, gap=(number, first))
+                break
+            if own.gap is not None:
+                columns[name] = replace(column, gap=(number, own.gap[1]))
+                break
+    return TableEvidence(records, columns)
 
 
 # ── Inference of a contract from evidence: each column's type, from all of its values ──

@@ -398,17 +398,11 @@ class Records(DatasetKind):
             raise ValueError(
                 f"data: {self.order_column!r} is both group and order column; a column is one of them; choose another"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_table_roles(self) -> "Records":
-        """Refuse a contract for other groups or another order, or without their columns."""
         table = self.table
-        if table is None:
-            return self
+        # A contract for other groups or another order, or without their columns, is refused.
         for name, own, wanted in (
-            ("group", table.group, self.group_columns or None),
-            ("order", table.order, self.order_column),
+            ("group", table and table.group, self.group_columns or None),
+            ("order", table and table.order, self.order_column),
         ):
             if own is not None and own != wanted:
                 option = "group_training_examples_by" if name == "group" else "order_training_examples_by"
@@ -417,15 +411,11 @@ class Records(DatasetKind):
                     "order; correct one of them"
                 )
         for column in (*self.group_columns, *([self.order_column] if self.order_column is not None else [])):
-            if column not in table.used:
+            if table is not None and column not in table.used:
                 raise ValueError(
                     f"table.columns: {column!r} groups or orders the records, and the contract has no such column in "
                     f"use; it has {', '.join(table.used) or 'none'}; add it, or name another column"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _check_times(self) -> "Records":
         times = self.time_series
         if not times.is_timeseries:
             given = [name for name in _SERIES_OPTIONS if getattr(times, name) is not None]
@@ -445,16 +435,12 @@ class Records(DatasetKind):
         return self
 
     @model_validator(mode="after")
-    def _check_overflow(self) -> "Records":
+    def _check_overflow_and_privacy(self) -> "Records":
         if self.assembly.on_overflow == "split" and self.mode != "grouped":
             raise ValueError(
                 f"assembly.on_overflow: split in {self.mode} mode; only groups can be cut between records; choose "
                 "error or reject"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_privacy(self) -> "Records":
         if not self.privacy.dp_enabled:
             return self
         cap = self.data.max_sequences_per_example
@@ -468,12 +454,8 @@ class Records(DatasetKind):
                 "assembly.on_overflow: split under privacy.dp_enabled; a group may be used only once; choose error or "
                 "reject"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_private_generation(self) -> "Records":
-        """Refuse options that would publish training data, which includes the start and end times of series."""
-        if self.generation is None or not self.privacy.dp_enabled:
+        # Training data must not be published, which includes the start and end times of series.
+        if self.generation is None:
             return self
         if self.generation.prefill == "records":
             raise ValueError(

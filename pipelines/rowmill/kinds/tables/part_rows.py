@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, groupby, pairwise
 from json.encoder import encode_basestring
 from pathlib import Path
@@ -388,9 +388,16 @@ def hash_record(decoded: Mapping[str, Json]) -> bytes:
 
 def hash_records(records: Sequence[Mapping[str, Json]], columns: Mapping[str, ColumnValues]) -> list[bytes]:
     """Return the content hash of each record; equal values of a column are serialized once."""
+
+    def write(name: bytes, value: Json) -> bytes:
+        """Return a member of an object, with the comma before it."""
+        if value is ABSENT:
+            return b""
+        return b",%b:%b" % (name, orjson.dumps(value, default=_tag_decimal, option=orjson.OPT_SORT_KEYS))
+
     try:
         named = sorted((name.encode(), name) for name in columns)
-        pieces = [columns[name].map(_make_content_writer(name)) for _, name in named]
+        pieces = [columns[name].map(partial(write, orjson.dumps(name))) for _, name in named]
     except (TypeError, UnicodeEncodeError):
         # Integers beyond 64 bits.
         return [hash_record(record) for record in records]
@@ -398,17 +405,6 @@ def hash_records(records: Sequence[Mapping[str, Json]], columns: Mapping[str, Co
         return [hash_record(record) for record in records]
     digest_of, size = hashlib.blake2b, filters.HASH_BYTES
     return [digest_of(b"{%b}" % b"".join(row)[1:], digest_size=size).digest() for row in zip(*pieces, strict=True)]
-
-
-def _make_content_writer(name: str) -> Callable[[Json], bytes]:
-    start = b",%b:" % orjson.dumps(name)
-
-    def write(value: Json) -> bytes:
-        return (
-            b"" if value is ABSENT else start + orjson.dumps(value, default=_tag_decimal, option=orjson.OPT_SORT_KEYS)
-        )
-
-    return write
 
 
 def _tag_decimal(value: Any) -> list[str]:

@@ -473,38 +473,34 @@ def write_prefill(
     texts = dict(zip(shown.tolist(), read_row_column(store, files, index, shown, "record"), strict=True))
     read = RecordDecoder(options.schema)
     write = Serialiser(options.schema, special_tokens=options.frame.special_tokens, wire=form.codec.wire)
+
+    def format_as_trained(text: str) -> str:
+        record = read(read_json(text))
+        assert not isinstance(record, RecordProblem), record
+        line = write(record)
+        assert isinstance(line, str), line
+        return line
+
+    def read_time(row: int) -> str | None:
+        """Return a record's time as the JSON text of its value."""
+        value = None if form.order_column is None else read_json(texts[row]).get(form.order_column)
+        return None if value is None else orjson.dumps(value, default=str).decode()
+
     lines: list[dict[str, Any]] = []
     for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
         own = train.rows[first:last]
         lines.append(
             {
                 "group_key": index.keys[group],
-                "records": [_format_as_trained(texts[row], read, write) for row in own[:PREFILL_RECORDS].tolist()],
-                "start": _read_record_time(texts[int(own[0])], form.order_column),
-                "stop": _read_record_time(texts[int(own[-1])], form.order_column),
+                "records": [format_as_trained(texts[row]) for row in own[:PREFILL_RECORDS].tolist()],
+                "start": read_time(int(own[0])),
+                "stop": read_time(int(own[-1])),
                 "length": last - first,
             }
         )
     table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
     place = PartPlace(store, folder, digest_json("prefill", VERSION, lines))
     return [Part(place.fingerprint, {"prefill": place.write("prefill", table)}, {})]
-
-
-def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:
-    record = read(read_json(text))
-    assert not isinstance(record, RecordProblem), record
-    line = write(record)
-    assert isinstance(line, str), line
-    return line
-
-
-def _read_record_time(text: str, column: str | None) -> str | None:
-    """Return a record's time as the JSON text of its value."""
-    if column is None:
-        return None
-    record: dict[str, Any] = read_json(text)
-    value = record.get(column)
-    return None if value is None else orjson.dumps(value, default=str).decode()
 
 
 PART_TOKENS = 1 << 20

@@ -1,8 +1,7 @@
-"""The gate: which checks close it, and waivers of a run.
+"""The gate before a step: which checks close it, and the waivers of one run.
 
-Waivers of one run: failures that a person accepts where the run is started, in addition to the recipe's waivers.
-
-The next run has only the recipe's waivers again: what this run published stays published, and the check is red again.
+A run's waivers are failures that a person accepts where it is started, in addition to the recipe's. The next run has
+only those again: what this run published stays published, and the check is red again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

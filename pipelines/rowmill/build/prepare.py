@@ -1,18 +1,9 @@
-"""A step before it is made: its inputs, its identity, its executor on one or more hosts.
-
-Prepares a step: its context, its fingerprint, and requirements outside the storage root.
+"""A step before it is made: its inputs, its identity, its executor, and the hosts that will run its tasks.
 
 A step's code version is a digest of the options it reads, the stage's VERSION and the waivers it is built under;
 Dagster compares code versions. Its fingerprint is a digest of the code version, its inputs' versions (content, not
 time), tokenizer files and template text. If a manifest with that fingerprint is kept, the step is done without reading
 data.
-
-Compares the hosts that run a build's tasks with this one, before anything is built.
-
-on every host   the versions that decide bytes are this process's
-                a file that this process wrote below the storage root can be read, and another one written
-                the first file of each source can be read
-                the temporary folder takes a file
 """
 
 import tempfile

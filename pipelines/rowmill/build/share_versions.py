@@ -1,19 +1,11 @@
-"""The versions that a share of a build may assume, and those held for it.
+"""Versions that builds keep: those held by `rowmill use`, and those of the packages that shares ran with.
 
-Versions that a person chose with `rowmill use`: builds keep them until they are released.
-
-    training_splits ──► gpu_partitions        a build: both go forward
-    training_splits ──► gpu_partitions @ 4f2a held: the order goes forward, the ranks stay as they were published
-
-The choice is one small file beside the stage's pointer, so that a night sees it wherever it runs.
-
-Records which versions the shares of a stage ran with, so that parts of different versions are never mixed unnoticed.
-
+    training_splits ──► gpu_partitions @ 4f2a     held: the order goes forward, the ranks stay as they were published
     <stage>/share_versions/<digest of the versions>-<share>.json
 
-A share writes its record before it makes a part, and then reads those of the others: of two that start at once with
-different versions, at least one sees the other. A build compares them with its own versions before it takes parts of
-shares, and removes them once its output is saved.
+A held version is one small file beside the stage's pointer, so that a night sees it wherever it runs. A share writes
+its record before it makes a part, and then reads those of the others: of two that start at once with different
+versions, at least one sees the other. A build compares them with its own before it takes parts of shares.
 """
 
 from collections.abc import Mapping

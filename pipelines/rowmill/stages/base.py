@@ -15,9 +15,6 @@ The stages, one module each: what is done to all parts of a dataset, or to all d
 | `parsed_records` | dataset | files of generated text | records, refused objects |
 | `generated_series` | dataset | examples, rows, a trained model | records |
 | `teacher_scores` | dataset | examples, a served model | token ids with scores |
-
-Larger stages are packages, whose other modules hold parts of their work: `time_splits` of canonical rows, `pack_plans`
-and `shard_files` of packed shards, `leakage` of training splits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

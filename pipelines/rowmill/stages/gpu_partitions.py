@@ -1,32 +1,18 @@
 """The order and the shards → one partition per data-parallel rank: copied shards, or an index of rows.
 
-row      0 1 2 | 3 4 | 5 6 7 | 8      over the train shards of all datasets, in recipe order; the last is the filler
-place    0 1 2 3 …  ─► row 4 8 0 6 …
-
-Ranks as indexes: which row of which packed shard comes when, in the order of training.
-
     rank-00003-of-00008/
-    ├── index.parquet     place 3 11 19 … · step · pass · dataset · sequence_id · shard · row
-    ├── filler.parquet    the sequence of places with shard −1
-    └── facts.parquet     per step, as in ranks that are copied
+    ├── index.parquet       an index: place 3 11 19 … · step · pass · dataset · sequence_id · shard · row
+    ├── filler.parquet      the sequence of places with shard −1
+    ├── data/part-00000 …   or copies: that rank's sequences, in training order
+    └── facts.parquet       per step: sequences, fillers, tokens, trained tokens, longest segment
 
 `shard` counts the train shards of all datasets, in recipe order. An index is integers: no token is read to write one,
 another world size costs no second copy of the tokens, and the packed shards must stay where they are.
 
-Ranks as folders of shards: the sequences of the order, copied in the order of training.
-
-    rank-00003-of-00008/
-    ├── data/part-00000.parquet …   that rank's sequences, in training order
-    └── facts.parquet               per step: sequences, fillers, tokens, trained tokens, longest segment
-
-    tasks    rank 0, steps 0–99 · rank 0, steps 100–199 · rank 1, steps 0–99 · …
-
-A task writes `TASK_SHARDS` shards of one rank, whatever that rank's size is. Rows come from copies of the packed shards
+A task copies `TASK_SHARDS` shards of one rank, whatever that rank's size is. Rows come from copies of the packed shards
 on the task's host, which the first task that needs one makes. Rejected: taking rows out of the packed shards
 themselves. In a shuffled order each sequence of 4,096 tokens comes from another row group, so that every token would be
-decoded some fifteen times.
-
-Trainers open `current.json`. It is written once all ranks of one order are built.
+decoded some fifteen times. Trainers open `current.json`, which is written once all ranks of one order are built.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,11 +1,11 @@
 """Ids of one example cut, prepended to or joined, with all that belongs to them.
 
-Build the examples of pairs and documents by concatenating token columns, each encoded for a whole batch.
+Pairs and documents are joined from columns of tokens, each encoded for a whole batch:
 
-bos      1       1
-input    5 6     -         row 0: 1 5 6 7 2
-output   7       8 9       row 1: 1 8 9 2
-eos      2       2
+    bos      1       1
+    input    5 6     -         row 0: 1 5 6 7 2
+    output   7       8 9       row 1: 1 8 9 2
+    eos      2       2
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,6 @@
-"""Rows of a dataset that hold an item of a benchmark.
+"""Rows of a dataset that hold an item of a benchmark: found over all parts, and removed.
 
-The items of the benchmarks that a dataset is kept clean of: reading their files, and the index of their n-grams.
-
-    benchmark files ─scan─► digests, which enter the fingerprint ─read─► items ─► distinct items, n-grams (one part)
-
-The index is made once and read by every worker once; a build with other rows and the same benchmarks finds it.
-
-Finds the rows that have an item of a benchmark, over all parts, and removes them.
-
+    benchmark files ─► distinct items, an index of their n-grams (one part, made once and read by every worker once)
     part ─► texts ─► n-grams looked up in the index ─► candidates ─► compared word by word ─► contamination.arrow
                                                                                                 │ action: reject
                                                                                                 ▼

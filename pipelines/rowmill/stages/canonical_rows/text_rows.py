@@ -1,10 +1,8 @@
 r"""Canonical rows of a part: records are read one by one, and their columns and counts are written.
 
-Hashes of the prompts of rows, case-folded with collapsed spaces: an equal prompt in two splits is a leak.
+A prompt's hash tells whether it is in two splits; prompts of ASCII characters are folded together as bytes:
 
     "Who are\n You? "  ─► "who are you?"  ─► BLAKE2b of 8 bytes
-
-Prompts of ASCII characters are folded together as bytes, the others one by one.
 """
 
 from collections import Counter

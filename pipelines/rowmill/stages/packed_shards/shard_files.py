@@ -1,11 +1,7 @@
-"""Files of shards: their rows, the columns of their segments, and the checks of their spans.
-
-What only some shards have: values per segment, and the two sides of a pair as segments.
+"""Files of shards: their rows, the columns of their segments, their lineage, and what was written, read back.
 
 example   ids of chosen and rejected, end to end     side_lengths 3 4     sides 1 0
 segments  0 1 2 │ 0 1 2 3                            an attention span each, always in one sequence
-
-Whether the spans and positions of a written shard follow from its segments.
 
 segment_lengths 3 2     seq_lengths 3 2     position_ids 0 1 2 0 1     or with open attention  5  and  0 1 2 3 4
 """

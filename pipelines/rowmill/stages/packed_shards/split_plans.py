@@ -1,18 +1,15 @@
 """What each split packs, and what validation holds back.
 
-Lengths of examples → the plan of a split: slices, sequences, and what is in none.
+    tokens, splits ─► slices, those without a target rejected ─► plan: sequences, and what is in none
 
-tokens, splits ─► slices, those without a target rejected ─► plan
-
-Hold out a number of validation sequences: whole groups, in the order of a hash, until they fill enough.
+A number of validation sequences is held out as whole groups, in the order of a hash, until they fill enough:
 
     groups by u     g7 │ g2  │ g9  │ g1  │ …        wanted: 1,500 tokens
     their tokens   300 │ 900 │ 500 │ 400 │ …
                    └── validation ──┘└─ train …     300 + 900 + 500 reach it
 
-A group is taken whole or not at all, so none is on both sides; the plan's first sequences are validation, the others
-surplus. New rows can shift the margin, because a count says nothing about one row alone; that is why shares are the
-better choice where a number is not needed. This needs the lengths of all examples at once, and nothing else.
+None is on both sides; the plan's first sequences are validation, the others surplus. New rows can shift the margin,
+because a count says nothing about one row alone; that is why shares are the better choice where a number is not needed.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,18 +1,10 @@
-"""Examples of conversations, prompts and preference pairs: render, mask, encode, and shorten to the limit.
+"""Examples of conversations, prompts and preference pairs, row by row.
 
-Conversations on the reference path: rendered, masked, encoded and fitted to the limit row by row.
-
-render ─► mask ─► judge a share ─► encode ─► too long? truncate, and again ─► Example
-
-Prompts for reinforcement learning: the ids that a trainer sends to generation, of which none is trained.
-
-messages ─► render with the generation prompt ─► encode ─► too long? drop ─► Example
-
-Preferences: a prompt with each of its answers as tokens, both sides in one example or one side in each.
-
-paired     P chosen │ P rejected     one example: ids end to end, `side_lengths` 19 19, `prompt_length` 12
-unpaired   P chosen                  an example of its own, `sides` 1
-           P rejected                another, `sides` 0
+conversation   render ─► mask ─► judge a share ─► encode ─► too long? truncate, and again ─► Example
+prompt         render with the generation prompt ─► encode ─► too long? drop ─► Example, none of it trained
+preference     paired     P chosen │ P rejected     one example: `side_lengths` 19 19, `prompt_length` 12
+               unpaired   P chosen                  an example of its own, `sides` 1
+                          P rejected                another, `sides` 0
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

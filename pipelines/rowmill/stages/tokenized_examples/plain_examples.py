@@ -1,13 +1,8 @@
-"""Examples of rows without a template: texts, pairs, token ids, and what a user's class builds.
+"""Examples of rows without a template: texts, pairs, preferences, token ids, and what a user's class builds.
 
-Pairs and documents: text that is tokenized without a chat template.
-
-pair   encode input, encode output as its continuation ─► BOS input sep output EOS
-text   encode ─► BOS text EOS ─► too long? windows, or the first tokens
-
-Preferences of plain text (`format.text: raw`): prompt and answer as tokens, end to end, without a chat template.
-
-prompt "The sea is"  chosen " calm."  rejected " loud."   ─► ids of each prompt + answer + EOS
+pair        encode input, encode output as its continuation ─► BOS input sep output EOS
+text        encode ─► BOS text EOS ─► too long? windows, or the first tokens
+preference  prompt "The sea is"  chosen " calm."  rejected " loud."   ─► ids of each prompt + answer + EOS
 """
 
 from collections import Counter

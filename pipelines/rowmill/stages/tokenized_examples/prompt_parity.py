@@ -1,6 +1,4 @@
-r"""What is compared with prompts: ids of examples, and the tokens of tool lists.
-
-Checks whether a prompt sent as text is tokenized to the ids that the model was trained on.
+r"""Whether a prompt sent as text has the ids that the model was trained on; and the tokens of tool lists.
 
     training     <|im_start|>assistant\n\nYes      …  1 "assistant"  2 "\n\n"  3 "Yes"
     inference    <|im_start|>assistant\n            …  1 "assistant"  4 "\n"           other ids before the answer
@@ -8,10 +6,6 @@ Checks whether a prompt sent as text is tokenized to the ids that the model was 
 What is compared is how template and tokenizer behave where a prompt ends, so a stretch before that place is enough, and
 each distinct one once per part. A plain chat that ends with its last trained answer is its own example up to that
 answer: its text is that of the fast path. Of every other conversation, the part up to that answer is masked once more.
-
-Measures how many tokens a row's tools add to its rendering, for the cost of schemas in `rowmill stats`.
-
-print(user, tools) − print(user)   tokens of the schemas and of the template's text around them
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,8 @@
-"""The work on one part: canonical rows in, examples and their counts out.
+"""The work on one part: canonical rows in, examples and their counts out; which builder takes which rows.
 
-Canonical rows → tokenized examples: which builder takes which rows, batch by batch.
-
-    conversation   fast_path.py for plain chats, conversation_examples.py for all others
-    pair, text     plain_examples.py
-    record         plain_examples.py
-    prompt         fast_path.py for plain prompts, conversation_examples.py for all others
-    tokens         plain_examples.py
-    preference     conversation_examples.py, or plain_examples.py for plain text
+    conversation, prompt   fast_path.py for plain ones, conversation_examples.py for all others
+    preference             conversation_examples.py, or plain_examples.py for plain text
+    pair, text, record, tokens   plain_examples.py
 
 Tokens are handled in columns; there is a Python object per message, never per token.
 """

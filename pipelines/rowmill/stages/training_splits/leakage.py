@@ -1,17 +1,13 @@
-"""Rows or records that are in two splits, exactly or nearly.
+"""Leaks between training and evaluation: rows, groups, times, prompts, and near-duplicate texts in two splits.
 
-Sampled n-grams of token ids as 64-bit hashes, to detect near-duplicate long texts.
+Everything is counted from the written files, not from decisions: rows from their Parquet files, tokens from the shards.
+Only keys outside train are held in memory. Near-duplicate texts share sampled n-grams of token ids:
 
     ids      5 9 2 7 … ─► one hash per run of 13 ids inside a segment ─► kept where the hash is 0 mod 16
 
-The sample depends only on the hash, so equal n-grams are kept or dropped alike everywhere: the share of common n-grams
-in the sample estimates the share in the whole, with a sixteenth of the memory. Rejected: MinHash with
-locality-sensitive buckets, which compares whole documents and misses a test question inside a long page.
-
-Measures leaks between training and evaluation: rows, groups, times, prompts, and near-duplicate texts.
-
-Everything is counted from the written files, not from decisions: rows from their Parquet files, tokens from the shards.
-Only keys outside train are held in memory.
+Equal n-grams are kept or dropped alike everywhere, so the share of common n-grams in the sample estimates the share in
+the whole, with a sixteenth of the memory. Rejected: MinHash with locality-sensitive buckets, which compares whole
+documents and misses a test question inside a long page.
 """
 
 from collections.abc import Mapping, Sequence

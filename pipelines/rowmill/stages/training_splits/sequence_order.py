@@ -1,29 +1,16 @@
-"""The order of sequences over datasets and epochs, in blocks, and the facts of sequences.
-
-What the order reads of every train sequence: tokens, targets, segments, the longest one, and what it costs.
-
-24 bytes a sequence. A million of them are sent to the workers; more are a file that the workers of a host map, so that
-neither they nor the calling process hold them.
-
-Writes the order of training in blocks of about a million places, one task each.
+"""The order of sequences over datasets and epochs, written in blocks of about a million places, one task each.
 
     steps of the order     │ 0 … 4095 │ 4096 … 8191 │ …      a block's steps have places, and the positions of the mixed
     positions of the mix   │ 0 ………… n │ n + 1 ………… m │ …      order from its first one to the next block's
 
-A block needs nothing of the others, so no process holds the order. One block is written by the calling process.
-
-What becomes of each dataset's train sequences in the order: shown once, shown again, or never.
+A block needs nothing of the others, so no process holds the order. What it reads of a train sequence is 24 bytes; a
+million of them are sent to the workers, more are a file that the workers of a host map.
 
     dataset  state          sequences  tokens
     chats    kept                 461  235,002     shown at least once
-    chats    repeated               0        0     shown again, in later passes
+    chats    repeated               0        0     shown again, in later passes: no state of a sequence
     chats    remainder              0        0     left out because a last step or epoch was incomplete
     chats    not_scheduled          5    2,559     never reached
-
-The states are those of the stage's ledger, which counts the sequences of all datasets together; `repeated` counts
-further showings of sequences that are kept, so it is not a state of a sequence.
-
-Two bits for each train sequence are held, and one block of the order.
 """
 
 import shutil

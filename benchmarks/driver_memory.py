@@ -271,7 +271,7 @@ def _order_sequences(context: StageContext, sizes: dict[str, int], sequences: se
     source = sequence_order.OrderSource(mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens")
     written = sequence_order.write_order(context, source, ("bench", sizes))
     states = sequence_order.find_sequence_states(context.store, source, written)
-    sequence_order.tabulate_schedule(list(sizes), source, written, states)
+    sequence_order.tabulate_schedule(list(sizes), source, written, *states)
     return sum(int(part.facts["places"]) for part in written.parts)
 
 

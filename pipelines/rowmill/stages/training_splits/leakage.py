@@ -13,6 +13,7 @@ documents and misses a test question inside a long page.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from rowmill.core.storage import File, Store
 from rowmill.kinds.joint_rows import require_joint_rows
 from rowmill.kinds.shared.splits import Boundaries, Split, Splitter
 from rowmill.parts.context import compute_share, scan_rows
-from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
@@ -105,7 +106,7 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_ROW_COLUMNS, pl.String))
     held_out = rows.filter(pl.col("split") != "train")
     _count_split_overlaps(leaks, "same_row", rows, held_out, ["content_hash"])
-    if any(has_groups(dataset) for dataset in context.recipe.datasets.values()):
+    if any(dataset.format.has_groups(dataset) for dataset in context.recipe.datasets.values()):
         _count_split_overlaps(leaks, "same_group", rows, held_out, ["dataset", "group_key"])
     else:
         leaks.facts["same_group"] = NOT_APPLICABLE
@@ -181,11 +182,6 @@ def list_joint_datasets(recipe: Recipe) -> list[str]:
     return [name for name, dataset in recipe.datasets.items() if dataset.format.get_joint_rows() is not None]
 
 
-def has_groups(dataset: Dataset) -> bool:
-    """Return whether a dataset's rows belong to groups that must stay in one split."""
-    return dataset.format.has_groups(dataset)
-
-
 def _count_split_overlaps(
     leaks: LeakReport, check: str, rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]
 ) -> None:
@@ -254,21 +250,28 @@ def _measure_near_duplicates(
     parts = [part for name, one in packed.items() if name not in joint for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
-    grams = _HeldOutNgrams.of(
-        list(
-            context.pool.map(
-                partial(sample_held_out, context.store), others, size_bytes=sum(file.bytes for file in others)
-            )
-        )
-    )
-    seen = np.zeros(len(grams.distinct), np.bool_)
-    searched = train if len(grams.distinct) else []
+    size = sum(file.bytes for file in others)
+    sampled = list(context.pool.map(partial(sample_held_out, context.store), others, size_bytes=size))
+    segment_names = [name for ids, _, _ in sampled for name in ids]
+    firsts = np.cumsum([0, *(len(ids) for ids, _, _ in sampled)])
+    hashes = np.concatenate([np.empty(0, np.uint64), *(one for _, one, _ in sampled)])
+    segments = [np.empty(0, np.int64), *(at + one for at, (_, _, one) in zip(firsts[:-1], sampled, strict=True))]
+    # The segments of one example are judged together.
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(segment_names))}
+    owners = np.array([numbers[name] for name in segment_names], np.int64)[np.concatenate(segments)]
+    distinct, places_of = np.unique(hashes, return_inverse=True)
+    seen = np.zeros(len(distinct), np.bool_)
+    searched = train if len(distinct) else []
     size = sum(file.bytes for file in searched)
     search = partial(find_ngrams_in_train, context.store)
-    for places in context.pool.map(search, searched, size_bytes=size, shared=grams.distinct):
+    for places in context.pool.map(search, searched, size_bytes=size, shared=distinct):
         seen[places] = True
-    names = [*grams.examples_with(seen), *(row_id for one in near for row_id in one.row_ids)]
-    examples = grams.examples + sum(one.compared for one in near)
+    every = np.bincount(owners, minlength=len(numbers))
+    found = np.bincount(owners, weights=seen[places_of], minlength=len(numbers))
+    is_near = (every > 0) & (found >= NEAR_SHARE * every)
+    names = list(compress(numbers, is_near.tolist()))
+    names += [row_id for one in near for row_id in one.row_ids]
+    examples = len(numbers) + sum(one.compared for one in near)
     if not examples and len(joint) == len(packed):
         leaks.facts["near_duplicate"] = NOT_APPLICABLE
     else:
@@ -289,34 +292,3 @@ def find_ngrams_in_train(store: Store, shard: File, held: NDArray[np.uint64]) ->
     hashes, _ = sample_ngrams(*native.recover_example_ids(table))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
     return find_distinct(places[held[places] == hashes])
-
-
-@dataclass(frozen=True, slots=True)
-class _HeldOutNgrams:
-    """Held-out n-grams: the sorted `distinct` ones, and for each occurrence its index in them and its example."""
-
-    names: list[str]
-    distinct: NDArray[np.uint64]
-    places: NDArray[np.int64]
-    owners: NDArray[np.int64]
-    examples: int
-
-    @classmethod
-    def of(cls, parts: "Sequence[tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]]") -> "_HeldOutNgrams":
-        names = [name for ids, _, _ in parts for name in ids]
-        firsts = np.cumsum([0, *(len(ids) for ids, _, _ in parts)])
-        hashes = np.concatenate([np.empty(0, np.uint64), *(one for _, one, _ in parts)])
-        segments = np.concatenate(
-            [np.empty(0, np.int64), *(first + one for first, (_, _, one) in zip(firsts[:-1], parts, strict=True))]
-        )
-        # The segments of one example are judged together.
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        example_of = np.array([numbers[name] for name in names], np.int64)
-        distinct, places = np.unique(hashes, return_inverse=True)
-        return cls(list(numbers), distinct, places, example_of[segments], len(numbers))
-
-    def examples_with(self, seen: NDArray[np.bool_]) -> list[str]:
-        """Return the examples with at least `NEAR_SHARE` of their n-grams seen."""
-        every = np.bincount(self.owners, minlength=self.examples)
-        found = np.bincount(self.owners, weights=seen[self.places], minlength=self.examples)
-        return [self.names[number] for number in np.flatnonzero((every > 0) & (found >= NEAR_SHARE * every)).tolist()]

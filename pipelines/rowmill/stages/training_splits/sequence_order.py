@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,6 @@ from rowmill.packing.mixture import SampleOrder, SampleSchedule
 from rowmill.packing.rank_assignment import FILLER, RankOrder, StepPlan
 from rowmill.parts.context import open_host_scratch
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.shards.host_scratch import HostScratch
@@ -110,11 +109,6 @@ def open_sequences(context: StageContext, packed: Mapping[str, Manifest]) -> Gen
 def _write_sequences(found: Iterator[NDArray[Any]], path: str) -> None:
     with Path(path).open("wb") as file:
         file.writelines(one.tobytes() for one in found)
-
-
-def list_open_datasets(recipe: Recipe) -> Sequence[str]:
-    """Return the datasets in which attention crosses segments."""
-    return [name for name, one in recipe.datasets.items() if not one.packing.block_cross_document_attention]
 
 
 def read_shard_sequences(store: Store, flops_linear: int | None, shard: File) -> NDArray[Any]:
@@ -316,22 +310,11 @@ def _tabulate_order(inputs: BlockInputs, order: SampleOrder, dealt: RankOrder) -
 REPEATED, REMAINDER, NOT_SCHEDULED = "repeated", "remainder", "not_scheduled"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SequenceStates:
-    """Which train sequences are in the order, and which it lacks because a step was incomplete: bool[S]."""
+def find_sequence_states(store: Store, source: OrderSource, written: WrittenOrder) -> tuple[Bools, Bools]:
+    """Return which sequences the order has, and which it lacks because a step was incomplete: bool[S] each.
 
-    is_kept: Bools
-    is_remainder: Bools
-
-    def count_lines(self) -> Sequence[tuple[str, str, int]]:
-        """Return the lines of the stage's ledger."""
-        kept, remainder = int(self.is_kept.sum()), int(self.is_remainder.sum())
-        left = len(self.is_kept) - kept - remainder
-        return [(KEPT, "", kept), (REMAINDER, "", remainder), (NOT_SCHEDULED, "", left)]
-
-
-def find_sequence_states(store: Store, source: OrderSource, written: WrittenOrder) -> SequenceStates:
-    """Read which sequences the order has, block by block, and which it left out."""
+    The order is read block by block.
+    """
     firsts = compute_offsets(source.sizes)
     is_kept, is_left_out = (np.zeros(int(firsts[-1]), np.bool_) for _ in range(2))
     for part in written.parts:
@@ -341,11 +324,11 @@ def find_sequence_states(store: Store, source: OrderSource, written: WrittenOrde
     for left_out in source.steps.dropped:
         order = source.schedule.take(left_out.start, left_out.stop)
         is_left_out[firsts[order.datasets] + order.items] = True
-    return SequenceStates(is_kept, is_left_out & ~is_kept)
+    return is_kept, is_left_out & ~is_kept
 
 
 def tabulate_schedule(
-    names: Sequence[str], source: OrderSource, written: WrittenOrder, states: SequenceStates
+    names: Sequence[str], source: OrderSource, written: WrittenOrder, is_kept: Bools, is_remainder: Bools
 ) -> DisplayTable:
     """Tabulate sequences, tokens and trained tokens by dataset and state."""
     sequences = source.sequences.load()
@@ -353,27 +336,12 @@ def tabulate_schedule(
     rows: list[tuple[Any, ...]] = []
     for number, name in enumerate(names):
         own = slice(int(firsts[number]), int(firsts[number + 1]))
-        kept, remainder = states.is_kept[own], states.is_remainder[own]
-        once = _sum_sequences(sequences[own], kept)
-        shown = (column[number] for column in (written.sequences, written.tokens, written.trained_tokens))
-        every = _Counts(*(int(count) for count in shown))
-        counted = {
-            KEPT: once,
-            REPEATED: _Counts(*(all_places - first for all_places, first in zip(every, once, strict=True))),
-            REMAINDER: _sum_sequences(sequences[own], remainder),
-            NOT_SCHEDULED: _sum_sequences(sequences[own], ~kept & ~remainder),
-        }
-        rows += [(name, state, *counts) for state, counts in counted.items()]
+        kept, remainder = is_kept[own], is_remainder[own]
+        shown = [int(column[number]) for column in (written.sequences, written.tokens, written.trained_tokens)]
+        for state, chosen in ((KEPT, kept), (REMAINDER, remainder), (NOT_SCHEDULED, ~kept & ~remainder)):
+            columns = (sequences[own][column] for column in ("tokens", "trained_tokens"))
+            counts = [int(chosen.sum()), *(int(one.sum(dtype=np.int64, where=chosen)) for one in columns)]
+            rows.append((name, state, *counts))
+            if state == KEPT:
+                rows.append((name, REPEATED, *(places - once for places, once in zip(shown, counts, strict=True))))
     return DisplayTable(("dataset", "state", "sequences", "tokens", "trained_tokens"), tuple(rows))
-
-
-class _Counts(NamedTuple):
-    sequences: int
-    tokens: int
-    trained_tokens: int
-
-
-def _sum_sequences(sequences: NDArray[Any], chosen: Bools) -> _Counts:
-    """Count the chosen sequences."""
-    tokens, trained = (int(sequences[name].sum(dtype=np.int64, where=chosen)) for name in ("tokens", "trained_tokens"))
-    return _Counts(int(chosen.sum()), tokens, trained)

@@ -27,11 +27,12 @@ from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, Stage
 from rowmill.stages.inputs import get_packed_shards
 from rowmill.stages.training_splits import leakage
 from rowmill.stages.training_splits.sequence_order import (
+    NOT_SCHEDULED,
     ORDER_SCHEMA,
+    REMAINDER,
     OrderSource,
     WrittenOrder,
     find_sequence_states,
-    list_open_datasets,
     open_sequences,
     tabulate_schedule,
     write_order,
@@ -51,14 +52,16 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
             "mixture": recipe.mixture.model_dump(mode="json"),
             # The order is the same for both layouts of ranks.
             "partitions": recipe.partitions.model_dump(mode="json", exclude={"layout"}),
-            "open_attention": list_open_datasets(recipe),
+            "open_attention": [
+                name for name, one in recipe.datasets.items() if not one.packing.block_cross_document_attention
+            ],
             "segment_multiple_of": recipe.segment_multiple_of,
             "seed": recipe.seed,
             "datasets": list(recipe.datasets),
             "objective": recipe.objective,
         },
         "splits": {name: dataset.splits.model_dump(mode="json") for name, dataset in recipe.datasets.items()},
-        "grouped": [name for name, dataset in recipe.datasets.items() if leakage.has_groups(dataset)],
+        "grouped": [name for name, dataset in recipe.datasets.items() if dataset.format.has_groups(dataset)],
     }
 
 
@@ -119,7 +122,13 @@ def make_training_splits(context: StageContext) -> StageOutput:
             counts, edges = np.histogram(values, bins=min(20, len(values)), weights=times)
             bars = tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts)
             histograms["rank_load"] = Histogram("trained tokens per rank and step", "tokens", *bars)
-        states = find_sequence_states(context.store, source, written)
+        is_kept, is_remainder = find_sequence_states(context.store, source, written)
+        schedule = tabulate_schedule(list(sizes), source, written, is_kept, is_remainder)
+        by_state = {
+            KEPT: int(is_kept.sum()),
+            REMAINDER: int(is_remainder.sum()),
+            NOT_SCHEDULED: int((~is_kept & ~is_remainder).sum()),
+        }
         dropped_places = sum(map(len, source.steps.dropped))
         leaking = leakage.find_leaks(context, packed)
         held = places - fillers
@@ -145,12 +154,12 @@ def make_training_splits(context: StageContext) -> StageOutput:
                 trained_tokens=int(written.trained_tokens.sum()),
                 flops=flops if context.recipe.partitions.balance == "flops" else NOT_APPLICABLE,
             ),
-            ledger=[line for line in states.count_lines() if line[2] or line[0] == KEPT],
+            ledger=[(state, "", count) for state, count in by_state.items() if count or state == KEPT],
             tables={
                 "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
                 "shares": _shares_table(context, rows),
                 "mixture": _mixture_table(context, source, written, sizes),
-                "schedule": tabulate_schedule(list(sizes), source, written, states),
+                "schedule": schedule,
             },
             histograms=histograms,
             samples=leaking.samples,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.packing.layout import round_up
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch
@@ -89,8 +89,15 @@ def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[P
     streams = _count_streams(context, rules, parts, held) if rules.strategy == "concat" else None
     groups: list[PackGroupInputs] = []
     for first, end in borders:
-        stretches = None if streams is None else _find_stretches(rules, streams, first, end)
-        last = end if streams is None or stretches is None else _find_last_part(streams, stretches, first, end)
+        stretches = dict[str, StreamStretch]()
+        # The end of the parts whose tokens the group's sequences hold.
+        last = end
+        for split, before in (streams or {}).items():
+            begin, tail = int(before[first]), rules.packing.tail == "keep"
+            own, total = int(before[end]) - begin, int(before[-1])
+            stretches[split] = find_stretch(begin, own, total, rules.seq_len, keeps_tail=tail)
+            if left_until := stretches[split].left_until:
+                last = max(last, int(np.searchsorted(before, begin + left_until)))
         taken = parts[first:last]
         splits = [part.splits for part in taken if part.splits is not None]
         groups.append(
@@ -102,7 +109,7 @@ def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[P
                 sources=_locate_sources([source for part in taken for source in part.sources]),
                 rules=rules,
                 stores_weights=context.dataset.loss.has_weights,
-                stretches=stretches,
+                stretches=None if streams is None else stretches,
                 splits=np.concatenate(splits) if splits else None,
             )
         )
@@ -181,33 +188,21 @@ def _get_common_inputs(context: StageContext, files: Sequence[File]) -> dict[str
     }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Streams:
-    """The tokens of each split by part, int64[P], and before each part, int64[P + 1]; with padding, if there is any."""
-
-    tokens: Mapping[str, Ints]
-    before: Mapping[str, Ints]
-
-
 def _count_streams(
     context: StageContext, rules: PackingRules, parts: Sequence[_ExamplePart], held: HeldOutValidation | None
-) -> _Streams:
+) -> dict[str, Ints]:
+    """Return the tokens of each split before each part, int64[P + 1]; with padding, if there is any."""
     multiple = rules.packing.room_multiple
     if held is None and multiple == 1:
-        counts = [_sum_split_tokens(part.facts) for part in parts]
+        kinds = ("trained", "context", "template")
+        by_split: list[Mapping[str, Mapping[str, int]]] = [part.facts["tokens_by_split"] for part in parts]
+        counts = [
+            {split: sum(int(classes.get(name, 0)) for name in kinds) for split, classes in own.items()}
+            for own in by_split
+        ]
     else:
         counts = [_count_split_room(context, part, multiple) for part in parts]
-    tokens = {split: np.array([count.get(split, 0) for count in counts], np.int64) for split in SPLITS}
-    before = {split: np.concatenate((np.zeros(1, np.int64), np.cumsum(own))) for split, own in tokens.items()}
-    return _Streams(tokens, before)
-
-
-def _sum_split_tokens(facts: Mapping[str, Any]) -> dict[str, int]:
-    by_split: Mapping[str, Mapping[str, int]] = facts["tokens_by_split"]
-    return {
-        split: sum(int(classes.get(name, 0)) for name in ("trained", "context", "template"))
-        for split, classes in by_split.items()
-    }
+    return {split: compute_offsets([count.get(split, 0) for count in counts]) for split in SPLITS}
 
 
 def _count_split_room(context: StageContext, part: _ExamplePart, multiple: int) -> dict[str, int]:
@@ -218,26 +213,3 @@ def _count_split_room(context: StageContext, part: _ExamplePart, multiple: int) 
     if splits is None:
         splits = pc.index_in(table.column("split"), pa.array(SPLITS)).to_numpy()
     return {split: int(room[splits == code].sum()) for code, split in enumerate(SPLITS)}
-
-
-def _find_stretches(rules: PackingRules, streams: _Streams, first: int, end: int) -> dict[str, StreamStretch]:
-    return {
-        split: find_stretch(
-            int(before[first]),
-            int(before[end] - before[first]),
-            int(before[-1]),
-            rules.seq_len,
-            keeps_tail=rules.packing.tail == "keep",
-        )
-        for split, before in streams.before.items()
-    }
-
-
-def _find_last_part(streams: _Streams, stretches: Mapping[str, StreamStretch], first: int, end: int) -> int:
-    """Return the end of the parts whose tokens a group's sequences hold."""
-    needed = [
-        int(np.searchsorted(before, int(before[first]) + stretches[split].left_until))
-        for split, before in streams.before.items()
-        if stretches[split].left_until
-    ]
-    return max([end, *needed])

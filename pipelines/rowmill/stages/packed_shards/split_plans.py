@@ -314,7 +314,8 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
     name = (*context.dataset_key, CANONICAL_ROWS)
     canonical = manifest.load_version(context.store, name, context.input(TOKENIZED_EXAMPLES).inputs.get("/".join(name)))
     splitter = Splitter(context.dataset.splits, by_group=context.dataset.format.has_groups(context.dataset))
-    rows: list[_HashedRows] = []
+    # Of each part the ids of its rows, the numbers that `splits` gives their groups, and the row of each example.
+    rows: list[tuple[pa.Array, NDArray[np.uint64], Ints]] = []
     for row_file, example_file in zip(canonical.files("rows"), files, strict=True):
         table = context.store.table(row_file, ["row_id", "group_key", "content_hash"])
         keys = zip(table.column("group_key").to_pylist(), table.column("content_hash").to_pylist(), strict=True)
@@ -322,8 +323,8 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
         first_row = pc.list_element(context.store.table(example_file, ["row_ids"]).column(0).combine_chunks(), 0)
         row_ids = table.column("row_id").combine_chunks()
         row_of_example = pc.index_in(first_row, row_ids).to_numpy(zero_copy_only=False).astype(np.int64)
-        rows.append(_HashedRows(row_ids, hashes, row_of_example))
-    u = np.concatenate([row.of_examples for row in rows]) if rows else np.empty(0, np.uint64)
+        rows.append((row_ids, hashes, row_of_example))
+    u = np.concatenate([np.empty(0, np.uint64), *(hashes[of_examples] for _, hashes, of_examples in rows)])
     in_train = lengths.splits == _TRAIN
     train = np.flatnonzero(in_train)
     pieces, _, _ = slice_examples(rules, lengths, train)
@@ -354,13 +355,13 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
     # The rows of all groups that were held out, rejected ones too: none of them may count as train.
     last = u[chosen].max()
     tables: list[pa.Table] = []
-    for number, one in enumerate(rows):
+    for number, (row_ids, hashes, of_examples) in enumerate(rows):
         own = splits[lengths.first_rows[number] : lengths.first_rows[number + 1]]
-        shown = np.zeros(len(one.u), np.bool_)
-        shown[one.row_of_example[own == _VALIDATION]] = True
-        gone = np.flatnonzero(one.u <= last)
+        shown = np.zeros(len(hashes), np.bool_)
+        shown[of_examples[own == _VALIDATION]] = True
+        gone = np.flatnonzero(hashes <= last)
         names = np.where(shown[gone], "validation", "surplus")
-        tables.append(pa.table([one.row_ids.take(pa.array(gone)), pa.array(names, pa.string())], schema=MOVED_SCHEMA))
+        tables.append(pa.table([row_ids.take(pa.array(gone)), pa.array(names, pa.string())], schema=MOVED_SCHEMA))
     return HeldOutValidation(
         splits=splits,
         first_rows=lengths.first_rows,
@@ -400,16 +401,3 @@ def _read_lengths(context: StageContext, files: Sequence[File], rules: PackingRu
         return context.store.table(files[part], [name]).column(0).combine_chunks()
 
     return make_lengths(pa.concat_tables(tables), [table.num_rows for table in tables], read_column)
-
-
-@dataclass(frozen=True, slots=True)
-class _HashedRows:
-    """A part's rows with the numbers that `splits` gives their groups, and the row of each example."""
-
-    row_ids: pa.Array
-    u: NDArray[np.uint64]
-    row_of_example: Ints
-
-    @property
-    def of_examples(self) -> NDArray[np.uint64]:
-        return self.u[self.row_of_example]

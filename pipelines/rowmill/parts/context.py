@@ -4,7 +4,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -124,7 +124,8 @@ class WorkContext:
         made = self.pool.map(partial(make_and_keep, function), batches, size_bytes=size, shared=shared)
         for part in self._report_progress(chain.from_iterable(made), [each.input_rows for each, _ in tasks]):
             finished[part.fingerprint] = part
-        self.require_all_shares(chosen, missing)
+        if len(chosen) < len(missing):
+            raise OtherSharesMissingError(len(chosen), len(missing) - len(chosen))
         # Shares run at once, and each would overwrite the others' list.
         if self.share is None:
             reusable = [part for part in finished.values() if function.is_reusable(part)]
@@ -144,12 +145,6 @@ class WorkContext:
         for part in parts:
             self.store.remove(part_folder(self.folder, part.fingerprint))
             self.mapped.discard(part.fingerprint)
-
-    @staticmethod
-    def require_all_shares(chosen: Sized, missing: Sized) -> None:
-        """End the stage here if other shares have to make some of the parts that were missing."""
-        if len(chosen) < len(missing):
-            raise OtherSharesMissingError(len(chosen), len(missing) - len(chosen))
 
     def _report_progress(self, made: Iterator[Part], rows: Sequence[int]) -> Iterator[Part]:
         """Pass parts through, and report before the first part and after each how far the stage is."""

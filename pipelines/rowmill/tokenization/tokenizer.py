@@ -440,11 +440,6 @@ class Encoder:
         offsets = compute_offsets(counts)
         return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets
 
-    @property
-    def prefixes_texts(self) -> bool:
-        """Whether a text may have other ids than the same text as continuation text."""
-        return self._fast is None or not self.card.byte_level
-
     def encode_pieces(
         self,
         texts: Sequence[str],
@@ -468,7 +463,8 @@ class Encoder:
         between = ["" if piece.is_ordinary else piece.text for piece in pieces]
         encoded = (encode or self.encode)(between)
         later = [i for i, piece in enumerate(pieces) if piece.start and not piece.is_ordinary]
-        if later and self.prefixes_texts:
+        # Only then may a text have other ids than the same text as continuation text.
+        if later and (self._fast is None or not self.card.byte_level):
             again = (encode_continuation or self.encode_continuation)([between[i] for i in later])
             encoded = replace_texts(encoded, np.array(later, np.int64), again, counted=False)
         apart = [i for i, piece in enumerate(pieces) if piece.is_ordinary]

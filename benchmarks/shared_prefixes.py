@@ -44,6 +44,7 @@ def list_samples() -> Iterator[dict[str, Any]]:
 def measure_build(name: str, source: Path, *, seq_len: int, min_shared: int, template: dict[str, Any]) -> None:
     """Build shards with and without sharing, and print the tokens and sequences of both."""
     facts: dict[bool, dict[str, Any]] = {}
+    sizes: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         for shares in (False, True):
             packing = {"share_prefixes": True, "min_shared": min_shared} if shares else {}
@@ -65,6 +66,7 @@ def measure_build(name: str, source: Path, *, seq_len: int, min_shared: int, tem
             packed = load_current(project.store, (project.recipe.name, "rows", "packed_shards"))
             assert packed is not None
             facts[shares] = packed.facts
+            sizes.append(sum(file.bytes for file in packed.files("shard")))
     plain, shared = facts[False], facts[True]
     line = {
         "benchmark": "shared_prefixes",
@@ -73,6 +75,7 @@ def measure_build(name: str, source: Path, *, seq_len: int, min_shared: int, tem
         "tokens": plain["tokens"],
         "stored": shared["tokens"],
         "times_fewer": round(plain["tokens"] / shared["tokens"], 2),
+        "shard_bytes": sizes,
         "sequences": [plain["sequences"], shared["sequences"]],
         "segments": shared["segments"],
         "fill": [round(plain["fill"], 4), round(shared["fill"], 4)],

@@ -55,53 +55,6 @@ from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExportSource:
-    """The packed shards of one split, of all datasets.
-
-    Row r holds segments `[first_segments[r], first_segments[r + 1])`; `lengths` int64 are those of all segments.
-    `rows` int64[S] are the rows to export, in order. `first_sequences` are the numbers of each shard's first sequence
-    in the split of its dataset.
-    """
-
-    shards: tuple[File, ...]
-    first_sequences: tuple[int, ...]
-    lineage: tuple[File, ...]
-    first_rows: Ints
-    first_segments: Ints
-    lengths: Ints
-    rows: Ints
-
-    @property
-    def segments(self) -> Ints:
-        """The segments to export, by their number over all shards, in order."""
-        counts = np.diff(self.first_segments)[self.rows]
-        return expand_ranges(self.first_segments[self.rows], counts)
-
-
-def collect_export_source(context: StageContext, export: Export) -> ExportSource:
-    """Find the segments of an export's split, in training order."""
-    packed = inputs.get_packed_shards(context)
-    parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
-    shards = tuple(part.files["shard"] for part in parts)
-    counts = [np.empty(0, np.int64)]
-    lengths = [np.empty(0, np.int64)]
-    for shard in shards:
-        column = context.store.table(shard, ("segment_lengths",)).column(0).combine_chunks()
-        counts.append(np.diff(np.asarray(column.offsets, np.int64)))
-        lengths.append(column.flatten().to_numpy(zero_copy_only=False).astype(np.int64))
-    first_rows = compute_offsets([shard.rows for shard in shards])
-    return ExportSource(
-        shards=shards,
-        first_sequences=tuple(int(part.facts["first_sequence"]) for part in parts),
-        lineage=tuple(part.files["segments"] for part in parts),
-        first_rows=first_rows,
-        first_segments=compute_offsets(np.concatenate(counts)),
-        lengths=np.concatenate(lengths),
-        rows=_list_ordered_rows(context, export, packed) if export.split == "train" else np.arange(first_rows[-1]),
-    )
-
-
 def _list_ordered_rows(context: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
     """Return the rows of the train shards in training order, without fillers."""
     splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
@@ -114,27 +67,15 @@ def _list_ordered_rows(context: StageContext, export: Export, packed: Mapping[st
     return compute_offsets(sizes)[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
 
 
-def _plan_best_fit(lengths: Ints, limit: int) -> tuple[Ints, Ints]:
-    plan = plan_best_fit(lengths, limit, None)
-    return plan.examples, plan.sequence_offsets
-
-
 def _resolve_export_vocab_size(context: StageContext, card: Mapping[str, Any]) -> int:
     return context.recipe.vocab_size or int(card["vocab_size"])
 
 
-def _name_segment(context: StageContext, source: ExportSource, segment: int) -> str:
-    firsts = compute_offsets([file.rows for file in source.lineage])
-    which = int(np.searchsorted(firsts, segment, "right")) - 1
-    column = context.store.table(source.lineage[which], ("example_id",)).column(0)
-    return str(column[segment - int(firsts[which])].as_py())
-
-
-def _read_segment_domains(context: StageContext, source: ExportSource) -> tuple[tuple[str | None, ...], Ints]:
+def _read_segment_domains(context: StageContext, exported: Sequence[File]) -> tuple[tuple[str | None, ...], Ints]:
     """Return all domain values, and for each segment over all shards the index of its domain."""
     found = [pl.Series("domain", [], pl.String)]
     for shard in inputs.get_packed_shards(context).values():
-        lineage = [file for file in shard.files("segments") if file in source.lineage]
+        lineage = [file for file in shard.files("segments") if file in exported]
         examples = _load_export_input(context, shard, TOKENIZED_EXAMPLES).files("examples")
         if not lineage:
             continue
@@ -287,36 +228,6 @@ def _publish_written_files(store: Store, folder: Path, written: Sequence[Written
     return files
 
 
-def write_export_files(
-    context: StageContext,
-    export: Export,
-    layout: ExportLayout,
-    segments: Ints,
-    opened: ExportShards,
-    card: Mapping[str, Any],
-    at: str,
-) -> tuple[list[FileDigests], str]:
-    """Write all files of a layout; return them and the content hash of what was read back."""
-    if context.store.exists(at):
-        # Leftovers of a build that was killed.
-        context.store.remove(at)
-    export_context = build_export_context(card, text=base.encode_json(card).decode())
-    tasks = [
-        _ExportTask(export, replace(job, segments=segments[job.segments]), at, export_context) for job in layout.jobs
-    ]
-    size = 4 * int(card["counts"]["tokens"])
-    files: list[FileDigests] = []
-    total = 0
-    for own, found in context.pool.map(write_export_job, tasks, size_bytes=size, shared=opened):
-        files += own
-        total += found
-    with opened.copies.scratch.open_folder() as folder:
-        (folder / DATA_FOLDER).mkdir()
-        last = export.finish(folder, [file.written for file in files], export_context)
-        files += _publish_written_files(context.store, folder, last, at)
-    return files, native.format_content_hash(total)
-
-
 VERSION = 6
 """Increase it when the bytes of any export, or the content of its manifest, may change."""
 
@@ -393,19 +304,39 @@ def _fingerprint_export(context: StageContext) -> str:
 
 def _make_export_part(context: StageContext, at: str) -> Part:
     export = next(export for export in context.recipe.exports if export.name == context.key[-1])
-    source = collect_export_source(context, export)
-    tokenizer = next(iter(inputs.get_packed_shards(context).values())).card
-    if not len(source.rows):
+    packed = inputs.get_packed_shards(context)
+    tokenizer = next(iter(packed.values())).card
+    parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
+    lineage = [part.files["segments"] for part in parts]
+    counts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for part in parts:
+        column = context.store.table(part.files["shard"], ("segment_lengths",)).column(0).combine_chunks()
+        counts.append(np.diff(np.asarray(column.offsets, np.int64)))
+        sizes.append(column.flatten().to_numpy(zero_copy_only=False).astype(np.int64))
+    # Row r holds segments `[first_segments[r], first_segments[r + 1])`; both are numbered over all shards.
+    lengths, in_rows = np.concatenate(sizes), np.concatenate(counts)
+    first_segments = compute_offsets(in_rows)
+    first_rows = compute_offsets([part.files["shard"].rows for part in parts])
+    rows = _list_ordered_rows(context, export, packed) if export.split == "train" else np.arange(first_rows[-1])
+    if not len(rows):
         raise ConfigError(
             f"exports.{export.name}.split: {export.split} has no sequence; an export needs at least one; enlarge "
             f"splits.{export.split}, or delete the export"
         )
-    segments = source.segments
-    values, domains = (
-        _read_segment_domains(context, source)
-        if export.BY_DOMAIN
-        else ((None,), np.zeros(len(source.lengths), np.int64))
-    )
+    segments = expand_ranges(first_segments[rows], in_rows[rows])
+    values, domains = (None,), np.zeros(len(lengths), np.int64)
+    if export.BY_DOMAIN:
+        values, domains = _read_segment_domains(context, lineage)
+
+    def name_segment(number: int) -> str:
+        firsts, segment = compute_offsets([file.rows for file in lineage]), int(segments[number])
+        which = int(np.searchsorted(firsts, segment, "right")) - 1
+        return str(context.store.table(lineage[which], ("example_id",)).column(0)[segment - int(firsts[which])].as_py())
+
+    def plan_best(lengths: Ints, limit: int) -> tuple[Ints, Ints]:
+        plan = plan_best_fit(lengths, limit, None)
+        return plan.examples, plan.sequence_offsets
+
     layout = export.lay_out(
         ExportIndex(
             seq_len=context.recipe.seq_len,
@@ -413,12 +344,12 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             bos_id=tokenizer["bos_id"],
             eos_id=tokenizer["eos_id"],
             kinds=frozenset(dataset.row_kind for dataset in context.recipe.datasets.values()),
-            lengths=source.lengths[segments],
-            sequence_offsets=compute_offsets(np.diff(source.first_segments)[source.rows]),
+            lengths=lengths[segments],
+            sequence_offsets=compute_offsets(in_rows[rows]),
             domains=domains[segments],
             domain_values=values,
-            name_of=lambda number: _name_segment(context, source, int(segments[number])),
-            best_fit=_plan_best_fit,
+            name_of=name_segment,
+            best_fit=plan_best,
             objective=context.recipe.objective,
         )
     )
@@ -428,17 +359,17 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             f"({layout.left_out}); at least one is needed; choose another kind, or lower seq_len"
         )
     with open_host_scratch(context) as scratch:
-        shards = tuple(map(NumberedShard, source.shards, source.first_sequences))
+        shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in parts)
         copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=False)
-        opened = ExportShards(copies, source.first_segments[source.first_rows])
+        opened = ExportShards(copies, first_segments[first_rows])
         chosen = np.concatenate([segments[job.segments] for job in layout.jobs])
-        size = 4 * sum(shard.bytes for shard in source.shards)
+        size = 4 * sum(shard.file.bytes for shard in shards)
         measured = context.pool.map(measure_segments, shards, size_bytes=size, shared=opened)
         expected = np.frombuffer(b"".join(measured), _SEGMENT_DTYPE)[chosen]
-        counts = {
+        totals = {
             "sequences": sum(len(job.sequence_offsets) - 1 for job in layout.jobs),
             "segments": len(chosen),
-            "tokens": int(source.lengths[chosen].sum()),
+            "tokens": int(lengths[chosen].sum()),
             "trained_tokens": int(expected["trained"].sum()),
         }
         # Limbs of 32 bits added in 64: exact for four billion segments, without an integer object for each.
@@ -446,12 +377,30 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         content = native.format_content_hash(
             sum(int(limb) << (32 * i) for i, limb in enumerate(limbs)) % native.HASH_MODULUS
         )
-        card = build_export_card(context, export, layout, counts, content)
-        files, found = write_export_files(context, export, layout, segments, opened, card, at)
-        facts = counts | {
+        card = build_export_card(context, export, layout, totals, content)
+        text = base.encode_json(card)
+        export_context = build_export_context(card, text=text.decode())
+        tasks = [
+            _ExportTask(export, replace(job, segments=segments[job.segments]), at, export_context)
+            for job in layout.jobs
+        ]
+        # Leftovers of a build that was killed.
+        if context.store.exists(at):
+            context.store.remove(at)
+        files: list[FileDigests] = []
+        total = 0
+        for own, of_job in context.pool.map(write_export_job, tasks, size_bytes=4 * totals["tokens"], shared=opened):
+            files += own
+            total += of_job
+        with scratch.open_folder() as folder:
+            (folder / DATA_FOLDER).mkdir()
+            last = export.finish(folder, [file.written for file in files], export_context)
+            files += _publish_written_files(context.store, folder, last, at)
+        found = native.format_content_hash(total)
+        facts = totals | {
             "content_hash": content,
             "conserved": found == content
-            and sum(file.written.trained_tokens for file in files) == counts["trained_tokens"],
+            and sum(file.written.trained_tokens for file in files) == totals["trained_tokens"],
             "left_out": sum(layout.left_out.values()),
         }
         # Card and manifest are written last of all.
@@ -459,7 +408,6 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             file.written.path: File(f"{at}/{file.written.path}", file.size_bytes, file.digest, file.written.segments)
             for file in files
         }
-        text = base.encode_json(card)
         for name, written in ((CARD_FILE, text), (MANIFEST_FILE, base.encode_manifest(files, text))):
             published[name] = context.store.put(f"{at}/{name}", written)
         return Part(_fingerprint_export(context), published, facts | {"card": card})

@@ -66,9 +66,20 @@ def write_accounts(
     state: str = NOT_TAKEN,
 ) -> dict[str, File]:
     """Write the rejects and the ledger of a part; `left_out` records share one state."""
+    others = pa.array([*log.row_ids, *left_out], pa.string())
+    states = [REJECTED] * len(log.row_ids) + [state] * len(left_out)
+    reasons = [*log.reasons, *[""] * len(left_out)]
+
+    def column(of_kept: str, rest: Sequence[str]) -> pa.ChunkedArray:
+        same = pa.repeat(pa.scalar(of_kept), len(kept))
+        return pa.chunked_array([same, pa.array(rest, pa.string())], pa.string())
+
+    row_ids = pa.chunked_array([*kept.chunks, others], pa.string())
+    stages = column(log.stage, [log.stage] * len(others))
+    columns = [row_ids, stages, column(KEPT, states), column("", reasons)]
     return {
         "rejects": _write_rejects(place, log),
-        "ledger": place.write("ledger", _build_ledger(kept, log, left_out, state)),
+        "ledger": place.write("ledger", pa.Table.from_arrays(columns, schema=LEDGER_SCHEMA)),
     }
 
 
@@ -99,21 +110,6 @@ def _write_rejects(place: PartPlace, log: RejectLog) -> File:
 @lru_cache(maxsize=1)
 def _empty_rejects() -> bytes:
     return encode_table(RejectLog("none").table())
-
-
-def _build_ledger(kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[str], state: str) -> pa.Table:
-    """Return a part's ledger: rows kept, rejected, and left out in one state."""
-    others = pa.array([*log.row_ids, *left_out], pa.string())
-    states = [REJECTED] * len(log.row_ids) + [state] * len(left_out)
-    reasons = [*log.reasons, *[""] * len(left_out)]
-
-    def column(of_kept: str, rest: Sequence[str]) -> pa.ChunkedArray:
-        same = pa.repeat(pa.scalar(of_kept), len(kept))
-        return pa.chunked_array([same, pa.array(rest, pa.string())], pa.string())
-
-    row_ids = pa.chunked_array([*kept.chunks, others], pa.string())
-    stages = column(log.stage, [log.stage] * len(others))
-    return pa.Table.from_arrays([row_ids, stages, column(KEPT, states), column("", reasons)], schema=LEDGER_SCHEMA)
 
 
 def row_as_bytes(row: dict[str, Any]) -> bytes:

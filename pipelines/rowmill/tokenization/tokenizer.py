@@ -677,8 +677,23 @@ def open_tokenizer(name: str, base: Path) -> LoadedTokenizer:
 
 def load_encoder(found: FoundTokenizer) -> Encoder:
     """Load a found tokenizer and return its encoder, open; raises like `open_tokenizer`."""
-    folder = found.fetch()
-    return _choose_engine(_make_loaded_tokenizer(_load_from_folder(found.choice.name, folder), folder))
+    from transformers import AutoTokenizer
+
+    name, folder = found.choice.name, found.fetch()
+    try:
+        hf: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, use_fast=True)
+    except Exception as error:
+        first = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"tokenizer: {name!r} cannot be loaded ({type(error).__name__}: {first}); expected a folder with "
+            "tokenizer.json and tokenizer_config.json, or a hub name; point `tokenizer` at one"
+        ) from error
+    if getattr(hf, "backend_tokenizer", None) is None or not (folder / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"tokenizer: {name!r} has no tokenizer.json, which is needed to find the characters of a token; "
+            "save it once with AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
+        )
+    return _choose_engine(_make_loaded_tokenizer(hf, folder))
 
 
 def wrap_tokenizer(hf: Any) -> LoadedTokenizer:
@@ -727,25 +742,6 @@ def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
         refused={},
     )
     return LoadedTokenizer(card=card, backend=backend)
-
-
-def _load_from_folder(name: str, folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        hf: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, use_fast=True)
-    except Exception as error:
-        first = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"tokenizer: {name!r} cannot be loaded ({type(error).__name__}: {first}); expected a folder with "
-            "tokenizer.json and tokenizer_config.json, or a hub name; point `tokenizer` at one"
-        ) from error
-    if getattr(hf, "backend_tokenizer", None) is None or not (folder / "tokenizer.json").is_file():
-        raise ConfigError(
-            f"tokenizer: {name!r} has no tokenizer.json, which is needed to find the characters of a token; "
-            "save it once with AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
-        )
-    return hf
 
 
 def _choose_engine(tokenizer: LoadedTokenizer) -> Encoder:

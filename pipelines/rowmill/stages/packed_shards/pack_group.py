@@ -49,7 +49,6 @@ from rowmill.stages.packed_shards.split_plans import (
     SPLITS,
     SURPLUS_CODE,
     ExampleLengths,
-    LeftOutExamples,
     PackingRules,
     SplitPlan,
     find_left_out,
@@ -154,7 +153,17 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         cuts = [cut for split, plan in parted for cut in cut_shards(split, plan, _count_shard_sequences(inputs, plan))]
         shards = _map_in_threads(place.threads, writer.write_shard, cuts)
         expected = sum(hash_planned_segments(tokens, plan.whole, inputs.rules.packing) for _, plan in parted)
-        files = _write_side_files(inputs, place, tokens, lengths, left, own_examples)
+        files: dict[str, File] = {}
+        if len(left.examples):
+            names: list[str] = tokens.example_ids.take(pa.array(left.examples)).to_pylist()
+            row_ids = [name.rsplit("#", 1)[0] for name in names]
+            columns = [list(column) for column in zip(*left.fates, strict=True)]
+            table = pa.table([names, row_ids, *columns, left.tokens, lengths.tokens[left.examples]], schema=LEFT_OUT)
+            files["left_out"] = place.write("left_out", table)
+        if inputs.splits is not None and inputs.planned is None:
+            held_out = np.flatnonzero(lengths.splits[:own_examples] == VALIDATION_CODE)
+            if len(held_out):
+                files["held"] = place.write("held", tokens.take(held_out, lengths.trained))
         back = _map_in_threads(place.threads, lambda written: read_back(store, written.shard, written.segments), shards)
         # Only pairs are read once more; what is damaged cannot be read, and is counted as such.
         intact = [written.shard for written, (damaged, _) in zip(shards, back, strict=True) if not damaged]
@@ -336,28 +345,6 @@ def _make_array(scratch: Path | None, name: str, dtype: Any, *shape: int) -> "ND
     if scratch is None or not shape[0]:
         return np.empty(shape, dtype)
     return np.memmap(scratch / name, dtype, "w+", shape=shape)
-
-
-def _write_side_files(
-    inputs: PackGroupInputs,
-    place: PartPlace,
-    tokens: GroupTokens,
-    lengths: ExampleLengths,
-    left_out: LeftOutExamples,
-    own: int,
-) -> dict[str, File]:
-    files: dict[str, File] = {}
-    if len(left_out.examples):
-        names: list[str] = tokens.example_ids.take(pa.array(left_out.examples)).to_pylist()
-        row_ids = [name.rsplit("#", 1)[0] for name in names]
-        fates = [list(column) for column in zip(*left_out.fates, strict=True)]
-        table = pa.table([names, row_ids, *fates, left_out.tokens, lengths.tokens[left_out.examples]], schema=LEFT_OUT)
-        files["left_out"] = place.write("left_out", table)
-    if inputs.splits is not None and inputs.planned is None:
-        held_out = np.flatnonzero(lengths.splits[:own] == VALIDATION_CODE)
-        if len(held_out):
-            files["held"] = place.write("held", tokens.take(held_out, lengths.trained))
-    return files
 
 
 def _count_shared(one: SplitPlan) -> int:

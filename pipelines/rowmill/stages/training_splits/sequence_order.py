@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Bools, Ints, compute_offsets
 from rowmill.core.storage import Store, digest_json
 from rowmill.packing import rank_assignment
-from rowmill.packing.mixture import SampleOrder, SampleSchedule
-from rowmill.packing.rank_assignment import FILLER, RankOrder, StepPlan
+from rowmill.packing.mixture import SampleSchedule
+from rowmill.packing.rank_assignment import FILLER, StepPlan
 from rowmill.parts.context import open_host_scratch
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema.ledger import KEPT
@@ -256,11 +256,18 @@ def write_order_block(inputs: BlockInputs, place: PartPlace, source: OrderSource
     }
     files: dict[str, File] = {}
     if inputs.has_files:
-        files["order"] = place.write_parquet("order", _tabulate_order(inputs, order, dealt))
+
+        def fill(values: NDArray[Any], filler: int) -> NDArray[Any]:
+            column = np.full(len(is_filler), filler, values.dtype)
+            column[~is_filler] = values[shown]
+            return column
+
+        step = inputs.first_step + np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
+        columns = [fill(order.datasets, -1), fill(order.items, -1), fill(order.passes, 0), step, is_filler]
+        files["order"] = place.write_parquet("order", pa.table(columns, schema=ORDER_SCHEMA))
         world = source.world_size
-        is_filler = dealt.order == FILLER
         by_place = np.zeros(len(is_filler), facts.dtype)
-        by_place[~is_filler] = facts[dealt.order[~is_filler] - inputs.begin]
+        by_place[~is_filler] = facts[shown]
         tables: list[pa.Table] = []
         for rank in range(world):
             totals = rank_assignment.summarize_steps(
@@ -291,20 +298,6 @@ def write_order_block(inputs: BlockInputs, place: PartPlace, source: OrderSource
 
 def _sum_by_dataset(datasets: NDArray[np.int32], values: NDArray[np.int32], width: int) -> list[int]:
     return [int(values[datasets == number].sum(dtype=np.int64)) for number in range(width)]
-
-
-def _tabulate_order(inputs: BlockInputs, order: SampleOrder, dealt: RankOrder) -> pa.Table:
-    is_filler = dealt.order == FILLER
-    shown = dealt.order[~is_filler] - inputs.begin
-
-    def fill(values: NDArray[Any], filler: int) -> NDArray[Any]:
-        column = np.full(len(is_filler), filler, values.dtype)
-        column[~is_filler] = values[shown]
-        return column
-
-    step = inputs.first_step + np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
-    columns = [fill(order.datasets, -1), fill(order.items, -1), fill(order.passes, 0), step, is_filler]
-    return pa.table(columns, schema=ORDER_SCHEMA)
 
 
 REPEATED, REMAINDER, NOT_SCHEDULED = "repeated", "remainder", "not_scheduled"

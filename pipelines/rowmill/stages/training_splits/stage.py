@@ -5,7 +5,6 @@ every W-th place. Validation and test sets are not mixed or shuffled; their orde
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, cast
 
@@ -135,6 +134,17 @@ def make_training_splits(context: StageContext) -> StageOutput:
         rows = [row for one in packed.values() for row in one.tables["splits"].rows]
         orders = [part.files["order"].digest for part in written.parts]
         has_targets = context.recipe.objective != "prompts"
+        lines: list[tuple[Any, ...]] = []
+        for name, dataset in context.recipe.datasets.items():
+            own = {str(row[1]): int(row[2]) for row in rows if row[0] == name}
+            asked = {split: getattr(dataset.splits, split) for split in ("validation", "test")}
+            shares = {split: float(value) for split, value in asked.items() if isinstance(value, float)}
+            if len(shares) == len(asked):
+                shares["train"] = 1 - sum(shares.values())
+            examples = sum(own.values())
+            lines += [
+                (name, split, shares.get(split), compute_share(count, examples), count) for split, count in own.items()
+            ]
         return StageOutput(
             parts=written.parts,
             facts=TrainingSplitsFacts(
@@ -157,7 +167,7 @@ def make_training_splits(context: StageContext) -> StageOutput:
             ledger=[(state, "", count) for state, count in by_state.items() if count or state == KEPT],
             tables={
                 "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
-                "shares": _shares_table(context, rows),
+                "shares": DisplayTable(("dataset", "split", "wanted", "got", "examples"), tuple(lines)),
                 "mixture": _mixture_table(context, source, written, sizes),
                 "schedule": schedule,
             },
@@ -179,20 +189,6 @@ def _name_load(recipe: Recipe) -> str:
     if recipe.partitions.balance == "flops":
         return "flops"
     return "tokens" if recipe.objective == "prompts" else "trained_tokens"
-
-
-def _shares_table(context: StageContext, rows: Sequence[tuple[Any, ...]]) -> DisplayTable:
-    """Tabulate each split's share of examples with the configured share, if there is one."""
-    lines: list[tuple[Any, ...]] = []
-    for name, dataset in context.recipe.datasets.items():
-        own = {str(row[1]): int(row[2]) for row in rows if row[0] == name}
-        asked = {split: getattr(dataset.splits, split) for split in ("validation", "test")}
-        shares = {split: float(value) for split, value in asked.items() if isinstance(value, float)}
-        if len(shares) == len(asked):
-            shares["train"] = 1 - sum(shares.values())
-        total = sum(own.values())
-        lines += [(name, split, shares.get(split), compute_share(count, total), count) for split, count in own.items()]
-    return DisplayTable(("dataset", "split", "wanted", "got", "examples"), tuple(lines))
 
 
 def _mixture_table(

@@ -16,7 +16,7 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Literal, TypeVar
@@ -275,92 +275,8 @@ CAPACITY_AGE_S = 2.0
 _HOST_TIMEOUT_S = 60.0
 
 
-@dataclass(slots=True)
-class RayNodes:
-    """The nodes of a cluster, for tasks that reserve so many cores and, unless None, bytes of memory."""
-
-    connection: RayConnection
-    cpus_per_task: float
-    memory_per_task: int | None
-    _capacity: int = field(default=1, init=False)
-    _capacity_at: float = field(default=-CAPACITY_AGE_S, init=False)
-
-    def count_tasks(self) -> int:
-        """Return how many tasks the cluster runs at once now, at least 1."""
-        if time.monotonic() - self._capacity_at > CAPACITY_AGE_S:
-            cores = [node["Resources"]["CPU"] for node in self.connection.list_nodes()]
-            self._capacity = max(1, sum(int(core // self.cpus_per_task) for core in cores))
-            self._capacity_at = time.monotonic()
-        return self._capacity
-
-    def require_large_enough(self) -> None:
-        """Check that some node takes a task; a cluster that has none yet may start one that does.
-
-        Raises
-        ------
-        ConfigError
-            With the largest node.
-
-        """
-        reserved = {"CPU": self.cpus_per_task, "memory": self.memory_per_task or 0}
-        resources = [node["Resources"] for node in self.connection.list_nodes()]
-        fits = [all(node.get(name, 0) >= value for name, value in reserved.items()) for node in resources]
-        if resources and not any(fits):
-            best = max(resources, key=lambda node: (node.get("memory", 0), node["CPU"]))
-            raise ConfigError(
-                f"execution.executor: a task reserves {reserved['CPU']:g} cores and {reserved['memory']:,} bytes; the "
-                f"largest of {len(resources)} nodes has {best['CPU']:g} cores and {int(best.get('memory', 0)):,} bytes"
-                "; lower cpus_per_task or memory_per_task, or add a larger node"
-            )
-
-    def run_on_each(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
-        """Run a function on each node that takes tasks, beside those that run there.
-
-        A node that joins the cluster meanwhile is asked too; one that leaves is left out, as no task reaches it.
-
-        Raises
-        ------
-        ConfigError
-            If a node cannot run it twice.
-
-        """
-        ray = self.connection.open()
-        call, results, failed = TaskCall(function, (), os.getcwd()).pickle(), dict[str, ResultT](), set[str]()
-        waiting = self.connection.list_nodes()
-        while waiting:
-            errors = dict[str, Exception]()
-            for node, task in [(node, self._ask(call, node)) for node in waiting]:
-                try:
-                    results[_name_node(node)] = take_result(task, _HOST_TIMEOUT_S)
-                except (ray.exceptions.RayError, IntegrityError) as error:
-                    errors[node["NodeID"]] = error
-            # A node that was joining or leaving may have failed. One that stays is asked again.
-            nodes = self.connection.list_settled_nodes() if errors else self.connection.list_nodes()
-            for node in nodes:
-                if node["NodeID"] in failed & errors.keys():
-                    raise _refuse_node(node, errors[node["NodeID"]])
-            failed |= errors.keys()
-            waiting = [node for node in nodes if _name_node(node) not in results]
-        return results
-
-    def _ask(self, call: bytes, node: dict[str, Any]) -> Any:
-        """Give a node a task beside those that run there."""
-        ray = self.connection.open()
-        where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        return ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where).remote(call, None)
-
-
 def _name_node(node: dict[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
-
-
-def _refuse_node(node: dict[str, Any], error: Exception) -> ConfigError:
-    refusal = ConfigError(
-        f"execution.executor: node {_name_node(node)} cannot run a task ({shorten_error(error)}); every node needs "
-        "this version of rowmill, with its extra `build`; install it there, or remove the node"
-    )
-    refusal.__cause__ = error
-    return refusal
 
 
 # ── The executor ──
@@ -399,12 +315,77 @@ class RayTasks:
         """Note the options."""
         self._options = options
         self._connection = RayConnection(options.address)
-        self._nodes = RayNodes(self._connection, options.cpus_per_task, options.memory_per_task)
+        self._capacity, self._capacity_at = 1, -CAPACITY_AGE_S
 
     @property
     def workers(self) -> int:
-        """How many tasks the cluster runs at once now."""
-        return self._nodes.count_tasks()
+        """How many tasks the cluster runs at once now, at least 1."""
+        if time.monotonic() - self._capacity_at > CAPACITY_AGE_S:
+            cores = [node["Resources"]["CPU"] for node in self._connection.list_nodes()]
+            self._capacity = max(1, sum(int(core // self._options.cpus_per_task) for core in cores))
+            self._capacity_at = time.monotonic()
+        return self._capacity
+
+    def _require_large_enough(self) -> None:
+        """Check that some node takes a task; a cluster that has none yet may start one that does.
+
+        Raises
+        ------
+        ConfigError
+            With the largest node.
+
+        """
+        reserved = {"CPU": self._options.cpus_per_task, "memory": self._options.memory_per_task or 0}
+        resources = [node["Resources"] for node in self._connection.list_nodes()]
+        fits = [all(node.get(name, 0) >= value for name, value in reserved.items()) for node in resources]
+        if resources and not any(fits):
+            best = max(resources, key=lambda node: (node.get("memory", 0), node["CPU"]))
+            raise ConfigError(
+                f"execution.executor: a task reserves {reserved['CPU']:g} cores and {reserved['memory']:,} bytes; the "
+                f"largest of {len(resources)} nodes has {best['CPU']:g} cores and {int(best.get('memory', 0)):,} bytes"
+                "; lower cpus_per_task or memory_per_task, or add a larger node"
+            )
+
+    def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
+        """Run a function on each node that takes tasks, beside those that run there.
+
+        A node that joins the cluster meanwhile is asked too; one that leaves is left out, as no task reaches it.
+
+        Raises
+        ------
+        ConfigError
+            If a node cannot run it twice.
+
+        """
+        ray = self._connection.open()
+        call, results, failed = TaskCall(function, (), os.getcwd()).pickle(), dict[str, ResultT](), set[str]()
+        waiting = self._connection.list_nodes()
+        while waiting:
+            errors = dict[str, Exception]()
+            for node, task in [(node, self._ask(call, node)) for node in waiting]:
+                try:
+                    results[_name_node(node)] = take_result(task, _HOST_TIMEOUT_S)
+                except (ray.exceptions.RayError, IntegrityError) as error:
+                    errors[node["NodeID"]] = error
+            # A node that was joining or leaving may have failed. One that stays is asked again.
+            nodes = self._connection.list_settled_nodes() if errors else self._connection.list_nodes()
+            for node in nodes:
+                if node["NodeID"] in failed & errors.keys():
+                    error = errors[node["NodeID"]]
+                    raise ConfigError(
+                        f"execution.executor: node {_name_node(node)} cannot run a task ({shorten_error(error)}); "
+                        "every node needs this version of rowmill, with its extra `build`; install it there, or remove "
+                        "the node"
+                    ) from error
+            failed |= errors.keys()
+            waiting = [node for node in nodes if _name_node(node) not in results]
+        return results
+
+    def _ask(self, call: bytes, node: dict[str, Any]) -> Any:
+        """Give a node a task beside those that run there."""
+        ray = self._connection.open()
+        where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        return ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where).remote(call, None)
 
     @property
     def spans_hosts(self) -> bool:
@@ -422,7 +403,7 @@ class RayTasks:
         del size_bytes
         ray = self._connection.open()
         remote_index.forget_absences()
-        self._nodes.require_large_enough()
+        self._require_large_enough()
         # One argument by reference for all tasks: a node fetches it once.
         reference = None if shared is None else ray.put(shared)
         versions = tuple(describe_versions().items())
@@ -460,10 +441,6 @@ class RayTasks:
             remote_index.forget_absences()
             for task_ref in flying:
                 ray.cancel(task_ref)
-
-    def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
-        """Run a function on each node that takes tasks, as `RayNodes.run_on_each` says."""
-        return self._nodes.run_on_each(function)
 
     def close(self) -> None:
         """Leave the cluster, if this executor has joined it."""

@@ -30,7 +30,7 @@ from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct, format_count
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
-from rowmill.core.storage import Store, digest_json
+from rowmill.core.storage import Store, digest_json, read_tables
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part, write_parquet
 from rowmill.recipe.recipe import Recipe
@@ -130,7 +130,7 @@ class RankSources:
     def steps(self) -> pa.Table:
         """The facts of all ranks per step."""
         splits = self.context.inputs[(self.context.recipe.name, TRAINING_SPLITS)]
-        return inputs.load_rank_steps(self.context.store, splits)
+        return pa.concat_tables(read_tables(self.context.store, splits.files("rank_steps")))
 
     @cached_property
     def filler(self) -> pa.Table:
@@ -349,21 +349,29 @@ class _RankTask:
     card: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _WrittenShards:
-    """The files of a task by name, their content hash, each dataset's counts, and pad tokens, from files read back."""
-
-    files: dict[str, File]
-    found: int
-    counted: dict[str, list[int]]
-    padding: int
+_WrittenShards = tuple[dict[str, File], int, dict[str, list[int]], int]
+"""The files of a task by name, their content hash, each dataset's counts, and pad tokens, from files read back."""
 
 
 def write_copied_ranks(context: StageContext, sources: RankSources, names: Sequence[str]) -> Iterator[Part]:
     """Write some ranks' shards, and yield each rank once its content was compared with that of the packed shards."""
     rows = {name: sources.rows[sources.select_rank(_parse_rank(name))] for name in names}
     shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in sources.shards)
-    tasks = {name: _plan_tasks(context, name, rows[name]) for name in names}
+    per_shard = max(1, SHARD_TOKENS // context.recipe.seq_len)
+    tasks = {
+        name: [
+            _RankTask(
+                folder=_locate_rank(context, name),
+                first=begin // per_shard,
+                wanted=rows[name][begin : begin + TASK_SHARDS * per_shard],
+                per_shard=per_shard,
+                group_rows=native.count_group_rows(context.recipe.seq_len),
+                card=make_rank_card(context, _parse_rank(name)),
+            )
+            for begin in range(0, len(rows[name]), TASK_SHARDS * per_shard)
+        ]
+        for name in names
+    }
     size = 4 * sum(shard.file.bytes for shard in shards)
     with open_host_scratch(context) as scratch:
         copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=True)
@@ -391,34 +399,20 @@ def _locate_rank(context: StageContext, name: str) -> str:
     return f"{part_folder(context.folder, fingerprint_rank(context, name))}/{name}"
 
 
-def _plan_tasks(context: StageContext, name: str, wanted: Ints) -> list[_RankTask]:
-    per_shard = max(1, SHARD_TOKENS // context.recipe.seq_len)
-    per_task = TASK_SHARDS * per_shard
-    return [
-        _RankTask(
-            folder=_locate_rank(context, name),
-            first=begin // per_shard,
-            wanted=wanted[begin : begin + per_task],
-            per_shard=per_shard,
-            group_rows=native.count_group_rows(context.recipe.seq_len),
-            card=make_rank_card(context, _parse_rank(name)),
-        )
-        for begin in range(0, len(wanted), per_task)
-    ]
-
-
 def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequence[_WrittenShards]) -> Part:
     context, expected = sources.context, sources.hashes.sum_content(rows)
+    files: dict[str, File] = {}
     counted: dict[str, list[int]] = {}
-    for one in written:
-        for dataset, counts in one.counted.items():
+    found = padding = 0
+    for named, of_task, by_dataset, padded in written:
+        files |= named
+        found = (found + of_task) % native.HASH_MODULUS
+        padding += padded
+        for dataset, counts in by_dataset.items():
             before = counted.get(dataset, [0, 0, 0])
             counted[dataset] = [a + b for a, b in zip(before, counts, strict=True)]
-    found = sum(one.found for one in written) % native.HASH_MODULUS
-    files = {file: value for one in written for file, value in one.files.items()}
     sequences = sum(file.rows for file in files.values())
     files["facts"] = write_step_facts(sources, _locate_rank(context, name), _parse_rank(name))
-    padding = sum(one.padding for one in written)
     facts = summarize_rank(sequences, counted, padding) | {
         "conserved": found == expected,
         "content_hash": native.format_content_hash(found),
@@ -462,7 +456,7 @@ def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _Wr
             before = counted.get(dataset, [0, 0, 0])
             counted[dataset] = [a + int(b) for a, b in zip(before, values, strict=True)]
         padding += count_padding_tokens(back)
-    return _WrittenShards(files, found % native.HASH_MODULUS, counted, padding)
+    return files, found % native.HASH_MODULUS, counted, padding
 
 
 # ── Publishing ranks: `current.json`, which trainers open ──

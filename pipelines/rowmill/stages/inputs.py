@@ -19,11 +19,6 @@ def load_order(store: Store, splits: Manifest, columns: Sequence[str] | None = N
     return pa.concat_tables(read_tables(store, splits.files("order"), columns))
 
 
-def load_rank_steps(store: Store, splits: Manifest) -> pa.Table:
-    """Return the totals of each rank and step; those of a rank are in order of steps."""
-    return pa.concat_tables(read_tables(store, splits.files("rank_steps")))
-
-
 def list_example_sources(context: StageContext) -> list[tuple[Part, Sequence[SourcePart]]]:
     """Return the parts of a dataset's examples, each with the source parts of its rows."""
     made = [part for part in context.input(TOKENIZED_EXAMPLES).parts if "examples" in part.files]

@@ -57,6 +57,14 @@ class RejectLog:
         """Return how many rejects there are by reason."""
         return dict(sorted(Counter(self.reasons).items()))
 
+    def add_samples(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Return up to three ids of each reason, those that are known already first."""
+        samples = {reason: list(ids) for reason, ids in known.items()}
+        for row_id, reason in zip(self.row_ids, self.reasons, strict=True):
+            if len(samples.setdefault(reason, [])) < 3:
+                samples[reason].append(row_id)
+        return dict(sorted(samples.items()))
+
 
 def write_accounts(
     place: PartPlace,
@@ -85,13 +93,9 @@ def write_accounts(
 
 def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NOT_TAKEN) -> dict[str, Any]:
     """Return the part's counts of rejects by reason, with samples, and of records left out."""
-    samples: dict[str, list[str]] = {}
-    for row_id, reason in zip(log.row_ids, log.reasons, strict=True):
-        if len(samples.setdefault(reason, [])) < 3:
-            samples[reason].append(row_id)
     return {
         "reasons": log.counts(),
-        "examples_of_rejects": dict(sorted(samples.items())),
+        "examples_of_rejects": log.add_samples({}),
         "left_out": {state: len(left_out)} if left_out else {},
     }
 

@@ -103,16 +103,12 @@ def rewrite_rows(inputs: RewriteInputs, place: PartPlace) -> PartResult:
         "rejects": place.write("rejects", rejects),
         "ledger": place.write("ledger", ledger),
     }
-    samples = {reason: list(ids) for reason, ids in part.facts["examples_of_rejects"].items()}
-    for row_id, reason in zip(log.row_ids, log.reasons, strict=True):
-        first_ids = samples.setdefault(reason, [])
-        if len(first_ids) < 3:
-            first_ids.append(row_id)
+    samples = log.add_samples(part.facts["examples_of_rejects"])
     facts = part.facts | {
         **{name: count for name, count in count_rows(kept).items() if name in part.facts},
         **subtract_messages(part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
         "reasons": dict(sorted((Counter(part.facts["reasons"]) + Counter(log.counts())).items())),
-        "examples_of_rejects": dict(sorted(samples.items())),
+        "examples_of_rejects": samples,
     }
     return PartResult(files, facts)
 

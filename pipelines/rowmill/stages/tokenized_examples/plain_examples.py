@@ -72,8 +72,10 @@ class PlainTextExampleBuilder:
         trains = _resolve_pair_loss(self.dataset)
         columns, sizes = self._make_pair_columns(inputs, outputs, counts, trains=trains)
         first = 1 if columns[0].kind == TEMPLATE_KIND else 0
+        limit, side = self.limit.tokens, self.limit.options.truncate_side
         return [
-            self._fit_pair(one, int(sizes[i]), first, counts) for i, one in enumerate(concat_token_columns(columns))
+            self.limit.apply_policy(one, "pair", counts) or [cut_pair(one, limit, side, int(size), first)]
+            for one, size in zip(concat_token_columns(columns), sizes, strict=True)
         ]
 
     def encode_pairs(
@@ -115,12 +117,6 @@ class PlainTextExampleBuilder:
         counts.boundary_tokens += count_boundary_tokens(encoded, edges)
         return split_at_byte(encoded, edges, boundary_tokens_first=trains_output)
 
-    def _fit_pair(self, example: Example, input_tokens: int, first: int, counts: TokenizationCounts) -> RowOutcome:
-        settled = self.limit.apply_policy(example, "pair", counts)
-        if settled is not None:
-            return settled
-        return [cut_pair(example, self.limit.tokens, self.limit.options.truncate_side, input_tokens, first)]
-
     def build_documents(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row's text: one, or a window each if it is too long and split."""
         card, texts = self.encoder.card, rows.column("text").to_pylist()
@@ -134,15 +130,12 @@ class PlainTextExampleBuilder:
             columns[0] = omit_existing_token(columns[0], encoded, 0)
         if columns[-1].kind == TEMPLATE_KIND:
             columns[-1] = omit_existing_token(columns[-1], encoded, -1)
-        return [self._fit_document(one, counts) for one in concat_token_columns(columns)]
-
-    def _fit_document(self, example: Example, counts: TokenizationCounts) -> RowOutcome:
-        settled = self.limit.apply_policy(example, "text", counts)
-        if settled is not None:
-            return settled
-        if self.limit.get_policy("text") == "split":
-            return split_into_windows(example, self.limit.tokens)
-        return [example.cut(0, self.limit.tokens)]
+        limit, splits = self.limit.tokens, self.limit.get_policy("text") == "split"
+        return [
+            self.limit.apply_policy(one, "text", counts)
+            or (split_into_windows(one, limit) if splits else [one.cut(0, limit)])
+            for one in concat_token_columns(columns)
+        ]
 
     def _make_edge_column(
         self, option: Literal["add_bos", "add_eos"], token_id: int | None, by_itself: bool, count: int, *, trains: bool

@@ -200,6 +200,15 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
     refused = {r: n for r, n in reasons.items() if r not in {*LENGTH_REASONS, *NO_TARGET_REASONS, "content_dropped"}}
     summed = (*_SUMMED_FACTS, "verified", "outside_vocabulary", "altered", "original_tokens")
     counted: dict[str, Any] = {name: sum(int(p.facts[name]) for p in parts) for name in summed}
+    # What only rows of one kind are counted by: ids that were ids already, and pairs.
+    names = ("unknown_ids", "retokenized", "same_tokenization", "pairs", "longer_chosen")
+    unknown, compared, same, pairs, longer = (sum(int(p.facts.get(name, 0)) for p in parts) for name in names)
+    of_kind: dict[str, Any] = {}
+    if context.dataset.row_kind == "tokens":
+        same_share = compute_share(same, compared) if compared else NOT_APPLICABLE
+        of_kind = {"unknown_ids": unknown, "same_tokenization": same_share}
+    if context.dataset.row_kind == "preference":
+        of_kind = {"length_bias": abs(compute_share(longer, pairs) - 0.5) if pairs else NOT_APPLICABLE}
     facts = TokenizedExamplesFacts(
         nonempty=examples,
         accounted=count_unaccounted(row_count, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
@@ -221,8 +230,7 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         text_roundtrip=compute_share(min(counted["altered"], row_count), row_count) if examples else NOT_APPLICABLE,
         short_documents=_compute_short_share(context.input(CANONICAL_ROWS).parts, parts),
         **_summarize_template(context, parts, spec, reasons, row_count),
-        **_summarize_token_rows(context, parts),
-        **_summarize_pairs(context, parts),
+        **of_kind,
         **{name: counted[name] for name in _SUMMED_FACTS},
         most_tool_tokens=max((int(p.facts["most_tool_tokens"]) for p in parts), default=0),
     )
@@ -274,24 +282,6 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         parts_reused=made.reused,
         rows_made=made.rows_made,
     )
-
-
-def _summarize_token_rows(context: StageContext, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the facts about rows that are ids already; nothing for other rows."""
-    if context.dataset.row_kind != "tokens":
-        return {}
-    names = ("unknown_ids", "retokenized", "same_tokenization")
-    unknown, compared, same = (sum(int(part.facts.get(name, 0)) for part in parts) for name in names)
-    share = compute_share(same, compared) if compared else NOT_APPLICABLE
-    return {"unknown_ids": unknown, "same_tokenization": share}
-
-
-def _summarize_pairs(context: StageContext, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the fact about the lengths of pairs; nothing for other rows."""
-    if context.dataset.row_kind != "preference":
-        return {}
-    pairs, longer = (sum(int(part.facts.get(name, 0)) for part in parts) for name in ("pairs", "longer_chosen"))
-    return {"length_bias": abs(compute_share(longer, pairs) - 0.5) if pairs else NOT_APPLICABLE}
 
 
 def _make_part_schema(dataset: Dataset) -> pa.Schema:

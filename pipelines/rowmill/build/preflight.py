@@ -70,9 +70,7 @@ def _read_row(reader: Canonicalizer, record: Mapping[str, Json]) -> Row | None:
 FIRST_RECORDS = 20
 """Records tried of each dataset: of one file per format and split."""
 
-_STAGES = tuple(
-    stage.name for stage in catalog.STAGES if stage.name in catalog.list_stages_up_to(catalog.find_stage(PACKED_SHARDS))
-)
+_STAGES = catalog.list_stages_up_to(catalog.find_stage(PACKED_SHARDS))
 _OPTION_BY_STAGE = {RAW_DATASET: "source", CANONICAL_ROWS: "format"}
 
 

@@ -31,7 +31,6 @@ from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.contamination import (
     Candidate,
-    CoveredItems,
     ItemIndex,
     ItemNGrams,
     ItemSearch,
@@ -193,14 +192,6 @@ class BenchmarkItems:
     search: ItemSearch
     items: pa.Table
 
-    def texts_of(self, item: int) -> list[str]:
-        """Return the texts of an item."""
-        return self.items.column("texts")[item].as_py()
-
-    def describe(self, item: int) -> dict[str, Any]:
-        """Return an item's line in `ITEM_SCHEMA`."""
-        return self.items.slice(item, 1).to_pylist()[0]
-
 
 @lru_cache(maxsize=1)
 def load_items(store: Store, files: tuple[tuple[str, File], ...], n: int) -> BenchmarkItems:
@@ -346,11 +337,11 @@ def _match_rows(benchmark_items: BenchmarkItems, texts: RowTexts, coverage: floa
             continue
         row = int(covered.rows[begin])
         of_row = texts.of_row(row)
-        match = benchmark_items.search.find_best_match(
-            of_row, _list_candidates(benchmark_items, covered, begin, end), coverage
-        )
+        found = zip(covered.items[begin:end].tolist(), covered.coverage[begin:end].tolist(), strict=True)
+        candidates = (Candidate(item, benchmark_items.items.column("texts")[item].as_py(), of) for item, of in found)
+        match = benchmark_items.search.find_best_match(of_row, candidates, coverage)
         if match is not None:
-            item = benchmark_items.describe(match.item)
+            item = benchmark_items.items.slice(match.item, 1).to_pylist()[0]
             having = (text for text in of_row if match.ngram in " ".join(split_words(text)))
             yield {
                 "place": row,
@@ -363,12 +354,6 @@ def _match_rows(benchmark_items: BenchmarkItems, texts: RowTexts, coverage: floa
                 "text": shorten_text(next(having, "")),
                 "item_text": shorten_text("\n".join(item["texts"])),
             }
-
-
-def _list_candidates(known: BenchmarkItems, covered: CoveredItems, begin: int, end: int) -> Iterator[Candidate]:
-    for place in range(begin, end):
-        item = int(covered.items[place])
-        yield Candidate(item, known.texts_of(item), float(covered.coverage[place]))
 
 
 def _list_rejects(context: StageContext, searched: Part) -> Iterator[tuple[int, Rejected]]:

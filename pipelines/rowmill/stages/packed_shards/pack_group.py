@@ -184,6 +184,7 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
     )
     counted = entered | (splits == SURPLUS_CODE)
     fills = np.concatenate([plan.plan.tokens for plan in plans] or [np.empty(0, np.int64)]) / inputs.rules.seq_len
+    shared = sum(int(one.plan.whole.tokens.sum() - one.plan.tokens.sum()) for one in plans)
     fill_counts, _ = np.histogram(fills, bins=FILL_BINS, range=(0.0, 1.0))
     facts = {
         "tokens": int(lengths.tokens[:own_examples].sum()),
@@ -200,7 +201,8 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
         "unlimited": sum(_count_unlimited(inputs.rules, lengths, plan) for plan in plans),
         "fill": [int(count) for count in fill_counts],
-        **({"shared": sum(map(_count_shared, plans))} if inputs.rules.packing.share_prefixes else {}),
+        # Tokens of examples that are not stored, as others share them.
+        **({"shared": shared} if inputs.rules.packing.share_prefixes else {}),
         "pairs": pairs,
     }
     named = {f"shard-{i:05d}": written.shard for i, written in enumerate(shards)}
@@ -345,11 +347,6 @@ def _make_array(scratch: Path | None, name: str, dtype: Any, *shape: int) -> "ND
     if scratch is None or not shape[0]:
         return np.empty(shape, dtype)
     return np.memmap(scratch / name, dtype, "w+", shape=shape)
-
-
-def _count_shared(one: SplitPlan) -> int:
-    """Return the tokens of examples that are not stored, as others share them."""
-    return int(one.plan.whole.tokens.sum() - one.plan.tokens.sum())
 
 
 def _count_unlimited(rules: PackingRules, lengths: ExampleLengths, one: SplitPlan) -> int:

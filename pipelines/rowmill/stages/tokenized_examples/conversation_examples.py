@@ -7,7 +7,7 @@ preference     paired     P chosen │ P rejected     one example: `side_lengths
                           P rejected                another, `sides` 0
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, islice, pairwise
@@ -30,7 +30,7 @@ from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 from rowmill.kinds.shared.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, RowKind, Span
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, RowKind
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.stored_tokenizers import keep_latest
@@ -269,7 +269,13 @@ class ConversationEncoder:
     def open(cls, encoder: Encoder, dataset: Dataset, spec: RendererSpec) -> "ConversationEncoder":
         """Open the renderer and the masker."""
         printer = open_renderer(spec)
-        rules = make_mask_rules(dataset)
+        template = dataset.template
+        rules = MaskRules(
+            assistant_roles=dataset.format.get_token_options().assistant_roles,
+            spans=template.spans,
+            on_dropped={str(kind): policy for kind, policy in template.on_dropped.items()},
+            turns=template.turns,
+        )
         masker = Masker(printer, dataset.loss, rules)
         judge = RowJudge(printer, rules, dataset.loss, dataset.template.verify_render)
         control = ControlStrings(encoder.card, spec.text)
@@ -370,17 +376,6 @@ class ConversationEncoder:
         if max_tokens <= 0:
             return ""
         return text.encode()[: int(encoded.ends[max_tokens - 1])].decode(errors="ignore")
-
-
-def make_mask_rules(dataset: Dataset) -> MaskRules:
-    """Return the rules of a dataset's masks that are not options of its loss."""
-    template = dataset.template
-    return MaskRules(
-        assistant_roles=dataset.format.get_token_options().assistant_roles,
-        spans=template.spans,
-        on_dropped={str(kind): policy for kind, policy in template.on_dropped.items()},
-        turns=template.turns,
-    )
 
 
 # ── Rows to candidates, and candidates to examples that fit the limit ─────────────────────────────────
@@ -588,23 +583,14 @@ class ConversationExampleBuilder:
 
 def _mask_cut_reasoning(masked: MaskedConversation, messages: frozenset[int]) -> MaskedConversation:
     """Remove the loss from truncated reasoning: it stays as context, but the model must not learn to stop there."""
-    cut = [p for p in masked.pieces if p.kind == "reasoning" and p.message in messages]
-    if not cut:
-        return masked
-    trained = list(masked.trained)
-    for piece in cut:
-        trained = [part for span in trained for part in _subtract_range(span, piece.start, piece.end)]
-    return replace(masked, trained=tuple(trained))
-
-
-def _subtract_range(span: Span, start: int, end: int) -> Iterator[Span]:
-    if end <= span.start or span.end <= start:
-        yield span
-        return
-    if span.start < start:
-        yield span._replace(end=start)
-    if end < span.end:
-        yield span._replace(start=end)
+    trained = masked.trained
+    for start, end, message, kind in masked.pieces:
+        if kind == "reasoning" and message in messages:
+            sides = (
+                (span._replace(end=min(span.end, start)), span._replace(start=max(span.start, end))) for span in trained
+            )
+            trained = tuple(side for both in sides for side in both if side.start < side.end)
+    return replace(masked, trained=trained)
 
 
 # ── Prompts: the ids that a trainer sends to generation, of which none is trained ──────────────────────

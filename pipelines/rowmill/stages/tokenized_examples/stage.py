@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from rowmill.conversation import loss_mask, renderer
 from rowmill.conversation.options import (
     RendererSpec,
@@ -234,6 +232,8 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         **{name: counted[name] for name in _SUMMED_FACTS},
         most_tool_tokens=max((int(p.facts["most_tool_tokens"]) for p in parts), default=0),
     )
+    columns = (*EXAMPLE_COLUMNS.get(dataset.row_kind, ()), *dataset.format.get_rollout_fields().columns)
+    schema = make_example_schema(weighted=dataset.loss.has_weights, columns=columns)
     token_ledger: list[tuple[str, str, int]] = []
     for split in sorted({split for p in parts for split in p.facts["tokens_by_split"]}):
         by_class = sum_counts(p.facts["tokens_by_split"].get(split, {}) for p in parts)
@@ -277,16 +277,11 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
             "render_equal": (*samples.get("render_mismatch", ()), *samples.get("mask_judged_wrong", ())),
             "prompt_parity": tuple(row_id for p in parts for row_id in p.facts["examples_of_prompts"])[:10],
         },
-        schema=tuple((f.name, str(f.type)) for f in _make_part_schema(context.dataset)),
+        schema=tuple((f.name, str(f.type)) for f in schema),
         card=build_examples_card(tokenizer, spec),
         parts_reused=made.reused,
         rows_made=made.rows_made,
     )
-
-
-def _make_part_schema(dataset: Dataset) -> pa.Schema:
-    columns = (*EXAMPLE_COLUMNS.get(dataset.row_kind, ()), *dataset.format.get_rollout_fields().columns)
-    return make_example_schema(weighted=dataset.loss.has_weights, columns=columns)
 
 
 def _name_template(template: Template) -> str:

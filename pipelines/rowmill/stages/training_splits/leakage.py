@@ -211,7 +211,9 @@ def _count_time_leaks(leaks: LeakReport, context: StageContext, sources: Mapping
     count = 0
     for name, source in sources.items():
         splits = context.recipe.datasets[name].splits
-        boundaries = splits.boundaries or _load_boundaries(source.canonical)
+        # Those computed from shares of time; none if nothing was held out.
+        recorded = read_facts(CanonicalRowsFacts, source.canonical.facts).boundaries
+        boundaries = splits.boundaries or (Boundaries.model_validate(recorded) if recorded else None)
         if splits.time_key is None or boundaries is None:
             continue
         splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
@@ -230,12 +232,6 @@ def _count_time_leaks(leaks: LeakReport, context: StageContext, sources: Mapping
             count += len(early)
             found += early[: MAX_SAMPLE_IDS - len(found)]
     leaks.note("time_order", count, found)
-
-
-def _load_boundaries(canonical: Manifest) -> Boundaries | None:
-    """Return the boundaries computed from shares of time; None if nothing was held out."""
-    recorded = read_facts(CanonicalRowsFacts, canonical.facts).boundaries
-    return Boundaries.model_validate(recorded) if recorded else None
 
 
 def _measure_near_duplicates(

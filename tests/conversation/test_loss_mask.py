@@ -361,9 +361,13 @@ def test_generation_block_that_is_wrong_is_rejected(body: str, messages: list[Me
     assert mask("{% for m in messages %}" + body + "{% endfor %}", messages).startswith(refusal)
 
 
-def test_template_that_counts_its_own_output_is_masked() -> None:
+def test_template_that_counts_its_output_is_masked_and_one_without_blocks_has_no_block_spans() -> None:
     counting = "{% set t %}{% for m in messages %}<{{ m.content }}>{% endfor %}{% endset %}{{ t }}{{ t | length }}"
     assert mask(counting, TALK) == "<U1><⟦A1>⟧<U2><⟦A2>⟧16"
+
+    renderer = Renderer(RendererSpec(LETTERS, {"eos_token": "</s>"}))
+    with pytest.raises(ConfigError, match=r"template\.spans"):
+        Masker(renderer, Loss(), MaskRules(spans="generation"))
 
 
 # ── invariants ──
@@ -440,9 +444,3 @@ def test_last_assistant_trains_a_subset_of_all(messages: list[Message]) -> None:
 def test_invalid_loss_options_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         validate_options(Loss, values, "loss")
-
-
-def test_generation_spans_of_a_template_without_blocks_are_refused() -> None:
-    renderer = Renderer(RendererSpec(LETTERS, {"eos_token": "</s>"}))
-    with pytest.raises(ConfigError, match=r"template\.spans"):
-        Masker(renderer, Loss(), MaskRules(spans="generation"))

@@ -325,7 +325,7 @@ def test_group_key_null_is_rejected(record: dict[str, Json]) -> None:
     assert row.reason == "group_missing"
 
 
-def test_order_key_is_text_as_written() -> None:
+def test_order_key_is_text_as_written_and_the_report_counts_the_noticed_features() -> None:
     canonicalizer = Canonicalizer(RowOptionValues(Text()), order_key="at")
 
     rows = [canonicalizer({"text": "T", "at": at}) for at in ("2024-05-01", 7, None)]
@@ -335,21 +335,6 @@ def test_order_key_is_text_as_written() -> None:
         "order_missing",
     ]
 
-
-@pytest.mark.parametrize(
-    ("value", "domain"), [("wiki", "wiki"), (None, "__default__"), (3, "__default__"), (" ", "__default__")]
-)
-def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
-    row = canonicalize_row({"text": "T", "source": value}, RowOptionValues(Text(domain_key="source")))
-
-    assert isinstance(row, Row)
-    assert row.domain == domain
-
-
-# The report
-
-
-def test_report_counts_the_noticed_features() -> None:
     record = {
         "messages": [
             {"role": "critic", "content": "C"},
@@ -370,6 +355,19 @@ def test_report_counts_the_noticed_features() -> None:
         unknown_roles=("critic",),
     )
     assert row.messages[1] == {"role": "assistant", "content": "xy", "reasoning_content": "t\n\na\n\nb"}
+
+
+@pytest.mark.parametrize(
+    ("value", "domain"), [("wiki", "wiki"), (None, "__default__"), (3, "__default__"), (" ", "__default__")]
+)
+def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
+    row = canonicalize_row({"text": "T", "source": value}, RowOptionValues(Text(domain_key="source")))
+
+    assert isinstance(row, Row)
+    assert row.domain == domain
+
+
+# The report
 
 
 # Real data

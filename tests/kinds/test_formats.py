@@ -336,13 +336,6 @@ def test_placeholder_without_its_media_stays_text(text: str, columns: dict[str, 
     assert turns(row) == [("user", text), ("assistant", "A")]
 
 
-@pytest.mark.parametrize("value", [None, "absent"])
-def test_system_prompt_absent_or_null_means_none(value: Json) -> None:
-    record = chat(("user", "U"), ("assistant", "A")) | ({} if value == "absent" else {"sys": None})
-
-    assert turns(kept(record, Chat(system_prompt="sys"))) == [("user", "U"), ("assistant", "A")]
-
-
 @pytest.mark.parametrize("blank", [None, "", "  "])
 def test_sharegpt_blank_system_is_none(blank: Json) -> None:
     record = {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}], "system": blank}
@@ -354,20 +347,25 @@ def test_sharegpt_blank_system_is_none(blank: Json) -> None:
 # System prompts, single turns
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("merge", "F\n\nS"), ("replace", "F"), ("keep", "S")])
-def test_system_prompt_with_an_existing_one(policy: Any, expected: str) -> None:
-    record = {**chat(("system", "S"), ("user", "U"), ("assistant", "A")), "sys": "F"}
-    options = Chat(system_prompt="sys", on_existing_system=policy)
+@pytest.mark.parametrize(
+    ("existing", "column", "policy", "system"),
+    [
+        ([], {}, "merge", None),
+        ([], {"sys": None}, "merge", None),
+        ([], {"sys": "F"}, "merge", "F"),
+        ([], {"sys": {"content": "F"}}, "merge", "F"),
+        ([("system", "S")], {"sys": "F"}, "merge", "F\n\nS"),
+        ([("system", "S")], {"sys": "F"}, "replace", "F"),
+        ([("system", "S")], {"sys": "F"}, "keep", "S"),
+    ],
+)
+def test_system_prompt_of_a_column_is_joined_to_an_existing_one_as_the_policy_says(
+    existing: list[tuple[str, Json]], column: dict[str, Json], policy: Any, system: str | None
+) -> None:
+    record = chat(*existing, ("user", "U"), ("assistant", "A")) | column
+    said = turns(kept(record, Chat(system_prompt="sys", on_existing_system=policy)))
 
-    assert turns(kept(record, options))[0] == ("system", expected)
-    assert len(kept(record, options).messages) == 3
-
-
-@pytest.mark.parametrize("value", ["F", {"content": "F"}])
-def test_system_prompt_text_or_mapping(value: Json) -> None:
-    record = {**chat(("user", "U"), ("assistant", "A")), "sys": value}
-
-    assert turns(kept(record, Chat(system_prompt="sys")))[0] == ("system", "F")
+    assert said == [*([("system", system)] if system else []), ("user", "U"), ("assistant", "A")]
 
 
 @pytest.mark.parametrize("value", [{"text": "F"}, {"content": None}, 3, ["F"]])

@@ -3,6 +3,7 @@
 from collections import Counter
 from fractions import Fraction
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,41 +99,31 @@ def test_share_other_than_a_decimal_below_one_is_refused(share: object) -> None:
         splitter(test=share)
 
 
-@pytest.mark.parametrize(
-    ("when", "split"),
-    [
-        ("2023-12-31", "train"),
-        ("2024-01-01", "validation"),
-        ("2024-01-01T00:30:00+01:00", "train"),
-        ("2024-05-31T23:59:59.999999Z", "validation"),
-        ("2024-06-01T00:00:00Z", "test"),
-        ("2031-01-01", "test"),
-    ],
-)
-def test_time_split_begins_at_each_boundary(when: str, split: str) -> None:
-    assert in_time(validation="2024-01-01", test="2024-06-01")(None, when, CONTENT) == split
-
-
-@pytest.mark.parametrize(("when", "split"), [("-1", "train"), ("0", "test"), ("1e3", "test"), ("0.5", "test")])
-def test_time_split_of_numbers_compares_numbers(when: str, split: str) -> None:
-    assert in_time(test=0)(None, when, CONTENT) == split
+INSTANTS = {"validation": "2024-01-01", "test": "2024-06-01"}
 
 
 @pytest.mark.parametrize(
-    ("when", "split"),
+    ("boundaries", "when", "split"),
     [
-        ("2023-12-24T23:59:59", "train"),
-        ("2023-12-25T00:00:00", "train"),
-        ("2023-12-25T00:00:01", None),
-        ("2023-12-31T23:59:59", None),
-        ("2024-01-01", "validation"),
-        ("2024-05-31", None),
+        (INSTANTS, "2023-12-31", "train"),
+        (INSTANTS, "2024-01-01", "validation"),
+        (INSTANTS, "2024-01-01T00:30:00+01:00", "train"),
+        (INSTANTS, "2024-05-31T23:59:59.999999Z", "validation"),
+        (INSTANTS, "2024-06-01T00:00:00Z", "test"),
+        (INSTANTS, "2031-01-01", "test"),
+        *(({"test": 0}, when, "train" if when == "-1" else "test") for when in ("-1", "0", "1e3", "0.5")),
+        (INSTANTS | {"gap": "7d"}, "2023-12-24T23:59:59", "train"),
+        (INSTANTS | {"gap": "7d"}, "2023-12-25T00:00:00", "train"),
+        (INSTANTS | {"gap": "7d"}, "2023-12-25T00:00:01", None),
+        (INSTANTS | {"gap": "7d"}, "2023-12-31T23:59:59", None),
+        (INSTANTS | {"gap": "7d"}, "2024-01-01", "validation"),
+        (INSTANTS | {"gap": "7d"}, "2024-05-31", None),
     ],
 )
-def test_time_split_rejects_rows_inside_the_gap(when: str, split: str | None) -> None:
-    decided = in_time(validation="2024-01-01", test="2024-06-01", gap="7d")(None, when, CONTENT)
-
-    assert decided == (split or Rejected("split_gap", when))
+def test_time_split_begins_at_each_boundary_and_rejects_rows_inside_the_gap(
+    boundaries: dict[str, Any], when: str, split: str | None
+) -> None:
+    assert in_time(**boundaries)(None, when, CONTENT) == (split or Rejected("split_gap", when))
 
 
 @pytest.mark.parametrize("gap", [3600, "3600", "3600 s", "60m", "1h", "1.0h"])

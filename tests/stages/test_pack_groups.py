@@ -97,7 +97,9 @@ def test_every_example_is_in_one_group_whole_and_sequences_are_numbered_over_the
         assert [part.facts["first_sequence"] for part in parts] == [sum(counts[:i]) for i in range(len(counts))]
 
 
-def test_appended_file_leaves_all_groups_but_the_last(grouped: tuple[Workspace, Built], tmp_path: Path) -> None:
+def test_appended_or_removed_file_changes_only_the_groups_near_it(
+    grouped: tuple[Workspace, Built], tmp_path: Path
+) -> None:
     _, before = grouped
     workspace = workspace_of(tmp_path, TEN_FILES, **GROUPED)
     first = packed(workspace)
@@ -108,6 +110,13 @@ def test_appended_file_leaves_all_groups_but_the_last(grouped: tuple[Workspace, 
     # A shard of train and one of validation.
     assert len(set(shards(first)) - set(shards(second))) <= 2
     assert report.parts_reused >= first.facts("rows", "packed_shards")["pack_groups"] - 1
+
+    without = [number for number in range(10) if number != 1]
+    after = packed(workspace_of(tmp_path, without, **GROUPED))
+
+    assert shards(after) != shards(before)
+    assert set(shards(after)) & set(shards(before))
+    assert shards(after)[-1] == shards(before)[-1]
 
 
 def test_rows_appended_to_a_table_leave_the_groups_of_other_rows(
@@ -141,16 +150,6 @@ def test_rows_appended_to_a_table_leave_the_groups_of_other_rows(
 
     assert len(first) > 3
     assert second[: len(first) - 1] == first[:-1]
-
-
-def test_removed_file_changes_only_the_groups_near_it(grouped: tuple[Workspace, Built], tmp_path: Path) -> None:
-    _, before = grouped
-    without = [number for number in range(10) if number != 1]
-    after = packed(workspace_of(tmp_path, without, **GROUPED))
-
-    assert shards(after) != shards(before)
-    assert set(shards(after)) & set(shards(before))
-    assert shards(after)[-1] == shards(before)[-1]
 
 
 def test_dataset_of_one_group_is_planned_as_a_whole(tmp_path: Path) -> None:

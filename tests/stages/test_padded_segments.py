@@ -124,7 +124,7 @@ def test_native_export_is_padded_and_others_are_not(padded: Built) -> None:
     assert sorted(row["input_ids"] for row in plain) == trained
 
 
-def test_traced_and_shown_sequences_have_no_padding(padded: Built) -> None:
+def test_traces_shown_sequences_and_readers_tell_padding_from_tokens(padded: Built) -> None:
     encoder = Encoder(open_tokenizer(str(padded.project.base / "tokenizer"), Path()))
 
     shown = view_sequence(padded.project, "rows", encoder, max_tokens=10_000)
@@ -138,8 +138,6 @@ def test_traced_and_shown_sequences_have_no_padding(padded: Built) -> None:
     assert token is not None
     assert token.token_id == example["input_ids"][0]
 
-
-def test_reader_gives_spans_with_and_without_padding(padded: Built) -> None:
     reader = Reader(padded.project.store.root, "mini", rank=0, world_size=2, batch_size=3, as_torch=False)
     rows = [reader[i] for i in range(3)]
 

@@ -99,7 +99,7 @@ def _cut_sides(example: dict[str, Any]) -> list[tuple[list[int], list[bool]]]:
     return [(example["input_ids"][a:b], example["loss_mask"][a:b]) for a, b in pairwise(edges)]
 
 
-def test_side_is_the_chat_of_its_messages(tmp_path: Path) -> None:
+def test_side_is_the_chat_of_its_messages_alone_or_in_a_pair(tmp_path: Path) -> None:
     records = _records(20)
     chats = []
     for record in records:
@@ -114,12 +114,7 @@ def test_side_is_the_chat_of_its_messages(tmp_path: Path) -> None:
     sides = [side for example in pairs for side in _cut_sides(example)]
     assert sides == [(one["input_ids"], one["loss_mask"]) for one in alone]
 
-
-def test_unpaired_sides_are_those_of_the_pairs(tmp_path: Path) -> None:
-    form = {**PAIRS, "objective": "unpaired"}
-
-    pairs = Workspace(tmp_path / "pairs").one("a.jsonl", _records(20), PAIRS).examples()
-    marked = Workspace(tmp_path / "marked").one("a.jsonl", _records(20), form).examples()
+    marked = Workspace(tmp_path / "marked").one("a.jsonl", records, {**PAIRS, "objective": "unpaired"}).examples()
 
     assert [one["example_id"].rpartition("#")[2] for one in marked[:4]] == ["0", "1", "0", "1"]
     assert [one["sides"] for one in marked[:2]] == [[1], [0]]

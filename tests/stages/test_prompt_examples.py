@@ -146,13 +146,14 @@ def test_overlong_prompts_are_dropped_kept_or_stop_the_build(tmp_path: Path) -> 
 def test_real_prompts_keep_their_truths(tmp_path: Path, real_data: Path) -> None:
     form = {**PROMPTS, "ground_truth_pattern": "#### (.+)$"}
     content = (real_data / "math/gsm8k_train.jsonl").read_bytes()
-    workspace = Workspace(tmp_path).one("gsm8k_train.jsonl", content, form, truncation={"max_length": 1024})
-    workspace.recipe({"gsm8k": {"source": {"train_urls": ["data/gsm8k_train.jsonl"]}, "format": form}}, seq_len=1024)
+    workspace = Workspace(tmp_path)
+    workspace.recipe({"gsm8k": workspace.dataset("gsm8k_train.jsonl", content, form)}, seq_len=1024)
 
     made = workspace.build(only=TO_EXAMPLES)
 
     rows = made.facts("gsm8k", "canonical_rows")
     assert (rows["records"], rows["rejected"], rows["ground_truth_conflicts"]) == (7473, 0, 0)
+    assert made.manifest("gsm8k", "canonical_rows").tables["schemas"].rows == (("question", 7473),)
     examples = made.manifest("gsm8k", "tokenized_examples")
     assert examples.facts["examples"] == 7473
     table = made.project.store.table(examples.files("examples")[0], ["ground_truth", "data_source"])

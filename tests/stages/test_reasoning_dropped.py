@@ -27,11 +27,9 @@ def ask(i: int) -> dict[str, Any]:
     return {"role": "user", "content": f"Question {i}?"}
 
 
-def build(folder: Path, rows: list[dict[str, Any]], kind: dict[str, Any] = CHAT, **groups: Any) -> Built:
-    workspace = Workspace(folder)
-    return workspace.one("rows.jsonl", rows, kind, template={"chat_template": "llama3.1"}, **groups, gates={}).build(
-        only=TO_EXAMPLES
-    )
+def build(folder: Path, rows: list[dict[str, Any]], kind: Any = CHAT, chat: str = "llama3.1", **groups: Any) -> Built:
+    template = {"chat_template": chat}
+    return Workspace(folder).one("a.jsonl", rows, kind, template=template, gates={}, **groups).build(only=TO_EXAMPLES)
 
 
 def results(built: Built) -> list[CheckResult]:
@@ -82,7 +80,7 @@ def test_reasoning_goes_back_into_tags_or_is_lost_as_the_mode_says(
 
 def test_reasoning_of_earlier_turns_that_a_template_prints_for_the_last_is_not_counted(tmp_path: Path) -> None:
     rows = [{"messages": [ask(i), in_a_key(i), ask(i + 90), in_a_key(i + 90)]} for i in range(12)]
-    built = build(tmp_path, rows, template={"chat_template": "qwen3"})
+    built = build(tmp_path, rows, chat="qwen3")
 
     assert built.facts("rows", "tokenized_examples")["dropped_kinds"] == {"reasoning": 12}
     assert [one.value for one in results(built)] == [0, 0]

@@ -53,7 +53,7 @@ def test_rejects_are_summarized_by_three_reasons_with_detail_and_line(tmp_path: 
     assert rest == "1 other reason: 1"
 
 
-def test_overlong_examples_are_counted_with_the_length_of_one_and_the_limit(tmp_path: Path) -> None:
+def test_overlong_examples_and_dropped_rows_are_counted_with_a_length_and_the_limit(tmp_path: Path) -> None:
     rows = [chat(i, words=words) for i, words in ((1, 8), (2, 8), (0, 900), (3, 1200))]
     one = find_result(make_workspace(tmp_path, rows).build(only=EXAMPLES), "truncation_stats", "context_overflow")
 
@@ -66,8 +66,6 @@ def test_overlong_examples_are_counted_with_the_length_of_one_and_the_limit(tmp_
     first, longest = (int(one.replace(",", "")) for one in found.groups())
     assert 900 < first < longest
 
-
-def test_dropped_rows_are_counted_with_the_length_of_one_and_the_limit(tmp_path: Path) -> None:
     rows = [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)]
     workspace = make_workspace(tmp_path, rows, truncation={"overlong": "drop"})
 

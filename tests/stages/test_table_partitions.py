@@ -130,7 +130,13 @@ def test_groups_are_whole_and_appended_rows_change_the_examples_of_their_partiti
     assert planned.plan.facts["train"]["examples"] + planned.plan.facts["test"]["examples"] == made.facts["examples"]
 
 
-def test_workers_decide_nothing(both: tuple[Built, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_and_remote_storage_decide_nothing(
+    both: tuple[Built, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = write_recipe(tmp_path, list_files(), GROUPS, root="memory://table-partitions")
+
+    assert workspace.build(only=TO_LENGTHS).versions() == both[0].versions()
+
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
     built = build(tmp_path, [*list_files(), APPENDED], GROUPS, execution={"workers": 2})
 
@@ -153,12 +159,6 @@ def test_shares_of_any_pass_make_what_a_build_makes(both: tuple[Built, Built], t
     assert set(outcomes[-3:]) == {ShareOutcome.FINISHED}
     assert built.versions() == both[0].versions()
     assert built.report("rows", "tokenized_examples").parts_reused == len(parts_of(built))
-
-
-def test_remote_storage_has_the_same_partitions(both: tuple[Built, Built], tmp_path: Path) -> None:
-    workspace = write_recipe(tmp_path, list_files(), GROUPS, root="memory://table-partitions")
-
-    assert workspace.build(only=TO_LENGTHS).versions() == both[0].versions()
 
 
 def test_table_of_one_partition_has_the_same_examples_in_partitions_of_its_size(

@@ -182,7 +182,7 @@ def test_questions_of_the_specification_have_their_answers(store: Store) -> None
 # ── What a manifest feeds ─────────────────────────────────────────────────────────────────────────
 
 
-def test_tables_of_canonical_rows_over_two_parts_holds_rows_and_rejects(store: Store) -> None:
+def test_tables_hold_rows_and_rejects_of_all_parts_and_examples_without_tokens(store: Store) -> None:
     rows = [
         {"row_id": f"a:{i}", "kind": "conversation", "split": "train", "unknown_roles": ["critic"]} for i in range(3)
     ]
@@ -199,8 +199,6 @@ def test_tables_of_canonical_rows_over_two_parts_holds_rows_and_rejects(store: S
     ]
     assert answer(store, "SELECT stage, reused, parts, rows FROM builds") == [("canonical_rows", False, 2, 3)]
 
-
-def test_tables_of_examples_leaves_tokens_and_masks_out(store: Store) -> None:
     lines = [{"example_id": "a:0#0", "row_ids": ["a:0"], "input_ids": [1, 2], "loss_mask": [False, True], "tokens": 2}]
     part = part_of(store, "p", examples=filled(EXAMPLE_SCHEMA, lines))
     record(store, manifest_of("tokenized_examples", "v1", parts=(part,), token_ledger=(("train", "trained", 1),)))

@@ -30,7 +30,7 @@ def test_keys_and_permutations_are_the_specified_ones() -> None:
     keys = make_label_hasher(3, "budget", 'a "name"')
     assert [keys(n) for n in (0, 1, 10**9)] == [hash_labels(3, "budget", 'a "name"', n) for n in (0, 1, 10**9)]
     assert mix_bits(GAMMA) == 16294208416658607535
-    assert [make_feistel(10, K)(i) for i in range(10)] == [8, 1, 9, 5, 7, 6, 4, 3, 0, 2]
+    assert make_feistel(10, K)(np.arange(10)).tolist() == [8, 1, 9, 5, 7, 6, 4, 3, 0, 2]
     permuted = make_linear(10, K)
     assert (permuted.a, permuted.b) == (7, 0)
     assert permuted(np.arange(10)).tolist() == [0, 7, 4, 1, 8, 5, 2, 9, 6, 3]
@@ -46,13 +46,16 @@ def test_permutation_of_every_place_gives_every_place_once(kind: PermutationType
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(n=st.integers(1, 2**48), k=keys, data=st.data())
-def test_permutation_of_an_array_equals_that_of_its_places(
+def test_permutation_of_an_array_maps_each_place_by_itself_and_no_two_to_one(
     kind: PermutationType, n: int, k: int, data: st.DataObject
 ) -> None:
-    places = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
+    places = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64)
     permuted = make_permutation(kind, n, k)
+    result = permuted(places)
 
-    assert permuted(np.array(places, dtype=np.int64)).tolist() == [permuted(p) for p in places]
+    assert result.tolist() == [permuted(places[i : i + 1]).item() for i in range(len(places))]
+    assert len(set(result.tolist())) == len(set(places.tolist()))
+    assert all(0 <= place < n for place in result.tolist())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,9 +88,9 @@ def test_linear_above_float_precision_stays_a_permutation(kind: PermutationType)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_places_that_are_none_are_refused(kind: PermutationType) -> None:
-    for places in (-1, 10, 2**70, np.array([0, -1]), np.array([0, 10])):
+    for places in ([0, -1], [0, 10]):
         with pytest.raises(IndexError, match="10"):
-            make_permutation(kind, 10, K)(places)
+            make_permutation(kind, 10, K)(np.array(places))
     with pytest.raises(TypeError, match="float64"):
         make_permutation(kind, 10, K)(np.array([0.5]))
     with pytest.raises(ValueError, match="at least one"):
@@ -95,16 +98,6 @@ def test_places_that_are_none_are_refused(kind: PermutationType) -> None:
 
 
 # --- a billion places
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(n=st.integers(1, 2**48), k=keys, data=st.data())
-def test_inverse_of_a_permutation_undoes_it(kind: PermutationType, n: int, k: int, data: st.DataObject) -> None:
-    places = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64)
-    permuted = make_permutation(kind, n, k)
-
-    assert np.array_equal(permuted.inverse(permuted(places)), places)
-    assert np.array_equal(permuted(permuted.inverse(places)), places)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,7 +109,7 @@ def test_a_billion_places_are_permuted_as_evenly_as_at_random(kind: PermutationT
     shown = permuted(places)
     counts = np.bincount(shown * buckets // n, minlength=buckets)
 
-    assert np.array_equal(permuted.inverse(shown), places)
+    assert np.unique(shown).size == places.size
     assert counts.var() == pytest.approx(counts.mean() * (1 - 1 / buckets), rel=0.05)
 
 

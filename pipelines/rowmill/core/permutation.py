@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import gcd
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -31,23 +31,6 @@ _ROUNDS = 8
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 # 16,384 integers and their scratch space stay in the second-level cache; larger chunks are slower.
 _CHUNK_PLACES = 1 << 14
-
-
-class Permutation(Protocol):
-    """A bijection of [0, n), applied to one place or to an array of places; IndexError outside."""
-
-    @property
-    def n(self) -> int:
-        """Return the number of places."""
-        ...
-
-    @overload
-    def __call__(self, place: int) -> int: ...
-    @overload
-    def __call__(self, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
-    def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Return the places that map to these: `inverse(self(x))` is x."""
-        ...
 
 
 def hash_labels(*labels: int | str) -> int:
@@ -105,8 +88,8 @@ def make_linear(n: int, k: int) -> "Linear":
     return Linear(n, a, mix_bits(k + 2 * GAMMA) % n)
 
 
-def make_permutation(kind: PermutationType, n: int, k: int) -> Permutation:
-    """Return the permutation of the named kind."""
+def make_permutation(kind: PermutationType, n: int, k: int) -> "Feistel | Linear":
+    """Return the permutation of the named kind, a bijection of [0, n) that is applied to arrays of places."""
     return make_feistel(n, k) if kind == "feistel" else make_linear(n, k)
 
 
@@ -141,41 +124,14 @@ class Feistel:
     half_bits: int
     round_keys: tuple[int, ...]
 
-    @overload
-    def __call__(self, place: int) -> int: ...
-    @overload
-    def __call__(self, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
-    def __call__(self, place: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
-        """Map a place, or each of an array of places."""
-        if isinstance(place, np.ndarray):
-            flat = _require_places(place, self.n).ravel()
-            out = np.empty(flat.shape, dtype=np.int64)
-            round_keys = np.array(self.round_keys, dtype=np.uint64)
-            for start in range(0, flat.size, _CHUNK_PLACES):
-                some = flat[start : start + _CHUNK_PLACES].astype(np.uint64)
-                out[start : start + _CHUNK_PLACES] = _apply_network(some, self.n, self.half_bits, round_keys, None)
-            return out.reshape(place.shape)
-        place = _require_place(place, self.n)
-        if self.n == 1:
-            return 0
-        half, low = self.half_bits, (1 << self.half_bits) - 1
-        while True:
-            left, right = place >> half, place & low
-            for round_key in self.round_keys:
-                left, right = right, left ^ (mix_bits(right + round_key) >> (64 - half))
-            place = left << half | right
-            if place < self.n:
-                return place
-
-    def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Return the places that map to these: `inverse(self(x))` is x."""
+    def __call__(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Map each place of an array of any shape; IndexError for one outside [0, n)."""
         flat = _require_places(places, self.n).ravel()
         out = np.empty(flat.shape, dtype=np.int64)
-        round_keys = np.array(self.round_keys[::-1], dtype=np.uint64)
+        round_keys = np.array(self.round_keys, dtype=np.uint64)
         for start in range(0, flat.size, _CHUNK_PLACES):
-            # With exchanged halves, the rounds in reverse order are their own inverse.
-            some = _swap_halves(flat[start : start + _CHUNK_PLACES].astype(np.uint64), self.half_bits)
-            out[start : start + _CHUNK_PLACES] = _invert_network(some, self.n, self.half_bits, round_keys)
+            some = flat[start : start + _CHUNK_PLACES].astype(np.uint64)
+            out[start : start + _CHUNK_PLACES] = _apply_network(some, self.n, self.half_bits, round_keys, None)
         return out.reshape(places.shape)
 
 
@@ -187,26 +143,15 @@ class Linear:
     a: int
     b: int
 
-    @overload
-    def __call__(self, place: int) -> int: ...
-    @overload
-    def __call__(self, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
-    def __call__(self, place: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
-        """Map a place, or each of an array of places."""
-        if not isinstance(place, np.ndarray):
-            return (self.a * _require_place(place, self.n) + self.b) % self.n
-        places = _require_places(place, self.n)
+    def __call__(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Map each place of an array of any shape; IndexError for one outside [0, n)."""
+        places = _require_places(places, self.n)
         if self.n <= 1 << 32:
             # a·x + b < n^2 fits 64 bits.
             a, b, n = np.uint64(self.a), np.uint64(self.b), np.uint64(self.n)
             return ((places.astype(np.uint64) * a + b) % n).astype(np.int64)
         exact = [(self.a * place + self.b) % self.n for place in places.ravel().tolist()]
         return np.array(exact, dtype=np.int64).reshape(places.shape)
-
-    def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Return the places that map to these: `inverse(self(x))` is x."""
-        back = pow(self.a, -1, self.n) if self.n > 1 else 0
-        return Linear(self.n, back, -self.b * back % self.n)(places)
 
 
 def _half_bits(n: int) -> int:
@@ -242,28 +187,6 @@ def _apply_network(
     return places
 
 
-def _swap_halves(places: NDArray[np.uint64], half_bits: int) -> NDArray[np.uint64]:
-    half = np.uint64(half_bits)
-    return (places & np.uint64((1 << half_bits) - 1)) << half | places >> half
-
-
-def _invert_network(
-    places: NDArray[np.uint64], n: int, half_bits: int, round_keys: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    """Undo `_apply_network` of places whose halves were exchanged; `round_keys` run backwards."""
-    if n == 1:
-        return np.zeros_like(places)
-    _run_rounds(places, half_bits, round_keys)
-    found = _swap_halves(places, half_bits)
-    outside = np.flatnonzero(found >= n)
-    while outside.size:
-        again = _swap_halves(found[outside], half_bits)
-        _run_rounds(again, half_bits, round_keys)
-        found[outside] = _swap_halves(again, half_bits)
-        outside = outside[found[outside] >= n]
-    return found
-
-
 def _run_rounds(places: NDArray[np.uint64], half_bits: int, round_keys: NDArray[np.uint64]) -> None:
     half, top = np.uint64(half_bits), np.uint64(64 - half_bits)
     left, right = places >> half, places & np.uint64((1 << half_bits) - 1)
@@ -290,12 +213,6 @@ def _mix_into(z: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> None:
 def _require_items(n: int) -> None:
     if n < 1:
         raise ValueError(f"a permutation of {n} items; at least one is needed")
-
-
-def _require_place(place: int, n: int) -> int:
-    if not 0 <= place < n:
-        raise IndexError(f"place {place} is outside [0, {n})")
-    return int(place)
 
 
 def _require_places(places: NDArray[np.integer[Any]], n: int) -> NDArray[np.integer[Any]]:

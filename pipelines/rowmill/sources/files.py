@@ -5,6 +5,7 @@ lines, one file per part named by its sha256: a compressed file has no byte rang
 parsing either a second time would cost more than the disk space.
 """
 
+import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ from rowmill.sources.file_formats import (
     find_codec,
     find_file_format,
 )
-from rowmill.sources.limits import Limits, require_files
+from rowmill.sources.limits import Limits, RecordLimits, require_files
 from rowmill.sources.parts import (
     SCAN_VERSION,
     FileScan,
@@ -39,11 +40,9 @@ from rowmill.sources.parts import (
     SampleBy,
     SourcePart,
     SplitHint,
-    name_part,
     take_first_records,
 )
 from rowmill.sources.reading import parse_records, read_records
-from rowmill.sources.upstream_assets import AssetKeys
 
 ContentStager = Callable[[str, bytes], str]
 """Stores a staged copy under a name and returns its path or URL; equal names mean equal bytes."""
@@ -55,7 +54,16 @@ def _require_one_character(text: str) -> str:
     return text
 
 
+def _require_asset_keys(keys: list[str]) -> list[str]:
+    for key in keys:
+        if not all(part and part == part.strip() for part in key.split("/")):
+            raise ValueError(f"expected an asset's key such as raw/conversations, got {key!r}; correct it")
+    return keys
+
+
 Character = Annotated[str, AfterValidator(_require_one_character)]
+AssetKeys = Annotated[list[str], AfterValidator(_require_asset_keys)]
+"""Keys of assets of a Dagster project that write a source, as Dagster prints them: parts joined by slashes."""
 
 
 class Files(Config):
@@ -318,7 +326,12 @@ def scan_file(file: SourceFile, base: Path, stager: ContentStager, earlier_scans
     # Taken before reading: a file that changes meanwhile will not match the stamp the next time.
     stamp = urls.stamp_file(where)
     earlier = earlier_scans.get(where.url)
-    if earlier is not None and _still_holds(earlier, file, stamp, base):
+    if (
+        earlier is not None
+        and earlier.sample_by in (None, file.source.sample_by)
+        and find_file_format(earlier.reader).is_current(earlier, _make_file_options(file)[0])
+        and is_valid_scan(earlier, stamp, file.source.limits, base)
+    ):
         parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
         return replace(earlier, split_hint=file.split_hint, parts=parts)
     return _FileScanner(file, where, stamp, stager).scan()
@@ -347,21 +360,17 @@ def read_first_bytes(file: SourceFile, base: Path) -> bytes:
 
     """
     with urls.open_raw(urls.locate_url(file.url, base)) as raw:
-        return raw.read(_FIRST_BYTES)
+        return raw.read(1024)
 
 
-_FIRST_BYTES = 1024
-
-
-def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bool:
-    if scan.version != SCAN_VERSION or not stamp or scan.stamp != stamp:
-        return False
-    source = file.source
-    if scan.sample_by not in (None, source.sample_by) or scan.max_record_bytes != source.limits.max_record_bytes:
-        return False
-    if not find_file_format(scan.reader).is_current(scan, _make_file_options(file)[0]):
-        return False
-    return all(part.staged is None or urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)
+def is_valid_scan(scan: FileScan, stamp: str, limits: RecordLimits, base: Path) -> bool:
+    """Return whether an earlier scan is of the same content and limit, and its staged copies are still there."""
+    expected = (SCAN_VERSION, stamp, limits.max_record_bytes)
+    return (
+        bool(stamp)
+        and (scan.version, scan.stamp, scan.max_record_bytes) == expected
+        and all(part.staged is None or urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)
+    )
 
 
 def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
@@ -435,12 +444,31 @@ class _FileScanner:
 def stage_parts(
     slices: Iterable[PartContent], scan: FileScan, stager: ContentStager, *, is_staged: bool, is_arrow: bool
 ) -> tuple[SourcePart, ...]:
-    """Name the slices of a file, and stage all of them, or only those whose content differs from the file's bytes."""
+    """Name the slices of a file, and stage all of them, or only those whose content differs from the file's bytes.
+
+    Equal parts still have equal ids; `number_equal_parts` makes them distinct.
+    """
     parts: list[SourcePart] = []
     for index, piece in enumerate(slices):
-        part = name_part(piece, scan=scan, index=index, arrow=is_arrow, staged=None)
-        if is_staged or not piece.is_whole:
-            part = replace(part, staged=stager(f"{part.sha256}.jsonl", piece.content))
+        sha256 = hashlib.sha256(piece.content).hexdigest()
+        part = SourcePart(
+            url=scan.url,
+            split_hint=scan.split_hint,
+            index=index,
+            offset=piece.offset,
+            length=piece.length,
+            first_line=piece.first_line,
+            first_record=piece.first_record,
+            records=piece.records,
+            sha256=sha256,
+            part_id=sha256[:16],
+            reader=scan.reader,
+            arrow=is_arrow,
+            stamp=scan.stamp,
+            staged=stager(f"{sha256}.jsonl", piece.content) if is_staged or not piece.is_whole else None,
+            content_bytes=len(piece.content),
+            lines=piece.lines,
+        )
         parts.append(part)
     return tuple(parts)
 

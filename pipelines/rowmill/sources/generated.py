@@ -17,10 +17,9 @@ from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
-from rowmill.sources import urls
-from rowmill.sources.files import ContentStager, stage_parts
+from rowmill.sources.files import ContentStager, is_valid_scan, stage_parts
 from rowmill.sources.limits import RecordLimits
-from rowmill.sources.parts import SCAN_VERSION, FileScan, cut_rows, number_equal_parts
+from rowmill.sources.parts import FileScan, cut_rows, number_equal_parts
 
 GenerationStage = Literal["parsed_records", "generated_series"]
 
@@ -103,11 +102,7 @@ def scan_generated(
     url = f"generated:{'/'.join(output.key)}"
     limit = source.limits.max_record_bytes
     earlier = earlier_scans.get(url)
-    if (
-        earlier is not None
-        and (earlier.version, earlier.stamp, earlier.max_record_bytes) == (SCAN_VERSION, output.version, limit)
-        and all(part.staged and urls.file_exists(urls.locate_url(part.staged, base)) for part in earlier.parts)
-    ):
+    if earlier is not None and is_valid_scan(earlier, output.version, source.limits, base):
         return number_equal_parts([earlier])
     lines = (
         text.encode()

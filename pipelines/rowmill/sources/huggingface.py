@@ -18,10 +18,9 @@ from rowmill.core.config import Config
 from rowmill.core.errors import SourceError, join_choices
 from rowmill.sources import urls
 from rowmill.sources.arrow_rows import encode_batch
-from rowmill.sources.files import ContentStager, stage_parts
+from rowmill.sources.files import AssetKeys, ContentStager, is_valid_scan, stage_parts
 from rowmill.sources.limits import RecordLimits
-from rowmill.sources.parts import SCAN_VERSION, FileScan, SplitHint, cut_rows
-from rowmill.sources.upstream_assets import AssetKeys
+from rowmill.sources.parts import FileScan, SplitHint, cut_rows
 
 _BATCH_ROWS = 256
 
@@ -147,22 +146,15 @@ def _find_earlier_scans(
     source: HuggingFaceSource, pinned: _PinnedDataset, earlier_scans: Mapping[str, FileScan], base: Path
 ) -> list[FileScan] | None:
     """Return the known scans of the splits if they are still valid, without listing the splits again."""
-    train = earlier_scans.get(_make_split_url(source, source.split))
-    validation = earlier_scans.get(_make_split_url(source, source.validation_split or "validation"))
-    if train is None or not _is_same_state(train, source, pinned, base):
-        return None
-    if train.split_hint is None:
+    names = (source.split, source.validation_split or "validation")
+    scans = [earlier_scans.get(_make_split_url(source, name)) for name in names]
+    train, validation = [
+        scan if scan is not None and is_valid_scan(scan, pinned.stamp, source.limits, base) else None for scan in scans
+    ]
+    if train is not None and train.split_hint is None:
         # Scanned at this same state of the dataset, when it had no split to hold out.
         return [train] if source.validation_split is None else None
-    return [train, validation] if validation is not None and _is_same_state(validation, source, pinned, base) else None
-
-
-def _is_same_state(scan: FileScan, source: HuggingFaceSource, pinned: _PinnedDataset, base: Path) -> bool:
-    if scan.version != SCAN_VERSION or not pinned.stamp or scan.stamp != pinned.stamp:
-        return False
-    if scan.max_record_bytes != source.limits.max_record_bytes:
-        return False
-    return all(part.staged and urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)
+    return None if train is None or validation is None else [train, validation]
 
 
 def _choose_splits(source: HuggingFaceSource, available: list[str]) -> list[tuple[str, SplitHint | None]]:

@@ -8,7 +8,6 @@ after it, so lines appended to a file change only its last part and add new ones
 Why not equal slices or content-defined chunks: `docs/decisions/0002`.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, BinaryIO, Literal
@@ -157,7 +156,8 @@ def cut_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[PartContent]:
             # Each line that is too long is replaced by its placeholder.
             bounded_content = b"\n".join([bound_line(line, max_line_bytes) for line in content.split(b"\n")])
         is_whole = len(content) == length and bounded_content == content
-        records = _count_records(content, at_start=offset == 0)
+        body = content.removeprefix(BOM) if offset == 0 else content
+        records = sum(1 for line in body.split(b"\n") if line.strip(BLANKS))
         ends = content.count(b"\n")
         lines = ends + (not content.endswith(b"\n"))
         yield PartContent(offset, length, line, record, records, bounded_content, is_whole, lines)
@@ -183,82 +183,48 @@ def cut_pieces(
     number of bytes without an end. With `max_line_bytes`, a line that is too long is skipped, and the piece holds its
     placeholder.
     """
-    pieces = _PieceCutter(stream, find_end, check_length, max_line_bytes)
-    offset = 0
-    while (piece := pieces.next(part_bytes(offset))) is not None:
-        content, length = piece
-        yield offset, length, content
-        offset += length
-
-
-class _PieceCutter:
-    """A stream being cut: the buffered bytes, and the number of bytes skipped in them."""
-
-    def __init__(
-        self,
-        stream: BinaryIO,
-        find_end: Callable[[bytearray, int], int],
-        check_length: Callable[[int], None] | None,
-        max_line_bytes: int | None,
-    ) -> None:
-        self._stream = stream
-        self._find_end = find_end
-        self._check_length = check_length
-        self._max_line_bytes = max_line_bytes
-        self._buffer = bytearray()
-        self._line_start = 0
-        self._passed: list[tuple[int, int]] = []
-        """Positions of placeholder lines in the buffer, with the bytes missing in each."""
-
-    def next(self, size: int) -> tuple[bytes, int] | None:
-        """Return the next piece of at least `size` bytes and its length in the stream; None at the end."""
-        end = self._fill_buffer(size)
-        if not end:
-            return None
-        content = bytes(memoryview(self._buffer)[:end])
-        del self._buffer[:end]
-        self._line_start = max(self._line_start - end, 0)
-        length = end + sum(missing for place, missing in self._passed if place < end)
-        self._passed = [(place - end, missing) for place, missing in self._passed if place >= end]
-        return content, length
-
-    def _fill_buffer(self, size: int) -> int:
-        """Read until the buffer holds an end at or after `size`; return the end of the piece, or 0 at the end."""
+    buffer, offset, line_start = bytearray(), 0, 0
+    # Positions of placeholder lines in the buffer, with the bytes missing in each.
+    skipped: list[tuple[int, int]] = []
+    while True:
+        size = part_bytes(offset)
         searched = size - 1
-        while not (end := self._find_end(self._buffer, searched)):
-            searched = max(searched, len(self._buffer))
-            if self._check_length is not None:
-                self._check_length(len(self._buffer) - size)
-            block = self._stream.read(_BLOCK_BYTES)
-            if not block:
-                return len(self._buffer)
-            self._buffer += block
-            if self._max_line_bytes is not None and self._skip_line(len(block), self._max_line_bytes):
-                searched = size - 1
-        return end
-
-    def _skip_line(self, added: int, limit: int) -> bool:
-        """Skip the rest of the last line if it is already too long; return whether it was."""
-        newline = self._buffer.rfind(b"\n", len(self._buffer) - added)
-        self._line_start = newline + 1 if newline >= 0 else self._line_start
-        length = len(self._buffer) - self._line_start
-        if length <= limit:
-            return False
-        begin = bytes(self._buffer[self._line_start :][:_BLOCK_BYTES])
-        del self._buffer[self._line_start :]
-        rest = b""
-        while block := self._stream.read(_BLOCK_BYTES):
-            inside, newline_byte, rest = block.partition(b"\n")
-            length += len(inside)
-            if newline_byte:
-                rest = newline_byte + rest
+        while not (end := find_end(buffer, searched)):
+            searched = max(searched, len(buffer))
+            if check_length is not None:
+                check_length(len(buffer) - size)
+            if not (block := stream.read(_BLOCK_BYTES)):
+                end = len(buffer)
                 break
-        stand_in = make_too_long_line(begin, length, limit)
-        self._passed.append((self._line_start, length - len(stand_in)))
-        self._buffer += stand_in
-        self._buffer += rest
-        self._line_start = self._buffer.rfind(b"\n") + 1
-        return True
+            buffer += block
+            if max_line_bytes is None:
+                continue
+            newline = buffer.rfind(b"\n", len(buffer) - len(block))
+            line_start = newline + 1 if newline >= 0 else line_start
+            length = len(buffer) - line_start
+            if length > max_line_bytes:
+                # The last line is already too long: the rest of it is skipped.
+                begin, rest = bytes(buffer[line_start:][:_BLOCK_BYTES]), b""
+                del buffer[line_start:]
+                while block := stream.read(_BLOCK_BYTES):
+                    inside, newline_byte, rest = block.partition(b"\n")
+                    length += len(inside)
+                    if newline_byte:
+                        rest = newline_byte + rest
+                        break
+                placeholder = make_too_long_line(begin, length, max_line_bytes)
+                skipped.append((line_start, length - len(placeholder)))
+                buffer += placeholder + rest
+                line_start = buffer.rfind(b"\n") + 1
+                searched = size - 1
+        if not end:
+            return
+        length = end + sum(missing for place, missing in skipped if place < end)
+        yield offset, length, bytes(memoryview(buffer)[:end])
+        del buffer[:end]
+        line_start = max(line_start - end, 0)
+        skipped = [(place - end, missing) for place, missing in skipped if place >= end]
+        offset += length
 
 
 def take_first_records(slices: Iterable[PartContent], count: int) -> Iterator[PartContent]:
@@ -275,11 +241,6 @@ def take_first_records(slices: Iterable[PartContent], count: int) -> Iterator[Pa
                 break
         yield replace(piece, records=records, content=b"\n".join([*lines[:end], b""]), is_whole=False)
         return
-
-
-def _count_records(content: bytes, *, at_start: bool) -> int:
-    body = content.removeprefix(BOM) if at_start else content
-    return sum(1 for line in body.split(b"\n") if line.strip(BLANKS))
 
 
 def cut_rows(rows: Iterable[bytes], max_record_bytes: int) -> Iterator[PartContent]:
@@ -305,29 +266,6 @@ def cut_rows(rows: Iterable[bytes], max_record_bytes: int) -> Iterator[PartConte
 def _make_part_content(rows: list[bytes], offset: int) -> PartContent:
     content = b"\n".join([*rows, b""])
     return PartContent(offset, len(rows), offset + 1, offset + 1, len(rows), content)
-
-
-def name_part(piece: PartContent, *, scan: FileScan, index: int, arrow: bool, staged: str | None) -> SourcePart:
-    """Return the part of a file for a slice of it; equal parts still have equal ids (`number_equal_parts`)."""
-    sha256 = hashlib.sha256(piece.content).hexdigest()
-    return SourcePart(
-        url=scan.url,
-        split_hint=scan.split_hint,
-        index=index,
-        offset=piece.offset,
-        length=piece.length,
-        first_line=piece.first_line,
-        first_record=piece.first_record,
-        records=piece.records,
-        sha256=sha256,
-        part_id=sha256[:16],
-        reader=scan.reader,
-        arrow=arrow,
-        stamp=scan.stamp,
-        staged=staged,
-        content_bytes=len(piece.content),
-        lines=piece.lines,
-    )
 
 
 def number_equal_parts(scans: Sequence[FileScan]) -> list[FileScan]:

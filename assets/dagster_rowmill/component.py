@@ -70,11 +70,7 @@ class RecipeComponent(dg.Component, dg.Model, dg.Resolvable):
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the recipe's definitions.
 
-        Raises
-        ------
-        ConfigError
-            If the recipe cannot be loaded, unless `on_error` is `show`; with one line per problem.
-
+        Raises ConfigError if the recipe cannot be loaded, unless `on_error` is `show`; with one line per problem.
         """
         try:
             project = self.open_project(context.path, context.project_root)

@@ -101,13 +101,8 @@ def build_definitions(
 ) -> dg.Definitions:
     """Return the definitions of some recipe files over a storage root; `resources` replaces resources by name.
 
-    A recipe that cannot be loaded becomes one asset that shows its error, beside all other recipes.
-
-    Raises
-    ------
-    ConfigError
-        If `strict`: with the problems of every invalid recipe.
-
+    A recipe that cannot be loaded becomes one asset that shows its error, beside all other recipes. Raises ConfigError
+    if `strict`: with the problems of every invalid recipe.
     """
     projects, broken = try_open_projects(recipes, store)
     shared = {"storage": StorageResource(root=store), GATES_RESOURCE: NO_RUN_WAIVERS, **(resources or {})}
@@ -151,11 +146,7 @@ def _raise_together(broken: Sequence[RecipeLoadError]) -> None:
 def define_recipe(project: Project, resources: Mapping[str, Any]) -> dg.Definitions:
     """Return the definitions of one recipe, which can be merged with others that have the same `resources`.
 
-    Raises
-    ------
-    RecipeLoadError
-        If Dagster refuses one of its options.
-
+    Raises RecipeLoadError if Dagster refuses one of its options.
     """
     # Automation conditions are beta in the pinned release.
     with warnings.catch_warnings():

@@ -280,11 +280,8 @@ def open_asset_inputs(
 ) -> dict[StageKey, Manifest]:
     """Return the manifest of every input of a step whose gates are open, or fail with every closed check.
 
-    Raises
-    ------
-    dg.Failure
-        If a check is closed; the message gives each one's value, threshold and remedy. It is never retried.
-
+    Raises dg.Failure if a check is closed; the message gives each one's value, threshold and remedy. It is never
+    retried.
     """
     manifests: dict[StageKey, Manifest] = {}
     closed: list[str] = []

@@ -119,11 +119,7 @@ LASTING_EVENTS: Final = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEv
 def read_days_kept() -> int:
     """Return for how many days runs are kept, from the environment.
 
-    Raises
-    ------
-    ConfigError
-        If it is not a number of days.
-
+    Raises ConfigError if it is not a number of days.
     """
     text = os.environ.get(DAYS_VARIABLE, "")
     if text and not text.isdecimal():

@@ -86,11 +86,7 @@ def list_failures(result: dg.ExecuteInProcessResult) -> list[str]:
 def find_recipe(name: str, configs: Path) -> Path:
     """Return the file of a recipe by its name.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such recipe; the message lists the known ones.
-
+    Raises ConfigError if there is no such recipe; the message lists the known ones.
     """
     recipes = {path.stem: path for path in recipe.find_recipes(configs)}
     if name not in recipes:

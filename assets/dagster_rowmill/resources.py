@@ -44,14 +44,7 @@ class RunGatesResource(dg.ConfigurableResource[Any]):
     waivers: list[RunWaiver] = Field(default=[])
 
     def apply(self, project: Project) -> Project:
-        """Return the project as this run builds it.
-
-        Raises
-        ------
-        ConfigError
-            If a waiver is invalid.
-
-        """
+        """Return the project as this run builds it; raises ConfigError if a waiver is invalid."""
         return add_run_waivers(project, self.list_given(), f"resources.{GATES_RESOURCE}.config.waivers")
 
     def list_given(self) -> list[dict[str, Any]]:

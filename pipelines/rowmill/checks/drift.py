@@ -132,13 +132,8 @@ def _measure_shift(distribution: str, before: Mapping[str, int], after: Mapping[
 def load_profile(store: Store, examples: Manifest, published: Manifest | None = None) -> Profile:
     """Return the profile of a version of tokenized examples, counted if it is not kept.
 
-    `published` is the version whose profile it is counted from: only files that one of the two lacks are read.
-
-    Raises
-    ------
-    IntegrityError
-        If a file of the version is damaged or gone.
-
+    `published` is the version whose profile it is counted from: only files that one of the two lacks are read. Raises
+    IntegrityError if a file of the version is damaged or gone.
     """
     path = f"{get_stage_folder(examples.key)}/{PROFILES_FOLDER}/{examples.version}.json"
     kept = store.read_sealed(path)

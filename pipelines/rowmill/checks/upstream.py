@@ -30,15 +30,9 @@ def require_passing_ancestors(
     """Refuse inputs with an ancestor that fails a blocking check under the current thresholds.
 
     `thresholds` returns those of an output, whether or not the recipe still has its stage and dataset. `beside` returns
-    the stages that it waits for without reading them; `gated` are manifests whose gates were already checked.
-
-    Raises
-    ------
-    GateError
-        If a check is closed; the message gives each one's value, threshold and remedy.
-    IntegrityError
-        If an ancestor is no longer kept.
-
+    the stages that it waits for without reading them; `gated` are manifests whose gates were already checked. Raises
+    GateError if a check is closed; the message gives each one's value, threshold and remedy. Raises IntegrityError if
+    an ancestor is no longer kept.
     """
     gated_outputs = {(output.key, output.version): output for output in gated}
     closed = [

@@ -276,11 +276,7 @@ def _write_report(project: "Project", *, closed: bool = False) -> str | None:
 def _choose_stages(project: "Project", only: Sequence[str], until: str | None) -> Sequence[str]:
     """Return the labels of the stages to build, with those before `until`; empty for all.
 
-    Raises
-    ------
-    ConfigError
-        If the recipe has no such stage.
-
+    Raises ConfigError if the recipe has no such stage.
     """
     from rowmill.build.steps import find_upstream_steps, plan_steps
 

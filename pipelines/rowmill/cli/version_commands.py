@@ -133,11 +133,7 @@ def _show_in_dagster(
 def _match_version(prefix: str, versions: Sequence[str], where: str) -> str:
     """Return the one known version that starts with `prefix`.
 
-    Raises
-    ------
-    ConfigError
-        If no version or several start with it; the message lists the known ones.
-
+    Raises ConfigError if no version or several start with it; the message lists the known ones.
     """
     matches = [version for version in versions if version.startswith(prefix)]
     if len(matches) == 1:

@@ -23,11 +23,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level
 def encode_table(table: pa.Table) -> bytes:
     """Return a table as an Arrow file of one batch, compressed with zstd.
 
-    Raises
-    ------
-    TypeError
-        If a column has a type that no stage writes, such as a dictionary.
-
+    Raises TypeError if a column has a type that no stage writes, such as a dictionary.
     """
     joined = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
     columns = [_clear_unused_bits(cast("pa.Array", array)) for array in joined]

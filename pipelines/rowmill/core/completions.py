@@ -27,11 +27,7 @@ AnswerT = TypeVar("AnswerT")
 def read_api_key(variable: str | None, where: str) -> str | None:
     """Return the key in an environment variable; None if no variable is named.
 
-    Raises
-    ------
-    ConfigError
-        If the variable is not set.
-
+    Raises ConfigError if the variable is not set.
     """
     key = None if variable is None else os.environ.get(variable)
     if variable is not None and not key:
@@ -73,12 +69,7 @@ class CompletionsServer:
         """Send one request until it is answered, fails permanently, or has no retries left.
 
         An `OSError` of `parse` is retried like one of the connection. `note_failure` gets the error of each attempt.
-
-        Raises
-        ------
-        GenerationError
-            With the last attempt's error as its cause.
-
+        Raises GenerationError with the last attempt's error as its cause.
         """
         sent = json.dumps(body).encode()
         pause, attempt = _FIRST_WAIT_S, 0

@@ -215,11 +215,7 @@ def describe_type(value: object) -> str:
 def validate_options(model: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
     """Validate `values` against `model`; every problem becomes one line `where.path: what; allowed; remedy`.
 
-    Raises
-    ------
-    ConfigError
-        With one line per problem, in the order of the fields.
-
+    Raises ConfigError with one line per problem, in the order of the fields.
     """
     refused = [f"{where}: {path}: {text}" if path else f"{where}: {text}" for path, text in _find_non_finite(values)]
     if refused:

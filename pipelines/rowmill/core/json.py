@@ -38,11 +38,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def from_json(text: str) -> Json:
     """Decode JSON text exactly, integers of any size included.
 
-    Raises
-    ------
-    ValueError
-        If it is not JSON, or nested too deeply to be read.
-
+    Raises ValueError if it is not JSON, or nested too deeply to be read.
     """
     if _LONG_NUMBER.search(text) is None:
         return orjson.loads(text)
@@ -58,11 +54,7 @@ def from_json(text: str) -> Json:
 def from_json_without_repeats(text: str) -> Json:
     """Decode JSON text as `from_json` does, but refuse an object that repeats a key: one of its values would be lost.
 
-    Raises
-    ------
-    ValueError
-        If a key is repeated, at any depth, or for what `from_json` refuses.
-
+    Raises ValueError if a key is repeated, at any depth, or for what `from_json` refuses.
     """
     value = from_json(text)
     # Each key has a colon: a flat object with as many colons as keys repeats none and needs no slow second parse.
@@ -78,11 +70,7 @@ class RepeatedKeyError(ValueError):
 def require_distinct_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     """Return an object from its members, for the standard library's decoder.
 
-    Raises
-    ------
-    RepeatedKeyError
-        If a key is repeated.
-
+    Raises RepeatedKeyError if a key is repeated.
     """
     found = dict(pairs)
     if len(found) < len(pairs):

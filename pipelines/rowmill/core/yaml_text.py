@@ -33,11 +33,7 @@ _BOOLEAN_TAG = "tag:yaml.org,2002:bool"
 def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text: dictionaries, lists and scalars, none of them shared.
 
-    Raises
-    ------
-    ConfigError
-        For anything that the text may not hold; the message begins with the line.
-
+    Raises ConfigError for anything that the text may not hold; the message begins with the line.
     """
     if len(text) > SIZE_LIMIT:
         raise ConfigError(

@@ -161,13 +161,8 @@ def group_by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
 def name_folders(values: Sequence[str | None]) -> list[str]:
     """Return a folder's name for each of some distinct values; None and the empty value are `__default__`.
 
-    Names differ by more than case, none leaves its parent folder, none is longer than a file system allows.
-
-    Raises
-    ------
-    IntegrityError
-        If a name is not directly below its parent; that is a bug.
-
+    Names differ by more than case, none leaves its parent folder, none is longer than a file system allows. Raises
+    IntegrityError if a name is not directly below its parent; that is a bug.
     """
     plain = [DEFAULT_FOLDER if not value else _escape_folder_name(value) for value in values]
     shared = Counter(name.lower() for name in set(plain))

@@ -98,11 +98,7 @@ class _CutRule:
     def require_exact_cuts(self, chunk: SequenceBatch) -> None:
         """Refuse a chunk that the reader would not cut exactly between its segments.
 
-        Raises
-        ------
-        ConfigError
-            Naming the first example that would be joined or split, and the id that causes it.
-
+        Raises ConfigError naming the first example that would be joined or split, and the id that causes it.
         """
         firsts, ends = chunk.offsets[:-1], chunk.offsets[1:] - 1
         # A chunk's first segment follows another one in the file, which this chunk's cuts do not cover.

@@ -31,15 +31,9 @@ class TokenizedDataset:
     `max_length` are read. `max_samples` above 0 takes the first rows.
 
     A row is `input_ids`, `position_ids` and `loss_mask`, int64[T]; the mask is 1 where the token itself is a target,
-    and never at the first, since verl shifts it.
-
-    Raises
-    ------
-    ConfigError
-        If there are no such files, rows are longer than `max_length`, or `pad_mode` is another one.
-    IntegrityError
-        If the export is incomplete, of another kind, or was made with another tokenizer.
-
+    and never at the first, since verl shifts it. Raises ConfigError if there are no such files, rows are longer than
+    `max_length`, or `pad_mode` is another one. Raises IntegrityError if the export is incomplete, of another kind, or
+    was made with another tokenizer.
     """
 
     def __init__(

@@ -33,11 +33,7 @@ class DatasetTablePlan:
 def list_table_datasets(project: Project, dataset: str | None = None) -> list[str]:
     """Return the records datasets of a recipe, or only the named one.
 
-    Raises
-    ------
-    ConfigError
-        If no records dataset has this name.
-
+    Raises ConfigError if no records dataset has this name.
     """
     known = [name for name, one in project.recipe.datasets.items() if one.format.get_joint_rows() is not None]
     if dataset is None:

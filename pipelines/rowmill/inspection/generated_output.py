@@ -30,11 +30,7 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 def select_datasets(project: Project, stage: str, dataset: str | None) -> list[str]:
     """Return the datasets that have the given stage after training, or only the named one.
 
-    Raises
-    ------
-    ConfigError
-        If no dataset has it, or the named one does not.
-
+    Raises ConfigError if no dataset has it, or the named one does not.
     """
     known = [step.dataset for step in plan_steps(project) if step.name == stage and step.dataset is not None]
     block = "generation.backend" if stage == generated_series.STAGE.name else "generation"
@@ -53,11 +49,7 @@ def select_datasets(project: Project, stage: str, dataset: str | None) -> list[s
 def choose_teacher(project: Project, dataset: str | None, changes: Mapping[str, Any]) -> Project:
     """Return the project with options of its teachers replaced: of one dataset, or of all that can be scored.
 
-    Raises
-    ------
-    ConfigError
-        If no chosen dataset has a teacher then, or an option is wrong.
-
+    Raises ConfigError if no chosen dataset has a teacher then, or an option is wrong.
     """
     recipe = project.recipe
     if dataset is not None and dataset not in recipe.datasets:
@@ -96,11 +88,7 @@ SCORED_CARD = "scores.json"
 def copy_scored_dataset(store: Store, output: Manifest, folder: Path) -> None:
     """Write the files of a `teacher_scores` output to a folder, a folder per split, in place of earlier ones.
 
-    Raises
-    ------
-    ConfigError
-        If the folder holds anything else.
-
+    Raises ConfigError if the folder holds anything else.
     """
     if folder.exists() and not (folder / SCORED_CARD).exists() and any(folder.iterdir()):
         raise ConfigError(

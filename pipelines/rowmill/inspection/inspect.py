@@ -100,11 +100,7 @@ MAX_SHOWN_EXAMPLES = 3
 def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: str | None) -> Iterator[InspectedRecord]:
     """Yield the first `count` records of a dataset, or of each; with `row_id`, only that row.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such dataset or row.
-
+    Raises ConfigError if there is no such dataset or row.
     """
     names = [_require_dataset(project, dataset)] if dataset is not None else list(project.recipe.datasets)
     found = False

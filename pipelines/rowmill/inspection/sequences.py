@@ -336,11 +336,7 @@ class SequenceTrace:
 def trace_sequence(project: Project, place: str) -> SequenceTrace:
     """Trace `DATASET/SPLIT/N`, or one token of it with `:TOKEN`, to the source.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such dataset, sequence or token.
-
+    Raises ConfigError if there is no such dataset, sequence or token.
     """
     dataset, split, sequence, token = _parse_sequence_place(project, place)
     lineage = load_lineage(project, dataset)

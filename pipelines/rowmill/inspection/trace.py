@@ -288,11 +288,7 @@ class RowTrace:
 def trace_row(project: Project, row_id: str) -> list[RowTrace]:
     """Trace a row by its id, or an example by its id; a part may belong to several datasets.
 
-    Raises
-    ------
-    ConfigError
-        If no dataset has it.
-
+    Raises ConfigError if no dataset has it.
     """
     name = row_id.split("#", 1)[0]
     found: list[RowTrace] = []
@@ -312,11 +308,7 @@ def trace_row(project: Project, row_id: str) -> list[RowTrace]:
 def trace_source(project: Project, place: str) -> list[RowTrace]:
     """Trace the record on a line of a source file, `FILE:LINE`; in files without lines, LINE is the record number.
 
-    Raises
-    ------
-    ConfigError
-        If no dataset reads the file, or the line holds no record.
-
+    Raises ConfigError if no dataset reads the file, or the line holds no record.
     """
     file, _, line = place.rpartition(":")
     if not file or not line.isdecimal():

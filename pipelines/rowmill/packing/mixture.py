@@ -235,13 +235,8 @@ def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) ->
     """Order the sequences of all datasets; `sizes` are their numbers of sequences, in recipe order.
 
     Without weights the order has `epochs` whole epochs, or as many of them as `steps` may need: `rank_assignment.py`
-    ends the order at `steps`, because the end of a step depends on the treatment of an epoch's remainder.
-
-    Raises
-    ------
-    ConfigError
-        If weights, slices or budgets do not fit the sizes.
-
+    ends the order at `steps`, because the end of a step depends on the treatment of an epoch's remainder. Raises
+    ConfigError if weights, slices or budgets do not fit the sizes.
     """
     kept = _count_kept_sequences(mixture, sizes)
     stages = _make_weight_stages(mixture, kept)

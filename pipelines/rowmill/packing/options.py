@@ -180,11 +180,7 @@ class Packing(Config):
     def strategy_for(self, kind: RowKind) -> Strategy:
         """Resolve the strategy for rows of one kind.
 
-        Raises
-        ------
-        ConfigError
-            If rows of this kind cannot be packed that way.
-
+        Raises ConfigError if rows of this kind cannot be packed that way.
         """
         if self.pack is False:
             return "single"

@@ -121,12 +121,8 @@ def slice_too_long(
 ) -> ExampleSlices:
     """Cut, split or drop the examples of more than `limit` tokens; the others stay whole.
 
-    Raises
-    ------
-    ContextOverflowError
-        With `error`; names the first example that is too long (`name_of` its number), its length, the limit, and the
-        `remedies`.
-
+    Raises ContextOverflowError with `error`; names the first example that is too long (`name_of` its number), its
+    length, the limit, and the `remedies`.
     """
     pieces = keep_examples_whole(lengths)
     long = np.flatnonzero(lengths > limit)

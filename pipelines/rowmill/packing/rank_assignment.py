@@ -157,13 +157,7 @@ def plan_steps(
 
     `epoch_offsets` int64[E + 1] are the epochs of the mixed order. `batch_sizes` are `(first step, size)`; if empty,
     windows of `balance_ranks` serve as steps, and each epoch is padded or cut to a multiple of `world_size`. `steps`
-    ends the order.
-
-    Raises
-    ------
-    ConfigError
-        If the world size does not divide every batch size.
-
+    ends the order. Raises ConfigError if the world size does not divide every batch size.
     """
     check_world_size(partitions.world_size, batch_sizes)
     offsets: list[int] = epoch_offsets.tolist()

@@ -249,11 +249,7 @@ def _collect_weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:
 def stack_pairs(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> dict[str, Any]:
     """Stack the n pairs of sequences into 2n rows, chosen sides first.
 
-    Raises
-    ------
-    ConfigError
-        If a sequence does not hold pairs.
-
+    Raises ConfigError if a sequence does not hold pairs.
     """
     pairs = [pair for row in rows for pair in _part_pairs(row)]
     sides = [pair[side] for side in (0, 1) for pair in pairs]

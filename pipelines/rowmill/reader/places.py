@@ -139,12 +139,8 @@ def open_order(
 ) -> SequenceSource:
     """Open the stored ranks that a rank of any world size reads, and check their files.
 
-    Raises
-    ------
-    IntegrityError
-        For the first file that is missing or truncated, belongs to another order, rank or tokenizer, or (`verify`)
-        has another digest than the published one.
-
+    Raises IntegrityError for the first file that is missing or truncated, belongs to another order, rank or tokenizer,
+    or (`verify`) has another digest than the published one.
     """
     rounds = build.world_size // gcd(build.world_size, world_size)
     needed = sorted({(rank + k * world_size) % build.world_size for k in range(rounds)})

@@ -103,26 +103,14 @@ def find_published_version(store: Store, recipe: str) -> str | None:
     """Return the version of a recipe's ranks that trainers open, or None if nothing was published.
 
     It is not always the newest or the current version: a rank that was built alone is both, and is not published.
-
-    Raises
-    ------
-    IntegrityError
-        If `current.json` was changed since it was written.
-
+    Raises IntegrityError if `current.json` was changed since it was written.
     """
     at = _current_path(recipe)
     return str(_read_current(store, at, recipe)["version"]) if store.exists(at) else None
 
 
 def _read_current(store: Store, at: str, recipe: str) -> dict[str, Any]:
-    """Return `current.json` as the build wrote it.
-
-    Raises
-    ------
-    DamagedFileError
-        If it is truncated, or was changed since.
-
-    """
+    """Return `current.json` as the build wrote it; raises DamagedFileError if it is truncated, or was changed since."""
     raw = store.read_sealed(at)
     if raw is None:
         raise DamagedFileError(
@@ -137,11 +125,7 @@ def _read_current(store: Store, at: str, recipe: str) -> dict[str, Any]:
 def open_published(store: Store, recipe: str) -> PublishedBuild:
     """Open the build that a recipe published last.
 
-    Raises
-    ------
-    IntegrityError
-        If nothing was published, or the build is incomplete.
-
+    Raises IntegrityError if nothing was published, or the build is incomplete.
     """
     at = _current_path(recipe)
     where = store.path(at)
@@ -224,12 +208,8 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
 def require_sequences(published: PublishedBuild, rank: int, sequences: int) -> None:
     """Refuse a rank without a sequence: a loop over it would end immediately, without an error.
 
-    Raises
-    ------
-    ConfigError
-        If the rank has none, unless the build was made with a waiver of `order_nonempty`: then it is opened for its
-        held-out sets.
-
+    Raises ConfigError if the rank has none, unless the build was made with a waiver of `order_nonempty`: then it is
+    opened for its held-out sets.
     """
     if sequences or any(waiver.startswith("order_nonempty:") for waiver in published.waivers):
         return
@@ -243,11 +223,7 @@ def require_sequences(published: PublishedBuild, rank: int, sequences: int) -> N
 def require_own_state(published: PublishedBuild, state: Mapping[str, Any]) -> None:
     """Refuse the state of a run on another build.
 
-    Raises
-    ------
-    IntegrityError
-        If its order or its content is another, or it is of another version of rowmill.
-
+    Raises IntegrityError if its order or its content is another, or it is of another version of rowmill.
     """
     expected = {"version": STATE_VERSION, "order": published.order, "content": published.content}
     for name, value in expected.items():

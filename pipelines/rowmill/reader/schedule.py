@@ -92,14 +92,7 @@ class RankSchedule:
         return min(begin + (self.batch_size or 1), step_end)
 
     def require_steps(self, steps: Iterable[int]) -> None:
-        """Refuse numbers that are not of a step.
-
-        Raises
-        ------
-        ConfigError
-            With the numbers that are.
-
-        """
+        """Refuse numbers that are not of a step; raises ConfigError with the numbers that are."""
         count = len(self.step_offsets) - 1 if self.has_steps else 0
         wrong = sorted(step for step in steps if not 0 <= step < count)
         if wrong:
@@ -109,11 +102,7 @@ class RankSchedule:
     def require_equal_shares(self, position: int) -> None:
         """Refuse a world size that gives ranks unequal shares of a step at or after a place.
 
-        Raises
-        ------
-        ConfigError
-            With the nearest world sizes that divide all of them.
-
+        Raises ConfigError with the nearest world sizes that divide all of them.
         """
         offsets = self.step_offsets
         remaining = np.diff(offsets)[offsets[:-1] >= position] if self.has_steps else offsets[-1:] - position

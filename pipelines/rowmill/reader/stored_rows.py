@@ -89,12 +89,8 @@ def _read_footer(store: Store, path: str) -> tuple[Any, pa.Schema, int]:
 def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> ShardFooter:
     """Check a shard by its footer, with `verify` by its digest too.
 
-    Raises
-    ------
-    IntegrityError
-        If it is missing or truncated, belongs to another order, rank, dataset or tokenizer, or (`verify`) has another
-        digest than the published one.
-
+    Raises IntegrityError if it is missing or truncated, belongs to another order, rank, dataset or tokenizer, or
+    (`verify`) has another digest than the published one.
     """
     shard, where = expected.shard, store.path(expected.shard.path)
     try:
@@ -124,11 +120,7 @@ def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> Shard
 def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, columns: Sequence[str]) -> pa.Table:
     """Read columns of one row group of a checked shard.
 
-    Raises
-    ------
-    IntegrityError
-        If the file is missing by now, or the row group cannot be decoded.
-
+    Raises IntegrityError if the file is missing by now, or the row group cannot be decoded.
     """
     try:
         source = store.path(path) if store.is_local else _fetch_columns(store, path, footer, group, columns)
@@ -237,14 +229,7 @@ class StoredRows:
         return _restore_rows, (self._store, self._shards, self._in_turn, self._names)
 
     def require(self, numbers: Iterable[int], *, verify: bool) -> None:
-        """Check some shards concurrently.
-
-        Raises
-        ------
-        IntegrityError
-            For the first one that is not the published file.
-
-        """
+        """Check some shards concurrently; raises IntegrityError for the first one that is not the published file."""
         with ThreadPoolExecutor(CHECKED_AT_ONCE) as threads:
             named: dict[str, File] = {}
             for number, footer in threads.map(lambda n: (n, self._check(n, verify=verify)), numbers):

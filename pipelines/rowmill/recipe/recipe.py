@@ -98,13 +98,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
     """Return a recipe's mapping with options of its records datasets replaced.
 
     A key is the option's path in `format`, joined by `__`: `data__max_sequences_per_example`. It starts with the
-    dataset's name if the recipe has several records datasets. A value is parsed as YAML.
-
-    Raises
-    ------
-    ConfigError
-        If the dataset is ambiguous, or a value is not YAML.
-
+    dataset's name if the recipe has several records datasets. A value is parsed as YAML. Raises ConfigError if the
+    dataset is ambiguous, or a value is not YAML.
     """
     changed = copy.deepcopy(dict(values))
     datasets: Any = changed.get("datasets", changed.get("configs", {}))
@@ -764,11 +759,7 @@ class Recipe(Config):
 def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
     """Read and check a recipe file; `overrides` are options of records datasets, as `apply_overrides` takes them.
 
-    Raises
-    ------
-    ConfigError
-        With one line per problem: where, what, what is allowed, what to do.
-
+    Raises ConfigError with one line per problem: where, what, what is allowed, what to do.
     """
     resolved = path.resolve()
     try:

@@ -39,11 +39,7 @@ class Teacher(Config):
     def open(self, where: str) -> CompletionsServer:
         """Return the client; nothing is sent yet.
 
-        Raises
-        ------
-        ConfigError
-            If the key's environment variable is not set.
-
+        Raises ConfigError if the key's environment variable is not set.
         """
         return CompletionsServer(
             self.base_url,

@@ -83,15 +83,9 @@ def write_card(project: Project, folder: str | None = None) -> tuple[str, str]:
     """Write README.md and croissant.json of the published build; return their paths or URLs.
 
     `folder` is a path or fsspec URL; None is the recipe's folder in the store, where both lie above all files that they
-    describe. Every described file is read once, for its SHA-256.
-
-    Raises
-    ------
-    ConfigError
-        If a source has no licence, or options changed since the published build.
-    IntegrityError
-        If nothing was published, or a described file is missing or damaged.
-
+    describe. Every described file is read once, for its SHA-256. Raises ConfigError if a source has no licence, or
+    options changed since the published build. Raises IntegrityError if nothing was published, or a described file is
+    missing or damaged.
     """
     store = Store(folder or project.store.path(project.recipe.name))
     card = _open_card(project, store)

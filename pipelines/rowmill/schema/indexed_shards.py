@@ -156,13 +156,8 @@ class ExampleCache:
 def read_sequences(store: Store, file: File, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a packed shard, or some of its columns, with its tokens wherever they are stored.
 
-    A column that the shard lacks is left out.
-
-    Raises
-    ------
-    DamagedFileError
-        If the shard or a file that it names is missing, or its digest is another than the one written down.
-
+    A column that the shard lacks is left out. Raises DamagedFileError if the shard or a file that it names is missing,
+    or its digest is another than the one written down.
     """
     wanted = None if columns is None else [*columns, *NEEDED_COLUMNS]
     table = store.table(file, wanted)

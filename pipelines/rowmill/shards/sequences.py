@@ -264,12 +264,8 @@ def _cumulate_counts(counts: Ints) -> Ints:
 def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: str) -> None:
     """Refuse tokens that a trainer cannot use.
 
-    Raises
-    ------
-    IntegrityError
-        For an id outside the vocabulary, an empty segment, a mask of a different length, or an attention span whose
-        first token is a target.
-
+    Raises IntegrityError for an id outside the vocabulary, an empty segment, a mask of a different length, or an
+    attention span whose first token is a target.
     """
     ids = sequences.ids
     if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):

@@ -101,11 +101,8 @@ def scan_first_source_records(
 ) -> list[FileScan]:
     """Return scans of the first `count` records of one file per format and split; nothing else is read.
 
-    Raises
-    ------
-    SourceError, ConfigError
-        As `scan_source` does, for all files that cannot be found and for those that are opened.
-
+    Raises SourceError or ConfigError as `scan_source` does, for all files that cannot be found and for those that are
+    opened.
     """
     match source:
         case Files():
@@ -128,15 +125,8 @@ def scan_source(
 
     `earlier_scans` are by URL: a file whose stamp is unchanged is not read again. To distribute the work, call
     `find_files` and `scan_file`, and finish with `number_equal_parts`. With `keeps_non_finite`, NaN and infinity of
-    typed sources become the texts that records datasets have for them; otherwise null.
-
-    Raises
-    ------
-    SourceError
-        If a file is missing, truncated or unreadable.
-    ConfigError
-        If a file is named twice, or its suffix is unknown.
-
+    typed sources become the texts that records datasets have for them; otherwise null. Raises SourceError if a file is
+    missing, truncated or unreadable. Raises ConfigError if a file is named twice, or its suffix is unknown.
     """
     match source:
         case Files():

@@ -132,11 +132,7 @@ class _Line(NamedTuple):
 def _iterate_lines(text: io.TextIOWrapper, url: str, limit: int, dialect: Dialect) -> Iterator[_Line]:
     """Yield a file's lines after those that come before the header, quoted line ends joined.
 
-    Raises
-    ------
-    SourceError
-        If a quoted cell does not end.
-
+    Raises SourceError if a quoted cell does not end.
     """
     lines = _RecordLines(text, url, limit, dialect)
     lines.skip_lines(dialect.skip)
@@ -271,11 +267,7 @@ class UnnamedColumnError(SchemaError):
 def require_no_values(stream: BinaryIO, url: str, dialect: Dialect) -> None:
     """Read a file through and refuse a value in a column without a name.
 
-    Raises
-    ------
-    UnnamedColumnError
-        If one has a value.
-
+    Raises UnnamedColumnError if one has a value.
     """
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     lines = (line for line in _iterate_lines(text, url, sys.maxsize - 1, dialect) if line.cells)

@@ -130,14 +130,8 @@ def find_dialect(stream: BinaryIO, url: str, *, default: str, options: DialectOp
 
     `default` is the delimiter of files with this suffix: it is used unless its header is one column and another
     delimiter gives several, the same number in nearly all records. A first line such as `sep=;` names the delimiter,
-    unless the recipe does.
-
-    Raises
-    ------
-    SchemaError
-        If the file is one column with the requested delimiter and several with another, if two delimiters give
-        several, or if its cells are in single quotes and the recipe names no quote.
-
+    unless the recipe does. Raises SchemaError if the file is one column with the requested delimiter and several with
+    another, if two delimiters give several, or if its cells are in single quotes and the recipe names no quote.
     """
     content = b""
     while len(content) < _HEAD_BYTES and (block := stream.read(_HEAD_BYTES - len(content))):

@@ -77,11 +77,7 @@ class DecompressedStream(io.RawIOBase):
     def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
         """Fill `buffer`; return how many bytes.
 
-        Raises
-        ------
-        SourceError
-            If the file is truncated or damaged, or expands too much.
-
+        Raises SourceError if the file is truncated or damaged, or expands too much.
         """
         try:
             block = self._read_step(len(buffer))
@@ -145,14 +141,7 @@ _MARKS = ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (cod
 
 
 def check_encoding(name: str) -> str:
-    """Return Python's name of an encoding of text.
-
-    Raises
-    ------
-    ValueError
-        If Python has no such encoding.
-
-    """
+    """Return Python's name of an encoding of text; raises ValueError if Python has no such encoding."""
     try:
         codec = codecs.lookup(name)
         codecs.getincrementaldecoder(name)
@@ -173,11 +162,8 @@ def find_encoding(content: io.BufferedReader, requested: str | None) -> str | No
 def open_utf8(content: io.BufferedReader, url: str, encoding: str | None) -> BinaryIO:
     """Return the content of a file as UTF-8.
 
-    Raises
-    ------
-    SourceError
-        If no encoding is known, and the file is clearly not UTF-8; while reading, if it is not in its encoding.
-
+    Raises SourceError if no encoding is known, and the file is clearly not UTF-8; while reading, if it is not in its
+    encoding.
     """
     if encoding is None:
         _require_utf8(content.peek(_HEAD_BYTES)[:_HEAD_BYTES], url)
@@ -222,14 +208,7 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _decode_blocks(content: io.BufferedReader, encoding: str, url: str) -> Iterator[bytes]:
-    """Yield the content as UTF-8.
-
-    Raises
-    ------
-    SourceError
-        If bytes are not in the encoding.
-
-    """
+    """Yield the content as UTF-8; raises SourceError if bytes are not in the encoding."""
     decoder, line, block = codecs.getincrementaldecoder(encoding)(), 1, b" "
     while block:
         block = content.read(_BLOCK_BYTES)

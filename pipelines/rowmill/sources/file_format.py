@@ -82,14 +82,7 @@ class FileFormat:
         return scan.reader_version == self.version and scan.asked == file.list_asked(self.options)
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
-        """Cut the file into parts.
-
-        Raises
-        ------
-        SourceError
-            When the file cannot be read.
-
-        """
+        """Cut the file into parts; raises SourceError when the file cannot be read."""
         raise NotImplementedError
 
     def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str] | None:

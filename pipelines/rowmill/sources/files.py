@@ -201,11 +201,7 @@ _FORMAT_OPTIONS = {
 def require_known_suffixes(values: list[str]) -> list[str]:
     """Return the URLs if each names a folder or a kind of file that can be read.
 
-    Raises
-    ------
-    ValueError
-        For the first URL with an unknown suffix.
-
+    Raises ValueError for the first URL with an unknown suffix.
     """
     # A folder may have any name.
     for pattern in values:
@@ -255,15 +251,9 @@ class StoreStager:
 def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> list[SourceFile]:
     """Return the files of a source: training ones first, URLs as written, globs by code point.
 
-    If there are validation files, each file has a split hint; otherwise row hashes decide the split.
-
-    Raises
-    ------
-    SourceError
-        If URLs match no file; the message lists all of them.
-    ConfigError
-        If a file is matched twice, or its suffix is unknown.
-
+    If there are validation files, each file has a split hint; otherwise row hashes decide the split. Raises SourceError
+    if URLs match no file; the message lists all of them. Raises ConfigError if a file is matched twice, or its suffix
+    is unknown.
     """
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
@@ -308,11 +298,7 @@ def choose_first_files(files: Sequence[SourceFile]) -> list[SourceFile]:
 def scan_first_records(file: SourceFile, base: Path, stager: ContentStager, count: int) -> FileScan:
     """Return a file's scan as if it ended after its first records; the rest of the file is not read.
 
-    Raises
-    ------
-    SourceError
-        If the file is missing or unreadable.
-
+    Raises SourceError if the file is missing or unreadable.
     """
     return _FileScanner(file, urls.locate_url(file.url, base), "", stager).scan(first_records=count)
 
@@ -340,25 +326,14 @@ def scan_file(file: SourceFile, base: Path, stager: ContentStager, earlier_scans
 def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
     """Return the readable records of a file's first part; the rest of the file is not read.
 
-    Raises
-    ------
-    SourceError
-        If the file is missing or unreadable.
-
+    Raises SourceError if the file is missing or unreadable.
     """
     content, reader = _FileScanner(file, urls.locate_url(file.url, base), "", lambda _, __: "").read_first_part()
     return [record.value for record in parse_records(content, reader) if record.value is not None]
 
 
 def read_first_bytes(file: SourceFile, base: Path) -> bytes:
-    """Return the first bytes of a file as they are stored.
-
-    Raises
-    ------
-    SourceError
-        If the file is missing or unreadable.
-
-    """
+    """Return the first bytes of a file as they are stored; raises SourceError if the file is missing or unreadable."""
     with urls.open_raw(urls.locate_url(file.url, base)) as raw:
         return raw.read(1024)
 

@@ -67,11 +67,7 @@ CLI_VERBS: Mapping[GenerationStage, str] = {PARSED_RECORDS: "parse", GENERATED_S
 def find_generated_version(store: Store, source: GeneratedSource, recipe: str) -> Manifest:
     """Return the version of the stage that a source reads.
 
-    Raises
-    ------
-    SourceError
-        If nothing was generated, or both stages have records and the source names none.
-
+    Raises SourceError if nothing was generated, or both stages have records and the source names none.
     """
     key = source.dataset_key(recipe)
     stages = tuple(CLI_VERBS) if source.stage is None else (source.stage,)

@@ -136,13 +136,8 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int, *, is_alon
 
     A list that `is_alone` is all that the stream holds.
 
-    An element that is too long is not held in memory; its placeholder line is yielded.
-
-    Raises
-    ------
-    SourceError
-        If the list does not end, or if anything follows it.
-
+    An element that is too long is not held in memory; its placeholder line is yielded. Raises SourceError if the list
+    does not end, or if anything follows it.
     """
     structure = _ListStructure()
     count = 0
@@ -179,11 +174,7 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int, *, is_alon
 def open_list(stream: BinaryIO, url: str, field: str) -> BinaryIO:
     """Return a stream that begins with the list at a path in the object of `stream`, such as `data` or `data.rows`.
 
-    Raises
-    ------
-    SourceError
-        If the object has nothing at the path; the message names what it has.
-
+    Raises SourceError if the object has nothing at the path; the message names what it has.
     """
     at: io.BufferedReader = io.BufferedReader(BlockStream(read_blocks(stream)))
     for name in field.split("."):
@@ -448,11 +439,7 @@ def _read_first_object(head: bytes) -> tuple[str, str] | None:
 def split_objects(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
     """Yield the text of each object; one that is too long is not held in memory, and its placeholder is yielded.
 
-    Raises
-    ------
-    SourceError
-        If the last object does not end.
-
+    Raises SourceError if the last object does not end.
     """
     structure, partial, count = _ObjectStructure(), PartialElement(max_record_bytes, between=BETWEEN), 0
     for block in read_blocks(stream):

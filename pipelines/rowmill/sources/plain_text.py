@@ -37,11 +37,7 @@ _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 def cut_plain_text(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iterator[PartContent]:
     """Cut the file into parts; offsets are the file's own bytes, the content is JSON lines.
 
-    Raises
-    ------
-    SourceError
-        If a paragraph or document is longer than `TEXT_LIMIT_BYTES`.
-
+    Raises SourceError if a paragraph or document is longer than `TEXT_LIMIT_BYTES`.
     """
     line = record = 1
     for offset, length, content in _cut_text_pieces(stream, url, sample_by, limits):

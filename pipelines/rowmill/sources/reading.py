@@ -77,13 +77,8 @@ class RawRecord(NamedTuple):
 def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
     """Verify a part's bytes and yield its records in order.
 
-    Raises
-    ------
-    SourceError
-        If the bytes cannot be read.
-    IntegrityError
-        If they differ from the scanned ones; a `DamagedFileError` if they are a staged copy's.
-
+    Raises SourceError if the bytes cannot be read. Raises IntegrityError if they differ from the scanned ones; a
+    `DamagedFileError` if they are a staged copy's.
     """
     reader = find_file_format(part.reader)
     return parse_records(read_part_bytes(part, base), reader, first_line=part.first_line, at_start=part.offset == 0)
@@ -100,13 +95,8 @@ def _reject_blank(record: RawRecord) -> RawRecord:
 def read_part_bytes(part: SourcePart, base: Path) -> bytes:
     """Return a part's records as JSON lines, verified.
 
-    Raises
-    ------
-    SourceError
-        If the bytes cannot be read.
-    IntegrityError
-        If they differ from the scanned ones; a `DamagedFileError` if they are a staged copy's.
-
+    Raises SourceError if the bytes cannot be read. Raises IntegrityError if they differ from the scanned ones; a
+    `DamagedFileError` if they are a staged copy's.
     """
     if part.staged is None:
         content = urls.read_range(urls.locate_url(part.url, base), part.offset, part.length)
@@ -351,11 +341,7 @@ def read_taken_records(
 ) -> Iterator[tuple[SourcePart, str, RawRecord]]:
     """Yield the taken records, each with its part and row id; append the ids of the others to `not_taken`.
 
-    Raises
-    ------
-    SourceError, IntegrityError
-        As `read_records` does.
-
+    Raises SourceError or IntegrityError as `read_records` does.
     """
     for part, take in group:
         for record in read_records(part, base):

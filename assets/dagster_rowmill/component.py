@@ -30,15 +30,8 @@ class RecipeScaffolder(dg.Scaffolder[Any]):
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Write it; the recipe is named as its folder."""
-        dataset = {
-            "source": {"train_urls": ["data/*.jsonl"], "after": []},
-            "format": {"kind": "chat"},
-        }
-        started = {
-            "tokenizer": "path/of/a/tokenizer",
-            "seq_len": 2048,
-            "datasets": {"chats": dataset},
-        }
+        dataset = {"source": {"train_urls": ["data/*.jsonl"], "after": []}, "format": {"kind": "chat"}}
+        started = {"tokenizer": "path/of/a/tokenizer", "seq_len": 2048, "datasets": {"chats": dataset}}
         dg.scaffold_component(request, {"store": DEFAULT_ROOT_NAME, "recipe": started})
 
 
@@ -47,7 +40,7 @@ class RecipeComponent(dg.Component, dg.Model, dg.Resolvable):
     """A rowmill recipe: one asset per stage and dataset, their checks, a job, a nightly schedule and a sensor."""
 
     recipe: str | dict[str, Any] = Field(
-        description="The path of a recipe file, from this folder or from the project's root; or the recipe itself.",
+        description="The path of a recipe file, from this folder or from the project's root; or the recipe itself."
     )
     name: str | None = Field(
         default=None, description="The name of a recipe that is written here; default: the name of this folder."

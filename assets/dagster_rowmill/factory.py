@@ -115,11 +115,7 @@ def find_upstream_assets(project: Project, step: Step) -> list[dg.AssetKey]:
 
 
 def make_stage_asset(
-    project: Project,
-    step: Step,
-    *,
-    deps: Sequence[dg.AssetKey],
-    condition: dg.AutomationCondition[Any] | None,
+    project: Project, step: Step, *, deps: Sequence[dg.AssetKey], condition: dg.AutomationCondition[Any] | None
 ) -> dg.AssetsDefinition:
     """Return a step's asset."""
     technology = "arrow" if step.name in (CANONICAL_ROWS, TOKENIZED_EXAMPLES) else "parquet"
@@ -273,11 +269,7 @@ class LogProgress:
         self._log(f"{where}: {done:,} of {total:,} parts, {rates}")
 
 
-def open_asset_inputs(
-    instance: dg.DagsterInstance,
-    project: Project,
-    step: Step,
-) -> dict[StageKey, Manifest]:
+def open_asset_inputs(instance: dg.DagsterInstance, project: Project, step: Step) -> dict[StageKey, Manifest]:
     """Return the manifest of every input of a step whose gates are open, or fail with every closed check.
 
     Raises dg.Failure if a check is closed; the message gives each one's value, threshold and remedy. It is never

@@ -89,8 +89,7 @@ def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
         trained[TOKENIZED_EXAMPLES] = (refused, trained["truncation"][1] - cut)
     trained[PACKED_SHARDS] = packing["trained_tokens"]
     worst, counted = max(
-        (("records", records), ("trained tokens", trained)),
-        key=lambda entry: _compound_loss(entry[1].values()),
+        (("records", records), ("trained tokens", trained)), key=lambda entry: _compound_loss(entry[1].values())
     )
     value = _compound_loss(counted.values())
     entered = next(iter(counted.values()))[1]

@@ -501,11 +501,7 @@ class IndependentMaskJudge:
     )
 
     def judge(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Json] | None,
-        text: str,
-        trained: Sequence[tuple[int, int]],
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, text: str, trained: Sequence[tuple[int, int]]
     ) -> list[MaskDefect] | None:
         """Return the defects of a mask; None if the owners of the text cannot be proven.
 

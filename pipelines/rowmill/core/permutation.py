@@ -164,11 +164,7 @@ def _derive_round_keys(n: int, k: int) -> tuple[int, ...]:
 
 
 def _apply_network(
-    places: NDArray[np.uint64],
-    n: int,
-    half_bits: int,
-    round_keys: NDArray[np.uint64],
-    owners: NDArray[np.int64] | None,
+    places: NDArray[np.uint64], n: int, half_bits: int, round_keys: NDArray[np.uint64], owners: NDArray[np.int64] | None
 ) -> NDArray[np.uint64]:
     """Apply the network in place; values at or above `n` go through it again until all are below `n`.
 

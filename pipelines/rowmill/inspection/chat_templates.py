@@ -45,13 +45,7 @@ _PROVEN_PLAIN_SHAPES = "ua uaua suaua aua aaua uaa uaaua uua uuaua uasua r ur ur
 _PROVEN_TOOL_SHAPES = (
     "ua ucta uctaua sucta uctcta udtta ubta uc ub ud uauc uct udtt ucua cta uctra uetra ue uft uctuctua uaca".split()
 )
-_ODD_ARGUMENTS: Json = {
-    "a": "1",
-    "b": [1, "x", {"c": None}],
-    "flag": True,
-    "f": 0.5,
-    "text": 'He said "hi"\nand left',
-}
+_ODD_ARGUMENTS: Json = {"a": "1", "b": [1, "x", {"c": None}], "flag": True, "f": 0.5, "text": 'He said "hi"\nand left'}
 
 _SYSTEM_FACTS: Mapping[str, str] = {
     "folded": "The system message is printed inside the first user turn.",

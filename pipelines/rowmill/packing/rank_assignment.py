@@ -262,11 +262,7 @@ def summarize_steps(
 
 
 def _plan_step_lengths(
-    partitions: Partitions,
-    count: int,
-    batch_sizes: Sequence[tuple[int, int]],
-    first_step: int,
-    steps: int | None,
+    partitions: Partitions, count: int, batch_sizes: Sequence[tuple[int, int]], first_step: int, steps: int | None
 ) -> list[int]:
     """Return the lengths of the steps for `count` sequences, after padding or cutting."""
     drops = partitions.remainder == "drop"

@@ -32,16 +32,7 @@ from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.source_losses import SourceLosses, SourceNames, loss_by_source
 from rowmill.reader.views import BatchFunction, SequenceFunction, View
 
-__all__ = [
-    "Batch",
-    "PackedSequence",
-    "Reader",
-    "SourceLosses",
-    "SourceNames",
-    "TrainingStep",
-    "View",
-    "loss_by_source",
-]
+__all__ = ["Batch", "PackedSequence", "Reader", "SourceLosses", "SourceNames", "TrainingStep", "View", "loss_by_source"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,12 +78,7 @@ class _FoundDataset:
 
 
 def create_project(
-    folder: Path,
-    data: Sequence[str] = (),
-    *,
-    name: str | None = None,
-    tokenizer: str,
-    seq_len: int,
+    folder: Path, data: Sequence[str] = (), *, name: str | None = None, tokenizer: str, seq_len: int
 ) -> NewProject:
     """Write a recipe for some data into a folder's configs/, and the other files of a project.
 

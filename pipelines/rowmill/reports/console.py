@@ -10,16 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, format_size, join_facts
-from rowmill.core.console import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    LOOK,
-    escape_control_characters,
-    join_side_by_side,
-    make_grid,
-)
+from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, join_side_by_side, make_grid
 from rowmill.schema.facts import read_facts
 from rowmill.stages import catalog
 
@@ -369,10 +360,7 @@ def _render_table_plan(dataset_plan: "DatasetTablePlan") -> RenderableType:
     if dataset_plan.plan is None:
         return Group(head, Text(f"  ✗ {escape_control_characters(dataset_plan.overflow)}", BAD))
     plan = dataset_plan.plan
-    lines: list[RenderableType] = [
-        head.append(f"  {plan.mode}", DIM),
-        Text(f"  {_format_plan_options(plan)}", DIM),
-    ]
+    lines: list[RenderableType] = [head.append(f"  {plan.mode}", DIM), Text(f"  {_format_plan_options(plan)}", DIM)]
     lines.append(
         make_grid(
             ["split", "records", "groups", "examples", "tokens", "why examples ended"],
@@ -432,11 +420,7 @@ def _list_sizes(plan: "ExamplePlan") -> list[tuple[object, ...]]:
         for name, label in _SIZE_NAMES.items():
             if counts[f"{name}_max"]:
                 lines.append(
-                    (
-                        split,
-                        label,
-                        *(_format_size(counts[f"{name}_{stat}"]) for stat in ("min", "mean", "max", "std")),
-                    )
+                    (split, label, *(_format_size(counts[f"{name}_{stat}"]) for stat in ("min", "mean", "max", "std")))
                 )
     return lines
 

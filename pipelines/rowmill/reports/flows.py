@@ -17,19 +17,8 @@ from typing import Literal
 
 from rowmill.core.arrays import format_percent
 from rowmill.core.console import escape_control_characters
-from rowmill.core.stage_names import (
-    CANONICAL_ROWS,
-    PACKED_SHARDS,
-    RAW_DATASET,
-    TOKENIZED_EXAMPLES,
-    TRAINING_SPLITS,
-)
-from rowmill.schema.facts import (
-    PackedShardsFacts,
-    RawDatasetFacts,
-    TokenizedExamplesFacts,
-    read_facts,
-)
+from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
+from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, TokenizedExamplesFacts, read_facts
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import Manifest, StageKey
 

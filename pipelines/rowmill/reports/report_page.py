@@ -27,13 +27,7 @@ from rowmill.core import html
 from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, join_facts
 from rowmill.core.console import escape_control_characters
 from rowmill.core.html import clip_text
-from rowmill.core.stage_names import (
-    GPU_PARTITIONS,
-    RAW_DATASET,
-    TOKENIZED_EXAMPLES,
-    TRAINING_SPLITS,
-    TRUNCATION_STATS,
-)
+from rowmill.core.stage_names import GPU_PARTITIONS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS, TRUNCATION_STATS
 from rowmill.core.storage import File, digest_json
 from rowmill.executors import LocalPool
 from rowmill.inspection import inspect

@@ -12,13 +12,7 @@ from rowmill.build.steps import Project, Step, find_downstream_steps
 from rowmill.checks.judge import CheckResult, run_checks
 from rowmill.core.arrays import format_count, format_percent, format_size, join_facts
 from rowmill.core.console import DIM, GOOD, HEAD, LOOK, label_value, make_grid, render_text
-from rowmill.core.stage_names import (
-    CANONICAL_ROWS,
-    GPU_PARTITIONS,
-    PACKED_SHARDS,
-    TOKENIZED_EXAMPLES,
-    TRUNCATION_STATS,
-)
+from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, PACKED_SHARDS, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.reports import plots
 from rowmill.reports.build_changes import describe_changes
 from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, load_build_view

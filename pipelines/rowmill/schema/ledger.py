@@ -320,9 +320,7 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "rows", "all completions of the record are ranked alike", "nothing; none of them is better than another"
     ),
     "bad_margin": ReasonDescription(
-        "rows",
-        "the margin or a score is no finite number",
-        "correct it, or set `format.margin_field: null`",
+        "rows", "the margin or a score is no finite number", "correct it, or set `format.margin_field: null`"
     ),
     "prompt_mismatch": ReasonDescription(
         "rows",

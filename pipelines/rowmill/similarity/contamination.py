@@ -20,14 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, expand_ranges
-from rowmill.similarity.words import (
-    HashedTexts,
-    Hashes,
-    hash_ngrams,
-    hash_whole_texts,
-    join_texts,
-    split_words,
-)
+from rowmill.similarity.words import HashedTexts, Hashes, hash_ngrams, hash_whole_texts, join_texts, split_words
 
 FREQUENT_ITEMS = 10
 """An n-gram in more items than this is a phrase of the benchmark, not part of a question, and is ignored."""

@@ -28,10 +28,7 @@ _NOT_UTF8 = b'"\xff text of this row is not UTF-8"'
 
 
 def encode_batch(
-    batch: pa.RecordBatch | pa.Table,
-    *,
-    keeps_non_finite: bool = False,
-    added: Mapping[str, str | None] | None = None,
+    batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = False, added: Mapping[str, str | None] | None = None
 ) -> Iterator[bytes]:
     """Yield one JSON line per row, without its line end; `added` are values that every row has as well."""
     if any(_holds_nanoseconds(field.type) for field in batch.schema):

@@ -25,13 +25,7 @@ from rowmill.sources import urls
 from rowmill.sources.dialect import QUOTE, DialectOptions
 from rowmill.sources.encodings import CODECS, check_encoding, find_encoding, open_content, open_utf8
 from rowmill.sources.file_format import FileFormat, FileOptions
-from rowmill.sources.file_formats import (
-    FORMATS_BY_SUFFIX,
-    SUFFIXES,
-    choose_file_format,
-    find_codec,
-    find_file_format,
-)
+from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format, find_codec, find_file_format
 from rowmill.sources.limits import Limits, RecordLimits, require_files
 from rowmill.sources.parts import (
     SCAN_VERSION,

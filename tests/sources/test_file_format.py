@@ -49,7 +49,7 @@ def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     engine = ExtendedEngine(tmp_path / "engine")
     engine.write("pipelines/rowmill/sources/cards.py", CARDS)
     listed = "pipelines/rowmill/sources/file_formats.py"
-    engine.replace(listed, "    parquet.FORMAT,\n", "    parquet.FORMAT,\n    cards.FORMAT,\n")
+    engine.replace(listed, "    arrow_files.ARROW,\n", "    arrow_files.ARROW,\n    cards.FORMAT,\n")
     engine.replace(listed, "import arrow_files, delimited", "import arrow_files, cards, delimited")
     workspace = Workspace(tmp_path / "project").one(
         "more.cards.gz", gzip.compress(b"sky|blue\ngrass|green\n"), {"kind": "supervised"}

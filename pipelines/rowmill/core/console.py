@@ -29,9 +29,6 @@ LABEL_CELLS = 11
 GOOD, LOOK, BAD, DIM, HEAD = "green", "yellow", "red", "dim", "bold"
 
 
-# ── The console ────────────────────────────────────────────────────────────────────────────────────
-
-
 def make_console(stream: TextIO | None = None) -> Console:
     """Return a console on a stream, standard output by default; colours only on a terminal without NO_COLOR."""
     target = stream or sys.stdout

@@ -189,9 +189,6 @@ def _hash_name(value: str) -> str:
     return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-# ── Astrai bin ───────────────────────────────────────────────────────────────────────────────────────
-
-
 class AstrAIBin(AstrAI):
     """AstrAI's raw binary files: tokens, masks and positions as int64, a folder per domain."""
 
@@ -223,9 +220,6 @@ class AstrAIBin(AstrAI):
         path = f"data/{job.name}"
         beside = [*(f"{name}.bin" for name in names if name != "sequence"), "meta.json"]
         return [tally.written(f"{path}/sequence.bin"), *(WrittenFile(f"{path}/{name}") for name in beside)]
-
-
-# ── Astrai h5 ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class AstrAIH5(AstrAI):

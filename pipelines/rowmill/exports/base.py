@@ -405,9 +405,6 @@ def encode_manifest(files: Sequence[FileDigests], card: bytes) -> bytes:
     return encode_json({"version": MANIFEST_VERSION, "card_sha256": sha256(card).hexdigest(), "files": named})
 
 
-# ── Opening ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A complete export: its folder, its card, and per file its size, digest and counts."""

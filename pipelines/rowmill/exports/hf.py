@@ -78,9 +78,6 @@ def save_dataset_dict(
     return [tally.written(file) if file == main else WrittenFile(file) for file in files]
 
 
-# ── Hf ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 UNPACKED_SCHEMA = pa.schema(
     [
         pa.field("input_ids", pa.list_(pa.int32()), nullable=False),

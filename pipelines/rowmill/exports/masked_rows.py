@@ -48,9 +48,6 @@ class MaskedRows(Sharded):
         return [tally.written(path)]
 
 
-# ── Skyrl ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class SkyRL(MaskedRows):
     """Pre-tokenized rows with their mask for SkyRL, which packs them itself."""
 
@@ -63,9 +60,6 @@ class SkyRL(MaskedRows):
         """Return the options of its trainer; it cuts rows at `max_length`."""
         name = "eval_pretokenized_dataset_paths" if self.split != "train" else "pretokenized_dataset_paths"
         return f"{name}=\"['{data}']\" max_length={context.seq_len}"
-
-
-# ── Verl ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 _OPTIONS = {"train": "train_files", "validation": "val_files", "test": "val_files"}

@@ -206,9 +206,6 @@ def describe_shards(folder: Path, counts: Sequence[tuple[int, int, int]]) -> lis
     return [*written, WrittenFile("data/index.json")]
 
 
-# ── Llm foundry ──────────────────────────────────────────────────────────────────────────────────────
-
-
 class LLMFoundry(Export):
     """LLM Foundry's finetuning loader: turns of context and response in MDS shards."""
 

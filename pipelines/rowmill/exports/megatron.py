@@ -218,9 +218,6 @@ class _PairWriter:
         return self.data
 
 
-# ── Megatron bridge ──────────────────────────────────────────────────────────────────────────────────
-
-
 ROW_GROUP = 500
 PACKED_SCHEMA = pa.schema(
     [

@@ -1,6 +1,6 @@
 """The formats of source files, one line each, and finding one by a file's name."""
 
-from rowmill.sources import arrow_files, delimited, json_files, parquet, plain_text, urls
+from rowmill.sources import arrow_files, delimited, json_files, plain_text, urls
 from rowmill.sources.encodings import CODECS
 from rowmill.sources.file_format import FileFormat
 from rowmill.sources.parts import FileScan
@@ -10,8 +10,8 @@ FILE_FORMATS: tuple[FileFormat, ...] = (
     json_files.ARRAY_FORMAT,
     json_files.VALUE_FORMAT,
     json_files.STREAM_FORMAT,
-    parquet.FORMAT,
-    arrow_files.FORMAT,
+    arrow_files.PARQUET,
+    arrow_files.ARROW,
     delimited.FORMAT,
     plain_text.FORMAT,
 )

@@ -71,9 +71,6 @@ LINES_FORMAT = _JsonLines(
 )
 
 
-# ── Json array ───────────────────────────────────────────────────────────────────────────────────────
-
-
 class BlockStream(io.RawIOBase):
     """A stream of blocks, which are made as they are read; `on_close` is called when it is closed."""
 
@@ -139,12 +136,19 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int, *, is_alon
     An element that is too long is not held in memory; its placeholder line is yielded. Raises SourceError if the list
     does not end, or if anything follows it.
     """
-    structure = _ListStructure()
+    structure = JsonStructure()
     count = 0
     partial = PartialElement(max_record_bytes)
     for block in read_blocks(stream):
         start = int(structure.depth == 0)  # The list's bracket is the first character.
-        for end in structure.ends(block):
+        text, marks, depths = structure.locate_marks(block)
+        closings = np.flatnonzero(depths == 0)
+        if len(closings):
+            marks, depths = marks[: closings[0] + 1], depths[: closings[0] + 1]
+            structure.depth = 0
+        # Elements end at the commas and the bracket of the list.
+        is_end = (depths == 0) | ((depths == 1) & (text[marks] == _COMMA))
+        for end in marks[is_end].tolist():
             element = partial.take(block[start:end])
             start = end + 1
             if element:
@@ -294,20 +298,6 @@ class JsonStructure:
         return text, marks, depths
 
 
-class _ListStructure(JsonStructure):
-    """Finds the ends of a list's elements; `depth` is 0 before and after the list."""
-
-    def ends(self, block: bytes) -> list[int]:
-        """Return the positions in the block of the commas and the bracket that end elements."""
-        text, marks, depths = self.locate_marks(block)
-        closings = np.flatnonzero(depths == 0)
-        if len(closings):
-            marks, depths = marks[: closings[0] + 1], depths[: closings[0] + 1]
-            self.depth = 0
-        is_end = (depths == 0) | ((depths == 1) & (text[marks] == _COMMA))
-        return marks[is_end].tolist()
-
-
 def _find_unescaped_quotes(quotes: Positions, text: Bytes) -> Positions:
     """Return the quotes that have an even number of backslashes before them."""
     preceded = quotes > 0
@@ -359,7 +349,6 @@ def detect_json_kind(stream: BinaryIO, limits: Limits) -> Literal["json_array", 
 
 class _JsonArray(FileFormat):
     def detect(self, open_stream: OpenStream, file: FileOptions) -> FileFormat:
-
         if file.field is not None:
             return VALUE_FORMAT
         with open_stream() as stream:
@@ -402,9 +391,6 @@ VALUE_FORMAT = _JsonValue(
 )
 
 
-# ── Json stream ──────────────────────────────────────────────────────────────────────────────────────
-
-
 BETWEEN = b" \t\r\n,"
 """What may stand between two objects."""
 
@@ -441,10 +427,12 @@ def split_objects(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator
 
     Raises SourceError if the last object does not end.
     """
-    structure, partial, count = _ObjectStructure(), PartialElement(max_record_bytes, between=BETWEEN), 0
+    structure, partial, count = JsonStructure(), PartialElement(max_record_bytes, between=BETWEEN), 0
     for block in read_blocks(stream):
         start = 0
-        for end in structure.ends(block):
+        text, marks, depths = structure.locate_marks(block)
+        closes = (text[marks] == ord("}")) | (text[marks] == ord("]"))
+        for end in marks[(depths == 0) & closes].tolist():
             yield partial.take(block[start : end + 1])
             start, count = end + 1, count + 1
         partial.add(block[start:])
@@ -453,14 +441,6 @@ def split_objects(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator
             f"{url}: the JSON object after object {count:,} does not end ({rest[:40]!r}); the file is read as a stream "
             "of objects, because its first one is not a line of its own; expected whole objects; fetch the file again"
         )
-
-
-class _ObjectStructure(JsonStructure):
-    def ends(self, block: bytes) -> list[int]:
-        """Return the positions of the brackets that end an object."""
-        text, marks, depths = self.locate_marks(block)
-        closes = (text[marks] == ord("}")) | (text[marks] == ord("]"))
-        return marks[(depths == 0) & closes].tolist()
 
 
 class _JsonStream(FileFormat):

@@ -279,9 +279,6 @@ def _reject_too_deep() -> Rejected:
     return Rejected("too_deep", f"nested in more than {DEPTH_LIMIT} levels")
 
 
-# ── Sharing ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 GROUPING_VERSION = 1
 """Increased whenever the same files would be grouped differently."""
 

@@ -261,7 +261,6 @@ def test_no_reason_outside_the_list_is_used() -> None:
 def test_every_reason_has_its_words_and_the_page_shows_them() -> None:
     page = (ROOT / "docs/reasons.md").read_text(encoding="utf-8")
 
-    assert set(ledger.REJECT_REASONS) <= set(ledger.REASON_DESCRIPTIONS)
     for reason in ledger.REJECT_REASONS:
         words = ledger.REASON_DESCRIPTIONS[reason]
         assert f"| `{reason}` | {words.what} | {words.remedy} |" in page

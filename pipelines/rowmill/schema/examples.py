@@ -47,19 +47,14 @@ EXAMPLE_SCHEMA = pa.schema(
         pa.field("span_starts", pa.list_(pa.int32()), nullable=False),
         pa.field("span_messages", pa.list_(pa.int32()), nullable=False),
         pa.field("span_kinds", pa.list_(pa.int8()), nullable=False),
-        pa.field("original_tokens", pa.int32(), nullable=False),
-        pa.field("tokens", pa.int32(), nullable=False),
-        pa.field("trained_tokens", pa.int32(), nullable=False),
-        pa.field("context_tokens", pa.int32(), nullable=False),
-        pa.field("template_tokens", pa.int32(), nullable=False),
-        pa.field("messages_removed", pa.int32(), nullable=False),
-        pa.field("exchanges_removed", pa.int32(), nullable=False),
-        pa.field("reasoning_removed", pa.int32(), nullable=False),
-        pa.field("tokens_cut", pa.int32(), nullable=False),
-        pa.field("trained_removed", pa.int32(), nullable=False),
-        pa.field("exchanges_trained", pa.int32(), nullable=False),
-        pa.field("reasoning_trained", pa.int32(), nullable=False),
-        pa.field("cut_trained", pa.int32(), nullable=False),
+        *(
+            pa.field(name, pa.int32(), nullable=False)
+            for name in (
+                "original_tokens tokens trained_tokens context_tokens template_tokens messages_removed "
+                "exchanges_removed reasoning_removed tokens_cut trained_removed exchanges_trained reasoning_trained "
+                "cut_trained"
+            ).split()
+        ),
     ]
 )
 """A part of `tokenized_examples`.
@@ -208,24 +203,8 @@ ROW_FIELDS: Mapping[str, pa.Field] = {
 """The fields of a row that can be carried; a group is named by text, also where the source numbers it."""
 
 BATCH_NAMES = frozenset(
-    {
-        "attention_mask",
-        "completion_mask",
-        "cu_seq_lens_k",
-        "cu_seq_lens_q",
-        "cu_seqlens",
-        "cu_seqlens_padded",
-        "margin",
-        "max_length_k",
-        "max_length_q",
-        "predecessors",
-        "segment_dataset",
-        "segment_domain",
-        "segment_ids",
-        "seq_idx",
-        "source_names",
-        "subtree_ends",
-    }
+    "attention_mask completion_mask cu_seq_lens_k cu_seq_lens_q cu_seqlens cu_seqlens_padded margin max_length_k "
+    "max_length_q predecessors segment_dataset segment_domain segment_ids seq_idx source_names subtree_ends".split()
 )
 """Names in a reader's batches that are not columns of shards."""
 
@@ -236,7 +215,7 @@ TAKEN_NAMES = frozenset(
         *BATCH_NAMES,
         PADDING_COLUMN,
         DOMAIN_COLUMN,
-        *(reference.name for reference in REFERENCE_FIELDS),
+        *(field.name for field in REFERENCE_FIELDS),
     }
 )
 """Names that no field per token can have: every other column of a shard is such a field."""

@@ -260,20 +260,16 @@ ROW_SCHEMA = pa.schema(
         pa.field("dataset", pa.string(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
-        pa.field("group_key", pa.string()),
-        pa.field("order_key", pa.string()),
-        pa.field("domain", pa.string()),
-        pa.field("messages", pa.string()),
-        pa.field("tools", pa.string()),
-        pa.field("template_kwargs", pa.string()),
-        pa.field("text", pa.string()),
-        pa.field("output", pa.string()),
-        pa.field("record", pa.string()),
+        *(
+            pa.field(name, pa.string())
+            for name in "group_key order_key domain messages tools template_kwargs text output record".split()
+        ),
         pa.field("prompt_hash", pa.binary(8)),
         pa.field("schema", pa.string(), nullable=False),
-        pa.field("extracted_think_from_content", pa.int32(), nullable=False),
-        pa.field("moved_reasoning_keys", pa.int32(), nullable=False),
-        pa.field("dropped_think_messages", pa.int32(), nullable=False),
+        *(
+            pa.field(name, pa.int32(), nullable=False)
+            for name in ("extracted_think_from_content", "moved_reasoning_keys", "dropped_think_messages")
+        ),
         pa.field("tools_present", pa.bool_(), nullable=False),
         pa.field("tools_parsed_from_string", pa.bool_(), nullable=False),
         pa.field("unknown_roles", pa.list_(pa.string()), nullable=False),

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
@@ -338,12 +339,27 @@ def split_into_runs(tokens: Ints, *, most: int | None, most_tokens: int) -> Iter
         first = last
 
 
-def write_parquet(path: Path, tables: Iterator[pa.Table], schema: pa.Schema, *, rows: int) -> None:
-    """Write tables as one Parquet file: zstd, row groups of `rows`; all tables but the last hold whole row groups."""
+def write_parquet(
+    path: Path,
+    chunks: Iterator[SequenceBatch],
+    make_table: Callable[[SequenceBatch, FileCounts], pa.Table],
+    *,
+    card: str | None,
+    rows: int,
+) -> FileCounts:
+    """Write chunks as one Parquet file: zstd, row groups of `rows`, the card in its schema; return its counts.
+
+    `make_table` returns a chunk's rows and counts them; all chunks but the last hold whole row groups.
+    """
+    tally = FileCounts()
+    tables = (make_table(chunk, tally) for chunk in chunks)
+    first = next(tables)
+    schema = first.schema if card is None else first.schema.with_metadata({"rowmill": card})
     coded = [column.name for column in schema if pa.types.is_dictionary(column.type)]
     with pq.ParquetWriter(str(path), schema, compression="zstd", use_dictionary=coded) as writer:
-        for table in tables:
+        for table in chain([first], tables):
             writer.write_table(table.cast(schema), row_group_size=rows)
+    return tally
 
 
 # ── The identity card and the manifest ──
@@ -464,8 +480,16 @@ def open_export(
             raise IntegrityError(f"{path}: its SHA-256 is not that of {MANIFEST_FILE}; copy it again, or export again")
     if kind is not None and card.get("format") != kind:
         raise IntegrityError(f"{at}: its format is {card.get('format')}, not {kind}; name another export")
-    if tokenizer is not None:
-        _require_tokenizer(exported, Path(tokenizer))
+    expected = {} if tokenizer is None else cast("dict[str, str]", card["tokenizer_files"])
+    for name, digest in expected.items():
+        path = Path(tokenizer or "") / name
+        actual = sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        if actual != digest:
+            what = "missing" if actual is None else f"SHA-256 {actual[:16]}…"
+            raise IntegrityError(
+                f"{path}: {what}; {at} was made with a file of SHA-256 {digest[:16]}…; train with that tokenizer, or "
+                "export with this one"
+            )
     return exported
 
 
@@ -480,16 +504,3 @@ def _parse_export_json(path: Path) -> dict[str, Any]:
         return cast("dict[str, Any]", orjson.loads(_read_export_file(path)))
     except ValueError as error:
         raise IntegrityError(f"{path}: not JSON ({error}); expected it as it was written; export again") from error
-
-
-def _require_tokenizer(exported: Exported, folder: Path) -> None:
-    expected = cast("dict[str, str]", exported.card["tokenizer_files"])
-    for name, digest in expected.items():
-        path = folder / name
-        actual = sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-        if actual != digest:
-            what = "missing" if actual is None else f"SHA-256 {actual[:16]}…"
-            raise IntegrityError(
-                f"{path}: {what}; {exported.folder} was made with a file of SHA-256 {digest[:16]}…; train with that "
-                "tokenizer, or export with this one"
-            )

@@ -183,9 +183,10 @@ def make_unpacked_table(sequences: SequenceBatch) -> pa.Table:
 
 def write_unpacked(chunks: Iterator[SequenceBatch], folder: Path, path: str, *, card: str | None) -> WrittenFile:
     """Write segments as one Parquet file, with the card in its schema if there is one."""
-    tally = FileCounts()
-    tables = (_count_table(make_unpacked_table(chunk), chunk, tally) for chunk in chunks)
-    first = next(tables)
-    schema = first.schema.with_metadata({"rowmill": card}) if card else first.schema
-    write_parquet(folder / path, chain([first], tables), schema, rows=ROW_GROUP)
-    return tally.written(path)
+    return write_parquet(
+        folder / path,
+        chunks,
+        lambda chunk, tally: _count_table(make_unpacked_table(chunk), chunk, tally),
+        card=card,
+        rows=ROW_GROUP,
+    ).written(path)

@@ -35,17 +35,15 @@ class MaskedRows(Sharded):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file."""
-        tally, path = FileCounts(), f"data/{job.name}.parquet"
+        path = f"data/{job.name}.parquet"
+        return [write_parquet(folder / path, chunks, _make_table, card=context.card, rows=ROW_GROUP).written(path)]
 
-        def tables() -> Iterator[pa.Table]:
-            for chunk in chunks:
-                mask = label_conventions.make_unshifted_mask(chunk.trained).astype(np.int8)
-                tally.add(chunk, trained=int(mask.sum()))
-                columns = [make_list_array(chunk.offsets, values) for values in (chunk.ids, mask)]
-                yield pa.Table.from_arrays(columns, schema=MASKED_SCHEMA)
 
-        write_parquet(folder / path, tables(), MASKED_SCHEMA.with_metadata({"rowmill": context.card}), rows=ROW_GROUP)
-        return [tally.written(path)]
+def _make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
+    mask = label_conventions.make_unshifted_mask(chunk.trained).astype(np.int8)
+    tally.add(chunk, trained=int(mask.sum()))
+    columns = [make_list_array(chunk.offsets, values) for values in (chunk.ids, mask)]
+    return pa.Table.from_arrays(columns, schema=MASKED_SCHEMA)
 
 
 class SkyRL(MaskedRows):

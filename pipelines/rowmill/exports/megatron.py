@@ -106,7 +106,7 @@ class Megatron(Export):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write the pair of tokens, and that of masks."""
-        tally, untrained = FileCounts(), _UntrainedTokens()
+        tally, untrained, first_untrained = FileCounts(), 0, ""
         dtype = "<u2" if context.vocab_size < FIRST_WIDE_VOCABULARY else "<i4"
         tokens = _PairWriter(folder, f"data/{job.name}_text_document", dtype)
         masks = _PairWriter(folder, f"data/{job.name}_loss_mask_document", "u1")
@@ -114,15 +114,21 @@ class Megatron(Export):
             for chunk in chunks:
                 _refuse_padding(chunk, context, where=f"exports.{self.name}")
                 ids, mask, lengths = end_documents(chunk, context.eos_id or 0)
-                untrained.count(chunk, mask, lengths)
+                # No token comes before the first of a document, so none can predict it.
+                begins = np.cumsum(lengths) - lengths
+                missing = lengths - 1 - np.add.reduceat(mask, begins, dtype=np.int64) if len(lengths) else lengths
+                segments = np.flatnonzero(missing > 0)
+                if len(segments) and not untrained:
+                    first_untrained = str(chunk.example_ids[int(segments[0])].as_py())
+                untrained += int(missing.sum())
                 tokens.write(ids, lengths)
                 masks.write(mask, lengths)
                 tally.add(chunk, trained=int(mask.sum()))
         if self.loss_mask == "companion":
             return [tally.written(tokens.finish()), *map(WrittenFile, (tokens.index, masks.finish(), masks.index))]
-        if untrained.tokens and not self.accept_untrained_as_trained:
+        if untrained and not self.accept_untrained_as_trained:
             raise ConfigError(
-                f"exports.{self.name}: tokens without loss: {untrained.tokens}, the first in {untrained.first}; ends "
+                f"exports.{self.name}: tokens without loss: {untrained}, the first in {first_untrained}; ends "
                 "of documents that had to be added count too; Megatron-LM trains every token; raise seq_len if it cuts "
                 "documents, set loss_mask: companion for FlagScale, choose megatron_bridge, or set "
                 "accept_untrained_as_trained: true"
@@ -165,24 +171,6 @@ def _refuse_padding(chunk: SequenceBatch, context: ExportContext, *, where: str)
             "the loss of pad ids and replaces them by 0; give padding an id of its own in tokenizer_config.json, or "
             "remove the row"
         )
-
-
-class _UntrainedTokens:
-    """Counts of tokens without loss behind the first of a document, and the first document with some."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.first = ""
-
-    def count(self, chunk: SequenceBatch, mask: Bools, lengths: Ints) -> None:
-        """Count those of a chunk."""
-        begins = np.cumsum(lengths) - lengths
-        # No token comes before the first of a document, so none can predict it.
-        missing = lengths - 1 - np.add.reduceat(mask, begins, dtype=np.int64) if len(lengths) else lengths
-        segments = np.flatnonzero(missing > 0)
-        if len(segments) and not self.tokens:
-            self.first = str(chunk.example_ids[int(segments[0])].as_py())
-        self.tokens += int(missing.sum())
 
 
 class _PairWriter:
@@ -295,16 +283,14 @@ class MegatronBridge(Sharded):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file; its note measures the packs in it."""
-        path, tally = f"data/{job.name}.idx.parquet", FileCounts()
+        path = f"data/{job.name}.idx.parquet"
 
-        def tables() -> Iterator[pa.Table]:
-            for chunk in chunks:
-                table = self.table(chunk, context)
-                mask = table.column("loss_mask").chunk(0).flatten().to_numpy()
-                tally.add(chunk, trained=int(mask.sum()))
-                yield table
+        def make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
+            table = self.table(chunk, context)
+            tally.add(chunk, trained=int(table.column("loss_mask").chunk(0).flatten().to_numpy().sum()))
+            return table
 
-        write_parquet(folder / path, tables(), PACKED_SCHEMA, rows=ROW_GROUP)
+        tally = write_parquet(folder / path, chunks, make_table, card=None, rows=ROW_GROUP)
         return [tally.written(path, measure_packs(pq.read_table(folder / path, partitioning=None)))]
 
     def table(self, sequences: SequenceBatch, context: ExportContext) -> pa.Table:

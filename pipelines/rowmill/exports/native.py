@@ -1,7 +1,6 @@
 """The export `native`: packed sequences in the columns of the native shards, which TRL and HF `datasets` read."""
 
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -89,20 +88,15 @@ def write_packed(
 
     Segments are padded to a multiple as in the shards of the recipe.
     """
-    tally = FileCounts()
     pad_id = choose_pad_id({"pad_id": context.pad_id, "eos_id": context.eos_id})
 
-    def tables() -> Iterator[pa.Table]:
-        for chunk in chunks:
-            table = make_packed_table(chunk, multiple=multiple, pad_id=pad_id)
-            tally.add(chunk, trained=int(table.column("trained_tokens").to_numpy().sum()))
-            yield table
+    def make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
+        table = make_packed_table(chunk, multiple=multiple, pad_id=pad_id)
+        tally.add(chunk, trained=int(table.column("trained_tokens").to_numpy().sum()))
+        return table
 
-    remaining = tables()
-    first = next(remaining)
-    schema = first.schema.with_metadata({"rowmill": context.card})
-    write_parquet(folder / path, chain([first], remaining), schema, rows=count_group_rows(context.seq_len))
-    return tally.written(path)
+    rows = count_group_rows(context.seq_len)
+    return write_parquet(folder / path, chunks, make_table, card=context.card, rows=rows).written(path)
 
 
 def make_segments(sequences: SequenceBatch) -> Segments:

@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from rowmill.core.arrays import Ints, Tokens
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import ExportContext, ExportJob, FileCounts, Sharded, WrittenFile
 from rowmill.shards import label_conventions
@@ -45,7 +44,12 @@ class OLMoCore(Sharded):
         part = f"token_ids_{job.name.replace('-', '_')}"
         mask_name = part.replace("token_ids", "labels_mask")
         data, tally, dtype = folder / "data", FileCounts(), choose_token_dtype(context.vocab_size)
-        rule = _CutRule(self.name, context.eos_id, context.bos_id if self.bos_id == "tokenizer" else self.bos_id)
+        where, bos_id = f"exports.{self.name}", context.bos_id if self.bos_id == "tokenizer" else self.bos_id
+        if context.eos_id is None:
+            raise ConfigError(
+                f"{where}: the tokenizer has no EOS, after which OLMo-core cuts; one is needed; name one in "
+                "tokenizer_config.json, or choose another kind"
+            )
         with (
             (data / f"{part}.npy").open("wb") as ids,
             (data / f"{mask_name}.npy").open("wb") as mask,
@@ -54,7 +58,7 @@ class OLMoCore(Sharded):
         ):
             for chunk in chunks:
                 trained = label_conventions.make_unshifted_mask(chunk.trained)
-                rule.require_exact_cuts(chunk)
+                require_exact_cuts(chunk, where, context.eos_id, bos_id)
                 begin = tally.tokens
                 ids.write(chunk.ids.astype(dtype).tobytes())
                 mask.write(trained.astype(np.uint8).tobytes())
@@ -84,46 +88,32 @@ def choose_token_dtype(vocab_size: int) -> "type[np.unsignedinteger[Any]]":
     return np.uint64
 
 
-class _CutRule:
-    """The reader's rule for cuts, chunk by chunk; a boundary between chunks is checked with the later chunk."""
+def require_exact_cuts(chunk: SequenceBatch, where: str, eos_id: int, bos_id: int | None) -> None:
+    """Refuse a chunk that the reader would not cut exactly between its segments.
 
-    def __init__(self, export: str, eos_id: int | None, bos_id: int | None) -> None:
-        if eos_id is None:
-            raise ConfigError(
-                f"exports.{export}: the tokenizer has no EOS, after which OLMo-core cuts; one is needed; name one in "
-                "tokenizer_config.json, or choose another kind"
-            )
-        self._export, self._eos_id, self._bos_id = export, eos_id, bos_id
-
-    def require_exact_cuts(self, chunk: SequenceBatch) -> None:
-        """Refuse a chunk that the reader would not cut exactly between its segments.
-
-        Raises ConfigError naming the first example that would be joined or split, and the id that causes it.
-        """
-        firsts, ends = chunk.offsets[:-1], chunk.offsets[1:] - 1
-        # A chunk's first segment follows another one in the file, which this chunk's cuts do not cover.
-        wrong = firsts[chunk.ids[firsts] != self._bos_id] if self._bos_id is not None else firsts[:0]
-        if not len(wrong):
-            is_end = chunk.ids == self._eos_id
-            if self._bos_id is not None:
-                is_end[:-1] &= chunk.ids[1:] == self._bos_id
-            wrong = np.setxor1d(np.flatnonzero(is_end), ends, assume_unique=True)
-        if len(wrong):
-            segment = int(np.searchsorted(chunk.offsets, wrong[0], "right")) - 1
-            self._refuse_segment(
-                str(chunk.example_ids[segment].as_py()), chunk.ids[firsts[segment] : ends[segment] + 1]
-            )
-
-    def _refuse_segment(self, name: str, segment: "Tokens | Ints") -> None:
-        eos = f"{self._eos_id} (EOS)"
-        if int(segment[-1]) != self._eos_id:
-            what = f"ends in {int(segment[-1])}, not in {eos}, so it would be joined to the next one"
-        elif self._bos_id not in (None, int(segment[0])):
-            what = f"begins with {int(segment[0])}, not with {self._bos_id} (BOS): it would be joined to the one before"
-        else:
-            what = f"holds {eos} before its end, so it would be split there"
-        raise ConfigError(
-            f"exports.{self._export}: example {name} {what}; OLMo-core's reader cuts only by these ids and must cut "
-            "once per example; use a template whose end of turn is a token other than EOS, do not truncate examples, "
-            "set bos_id to that of its TokenizerConfig, or choose another kind"
-        )
+    Raises ConfigError naming the first example that would be joined or split, and the id that causes it.
+    """
+    firsts, ends = chunk.offsets[:-1], chunk.offsets[1:] - 1
+    # A chunk's first segment follows another one in the file, which this chunk's cuts do not cover.
+    wrong = firsts[chunk.ids[firsts] != bos_id] if bos_id is not None else firsts[:0]
+    if not len(wrong):
+        is_end = chunk.ids == eos_id
+        if bos_id is not None:
+            is_end[:-1] &= chunk.ids[1:] == bos_id
+        wrong = np.setxor1d(np.flatnonzero(is_end), ends, assume_unique=True)
+    if not len(wrong):
+        return
+    at = int(np.searchsorted(chunk.offsets, wrong[0], "right")) - 1
+    first, last = int(chunk.ids[firsts[at]]), int(chunk.ids[ends[at]])
+    eos = f"{eos_id} (EOS)"
+    if last != eos_id:
+        what = f"ends in {last}, not in {eos}, so it would be joined to the next one"
+    elif bos_id not in (None, first):
+        what = f"begins with {first}, not with {bos_id} (BOS): it would be joined to the one before"
+    else:
+        what = f"holds {eos} before its end, so it would be split there"
+    raise ConfigError(
+        f"{where}: example {chunk.example_ids[at].as_py()} {what}; OLMo-core's reader cuts only by these ids and must "
+        "cut once per example; use a template whose end of turn is a token other than EOS, do not truncate examples, "
+        "set bos_id to that of its TokenizerConfig, or choose another kind"
+    )

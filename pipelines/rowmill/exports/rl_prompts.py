@@ -137,22 +137,21 @@ class RLPrompts(Sharded):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file; its note counts the prompts that the layout cannot hold."""
-        tally, path = FileCounts(), f"data/{job.name}.parquet"
-        refused = RefusedPrompts()
-        schema = pa.schema(
-            [pa.field(name, dtype) for name, dtype in _COLUMNS[self.layout].items()], metadata={"rowmill": context.card}
-        )
+        path, refused = f"data/{job.name}.parquet", dict[PromptProblem, tuple[int, str]]()
+        schema = pa.schema([pa.field(name, dtype) for name, dtype in _COLUMNS[self.layout].items()])
 
-        def tables() -> Iterator[pa.Table]:
-            for chunk in chunks:
-                rows = list(self._make_rows(chunk, job.first_sequence + tally.sequences, refused))
-                tally.add(chunk, trained=0)
-                yield pa.Table.from_pylist(rows, schema=schema)
+        def make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
+            rows = list(self._make_rows(chunk, job.first_sequence + tally.sequences, refused))
+            tally.add(chunk, trained=0)
+            return pa.Table.from_pylist(rows, schema=schema)
 
-        write_parquet(folder / path, tables(), schema, rows=ROW_GROUP)
+        tally = write_parquet(folder / path, chunks, make_table, card=context.card, rows=ROW_GROUP)
         return [tally.written(path, refused)]
 
-    def _make_rows(self, chunk: SequenceBatch, first: int, refused: "RefusedPrompts") -> Iterator[dict[str, Any]]:
+    def _make_rows(
+        self, chunk: SequenceBatch, first: int, refused: dict[PromptProblem, tuple[int, str]]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the layout; `refused` counts the other prompts by problem, with the first row of each."""
         names = ("messages", "tools", "template_kwargs", "ground_truth", "data_source", "extra")
         values = zip(*(chunk.columns[name].to_pylist() for name in names), strict=True)
         abilities = chunk.datasets.take(pa.array(np.repeat(np.arange(len(chunk)), np.diff(chunk.sequence_offsets))))
@@ -161,7 +160,8 @@ class RLPrompts(Sharded):
             row_id = example_id.rpartition("#")[0]
             prompt = self._read_prompt(*of_prompt)
             if isinstance(prompt, PromptProblem):
-                refused.add(prompt, row_id)
+                count, first_row = refused.get(prompt, (0, row_id))
+                refused[prompt] = count + 1, first_row
             else:
                 info = {"split": self.split, "index": index, "row_id": row_id, "extra": prompt.extra}
                 yield self._make_row(prompt, ability, info)
@@ -232,18 +232,18 @@ class RLPrompts(Sharded):
 
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Raise ConfigError if the layout cannot hold a prompt of any file."""
-        refused = RefusedPrompts()
-        for file in written:
-            refused.join(file.note)
-        if refused.counts:
+        refused: dict[PromptProblem, tuple[int, str]] = {}
+        for problem, (count, row_id) in (entry for file in written for entry in file.note.items()):
+            before, first_row = refused.get(problem, (0, row_id))
+            refused[problem] = before + count, first_row
+        if refused:
             counts = ", ".join(
-                f"{count} {problem} ({refused.first[problem]} is the first)"
-                for problem, count in refused.counts.items()
+                f"{count} {problem} ({first} is the first)" for problem, (count, first) in refused.items()
             )
             raise ConfigError(
                 f"exports.{self.name}: layout {self.layout} cannot hold all prompts: {counts}; messages have a role "
                 "and text, and a prompt one ground truth, text unless ground_truth: json; "
-                + "; ".join(_REMEDIES[problem] for problem in refused.counts)
+                + "; ".join(_REMEDIES[problem] for problem in refused)
             )
         return []
 
@@ -284,22 +284,3 @@ class _Prompt:
     truths: list[str]
     sources: list[str]
     extra: str | None
-
-
-class RefusedPrompts:
-    """Counts of prompts that a layout cannot hold, by problem, and the first row of each."""
-
-    def __init__(self) -> None:
-        """Count nothing yet."""
-        self.counts: dict[PromptProblem, int] = {}
-        self.first: dict[PromptProblem, str] = {}
-
-    def add(self, problem: PromptProblem, row_id: str, count: int = 1) -> None:
-        """Count prompts, of which `row_id` is the first."""
-        self.counts[problem] = self.counts.get(problem, 0) + count
-        self.first.setdefault(problem, row_id)
-
-    def join(self, later: "RefusedPrompts") -> None:
-        """Add the counts of the following file."""
-        for problem, count in later.counts.items():
-            self.add(problem, later.first[problem], count)

@@ -108,21 +108,17 @@ class TRLPreference(Sharded):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one Parquet file."""
-        tally, path = FileCounts(), f"data/{job.name}.parquet"
+        path = f"data/{job.name}.parquet"
         kl = {} if self.kl_block is None else {_KL_COLUMN: _IDS}
-        schema = pa.schema(
-            [pa.field(name, dtype, nullable=False) for name, dtype in {**_COLUMNS[self.trainer], **kl}.items()],
-            metadata={"rowmill": context.card},
-        )
+        types = {**_COLUMNS[self.trainer], **kl}
+        schema = pa.schema([pa.field(name, dtype, nullable=False) for name, dtype in types.items()])
 
-        def tables() -> Iterator[pa.Table]:
-            for chunk in chunks:
-                columns, tokens = self._make_columns(chunk, context.seq_len)
-                tally.add(chunk, trained=int(chunk.trained.sum()), tokens=tokens)
-                yield pa.table([columns[name] for name in schema.names], schema=schema)
+        def make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
+            columns, tokens = self._make_columns(chunk, context.seq_len)
+            tally.add(chunk, trained=int(chunk.trained.sum()), tokens=tokens)
+            return pa.table([columns[name] for name in schema.names], schema=schema)
 
-        write_parquet(folder / path, tables(), schema, rows=ROW_GROUP)
-        return [tally.written(path)]
+        return [write_parquet(folder / path, chunks, make_table, card=context.card, rows=ROW_GROUP).written(path)]
 
     def _make_columns(self, chunk: SequenceBatch, seq_len: int) -> tuple[dict[str, pa.Array], int]:
         """Return the columns of a chunk, and how many tokens they hold beside those of the KL term."""

@@ -30,7 +30,7 @@ from rowmill.reader.read_ahead import WHOLE_SHARE, BatchesBetweenPasses, WorkerS
 from rowmill.reader.schedule import PlannedBatch, RankSchedule
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.source_losses import SourceLosses, SourceNames, loss_by_source
-from rowmill.reader.views import BatchFunction, SequenceFunction, View
+from rowmill.reader.views import AsyncDataset, BatchFunction, SequenceFunction, View
 
 __all__ = ["Batch", "PackedSequence", "Reader", "SourceLosses", "SourceNames", "TrainingStep", "View", "loss_by_source"]
 
@@ -48,7 +48,7 @@ class TrainingStep:
     is_complete: bool
 
 
-class Reader:
+class Reader(AsyncDataset):
     """One rank's sequences in training order.
 
     `root` is the storage root (a folder or fsspec URL) and `recipe` the recipe's name. `batch_size` counts
@@ -348,34 +348,6 @@ class Reader:
     def era_shuffle(self, seed: int, *, era_length: int) -> View:
         """View all sequences, shuffled inside runs of `era_length`."""
         return self._view.era_shuffle(seed, era_length=era_length)
-
-    async def async_len(self) -> int:
-        """Return the number of sequences."""
-        return await self._view.async_len()
-
-    async def current_len(self) -> int:
-        """Return the number of sequences, which does not grow."""
-        return await self._view.current_len()
-
-    async def wait_until_len_at_least(self, length: int) -> int:
-        """Return the number of sequences immediately; a build does not grow."""
-        return await self._view.wait_until_len_at_least(length)
-
-    async def final_length_is_known(self) -> bool:
-        """Return true."""
-        return await self._view.final_length_is_known()
-
-    def is_finite(self) -> bool:
-        """Return true: the order ends, however many passes it holds."""
-        return self._view.is_finite()
-
-    def has_len(self) -> bool:
-        """Return true."""
-        return self._view.has_len()
-
-    async def getitem_async(self, i: int) -> PackedSequence:
-        """Return sequence i, read in a thread."""
-        return await self._view.getitem_async(i)
 
     # ── Sets: the order, and each dataset by itself ────────────────────────────────────────────────
 

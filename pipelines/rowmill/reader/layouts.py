@@ -48,10 +48,10 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Ints, Numbers, Tokens, Weights, compute_offsets
+from rowmill.core.arrays import Ints, Numbers, Tokens, Weights, compute_offsets, expand_ranges
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.segment_trees import find_predecessors, find_token_subtree_ends, make_tree_positions
-from rowmill.reader.sequences import PackedSequence, make_position_ids
+from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.source_losses import SourceNames
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN
 from rowmill.schema.rows import PARENTS_COLUMN
@@ -91,7 +91,7 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
     return {
         "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
         "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
-        "position_ids": make_position_ids(lengths)[None],
+        "position_ids": expand_ranges(np.zeros_like(lengths), lengths)[None],
         "seq_idx": np.repeat(numbers, lengths)[None],
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import gcd
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -30,20 +30,12 @@ KEPT_INDEX_GROUPS = 64
 """Decoded row groups of indexes that stay in memory: half a megabyte each."""
 
 
-class PlaceLocator(Protocol):
-    """Says in which row of which shard the sequence of a place is."""
-
-    def locate(self, places: Ints) -> tuple[Ints, Ints]:
-        """Return the shard and the row of each place."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceSource:
     """The sequences of an order by place."""
 
     rows: StoredRows
-    places: PlaceLocator
+    places: "CopiedPlaces | IndexedPlaces"
 
     def at(self, places: Ints) -> list[PackedSequence]:
         """Return the sequences at these places; the places need not be sorted.

@@ -136,7 +136,54 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
         )
     raw = _read_current(store, at, recipe)
     try:
-        published = _parse_published(store, where, raw)
+        ranks = {name: tuple(map(Shard._make, rank["files"])) for name, rank in raw["ranks"].items()}
+        world_size, places = int(raw["world_size"]), int(raw["places"])
+        # A rank's folder is self-contained: its facts hold the steps, so the order's own file need not be copied too.
+        facts = f"{next(iter(raw['ranks'].values()))['folder']}/facts.parquet"
+        offsets, trained = np.array([0, places]), np.zeros(1, np.int64)
+        if raw["has_steps"]:
+            if not store.exists(facts):
+                raise_missing(store.path(facts))
+            table = store.unchecked_table(facts, ("sequences", "step_trained_tokens"))
+            # Every rank of the build has the same number of sequences of a step.
+            sizes = view_numbers(table.column("sequences")).astype(np.int64) * world_size
+            offsets = np.concatenate(([0], np.cumsum(sizes)))
+            trained = view_numbers(table.column("step_trained_tokens"))
+        if int(offsets[-1]) != places:
+            raise IntegrityError(
+                f"{store.path(facts)}: its steps end at place {int(offsets[-1])}; {where} says {places}; build again"
+            )
+        published = PublishedBuild(
+            store=store,
+            where=where,
+            recipe=str(raw["recipe"]),
+            version=str(raw["version"]),
+            order=str(raw["order"]),
+            content=digest_json(
+                sorted((key, version) for key, version in raw["inputs"].items() if key.endswith(f"/{PACKED_SHARDS}"))
+            ),
+            world_size=world_size,
+            seq_len=int(raw["seq_len"]),
+            places=places,
+            has_steps=bool(raw["has_steps"]),
+            step_offsets=offsets.astype(np.int64),
+            step_trained_tokens=trained.astype(np.int64),
+            card=dict(raw["card"]),
+            layout=raw["layout"],
+            datasets=tuple(raw["datasets"]),
+            ranks=ranks,
+            fillers={name: Shard(*rank["filler"]) for name, rank in raw["ranks"].items() if "filler" in rank},
+            sets={
+                name: DatasetShards(
+                    tuple(dataset["tags"]),
+                    dataset.get("template"),
+                    {split: tuple(map(Shard._make, files)) for split, files in dataset["shards"].items()},
+                )
+                for name, dataset in raw["sets"].items()
+            },
+            waivers=tuple(raw["waivers"]),
+            source_names=SourceNames(tuple(raw["sets"]), tuple(raw.get("domains", ()))),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(
             f"{where}: {type(error).__name__} {error}; expected the form that this version writes; build {recipe!r} "
@@ -149,57 +196,6 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
             f"{published.places} sequences together; build {recipe!r} again"
         )
     return published
-
-
-def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> PublishedBuild:
-    ranks = {name: tuple(map(Shard._make, rank["files"])) for name, rank in raw["ranks"].items()}
-    world_size, places = int(raw["world_size"]), int(raw["places"])
-    # A rank's folder is self-contained: its facts hold the steps, so the order's own file need not be copied too.
-    facts = f"{next(iter(raw['ranks'].values()))['folder']}/facts.parquet"
-    offsets, trained = np.array([0, places]), np.zeros(1, np.int64)
-    if raw["has_steps"]:
-        if not store.exists(facts):
-            raise_missing(store.path(facts))
-        table = store.unchecked_table(facts, ("sequences", "step_trained_tokens"))
-        # Every rank of the build has the same number of sequences of a step.
-        sizes = view_numbers(table.column("sequences")).astype(np.int64) * world_size
-        offsets = np.concatenate(([0], np.cumsum(sizes)))
-        trained = view_numbers(table.column("step_trained_tokens"))
-    if int(offsets[-1]) != places:
-        raise IntegrityError(
-            f"{store.path(facts)}: its steps end at place {int(offsets[-1])}; {where} says {places}; build again"
-        )
-    return PublishedBuild(
-        store=store,
-        where=where,
-        recipe=str(raw["recipe"]),
-        version=str(raw["version"]),
-        order=str(raw["order"]),
-        content=digest_json(
-            sorted((key, version) for key, version in raw["inputs"].items() if key.endswith(f"/{PACKED_SHARDS}"))
-        ),
-        world_size=world_size,
-        seq_len=int(raw["seq_len"]),
-        places=places,
-        has_steps=bool(raw["has_steps"]),
-        step_offsets=offsets.astype(np.int64),
-        step_trained_tokens=trained.astype(np.int64),
-        card=dict(raw["card"]),
-        layout=raw["layout"],
-        datasets=tuple(raw["datasets"]),
-        ranks=ranks,
-        fillers={name: Shard(*rank["filler"]) for name, rank in raw["ranks"].items() if "filler" in rank},
-        sets={
-            name: DatasetShards(
-                tuple(dataset["tags"]),
-                dataset.get("template"),
-                {split: tuple(map(Shard._make, files)) for split, files in dataset["shards"].items()},
-            )
-            for name, dataset in raw["sets"].items()
-        },
-        waivers=tuple(raw["waivers"]),
-        source_names=SourceNames(tuple(raw["sets"]), tuple(raw.get("domains", ()))),
-    )
 
 
 # ── Checks ─────────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, Numbers, Tokens, Weights, fill_null_numbers, sum_by_span, view_numbers
+from rowmill.core.arrays import (
+    Ints,
+    Numbers,
+    Tokens,
+    Weights,
+    expand_ranges,
+    fill_null_numbers,
+    sum_by_span,
+    view_numbers,
+)
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.reader.source_losses import SourceNames
 from rowmill.schema.examples import ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
@@ -83,7 +92,7 @@ class PackedSequence:
         """The position ids, int64[T], from 0 in each attention span, or on from those of its parent."""
         if self.segment_parents is not None:
             return make_tree_positions(self.segment_parents, self.seq_lengths)
-        return make_position_ids(self.seq_lengths)
+        return expand_ranges(np.zeros_like(self.seq_lengths), self.seq_lengths)
 
     @property
     def real_lengths(self) -> Tokens:
@@ -100,12 +109,6 @@ class PackedSequence:
             elif value is not None:
                 copies[column.name] = value.copy()
         return replace(self, **copies)
-
-
-def make_position_ids(lengths: Tokens) -> Ints:
-    """Return 0, 1, … in each span, end to end: lengths 3, 2 give 0 1 2 0 1."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - lengths, lengths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,30 +166,19 @@ class DecodedRowGroup:
     def row(self, i: int) -> PackedSequence:
         """Return a sequence: views of the row group, so copy it if it is kept."""
         tokens, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
-        weights = None if self.weights is None else self.weights[tokens]
-        padding = None if self.padding is None else self.padding[spans]
         sources: dict[str, Any] = {} if self.sources is None else self.sources.row(i)
-        if self.sides is None:
-            return PackedSequence(
-                self.ids[tokens],
-                self.labels[tokens],
-                self.lengths[spans],
-                weights,
-                padding=padding,
-                token_fields={name: values[tokens] for name, values in self.token_fields.items()},
-                row_fields={name: values[spans] for name, values in self.row_fields.items()},
-                segment_parents=None if self.parents is None else self.parents[spans],
-                **sources,
-            )
         return PackedSequence(
             self.ids[tokens],
             self.labels[tokens],
             self.lengths[spans],
-            weights,
-            sides=self.sides[spans],
+            None if self.weights is None else self.weights[tokens],
+            sides=None if self.sides is None else self.sides[spans],
             prompt_lengths=None if self.prompt_lengths is None else self.prompt_lengths[spans],
             margins=None if self.margins is None else self.margins[spans],
-            padding=padding,
+            padding=None if self.padding is None else self.padding[spans],
+            token_fields={name: values[tokens] for name, values in self.token_fields.items()},
+            row_fields={name: values[spans] for name, values in self.row_fields.items()},
+            segment_parents=None if self.parents is None else self.parents[spans],
             **sources,
         )
 

@@ -21,8 +21,50 @@ SequenceFunction: TypeAlias = Callable[[PackedSequence], PackedSequence]
 BatchFunction: TypeAlias = Callable[[Any], Any]
 
 
+class AsyncDataset:
+    """The methods that Levanter's `AsyncDataset` has, for sequences of which `len` and access by number are known."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, i: int) -> PackedSequence:
+        """Return a sequence by number."""
+        raise NotImplementedError
+
+    async def async_len(self) -> int:
+        """Return the number of sequences."""
+        return len(self)
+
+    async def current_len(self) -> int:
+        """Return the number of sequences: an opened build is complete, so it does not grow."""
+        return len(self)
+
+    async def wait_until_len_at_least(self, length: int) -> int:
+        """Return the number of sequences immediately; a build does not grow."""
+        del length
+        return len(self)
+
+    async def final_length_is_known(self) -> bool:
+        """Return true."""
+        return True
+
+    def is_finite(self) -> bool:
+        """Return true: the order of a build ends, however many passes it holds."""
+        return True
+
+    def has_len(self) -> bool:
+        """Return true."""
+        return True
+
+    async def getitem_async(self, i: int) -> PackedSequence:
+        """Return sequence i, read in a thread so that the event loop is not blocked."""
+        return await asyncio.to_thread(self.__getitem__, i)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class View:
+class View(AsyncDataset):
     """Some of a rank's sequences, by number. Every method returns another view or reads; none changes this one."""
 
     length: int
@@ -105,32 +147,3 @@ class View:
     def _reorder(self, order: Callable[[Ints], Ints]) -> "View":
         fetch = self.fetch
         return replace(self, fetch=lambda numbers: fetch(order(numbers)))
-
-    async def async_len(self) -> int:
-        """Return the length, which is always known."""
-        return self.length
-
-    async def current_len(self) -> int:
-        """Return the length: an opened build is complete, so it does not grow."""
-        return self.length
-
-    async def wait_until_len_at_least(self, length: int) -> int:
-        """Return the length immediately; a build does not grow."""
-        del length
-        return self.length
-
-    async def final_length_is_known(self) -> bool:
-        """Return true."""
-        return True
-
-    def is_finite(self) -> bool:
-        """Return true: the order of a build ends, however many passes it holds."""
-        return True
-
-    def has_len(self) -> bool:
-        """Return true."""
-        return True
-
-    async def getitem_async(self, i: int) -> PackedSequence:
-        """Return sequence i, read in a thread so that the event loop is not blocked."""
-        return await asyncio.to_thread(self.__getitem__, i)

@@ -83,19 +83,6 @@ def list_failures(result: dg.ExecuteInProcessResult) -> list[str]:
     return failures
 
 
-def find_recipe(name: str, configs: Path) -> Path:
-    """Return the file of a recipe by its name.
-
-    Raises ConfigError if there is no such recipe; the message lists the known ones.
-    """
-    recipes = {path.stem: path for path in recipe.find_recipes(configs)}
-    if name not in recipes:
-        raise ConfigError(
-            f"{name!r}: no recipe of this name in {configs}; choose {join_choices(recipes) or 'none, it is empty'}"
-        )
-    return recipes[name]
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Materialize one recipe and print its summary; exit status 1 if a step failed."""
     parser = argparse.ArgumentParser(prog="python -m dagster_rowmill.materialize", description=__doc__)
@@ -103,7 +90,12 @@ def main(arguments: list[str] | None = None) -> int:
     name = parser.parse_args(arguments).recipe
     try:
         configs = configs_folder()
-        path, store, days = find_recipe(name, configs), storage_root(configs), read_days_kept()
+        recipes = {path.stem: path for path in recipe.find_recipes(configs)}
+        if name not in recipes:
+            raise ConfigError(
+                f"{name!r}: no recipe of this name in {configs}; choose {join_choices(recipes) or 'none, it is empty'}"
+            )
+        path, store, days = recipes[name], storage_root(configs), read_days_kept()
         # The same home as `rowmill ui`, so that its pages show this run.
         os.environ.update(SERVER_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(configs.parent))})
         with dg.DagsterInstance.get() as instance:

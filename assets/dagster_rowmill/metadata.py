@@ -95,10 +95,11 @@ def make_stage_page(
     summary = write_summary(manifest, results, changes, str(link.value) if reports_url else "")
     # A page shows entries in this order: what a reader asks first comes first, and bookkeeping last.
     names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
+    table = None if build_changes is None else tabulate_changes(build_changes)
     return {
         SUMMARY_KEY: dg.MetadataValue.md(summary),
         "report": link,
-        **_show_changes(build_changes),
+        **({CHANGES_KEY: _make_table_entry(table)} if table is not None and table.rows else {}),
         **show_trackers(logged.values()),
         **_show_numbers(manifest),
         **{f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(manifest).items()},
@@ -187,11 +188,6 @@ def link_report(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
     if reports_url:
         return dg.MetadataValue.url(f"{reports_url.rstrip('/')}/{path.removeprefix('reports/')}")
     return dg.MetadataValue.path(store.path(path.partition("#")[0]))
-
-
-def _show_changes(changes: BuildChanges | None) -> MetadataPage:
-    table = None if changes is None else tabulate_changes(changes)
-    return {CHANGES_KEY: _make_table_entry(table)} if table is not None and table.rows else {}
 
 
 def _show_build(report: StepReport, store: Store) -> MetadataPage:

@@ -94,36 +94,31 @@ def add_build_commands(commands: "Commands") -> None:
 def _run_plan(args: argparse.Namespace) -> int:
     if args.stages:
         return print_jobs(args)
-    from rowmill.tokenization import tokenizer_source
-
-    # The hub is asked once, for the first records and for the forecast.
-    with tokenizer_source.hold_commits():
-        return _print_plan(args)
-
-
-def _print_plan(args: argparse.Namespace) -> int:
     from rowmill.build import plan, preflight
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports.console import render_plan, render_remarks, render_table_plans
+    from rowmill.tokenization import tokenizer_source
 
-    project, console = open_project(args), terminal.make_console()
-    with _show_trial():
-        remarks = preflight.require_no_mistakes(project)
-    forecasts = plan.forecast_steps(project)
-    if args.json:
-        from rowmill.reports import json_output
+    # The hub is asked once, for the first records and for the forecast.
+    with tokenizer_source.hold_commits():
+        project, console = open_project(args), terminal.make_console()
+        with _show_trial():
+            remarks = preflight.require_no_mistakes(project)
+        forecasts = plan.forecast_steps(project)
+        if args.json:
+            from rowmill.reports import json_output
 
-        print(json_output.format_object(project, json_output.describe_plan(forecasts, remarks)))
-        return ExitStatus.SUCCESS
-    console.print(render_plan(project, forecasts))
-    if remarks:
-        console.print("", render_remarks(remarks), sep="\n")
-    if not dry_run.list_table_datasets(project):
-        return ExitStatus.SUCCESS
-    plans = list(dry_run.plan_tables(project))
-    console.print(render_table_plans(plans))
-    return ExitStatus.INVALID if any(dataset.plan is None for dataset in plans) else ExitStatus.SUCCESS
+            print(json_output.format_object(project, json_output.describe_plan(forecasts, remarks)))
+            return ExitStatus.SUCCESS
+        console.print(render_plan(project, forecasts))
+        if remarks:
+            console.print("", render_remarks(remarks), sep="\n")
+        if not dry_run.list_table_datasets(project):
+            return ExitStatus.SUCCESS
+        plans = list(dry_run.plan_tables(project))
+        console.print(render_table_plans(plans))
+        return ExitStatus.INVALID if any(dataset.plan is None for dataset in plans) else ExitStatus.SUCCESS
 
 
 def _run_advise(args: argparse.Namespace) -> int:

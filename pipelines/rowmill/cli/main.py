@@ -74,19 +74,7 @@ def parse_command_line(arguments: Sequence[str] | None = None) -> argparse.Names
     """Parse a command and its options; exit with status 2 and a message if there is no such command or option."""
     parser = _make_parser()
     args, unknown = parser.parse_known_args(arguments)
-    args.overrides = _parse_overrides(parser, unknown, allowed=getattr(args, "takes_overrides", False))
-    return args
-
-
-def _is_output_unread() -> bool:
-    """Return whether stdout's reader is gone; a BrokenPipeError can also come from a connection to a storage."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _parse_overrides(parser: argparse.ArgumentParser, unknown: Sequence[str], *, allowed: bool) -> dict[str, str]:
-    """Parse options of records datasets, `--data__max_sequences_per_example 3`: a path joined by `__`, and a value."""
+    allowed = getattr(args, "takes_overrides", False)
     overrides: dict[str, str] = {}
     remaining = list(unknown)
     while remaining:
@@ -95,7 +83,15 @@ def _parse_overrides(parser: argparse.ArgumentParser, unknown: Sequence[str], *,
         if not allowed or not option.startswith("--") or "__" not in name or (not sign and not remaining):
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         overrides[name] = value if sign else remaining.pop(0)
-    return overrides
+    args.overrides = overrides
+    return args
+
+
+def _is_output_unread() -> bool:
+    """Return whether stdout's reader is gone; a BrokenPipeError can also come from a connection to a storage."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _print_error(message: str) -> None:

@@ -78,7 +78,13 @@ class CompletionsServer:
             try:
                 return parse(self._post(sent))
             except urllib.error.HTTPError as error:
-                failure, problem = error, self._describe_http_error(error)
+                try:
+                    said = error.read(1 << 16).decode("utf-8", "replace")
+                except (OSError, HTTPException):
+                    said = ""
+                finally:
+                    error.close()
+                failure, problem = error, f"HTTP {error.code} {' '.join(said.split())[:_MAX_ERROR_CHARS]}".rstrip()
                 # The header may be absent, or a date.
                 with suppress(ValueError):
                     asked_for = max(0.0, float(error.headers.get("Retry-After") or ""))
@@ -122,16 +128,6 @@ class CompletionsServer:
             if length is not None and length.isdigit() and int(length) != size:
                 raise ConnectionError(f"the answer ended after {size} of {length} bytes")
             return b"".join(read)
-
-    def _describe_http_error(self, error: urllib.error.HTTPError) -> str:
-        """Return the server's error message, shortened."""
-        try:
-            said = error.read(1 << 16).decode("utf-8", "replace")
-        except (OSError, HTTPException):
-            said = ""
-        finally:
-            error.close()
-        return f"HTTP {error.code} {' '.join(said.split())[:_MAX_ERROR_CHARS]}".rstrip()
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -394,7 +394,7 @@ def _follow_location(
             continue
         steps.append(str(step))
         fields = [model.model_fields[str(step)] for model in current if str(step) in model.model_fields]
-        following = {found for field in fields for found in _find_models(field.annotation)}
+        following = {found for field in fields for found, _ in _find_inner_models(field.annotation)}
         current = following or current
     return steps, current, kinds
 
@@ -403,14 +403,6 @@ def _list_tags(models: set[type[BaseModel]]) -> list[str]:
     """Return the kinds of some models."""
     kinds = (model.model_fields.get("kind") for model in models)
     return sorted({str(tag) for kind in kinds if kind is not None for tag in get_args(kind.annotation)})
-
-
-def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-        return
-    for inner in get_args(annotation):
-        yield from _find_models(inner)
 
 
 # ── What the options of a model mean: the docstring under each field, read when a page or a JSON Schema  ──

@@ -203,14 +203,6 @@ def _list_facts(contract: TemplateBehavior, shapes: Sequence[ShapeProof], rules:
         yield "The list of tools is not printed."
     elif contract.tools == "refused":
         yield "Refuses a list of tools."
-    yield from _list_dropped_facts(shapes, rules)
-    yield from _list_end_facts(contract)
-    yield from _list_unended_calls(shapes)
-    if contract.generation_blocks != "none":
-        yield "Its {% generation %} blocks decide what trains; loss.lead, end_of_turn and trailing override them."
-
-
-def _list_dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:
     details = (shape.detail for shape in shapes if shape.reason == "content_dropped")
     kinds = sorted({kind for detail in details for kind in detail.split(", ")})
     for kind in kinds:
@@ -222,9 +214,6 @@ def _list_dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Itera
     for kind, policy in (rules.on_dropped or {}).items():
         if policy != "reject":
             yield f"May drop {_DROPPED_FACTS.get(kind, kind)}: template.on_dropped is {policy}."
-
-
-def _list_end_facts(contract: TemplateBehavior) -> Iterator[str]:
     match contract.end_of_turn:
         case "own" | "tail":
             shown = f" with {contract.printed_end.strip()!r}" if contract.printed_end.strip() else ""
@@ -235,6 +224,9 @@ def _list_end_facts(contract: TemplateBehavior) -> Iterator[str]:
             ending = contract.finish or contract.eos_token
             added = f"; {ending!r} is appended to the last one" if ending else ""
             yield f"The template prints no end of turn{added}."
+    yield from _list_unended_calls(shapes)
+    if contract.generation_blocks != "none":
+        yield "Its {% generation %} blocks decide what trains; loss.lead, end_of_turn and trailing override them."
 
 
 def _list_unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:

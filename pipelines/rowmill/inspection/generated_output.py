@@ -14,7 +14,7 @@ import yaml
 from rowmill.build.steps import Project, plan_steps
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.storage import File, Store
+from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.kinds.joint_rows import ParsedFiles, require_joint_rows
 from rowmill.recipe.recipe import Recipe
@@ -191,11 +191,7 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
 def iterate_accepted_records(store: Store, output: Manifest) -> Iterator[str]:
     """Yield the accepted records of a stage as lines of JSON."""
     for file in output.files("records"):
-        yield from _read_records(store, file)
-
-
-def _read_records(store: Store, file: File) -> list[str]:
-    return [str(text) for text in store.table(file, ["record"]).column(0).to_pylist()]
+        yield from map(str, store.table(file, ["record"]).column(0).to_pylist())
 
 
 def write_json_lines(path: Path, records: Sequence[str]) -> None:

@@ -170,7 +170,38 @@ def _inspect_records(
         for part in scan.parts:
             if numbers := _choose_records(part, count, wanted):
                 count -= len(numbers)
-                yield from _inspect_part(context, part, numbers)
+                records = [one for one in sources.read_records(part, context.base) if one.number in numbers]
+                names = [f"{part.part_id}:{one.number}" for one in records]
+                chosen = text_rows.CanonicalInputs(
+                    "inspected", ((part, numbers.stop),), context.dataset, context.dataset_name or "", context.base
+                )
+                made = text_rows.canonicalize_part.make(chosen, context.store, "rows")
+                rows = _filter_records(context.store.table(made.files["rows"]), names)
+                rejects = [_filter_records(context.store.table(made.files["rejects"]), names)]
+                samples: dict[str, list[InspectedExample]] = {}
+                if rows.num_rows:
+                    tokenized, encoder = _tokenize_rows(context, rows)
+                    rejects.append(context.store.table(tokenized.files["rejects"]))
+                    examples = context.store.table(tokenized.files["examples"])
+                    for sample, own in zip(
+                        _read_examples(examples, encoder), examples.column("row_ids").to_pylist(), strict=True
+                    ):
+                        samples.setdefault(own[0], []).append(sample)
+                row_by_id = {row["row_id"]: row for row in rows.to_pylist()}
+                reject_by_id = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
+                record_by_id = dict(zip(names, records, strict=True))
+                further = [name for name in (*row_by_id, *reject_by_id) if name not in record_by_id]
+                for name in sorted({*names, *further}, key=lambda one: (parse_row_id(one), len(one), one)):
+                    record = record_by_id[name] if name in record_by_id else record_by_id[name.rpartition(".")[0]]
+                    yield _make_inspected_record(
+                        context.dataset_name or "",
+                        part,
+                        name,
+                        record,
+                        row_by_id.get(name),
+                        reject_by_id.get(name),
+                        samples.get(name, []),
+                    )
 
 
 def _choose_records(part: SourcePart, count: int, row_id: str | None) -> range:
@@ -182,40 +213,6 @@ def _choose_records(part: SourcePart, count: int, row_id: str | None) -> range:
 
 
 # ── Through the steps ──────────────────────────────────────────────────────────────────────────────
-
-
-def _inspect_part(context: StageContext, part: SourcePart, wanted: range) -> Iterator[InspectedRecord]:
-    """Process some records of a part as a build does."""
-    records = [one for one in sources.read_records(part, context.base) if one.number in wanted]
-    names = [f"{part.part_id}:{one.number}" for one in records]
-    chosen = text_rows.CanonicalInputs(
-        "inspected", ((part, wanted.stop),), context.dataset, context.dataset_name or "", context.base
-    )
-    made = text_rows.canonicalize_part.make(chosen, context.store, "rows")
-    rows = _filter_records(context.store.table(made.files["rows"]), names)
-    rejects = [_filter_records(context.store.table(made.files["rejects"]), names)]
-    samples: dict[str, list[InspectedExample]] = {}
-    if rows.num_rows:
-        tokenized, encoder = _tokenize_rows(context, rows)
-        rejects.append(context.store.table(tokenized.files["rejects"]))
-        examples = context.store.table(tokenized.files["examples"])
-        for sample, own in zip(_read_examples(examples, encoder), examples.column("row_ids").to_pylist(), strict=True):
-            samples.setdefault(own[0], []).append(sample)
-    row_by_id = {row["row_id"]: row for row in rows.to_pylist()}
-    reject_by_id = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
-    record_by_id = dict(zip(names, records, strict=True))
-    further = [name for name in (*row_by_id, *reject_by_id) if name not in record_by_id]
-    for name in sorted({*names, *further}, key=lambda one: (parse_row_id(one), len(one), one)):
-        record = record_by_id[name] if name in record_by_id else record_by_id[name.rpartition(".")[0]]
-        yield _make_inspected_record(
-            context.dataset_name or "",
-            part,
-            name,
-            record,
-            row_by_id.get(name),
-            reject_by_id.get(name),
-            samples.get(name, []),
-        )
 
 
 # ── Records datasets: examples as a build makes them ─────────────────────────────────────────────────────────

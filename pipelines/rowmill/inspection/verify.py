@@ -41,6 +41,11 @@ class StageVerification:
     """Results that Great Expectations contradicts."""
 
     @property
+    def is_outdated(self) -> bool:
+        """Whether the recipe's options changed since the output was built."""
+        return self.manifest is not None and self.manifest.code_version != self.step.code_version
+
+    @property
     def fails(self) -> bool:
         """Return whether later stages must not build on this output."""
         return bool(self.damage or self.disagreements) or any(result.blocking for result in self.results)

@@ -300,7 +300,14 @@ class Mixture(Config):
     @model_validator(mode="after")
     def _require_possible(self) -> "Mixture":
         self._require_ascending_schedules()
-        self._require_usable_weights()
+        for step, weights in self.stages or ():
+            if not any(weights.values()):
+                raise ValueError(f"train_weights at step {step} are all 0; at least one must be positive; increase one")
+        if self.train_weights is None and self.block_rounding == "fixed":
+            raise ValueError(
+                "block_rounding: fixed without train_weights; an epoch has every sequence once, which blocks with "
+                "equal counts cannot give; set train_weights, or choose carry"
+            )
         self._require_stop()
         self._require_budgets()
         return self
@@ -322,16 +329,6 @@ class Mixture(Config):
         for option, is_set in needs.items():
             if is_set and self.batch_size is None:
                 raise ValueError(f"{option} without batch_size; it is counted in batches; set batch_size")
-
-    def _require_usable_weights(self) -> None:
-        for step, weights in self.stages or ():
-            if not any(weights.values()):
-                raise ValueError(f"train_weights at step {step} are all 0; at least one must be positive; increase one")
-        if self.train_weights is None and self.block_rounding == "fixed":
-            raise ValueError(
-                "block_rounding: fixed without train_weights; an epoch has every sequence once, which blocks with "
-                "equal counts cannot give; set train_weights, or choose carry"
-            )
 
     def _require_stop(self) -> None:
         if self.train_weights is None and self.stop_strategy is not None:

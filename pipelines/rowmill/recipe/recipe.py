@@ -770,14 +770,6 @@ def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
             f"{shown}: this path is not UTF-8; a project's paths are recorded as text, so they must be UTF-8; rename "
             "the file or folder"
         ) from None
-    _require_distinct_name(path)
-    values = _insert_table_contracts(config.read_yaml(path), path)
-    overridden = apply_overrides(values, overrides) if overrides else values
-    return parse_recipe(overridden, name=path.stem, where=str(path), base=project_folder(path))
-
-
-def _require_distinct_name(path: Path) -> None:
-    """Refuse a recipe that is named like another one of its project: commands, storage and Dagster could not differ."""
     path = path.resolve()
     configs = next((folder for folder in path.parents if folder.name == "configs"), path.parent)
     alike = [
@@ -790,6 +782,9 @@ def _require_distinct_name(path: Path) -> None:
             f"{path}: recipe {path.stem!r} is named like {alike[0]}; recipes must differ in more than '-' and '_'; "
             "rename one of them"
         )
+    values = _insert_table_contracts(config.read_yaml(path), path)
+    overridden = apply_overrides(values, overrides) if overrides else values
+    return parse_recipe(overridden, name=path.stem, where=str(path), base=project_folder(path))
 
 
 TABLE_SUFFIX = ".table.yaml"

@@ -197,7 +197,7 @@ def render_verification(
             shown.append(_render_read_again(stage.files, stage.size_bytes))
         if facts and stage.manifest is not None:
             shown.append(make_grid(["fact", "value"], _list_facts(stage.manifest), indent=4))
-        if every or shown or _is_outdated(stage):
+        if every or shown or stage.is_outdated:
             lines += [_render_stage_head(stage), *shown]
     missing = [format_key(stage.step.key) for stage in checked if stage.manifest is None and not stage.step.on_demand]
     if missing and not every:
@@ -228,10 +228,6 @@ def _render_unread(project: "Project", checked: "Sequence[StageVerification]", *
     return [Text(f"\n  ? {count} not read: `rowmill verify {project.recipe.name} --deep` compares digests", DIM)]
 
 
-def _is_outdated(stage: "StageVerification") -> bool:
-    return stage.manifest is not None and stage.manifest.code_version != stage.step.code_version
-
-
 def render_discarded(project: "Project", lines: Sequence[str] | None) -> RenderableType:
     """Show what was removed because of damage; with None, show the command that removes it."""
     name = project.recipe.name
@@ -253,7 +249,7 @@ def _render_stage_head(stage: "StageVerification") -> Text:
     if stage.manifest is None:
         return line.append("  not built", LOOK)
     line.append(f"  version {stage.manifest.version[:12]}", DIM)
-    if _is_outdated(stage):
+    if stage.is_outdated:
         line.append("  its options changed since: run rowmill build", LOOK)
     return line
 

@@ -198,7 +198,9 @@ def _iterate_order_levels(
     """Yield what is packed, what of it is for training, and what the order schedules."""
     packed = chain[PACKED_SHARDS]
     facts = read_facts(PackedShardsFacts, packed.facts)
-    splits = _read_column(packed, "packing", "split", unit)
+    content = packed.tables["packing"]
+    of, at = content.columns.index("split"), content.columns.index(unit)
+    splits = {str(row[of]): int(row[at]) for row in content.rows}
     branches = tuple(
         FlowBranch(f"{split} split", count, "evaluation")
         for split, count in splits.items()
@@ -220,13 +222,6 @@ def _iterate_order_levels(
     yield FlowLevel(f"{unit} scheduled", unit, schedule[KEPT][unit], joined)
     if unit == "sequences":
         yield FlowLevel("sequences in all passes", unit, schedule[KEPT][unit] + again)
-
-
-def _read_column(output: Manifest, table: str, key: str, value: str) -> dict[str, int]:
-    """Return a column of numbers of a manifest's table, by another column."""
-    content = output.tables[table]
-    of, at = content.columns.index(key), content.columns.index(value)
-    return {str(row[of]): int(row[at]) for row in content.rows}
 
 
 def _read_schedule(chain: Mapping[str, Manifest], dataset: str) -> dict[str, dict[str, int]] | None:

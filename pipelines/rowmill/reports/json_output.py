@@ -85,7 +85,7 @@ def describe_verification(checked: "Sequence[StageVerification]") -> dict[str, A
             {
                 "stage": format_key(stage.step.key),
                 "version": None if stage.manifest is None else stage.manifest.version,
-                "outdated": stage.manifest is not None and stage.manifest.code_version != stage.step.code_version,
+                "outdated": stage.is_outdated,
                 "checks": [_describe_result(result) for result in stage.results],
                 "damage": list(stage.damage),
                 "disagreements": list(stage.disagreements),

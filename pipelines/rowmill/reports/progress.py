@@ -105,7 +105,22 @@ class DatasetLines:
         for step in steps:
             self._left[step.dataset] = self._left.get(step.dataset, 0) + 1
         self._totals = dict(self._left)
-        self.live = _make_live_lines(screen)
+        columns: list[ProgressColumn] = [
+            TextColumn(" "),
+            StartedColumn(SpinnerColumn(style="cyan")),
+            TextColumn("{task.description}"),
+            TextColumn("{task.fields[stage]}", style="cyan"),
+            TextColumn("{task.fields[steps]}", style=DIM),
+        ]
+        if screen.width >= WIDE_CELLS:
+            columns += [
+                StartedColumn(BarColumn(bar_width=16, complete_style="cyan", pulse_style="cyan", style="bright_black")),
+                StartedColumn(TimeElapsedColumn()),
+            ]
+        columns.append(
+            TextColumn("{task.fields[rates]}", style=DIM, table_column=Column(no_wrap=True, overflow="ellipsis"))
+        )
+        self.live = Progress(*columns, console=screen, transient=True, refresh_per_second=8)
         self._tasks = {
             scope: self.live.add_task(ALL_DATASETS if scope is None else escape_control_characters(scope), total=None,
                                       start=False, visible=False, stage="waits", steps=f"0 of {count}", rates="")
@@ -161,26 +176,6 @@ class StartedColumn(ProgressColumn):
     def render(self, task: Task) -> RenderableType:
         """Return what the wrapped column shows of a line that has begun."""
         return self._column.render(task) if task.started else ""
-
-
-def _make_live_lines(screen: Console) -> Progress:
-    """Return lines as wide as the terminal allows: below `WIDE_CELLS`, without bar and clock."""
-    columns: list[ProgressColumn] = [
-        TextColumn(" "),
-        StartedColumn(SpinnerColumn(style="cyan")),
-        TextColumn("{task.description}"),
-        TextColumn("{task.fields[stage]}", style="cyan"),
-        TextColumn("{task.fields[steps]}", style=DIM),
-    ]
-    if screen.width >= WIDE_CELLS:
-        columns += [
-            StartedColumn(BarColumn(bar_width=16, complete_style="cyan", pulse_style="cyan", style="bright_black")),
-            StartedColumn(TimeElapsedColumn()),
-        ]
-    columns.append(
-        TextColumn("{task.fields[rates]}", style=DIM, table_column=Column(no_wrap=True, overflow="ellipsis"))
-    )
-    return Progress(*columns, console=screen, transient=True, refresh_per_second=8)
 
 
 class RateMeter:

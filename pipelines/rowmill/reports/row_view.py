@@ -483,18 +483,6 @@ MAX_TEXT_CHARS = 60
 
 def render_proof(dataset: str, proof: TemplateProof) -> RenderableType:
     """Show a proof; trained text of the samples is in ⟦brackets⟧, and green where there are colours."""
-    return Group(
-        Text.assemble((dataset, HEAD), "  masks of the chat template, compared with transformers' rendering"),
-        label_value("shapes", _count_shapes(proof)),
-        *_render_defects(proof),
-        *(label_value("" if i else "template", fact) for i, fact in enumerate(proof.facts)),
-        *_render_refusals(proof),
-        Text(""),
-        *(line for shape in proof.shapes for line in _render_shape_sample(shape)),
-    )
-
-
-def _count_shapes(proof: TemplateProof) -> Text:
     wrong, unproven = proof.count("wrong"), proof.count("not_provable")
     counts = join_facts(
         [
@@ -504,7 +492,15 @@ def _count_shapes(proof: TemplateProof) -> Text:
             format_count(wrong, "wrong mask", "wrong masks"),
         ]
     )
-    return Text(f"{format_count(len(proof.shapes), 'shape')}: {counts}", BAD if wrong else GOOD)
+    return Group(
+        Text.assemble((dataset, HEAD), "  masks of the chat template, compared with transformers' rendering"),
+        label_value("shapes", Text(f"{format_count(len(proof.shapes), 'shape')}: {counts}", BAD if wrong else GOOD)),
+        *_render_defects(proof),
+        *(label_value("" if i else "template", fact) for i, fact in enumerate(proof.facts)),
+        *_render_refusals(proof),
+        Text(""),
+        *(line for shape in proof.shapes for line in _render_shape_sample(shape)),
+    )
 
 
 def _render_defects(proof: TemplateProof) -> Iterator[RenderableType]:

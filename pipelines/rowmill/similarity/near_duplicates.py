@@ -120,20 +120,14 @@ def compute_similarity(shingles: Shingles, first: Integers, second: Integers) ->
     sizes = shingles.sizes
     both = sizes[first] + sizes[second]
     common = np.empty(len(first), np.int64)
-    borders = _cut_pairs(both)
+    ends = np.cumsum(both)
+    borders = [0]
+    while borders[-1] < len(both):
+        reached = int(ends[borders[-1] - 1]) if borders[-1] else 0
+        borders.append(max(borders[-1] + 1, int(np.searchsorted(ends, reached + _PAIR_VALUES, "right"))))
     for begin, end in pairwise(borders):
         common[begin:end] = _count_common(shingles, first[begin:end], second[begin:end])
     return common / np.maximum(both - common, 1)
-
-
-def _cut_pairs(sizes: Ints) -> list[int]:
-    """Cut pairs into runs of about as many shingles as are compared at once, at least one pair each."""
-    ends = np.cumsum(sizes)
-    borders = [0]
-    while borders[-1] < len(sizes):
-        reached = int(ends[borders[-1] - 1]) if borders[-1] else 0
-        borders.append(max(borders[-1] + 1, int(np.searchsorted(ends, reached + _PAIR_VALUES, "right"))))
-    return borders
 
 
 def _count_common(shingles: Shingles, first: Integers, second: Integers) -> Ints:

@@ -161,7 +161,12 @@ def _read_code_points(text: str) -> NDArray[np.uint32]:
 
 def _find_words(codes: NDArray[np.uint32], offsets: Ints) -> tuple[Ints, Ints, Ints]:
     """Return where words begin and end, and the text of each; text t is `codes[offsets[t]:offsets[t + 1]]`."""
-    kinds = _classify(codes)
+    table = _open_kind_table()
+    kinds = table[codes]
+    if (unknown := kinds == _UNKNOWN).any():
+        for code in find_distinct(codes[unknown]).tolist():
+            table[code] = _find_kind(chr(code))
+        kinds = table[codes]
     is_first = np.zeros(len(codes) + 1, np.bool_)
     is_first[offsets] = True
     marks = np.flatnonzero(kinds == _MARK)
@@ -180,16 +185,6 @@ def _find_words(codes: NDArray[np.uint32], offsets: Ints) -> tuple[Ints, Ints, I
     is_word = begins[borders]
     starts = borders[is_word]
     return starts, ends[is_word], np.searchsorted(offsets, starts, "right") - 1
-
-
-def _classify(codes: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    table = _open_kind_table()
-    kinds = table[codes]
-    if (unknown := kinds == _UNKNOWN).any():
-        for code in find_distinct(codes[unknown]).tolist():
-            table[code] = _find_kind(chr(code))
-        kinds = table[codes]
-    return kinds
 
 
 @cache

@@ -217,22 +217,17 @@ def _open_member(stream: io.BufferedReader, name: str) -> io.BufferedReader | di
             if not opens:
                 begin, before = mark + 1, b""
                 continue
-            key = _read_key(before + block[begin:mark])
+            # What comes before a value in a list is no key.
+            written = (before + block[begin:mark]).strip(_WHITE_SPACE)
+            key = orjson.loads(written[:-1]) if written[-1:] == b":" and is_valid_json(written[:-1]) else None
             if key == name:
                 return io.BufferedReader(BlockStream(chain([block[mark:]], blocks)))
-            if key is not None:
+            if isinstance(key, str):
                 kinds[key] = _MEMBER_KINDS[int(text[mark])]
         if structure.depth == 0:
             break
         before = (before + block[begin:])[:_MAX_KEY_BYTES] if structure.depth == 1 else b""
     return kinds
-
-
-def _read_key(text: bytes) -> str | None:
-    """Return the key before a value; None if the text is no key, as in a list."""
-    key, colon = text.strip(_WHITE_SPACE)[:-1], text.strip(_WHITE_SPACE)[-1:]
-    value = orjson.loads(key) if colon == b":" and is_valid_json(key) else None
-    return value if isinstance(value, str) else None
 
 
 class PartialElement:

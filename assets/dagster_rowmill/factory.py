@@ -55,7 +55,6 @@ CODE_VERSION_TAG: Final = "dagster/code_version"
 LOG_INTERVAL_S: Final = 5.0
 """A progress line in Dagster's log is an event in its database, so there is not one per part."""
 
-
 PARTITIONED_ASSET: Final = "ranks"
 """The last part of the partitioned asset's key; no stage has this name."""
 

@@ -399,7 +399,6 @@ CHECKS: tuple[Check, ...] = (
         "ranks that were built from another order", "materialize all ranks"),
 )  # fmt: skip
 
-
 CHECKS_BY_NAME = {check.name: check for check in CHECKS}
 
 

@@ -127,7 +127,6 @@ def published_path(recipe: str) -> str:
 CHANGES_FOLDER = "changes"
 """Folder of the ranks with what each published build changed since the one before it (`build/comparison.py`)."""
 
-
 _NOTHING_PUBLISHED: Mapping[str, Any] = {"version": "", "stages": {}}
 
 

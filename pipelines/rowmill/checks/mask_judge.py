@@ -33,7 +33,6 @@ from rowmill.schema.rows import Message
 
 TextPart = Literal["content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"]
 
-
 _HIDDEN_PART_SETS: tuple[frozenset[TextPart], ...] = (
     frozenset({"content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"}),
     # The `repr` of a list, which some templates print, escapes private code points.
@@ -46,34 +45,25 @@ _HIDDEN_PART_SETS: tuple[frozenset[TextPart], ...] = (
 )
 """Sets of parts to replace, tried in turn, because a template may compare a call's name, say, with a literal."""
 
-
 _PRIVATE_BLOCKS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-
 
 _PRIVATE_CHARACTERS = "".join(chr(point) for block in _PRIVATE_BLOCKS for point in block)
 """The code points that replace own characters; without enough of them a conversation cannot be proven."""
 
-
 _ALPHANUMERIC_RUN = re.compile(r"([^\W_]+)")
 """A run of characters to replace: those of `str.isalnum`."""
-
 
 TOKEN_PATTERN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
 """Text that looks like a control token."""
 
-
 _END_WORDS = re.compile(r"end|eo[tsm]|/", re.IGNORECASE)
-
 
 _START_WORDS = re.compile(r"<[^<>]*(?:start_of_turn|im_start|start_header)[^<>]*>|<\|start\|>", re.IGNORECASE)
 """Tokens that begin a turn."""
 
-
 _CLOCK_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1""")
 
-
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-
 
 _TOOLS_MESSAGE = -1
 """The message number of tool descriptions."""
@@ -448,15 +438,12 @@ MaskDefectKind = Literal[
     "text_differs",
 ]
 
-
 _STOP_WORDS = re.compile(
     r"<(?!/)[^<>]*(?:end|eo[tsm]|call|return|turn|user|observation|response)[^<>]*>|</s>", re.IGNORECASE
 )
 """Control tokens that may end a turn; a wide pattern, because it only excuses a mask from a missing end."""
 
-
 _STOP_RUN = re.compile(rf"(?:(?:{_STOP_WORDS.pattern})\s*)+", re.IGNORECASE)
-
 
 _NON_SPACE_RUN = re.compile(r"\S*")
 

@@ -65,7 +65,6 @@ TRL_OPTIONS: dict[str, Any] = {
 }
 """What TRL's `SFTConfig` needs to train packed rows unchanged and in order; the pages on TRL show the same."""
 
-
 PARQUET_LOAD = 'rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")'
 
 

@@ -76,7 +76,6 @@ _DROPPED_FACTS: Mapping[str, str] = {
     "unknown_role": "a message of an unknown role",
 }
 
-
 LETTER_NAMES: Mapping[str, str] = {
     "s": "system",
     "u": "user",

@@ -42,7 +42,6 @@ from rowmill.tokenization.tokenizer import Encoder
 
 TokenClass = Literal["trained", "context", "template"]
 
-
 ClassT = TypeVar("ClassT")
 
 

@@ -14,15 +14,11 @@ from rowmill.schema.rows import RowKind
 
 SliceStrategy = Literal["keep_start", "keep_end", "error", "split", "drop"]
 
-
 PackStrategy = Literal["best_fit", "greedy", "concat"]
-
 
 Strategy = Literal["best_fit", "greedy", "concat", "single"]
 
-
 _SLICE_ALIASES: dict[str, SliceStrategy] = {"left": "keep_start", "right": "keep_end", "raise": "error"}
-
 
 _SLICE_DEFAULTS: dict[RowKind, SliceStrategy] = {
     "conversation": "keep_start",
@@ -206,9 +202,7 @@ class Packing(Config):
 
 StopStrategy = Literal["restart", "first_exhausted", "all_exhausted"]
 
-
 PositiveCount = Annotated[int, Field(ge=1)]
-
 
 StepNumber = Annotated[int, Field(ge=0)]
 
@@ -225,12 +219,9 @@ def _require_weight(value: float | str) -> float | str:
 
 Weight = Annotated[float | int | str, AfterValidator(_require_weight)]
 
-
 Weights: TypeAlias = dict[str, Weight]
 
-
 WeightSchedule: TypeAlias = list[tuple[StepNumber, Weights]]
-
 
 BatchSizeSchedule: TypeAlias = list[tuple[StepNumber, PositiveCount]]
 

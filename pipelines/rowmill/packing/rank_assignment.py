@@ -31,7 +31,6 @@ _FULL_LOAD = 1 << 62
 # Steps are balanced in batches; a million members at a time need less than 100 MB of memory.
 _MEMBERS_AT_ONCE = 1 << 20
 
-
 RankLayout: TypeAlias = Literal["copied", "index"]
 
 

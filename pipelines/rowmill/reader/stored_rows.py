@@ -194,7 +194,6 @@ KEPT_BYTES = 16 << 20
 KEPT_FOOTER_BYTES = 16 << 20
 """Memory for footers, unless the shards that are read in turn need more: a build may have tens of thousands."""
 
-
 KEPT_EXAMPLES_BYTES = 64 << 20
 """Memory for files of examples, out of which sequences of shards without tokens are joined."""
 

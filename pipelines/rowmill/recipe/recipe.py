@@ -250,13 +250,10 @@ def summarize_dataset(dataset: Dataset) -> DatasetSummary:
 
 FORMAT_ALIASES = {"type": "kind"}
 
-
 FIELD_ALIASES = {"max_seq_len": "max_length"}
-
 
 TABLE_READING_OPTIONS = ("header", "skip", "comment", "escape")
 """Options of `source` that may be written in `format.table`, beside the columns of a table."""
-
 
 _CACHE_OPTIONS = ("cache_dir", "cache_options", "auto_build_caches")
 """Cache options of other projects; rowmill finds stored tokens by a digest of everything that affects them."""

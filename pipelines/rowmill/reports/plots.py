@@ -28,7 +28,6 @@ INK, PANEL, BAR, OVER, MARK, GRID = (
 BLOCKS = " ▏▎▍▌▋▊▉█"
 """Eighths of a character cell, from nothing to all of it."""
 
-
 DRAWN_COLUMNS = {"files": "records", "ranks": "trained_tokens"}
 """Tables that are drawn as well, one bar for each row, and the column that gives its length."""
 

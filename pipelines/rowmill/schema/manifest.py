@@ -16,7 +16,6 @@ from rowmill.core.storage import File, Store, digest_json, sync_files
 StageKey: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
 
-
 KEPT_PARTS_FOLDER = "kept_parts"
 """Folder of a stage's lists of finished parts, which spare an object store a request per part."""
 

@@ -83,7 +83,6 @@ SEGMENT_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
 A segment is a side of a preference: those of a pair follow each other. Fillers have nulls.
 """
 
-
 PADDING_COLUMN = "segment_padding"
 
 PADDING_FIELD = pa.field(PADDING_COLUMN, pa.int32())
@@ -109,12 +108,10 @@ example `target_examples[r]` of the sequence, and each of them has the loss weig
 
 TREE_COLUMNS = tuple(column.name for column in TREE_FIELDS)
 
-
 DOMAIN_COLUMN = "domains"
 
 DOMAIN_FIELD = pa.field(DOMAIN_COLUMN, pa.string())
 """The domain of each segment's row, in shards of recipes that store it (`packing.store_domains`)."""
-
 
 REFERENCE_FIELDS = (pa.field("example_files", pa.int32()), pa.field("example_rows", pa.int32()))
 """The file and the row of each segment's example, in shards without tokens of their own (`packing.layout: index`)."""
@@ -293,7 +290,6 @@ NORMALIZATION_COLUMNS = (
 )
 """Columns of `ROW_SCHEMA` that count what canonicalization noted; `rowmill stats` shows their sums."""
 
-
 MESSAGE_CONTENT_COUNTS = ("reasoning_messages", "tool_call_messages", "tool_calls")
 """What `count_messages` counts in addition to roles."""
 
@@ -336,7 +332,6 @@ REJECT_SCHEMA = pa.schema(
 
 REJECTED_ROW_COLUMNS = frozenset({"kind", "messages", "tools", "template_kwargs", "text", "output", "record"})
 """Those columns of a canonical row that its JSON has in `rejects`."""
-
 
 _ROW_ID_PATTERN = re.compile(r".+:\d+(\.\d+)?")
 

@@ -169,7 +169,6 @@ SHARD_SCHEMA = SEQUENCE_SCHEMA.remove(SEQUENCE_SCHEMA.get_field_index("sequence_
 """The columns of a packed shard. The numbers of its sequences follow from its manifest, and change when earlier shards
 do."""
 
-
 _NO_FIELDS: Mapping[str, pa.DataType] = {}
 
 

@@ -385,7 +385,6 @@ VALUE_FORMAT = _JsonValue(
     syntax_hint="; the file was read as one value, because its first line is not a JSON value; is it JSON Lines?",
 )
 
-
 BETWEEN = b" \t\r\n,"
 """What may stand between two objects."""
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.core.arrays import LARGEST_INT32, Integers
+from rowmill.core.arrays import LARGEST_INT32, Integers, compute_offsets
 from rowmill.similarity import near_duplicates
 from rowmill.similarity.near_duplicates import (
     BANDS,
@@ -23,7 +23,7 @@ from rowmill.similarity.near_duplicates import (
     find_near_duplicates,
     hash_bands,
 )
-from rowmill.similarity.words import hash_words, make_offsets
+from rowmill.similarity.words import hash_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def join_sets(sets: Sequence[set[int]]) -> Shingles:
     values = [value for one in sets for value in sorted(one)]
-    return Shingles(np.array(values, np.uint64), make_offsets([len(one) for one in sets]))
+    return Shingles(np.array(values, np.uint64), compute_offsets([len(one) for one in sets]))
 
 
 def measure(one: set[int], other: set[int]) -> float:

@@ -33,7 +33,7 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, group_equal
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.exports.base import (
     Export,
@@ -90,7 +90,7 @@ class AstrAI(Export):
         names = name_folders(index.domain_values)
         jobs: list[ExportJob] = []
         used: list[int] = []
-        for value, of_domain in sorted(group_by_domain(index.domains), key=lambda group: names[group[0]]):
+        for value, of_domain in sorted(group_equal(index.domains), key=lambda group: names[group[0]]):
             used.append(value)
             runs = list(split_into_runs(index.lengths[of_domain], most=None, most_tokens=self.max_tokens_per_shard))
             for number, (first, last) in enumerate(runs):
@@ -145,14 +145,6 @@ def make_arrays(sequences: SequenceBatch) -> dict[str, Ints]:
         "loss_mask": label_conventions.make_unshifted_mask(sequences.trained).astype("<i8"),
         "position_ids": sequences.position_ids.astype("<i8"),
     }
-
-
-def group_by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yield each domain that has segments, with their numbers, ascending."""
-    # One sort instead of a scan per domain: there may be as many domains as web sites.
-    order = np.argsort(domains, kind="stable")
-    values, begins = np.unique(domains[order], return_index=True)
-    yield from zip(values.tolist(), np.split(order, begins[1:]), strict=True)
 
 
 # ── Names of folders ──

@@ -19,7 +19,6 @@ The reader shifts each segment and drops its last token, so a sequence is as lon
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -318,15 +317,15 @@ class MegatronBridge(Sharded):
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Write the metadata of all files."""
         size = self.pack_size or context.seq_len
-        packs: list[PackCounts] = [file.note for file in written]
-        total = sum(pack.packs for pack in packs)
+        packs: list[dict[str, int]] = [file.note for file in written]
+        total = sum(pack["packs"] for pack in packs)
         content: dict[str, Any] = {
-            "dataset_max_seqlen": max(pack.longest for pack in packs),
-            "max_samples_per_bin": max(pack.most_segments for pack in packs),
-            "min_packed_seqlen": min(pack.fewest_tokens for pack in packs),
+            "dataset_max_seqlen": max(pack["longest"] for pack in packs),
+            "max_samples_per_bin": max(pack["most_segments"] for pack in packs),
+            "min_packed_seqlen": min(pack["fewest_tokens"] for pack in packs),
             "pack_size": size,
-            "packing_efficiency": round(sum(pack.tokens for pack in packs) / total / size * 100, 2),
-            "packing_factor": round(sum(pack.segments for pack in packs) / total, 2),
+            "packing_efficiency": round(sum(pack["tokens"] for pack in packs) / total / size * 100, 2),
+            "packing_factor": round(sum(pack["segments"] for pack in packs) / total, 2),
         }
         path = f"data/{size}_metadata.jsonl"
         (folder / path).write_bytes(orjson.dumps([content], option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))
@@ -341,20 +340,8 @@ class MegatronBridge(Sharded):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PackCounts:
-    """What a file's packs hold, as the reader counts: `longest` is the longest segment of any."""
-
-    packs: int
-    segments: int
-    tokens: int
-    longest: int
-    most_segments: int
-    fewest_tokens: int
-
-
-def measure_packs(table: pa.Table) -> PackCounts:
-    """Count the packs of a file."""
+def measure_packs(table: pa.Table) -> dict[str, int]:
+    """Count what the packs of a file hold, as the reader does; `longest` is the longest segment of any."""
     starts = table.column("seq_start_id").combine_chunks()
     ids = table.column("input_ids").combine_chunks()
     sizes = np.diff(np.asarray(ids.offsets, np.int64))
@@ -364,11 +351,11 @@ def measure_packs(table: pa.Table) -> PackCounts:
     ends[offsets[1:] - 1] = sizes
     lengths = ends - values - 1
     segments, tokens = np.diff(offsets), np.add.reduceat(lengths, offsets[:-1])
-    return PackCounts(
-        packs=table.num_rows,
-        segments=int(segments.sum()),
-        tokens=int(tokens.sum()),
-        longest=int(lengths.max()),
-        most_segments=int(segments.max()),
-        fewest_tokens=int(tokens.min()),
-    )
+    return {
+        "packs": table.num_rows,
+        "segments": int(segments.sum()),
+        "tokens": int(tokens.sum()),
+        "longest": int(lengths.max()),
+        "most_segments": int(segments.max()),
+        "fewest_tokens": int(tokens.min()),
+    }

@@ -243,9 +243,8 @@ def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) ->
     # The length of each stream; None if the order does not end with the data.
     stop = mixture.resolved_stop if mixture.stages is not None else "restart"
     ends = None if stop == "restart" else [size * mixture.epochs for size in kept.values()]
-    blocks = list(_cut_blocks(mixture, stages, list(kept), ends, stop))
-    counts = np.array([block.counts for block in blocks], np.int64).reshape(-1, len(kept))
-    offsets = compute_offsets([block.length for block in blocks])
+    counts = np.array(list(_cut_blocks(mixture, stages, list(kept), ends, stop)), np.int64).reshape(-1, len(kept))
+    offsets = compute_offsets(counts.sum(axis=1))
     whole = SampleSchedule(
         streams=[SampleStream.of(mixture, name, sizes[name], size, seed) for name, size in kept.items()],
         stages=stages,
@@ -315,14 +314,6 @@ class _WeightStage:
     weights: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _MixtureBlock:
-    """Consecutive positions with a fixed number of sequences of each dataset."""
-
-    length: int
-    counts: list[int]
-
-
 def _count_kept_sequences(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return how many sequences of each dataset the limits and budgets keep."""
     limits = mixture.max_train_batches or {}
@@ -384,8 +375,8 @@ def _cut_blocks(
     names: Sequence[str],
     ends: Sequence[int] | None,
     stop: StopStrategy,
-) -> Iterator[_MixtureBlock]:
-    """Cut the stages into blocks, up to the block in which the order ends."""
+) -> Iterator[list[int]]:
+    """Yield how many sequences each dataset has in each block, up to the block in which the order ends."""
     shown = [0] * len(names)
     trained = [d for d in range(len(names)) if any(stage.weights[d] for stage in stages)]
     for number, stage in enumerate(stages):
@@ -397,17 +388,17 @@ def _cut_blocks(
                         "sequences; with stop_strategy: all_exhausted every stream must end; keep its weight above 0, "
                         "or choose first_exhausted or restart"
                     )
-        for block in _cut_stage_blocks(mixture, stage):
-            yield block
-            shown = [a + b for a, b in zip(shown, block.counts, strict=True)]
+        for counts in _cut_stage_blocks(mixture, stage):
+            yield counts
+            shown = [a + b for a, b in zip(shown, counts, strict=True)]
             if ends is not None:
                 ended = [shown[d] >= ends[d] for d in trained]
                 if all(ended) if stop == "all_exhausted" else any(ended):
                     return
 
 
-def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[_MixtureBlock]:
-    """Cut one stage into blocks of `mixture_block_size`, the last ending with the stage."""
+def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[list[int]]:
+    """Yield the counts of one stage's blocks of `mixture_block_size`, the last ending with the stage."""
     size = mixture.mixture_block_size
     position, assigned = stage.start, [0] * len(stage.weights)
     if mixture.block_rounding == "fixed":
@@ -428,7 +419,7 @@ def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[_Mixtur
         else:
             counts = _round_with_carry(stage.weights, position - stage.start, assigned)
             assigned = [a + b for a, b in zip(assigned, counts, strict=True)]
-        yield _MixtureBlock(length, counts)
+        yield counts
 
 
 def _round_with_carry(weights: Sequence[int], end: int, assigned: Sequence[int]) -> list[int]:

@@ -209,8 +209,7 @@ def compute_flops(spans: Integers, offsets: Integers, linear: int) -> NDArray[np
     linear 10, spans 4 4 ─► 112, span 8 ─► 144
     """
     lengths = spans.astype(np.int64)
-    before = np.concatenate([[0], np.cumsum(lengths * lengths + linear * lengths, dtype=np.int64)])
-    return np.diff(before[offsets])
+    return np.diff(compute_offsets(lengths * lengths + linear * lengths)[offsets])
 
 
 def summarize_steps(
@@ -234,8 +233,7 @@ def summarize_steps(
     rank_order = dealt.order[positions]
 
     def summed(values: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-        return np.diff(before[offsets])
+        return np.diff(compute_offsets(values)[offsets])
 
     longest = np.zeros(len(begins) - 1, dtype=np.int64)
     steps = np.repeat(np.arange(len(begins) - 1), np.diff(begins))

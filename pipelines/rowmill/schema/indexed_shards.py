@@ -32,6 +32,7 @@ from rowmill.core.arrays import (
     compute_offsets,
     expand_ranges,
     flatten_lists,
+    group_equal,
     make_list_array,
     make_zeros,
 )
@@ -226,9 +227,7 @@ def _make_token_columns(
     mask = np.zeros(total, np.bool_)
     named = {WEIGHT_COLUMN: pa.float32()} | references.field_types
     numbers = {name: make_zeros(total, kind) for name, kind in named.items() if name in wanted}
-    by_file = np.argsort(files, kind="stable")
-    used, firsts = np.unique(files[by_file], return_index=True)
-    for number, some in zip(used.tolist(), np.split(by_file, firsts[1:]), strict=True):
+    for number, some in group_equal(files):
         examples = load(references.files[number], [*references.field_types])
         taken = expand_ranges(examples.offsets[rows[some]] + starts[some], lengths[some])
         places = expand_ranges(begins[some], lengths[some])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Ints, group_equal
 
 
 def write_scratch_file(table: pa.Table, target: str) -> None:
@@ -25,7 +25,7 @@ _SCRATCH_MAPS: dict[str, pa.Table] = {}
 """The memory maps of this process, all of files in one folder."""
 
 
-def _map_scratch_file(path: str) -> pa.Table:
+def read_scratch_file(path: str) -> pa.Table:
     """Return a scratch file as a table, mapped once per process without reading its pages."""
     if path not in _SCRATCH_MAPS:
         # A worker outlives the stage that used the last folder, and maps keep deleted files on the disk.
@@ -34,11 +34,6 @@ def _map_scratch_file(path: str) -> pa.Table:
         with pa.memory_map(path, "rb") as source:
             _SCRATCH_MAPS[path] = pa.ipc.open_file(source).read_all()
     return _SCRATCH_MAPS[path]
-
-
-def read_scratch_file(path: str) -> pa.Table:
-    """Return all rows of a scratch file."""
-    return _map_scratch_file(path)
 
 
 def drop_scratch_maps() -> None:
@@ -52,14 +47,14 @@ def take_rows(files: Sequence[str], first_rows: Ints, rows: Ints) -> pa.Table:
     `first_rows` int64[F + 1]: the number of each file's first row, then the total.
     """
     which = np.searchsorted(first_rows, rows, "right") - 1
-    by_file = np.argsort(which, kind="stable")
-    used, begins = np.unique(which[by_file], return_index=True)
-    pieces: list[pa.Table] = []
-    for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True):
-        pieces.append(_map_scratch_file(files[int(file)]).take(pa.array(rows[places] - first_rows[file])))
+    by_file = list(group_equal(which))
+    pieces = [
+        read_scratch_file(files[file]).take(pa.array(rows[places] - first_rows[file])) for file, places in by_file
+    ]
     together = pa.concat_tables(pieces).combine_chunks()
-    if (np.diff(by_file) == 1).all():
+    order = np.concatenate([places for _, places in by_file])
+    if (np.diff(order) == 1).all():
         return together
     back = np.empty(len(rows), np.int64)
-    back[by_file] = np.arange(len(rows))
+    back[order] = np.arange(len(rows))
     return together.take(pa.array(back)).combine_chunks()

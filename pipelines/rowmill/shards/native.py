@@ -427,7 +427,7 @@ def recover_segments(table: pa.Table) -> Segments:
     return Segments(
         ids=ids,
         mask=labels != IGNORED_LABEL,
-        offsets=np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64))),
+        offsets=compute_offsets(lengths),
         sequence_offsets=sequence_offsets - sequence_offsets[0],
         example_ids=names.flatten(),
         starts=_flatten_shard_column(table, "starts"),

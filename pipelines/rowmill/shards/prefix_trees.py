@@ -18,7 +18,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core import segment_trees
-from rowmill.core.arrays import Bools, Ints, Tokens, Weights, compute_offsets, expand_ranges, make_list_array
+from rowmill.core.arrays import (
+    Bools,
+    Ints,
+    Tokens,
+    Weights,
+    compute_offsets,
+    expand_ranges,
+    make_list_array,
+    mark_changes,
+)
 from rowmill.schema.rows import TREE_COLUMNS
 
 
@@ -40,8 +49,7 @@ class TargetRuns:
 
         No example is empty.
         """
-        begins = np.ones(len(targets), np.bool_)
-        begins[1:] = (targets[1:] != targets[:-1]) | (weights[1:] != weights[:-1])
+        begins = mark_changes(targets, weights)
         begins[offsets[:-1]] = True
         firsts = np.flatnonzero(begins)
         lengths = np.diff(firsts, append=len(targets))

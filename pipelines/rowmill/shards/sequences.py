@@ -18,7 +18,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, Weights, expand_ranges, view_numbers
+from rowmill.core.arrays import (
+    Bools,
+    Ints,
+    Numbers,
+    Tokens,
+    Weights,
+    compute_offsets,
+    expand_ranges,
+    group_equal,
+    view_numbers,
+)
 from rowmill.core.errors import IntegrityError
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
@@ -134,7 +144,7 @@ class SequenceBatch:
         begins[self.sequence_offsets[:-1]] = True
         borders = np.append(self.offsets[:-1][begins], self.offsets[-1])
         per_sequence = np.where(self.is_open, 1, counts)
-        return borders, np.concatenate((np.zeros(1, np.int64), np.cumsum(per_sequence)))
+        return borders, compute_offsets(per_sequence)
 
 
 # ── Out of native shards ───────────────────────────────────────────────────────────────────────────
@@ -155,18 +165,17 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
     segments are read, because a domain may have one segment in a hundred.
     """
     which = np.searchsorted(source.first_segments, segments, "right") - 1
-    by_file = np.argsort(which, kind="stable")
-    used, begins = np.unique(which[by_file], return_index=True)
+    by_file = list(group_equal(which))
     pieces = [
         _select_file_segments(
-            gather.read_scratch_file(source.files[int(file)]), segments[places] - source.first_segments[int(file)]
+            gather.read_scratch_file(source.files[file]), segments[places] - source.first_segments[file]
         )
-        for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True)
+        for file, places in by_file
     ]
     back = np.empty(len(segments), np.int64)
-    back[by_file] = np.arange(len(segments))
+    back[np.concatenate([places for _, places in by_file])] = np.arange(len(segments))
     sizes = np.concatenate([piece.sizes for piece in pieces])
-    tokens = expand_ranges(_cumulate_counts(sizes)[:-1][back], sizes[back])
+    tokens = expand_ranges(compute_offsets(sizes)[:-1][back], sizes[back])
     heads = back[sequence_offsets[:-1]]
     columns = frozenset(pieces[0].columns).intersection(*(piece.columns for piece in pieces))
     weights = [piece.weights for piece in pieces if piece.weights is not None]
@@ -174,7 +183,7 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
         ids=np.concatenate([piece.ids for piece in pieces])[tokens],
         trained=np.concatenate([piece.labels for piece in pieces])[tokens] != IGNORED_LABEL,
         weights=np.concatenate(weights)[tokens].astype(np.float32) if weights else None,
-        offsets=_cumulate_counts(sizes[back]),
+        offsets=compute_offsets(sizes[back]),
         sequence_offsets=sequence_offsets,
         is_open=np.concatenate([piece.is_open for piece in pieces])[heads],
         example_ids=pa.concat_arrays([piece.example_ids for piece in pieces]).take(pa.array(back)),
@@ -212,7 +221,7 @@ class _FileSegments:
 def _select_file_segments(table: pa.Table, selected: Ints) -> _FileSegments:
     lengths = _flatten_list_values(table, "segment_lengths").astype(np.int64)
     sizes = lengths[selected]
-    tokens = expand_ranges(_cumulate_counts(lengths)[:-1][selected], sizes)
+    tokens = expand_ranges(compute_offsets(lengths)[:-1][selected], sizes)
     segments = _read_list_offsets(table, "segment_lengths")
     rows = np.searchsorted(segments, selected, "right") - 1
     is_open = np.diff(_read_list_offsets(table, "seq_lengths")) < np.diff(segments)
@@ -254,10 +263,6 @@ def _read_list_offsets(table: pa.Table, name: str) -> Ints:
     return np.asarray(table.column(name).chunk(0).offsets, np.int64)
 
 
-def _cumulate_counts(counts: Ints) -> Ints:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
-
-
 # ── Checks before an export is written ─────────────────────────────────────────────────────────────
 
 
@@ -270,43 +275,35 @@ def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: st
     ids = sequences.ids
     if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
         bad = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-        _raise_integrity_error(
-            where,
-            f"token id {int(ids[bad])} in example {_find_example_name(sequences, bad)}; ids are 0 to {vocab_size - 1}",
-            "set vocab_size to the model's embedding rows, or build again with its tokenizer",
+        raise IntegrityError(
+            f"{where}: token id {int(ids[bad])} in example {_find_example_name(sequences, bad)}; ids are 0 to "
+            f"{vocab_size - 1}; set vocab_size to the model's embedding rows, or build again with its tokenizer"
         )
     if (sequences.segment_lengths < 1).any():
         empty = int(np.flatnonzero(sequences.segment_lengths < 1)[0])
-        _raise_integrity_error(
-            where,
-            f"an empty segment of example {sequences.example_ids[empty].as_py()}; each has at least one token",
-            _REBUILD_ADVICE,
+        raise IntegrityError(
+            f"{where}: an empty segment of example {sequences.example_ids[empty].as_py()}; each has at least one "
+            f"token; {_REBUILD_ADVICE}"
         )
     of_tokens = [sequences.trained] if sequences.weights is None else [sequences.trained, sequences.weights]
     of_tokens = [*of_tokens, *sequences.token_fields.values()]
     for token in of_tokens:
         if len(token) != len(ids):
-            _raise_integrity_error(
-                where,
-                f"a mask of {len(token)} positions for {len(ids)} tokens; both must have the same length",
-                _REBUILD_ADVICE,
+            raise IntegrityError(
+                f"{where}: a mask of {len(token)} positions for {len(ids)} tokens; both must have the same length; "
+                f"{_REBUILD_ADVICE}"
             )
     borders, _ = sequences.spans()
     firsts = borders[:-1][sequences.trained[borders[:-1]]]
     if len(firsts):
         name = _find_example_name(sequences, int(firsts[0]))
-        _raise_integrity_error(
-            where,
-            f"example {name} trains on the first token of its attention span, which no token precedes",
-            _REBUILD_ADVICE,
+        raise IntegrityError(
+            f"{where}: example {name} trains on the first token of its attention span, which no token precedes; "
+            f"{_REBUILD_ADVICE}"
         )
 
 
 _REBUILD_ADVICE = "this is a bug in rowmill: remove the packed shards, build again, and report it if it recurs"
-
-
-def _raise_integrity_error(where: str, what: str, remedy: str) -> None:
-    raise IntegrityError(f"{where}: {what}; {remedy}")
 
 
 def _find_example_name(sequences: SequenceBatch, token: int) -> str:

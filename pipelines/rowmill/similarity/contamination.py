@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, expand_ranges
+from rowmill.core.arrays import Ints, expand_ranges, mark_changes
 from rowmill.similarity.words import HashedTexts, Hashes, hash_ngrams, hash_whole_texts, join_texts, split_words
 
 FREQUENT_ITEMS = 10
@@ -95,10 +95,7 @@ def build_index(texts: HashedTexts, owners: Ints, count: int, n: int) -> ItemInd
     has_ngrams[items] = True
     hashes, items, starts = ngrams.hashes[order], items[order], starts[order]
     # N-grams of too many items are ignored; an item that repeats one counts once.
-    begins = np.ones(len(hashes), np.bool_)
-    begins[1:] = hashes[1:] != hashes[:-1]
-    is_new = begins.copy()
-    is_new[1:] |= items[1:] != items[:-1]
+    begins, is_new = mark_changes(hashes), mark_changes(hashes, items)
     which = np.cumsum(begins) - 1
     is_frequent = np.bincount(which[is_new])[which] > FREQUENT_ITEMS if len(which) else begins
     kept = ItemNGrams(hashes[~is_frequent], items[~is_frequent], starts[~is_frequent])
@@ -107,8 +104,7 @@ def build_index(texts: HashedTexts, owners: Ints, count: int, n: int) -> ItemInd
     return ItemIndex(n, kept, short_texts, words.lengths, int(is_frequent.sum()))
 
 
-@dataclass(frozen=True, slots=True)
-class CoveredItems:
+class CoveredItems(NamedTuple):
     """Pairs of a row and an item that share hashes, with the share of the item's words that these cover."""
 
     rows: Ints
@@ -123,9 +119,7 @@ class ItemSearch:
         """Prepare the lookup of an index."""
         self.index = index
         hashes = index.ngrams.hashes
-        begins = np.ones(len(hashes), np.bool_)
-        begins[1:] = hashes[1:] != hashes[:-1]
-        self._borders = np.append(np.flatnonzero(begins), len(hashes))
+        self._borders = np.append(np.flatnonzero(mark_changes(hashes)), len(hashes))
         self._distinct = hashes[self._borders[:-1]]
         # Most of a row's n-grams are in no item: one look into a small table leaves them out.
         bits = min(max(10, (_FILTER_SPARSENESS * len(self._distinct)).bit_length()), _MAX_FILTER_BITS)
@@ -135,11 +129,13 @@ class ItemSearch:
 
     def find_covered(self, texts: HashedTexts, rows: Ints, coverage: float) -> CoveredItems:
         """Return the items that rows cover by hashes: by row, the best first, ties by item; `rows` own the texts."""
-        ngrams, short = self._cover_items(texts, rows), self._match_short(texts, rows)
-        covered = [np.concatenate(pair) for pair in zip(_columns(ngrams), _columns(short), strict=True)]
-        order = np.lexsort((covered[1], -covered[2], covered[0]))
-        order = order[covered[2][order] >= coverage]
-        return CoveredItems(*(column[order] for column in covered))
+        several = self._cover_items(texts, rows), self._match_short(texts, rows)
+        of_rows = np.concatenate([covered.rows for covered in several])
+        items = np.concatenate([covered.items for covered in several])
+        coverages = np.concatenate([covered.coverage for covered in several])
+        order = np.lexsort((items, -coverages, of_rows))
+        order = order[coverages[order] >= coverage]
+        return CoveredItems(of_rows[order], items[order], coverages[order])
 
     def _cover_items(self, texts: HashedTexts, rows: Ints) -> CoveredItems:
         ngrams = hash_ngrams(texts, self.index.n)
@@ -152,8 +148,7 @@ class ItemSearch:
         places = expand_ranges(self._borders[at], counts)
         indexed = self.index.ngrams
         owners, items, starts = _sort_distinct(np.repeat(owners, counts), indexed.items[places], indexed.starts[places])
-        begins = np.ones(len(owners), np.bool_)
-        begins[1:] = (owners[1:] != owners[:-1]) | (items[1:] != items[:-1])
+        begins = mark_changes(owners, items)
         # An n-gram adds the words that the one before it has not.
         added = np.full(len(owners), self.index.n)
         added[1:] = np.where(begins[1:], self.index.n, np.minimum(self.index.n, starts[1:] - starts[:-1]))
@@ -171,9 +166,7 @@ class ItemSearch:
         items = short.items[places]
         order = np.lexsort((items, owners))
         owners, items = owners[order], items[order]
-        begins = np.ones(len(owners), np.bool_)
-        begins[1:] = (owners[1:] != owners[:-1]) | (items[1:] != items[:-1])
-        pairs = np.flatnonzero(begins)
+        pairs = np.flatnonzero(mark_changes(owners, items))
         counts = np.diff(np.append(pairs, len(owners)))
         owners, items = owners[pairs], items[pairs]
         needed = np.bincount(short.items, minlength=len(self.index.words))
@@ -219,14 +212,9 @@ class ItemSearch:
         return np.searchsorted(items[order], np.arange(len(self.index.words) + 1)), self.index.ngrams.starts[order]
 
 
-def _columns(covered: CoveredItems) -> tuple[NDArray[Any], ...]:
-    return covered.rows, covered.items, covered.coverage
-
-
 def _sort_distinct(*columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     """Return the distinct lines of some columns, sorted by the first, then the next."""
     order = np.lexsort(columns[::-1])
     lines = [column[order] for column in columns]
-    is_new = np.ones(len(order), np.bool_)
-    is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in lines])
+    is_new = mark_changes(*lines)
     return tuple(column[is_new] for column in lines)

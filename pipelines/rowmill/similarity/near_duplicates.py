@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import LARGEST_INT32, Bools, Integers, Ints, expand_ranges
+from rowmill.core.arrays import LARGEST_INT32, Bools, Integers, Ints, expand_ranges, mark_changes
 from rowmill.core.permutation import GAMMA, mix_array, mix_bits
 from rowmill.similarity.words import HashedTexts, Hashes, hash_ngrams
 
@@ -110,8 +110,7 @@ def collect_shingles(words: HashedTexts, n: int) -> Shingles:
     ngrams = hash_ngrams(words, n)
     order = np.lexsort((ngrams.hashes, ngrams.texts))
     values, texts = ngrams.hashes[order], ngrams.texts[order]
-    is_new = np.ones(len(values), np.bool_)
-    is_new[1:] = (values[1:] != values[:-1]) | (texts[1:] != texts[:-1])
+    is_new = mark_changes(values, texts)
     return Shingles(values[is_new], np.searchsorted(texts[is_new], np.arange(len(words.lengths) + 1)))
 
 
@@ -154,7 +153,7 @@ def drop_equal_groups(groups: Ints, rows: Ints) -> Bools:
 
     Rows with equal shingles agree in all bands; comparing them once is enough.
     """
-    begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1])[: len(groups)])
+    begins = np.flatnonzero(mark_changes(groups))
     if not len(begins):
         return np.zeros(0, np.bool_)
     mixed = rows.astype(np.uint64)
@@ -180,7 +179,7 @@ def find_near_duplicates(groups: Integers, rows: Integers, threshold: float, com
     is_open = np.ones(int(rows.max(initial=-1)) + 1, np.bool_)
     batches = [Removed(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     while len(rows):
-        begins = np.append(True, groups[1:] != groups[:-1])
+        begins = mark_changes(groups)
         # A row stays if it is first in every group it is in.
         stays = np.zeros(len(is_open), np.bool_)
         stays[rows[begins]] = True
@@ -189,17 +188,14 @@ def find_near_duplicates(groups: Integers, rows: Integers, threshold: float, com
         compared = np.flatnonzero(~begins & stays[leaders])
         # Each pair once.
         candidates, kept = _sort_pairs(rows[compared], leaders[compared])
-        is_new = np.ones(len(kept), np.bool_)
-        is_new[1:] = (kept[1:] != kept[:-1]) | (candidates[1:] != candidates[:-1])
+        is_new = mark_changes(kept, candidates)
         kept, candidates = kept[is_new], candidates[is_new]
         similarity = compare(kept, candidates)
         near = similarity >= threshold
         kept, candidates, similarity = kept[near], candidates[near], similarity[near]
         # One pair for each row that goes: the most similar, ties to the earlier row that stays.
         order = np.lexsort((kept, -similarity, candidates))
-        is_new = np.ones(len(order), np.bool_)
-        is_new[1:] = candidates[order][1:] != candidates[order][:-1]
-        chosen = order[is_new]
+        chosen = order[mark_changes(candidates[order])]
         kept, candidates, similarity = kept[chosen], candidates[chosen], similarity[chosen]
         batches.append(Removed(candidates, kept, similarity))
         is_open[np.flatnonzero(stays)] = False

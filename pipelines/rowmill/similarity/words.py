@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, find_distinct
+from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.permutation import GAMMA, mix_array
 
 Hashes: TypeAlias = NDArray[np.uint64]
@@ -82,12 +82,12 @@ def hash_words(texts: Sequence[str]) -> HashedTexts:
     hashes: list[Hashes] = [np.empty(0, np.uint64)]
     counts: list[Ints] = [np.empty(0, np.int64)]
     for pieces, owners in _collect_chunks(texts):
-        offsets = make_offsets([len(piece) for piece in pieces])
+        offsets = compute_offsets([len(piece) for piece in pieces])
         starts, ends, of_pieces = _find_words(codes := _read_code_points("".join(pieces)), offsets)
         hashes.append(_hash_runs(codes, starts, ends))
         counts.append(np.asarray(owners, np.int64)[of_pieces])
     of_texts = np.bincount(np.concatenate(counts), minlength=len(texts))
-    return HashedTexts(np.concatenate(hashes), make_offsets(of_texts))
+    return HashedTexts(np.concatenate(hashes), compute_offsets(of_texts))
 
 
 def _hash_runs(codes: NDArray[np.uint32], starts: Ints, ends: Ints) -> Hashes:
@@ -230,10 +230,3 @@ def join_texts(words: HashedTexts, owners: Ints, count: int) -> HashedTexts:
     """Return the words of all texts of an owner as one text; `owners` ascend, below `count`."""
     ends = np.searchsorted(owners, np.arange(count), "right")
     return HashedTexts(words.hashes, np.append(0, words.offsets[ends]))
-
-
-def make_offsets(lengths: Sequence[int] | Ints) -> Ints:
-    """Return where each text begins, and the end of the last."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets

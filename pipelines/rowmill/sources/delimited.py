@@ -161,31 +161,36 @@ def _iterate_lines(text: io.TextIOWrapper, url: str, limit: int, dialect: Dialec
 def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[bytes]:
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     header: list[str] = []
-    table = None
+    names: list[str] = []
+    unnamed = set(dialect.unnamed)
     for line in _iterate_lines(text, url, limits.max_record_bytes, dialect):
         cells = line.cells
-        if table is None and cells:
+        if not header and cells:
             header = _read_header(line, url, limits, dialect)
-            table = _Table(_name_columns(header, url, dialect), dialect.unnamed)
+            names = [name for at, name in enumerate(_name_columns(header, url, dialect)) if at not in unnamed]
             if dialect.header:
                 continue
-        if table is not None and cells:
+        if header and cells:
             # Nearly every row: it has a value in its first cell.
             if cells == header and dialect.header:
                 yield _encode_value([_HEADER_AGAIN, *cells])
             elif len(cells) > 1 and not cells[0].strip() and not any(map(str.strip, cells)):
                 yield _encode_value([_BLANK, *cells])
+            elif len(cells) != len(header):
+                # Without names, so that reading rejects it.
+                yield _encode_value(list(cells))
             else:
-                yield _encode_value(table.make_row(cells))
+                named_cells = [cell for at, cell in enumerate(cells) if at not in unnamed] if unnamed else cells
+                yield _encode_value(dict(zip(names, named_cells, strict=True)))
         elif line.too_long is not None:
-            if table is None:
+            if not header:
                 raise SchemaError(
                     f"{url}: line {line.number}: the header has {line.too_long.length:,} characters; at most "
                     f"{limits.max_record_bytes:,} are allowed; check the file, or raise source.limits.max_record_bytes"
                 )
             begin = line.too_long.begin.encode("utf-8", "surrogateescape")
             yield make_too_long_line(begin, line.too_long.length, limits.max_record_bytes)
-        elif line.error and table is None:
+        elif line.error and not header:
             raise SchemaError(
                 f"{url}: line {line.number}: the header cannot be read ({line.error}); expected column names, each "
                 "quoted completely or not at all; correct its quotes"
@@ -226,22 +231,6 @@ def _name_columns(header: list[str], url: str, dialect: Dialect) -> list[str]:
             f"rename one of them, or name the columns in source.column_names: [{', '.join(header)}]"
         )
     return names
-
-
-class _Table:
-    """Makes rows of cells."""
-
-    def __init__(self, names: Sequence[str], unnamed: Sequence[int]) -> None:
-        self._width = len(names)
-        self._unnamed = set(unnamed)
-        self._names = [name for at, name in enumerate(names) if at not in self._unnamed]
-
-    def make_row(self, cells: Sequence[str]) -> dict[str, str] | list[str]:
-        """Return a row's cells by name; the cells alone if they are not as many as the columns."""
-        if len(cells) != self._width:
-            return list(cells)
-        named_cells = [cell for at, cell in enumerate(cells) if at not in self._unnamed] if self._unnamed else cells
-        return dict(zip(self._names, named_cells, strict=True))
 
 
 def _encode_value(value: Json) -> bytes:

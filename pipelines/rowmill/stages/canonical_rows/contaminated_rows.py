@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill import sources
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store
@@ -38,7 +39,7 @@ from rowmill.similarity.contamination import (
     build_index,
     number_distinct_items,
 )
-from rowmill.similarity.words import HashedTexts, hash_words, make_offsets, split_words
+from rowmill.similarity.words import HashedTexts, hash_words, split_words
 from rowmill.sources import FileScan
 from rowmill.sources.reading import load_scans, read_records
 from rowmill.stages.base import StageContext
@@ -130,7 +131,7 @@ def index_benchmarks(inputs: IndexInputs, place: PartPlace) -> PartResult:
     kept = np.flatnonzero(number_distinct_items(words, owners, len(lines)) == np.arange(len(lines)))
     is_kept = np.isin(owners, kept)
     lengths = words.lengths
-    words = HashedTexts(words.hashes[np.repeat(is_kept, lengths)], make_offsets(lengths[is_kept]))
+    words = HashedTexts(words.hashes[np.repeat(is_kept, lengths)], compute_offsets(lengths[is_kept]))
     owners = np.searchsorted(kept, owners[is_kept])
     ngrams = int(np.maximum(words.lengths - ngram + 1, 0).sum())
     if ngrams > max_ngrams:

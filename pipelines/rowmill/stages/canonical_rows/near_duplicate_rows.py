@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Integers, Ints, expand_ranges, find_distinct, narrow_integers
+from rowmill.core.arrays import Integers, Ints, compute_offsets, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
 from rowmill.parts.context import scratch_folder
@@ -41,7 +41,7 @@ from rowmill.similarity.near_duplicates import (
     find_near_duplicates,
     hash_bands,
 )
-from rowmill.similarity.words import hash_words, join_texts, make_offsets
+from rowmill.similarity.words import hash_words, join_texts
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.contaminated_rows import RowSearch
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
@@ -169,7 +169,7 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> RowSearc
             for part in parts
         ],
     ).parts
-    starts = make_offsets([int(part.facts["kept"]) for part in parts])
+    starts = compute_offsets([int(part.facts["kept"]) for part in parts])
     removed = _find_removed(context, signed, starts, options.threshold)
     asked = find_distinct(np.concatenate((removed.rows, removed.kept)))
     row_ids: list[pa.Array] = []
@@ -242,12 +242,14 @@ def sign_part(inputs: SignInputs, place: PartPlace) -> PartResult:
     shingles = collect_shingles(words, inputs.ngram)
     asked = np.flatnonzero((words.lengths >= inputs.min_words) & (shingles.sizes > 0))
     asked_sizes = shingles.sizes[asked]
-    chosen = Shingles(shingles.values[expand_ranges(shingles.offsets[asked], asked_sizes)], make_offsets(asked_sizes))
+    chosen = Shingles(
+        shingles.values[expand_ranges(shingles.offsets[asked], asked_sizes)], compute_offsets(asked_sizes)
+    )
     keys = hash_bands(compute_signatures(chosen.values, chosen.offsets)).ravel()
     order = np.argsort(keys, kind="stable")
     sizes = np.zeros(texts.count, np.int64)
     sizes[asked] = chosen.sizes
-    lists = pa.LargeListArray.from_arrays(make_offsets(sizes), pa.array(chosen.values))
+    lists = pa.LargeListArray.from_arrays(compute_offsets(sizes), pa.array(chosen.values))
     bands = pa.table({"key": keys[order], "row": np.repeat(asked, BANDS)[order]})
     columns = {"characters": texts.characters, "content_hash": rows.column("content_hash"), "shingles": lists}
     files = {
@@ -283,7 +285,7 @@ def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, t
         of_rows, halves = np.concatenate(characters), np.concatenate(hashes)
         order = np.lexsort((candidates, halves[:, 1], halves[:, 0], -of_rows))
         values = np.memmap(path, np.uint64, "r") if path.stat().st_size else np.empty(0, np.uint64)
-        shingles = Shingles(values, make_offsets(np.concatenate(sizes)))
+        shingles = Shingles(values, compute_offsets(np.concatenate(sizes)))
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
         ranked = narrow_integers(ranks)[np.searchsorted(candidates, rows)]

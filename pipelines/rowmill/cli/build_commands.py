@@ -3,8 +3,9 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
@@ -16,6 +17,7 @@ from rowmill.cli.projects import (
     open_project,
     recipe_path,
     report_to_dagster,
+    show,
 )
 from rowmill.cli.version_commands import print_jobs
 from rowmill.core.errors import ConfigError, GateError, PipelineError, suggest_name
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rowmill.checks.judge import CheckResult
     from rowmill.cli.projects import Commands
     from rowmill.recipe.recipe import Recipe
+    from rowmill.schema.manifest import Manifest
 
     FinishedStep: TypeAlias = tuple[Step, StepReport, list[CheckResult]]
 
@@ -95,14 +98,13 @@ def _run_plan(args: argparse.Namespace) -> int:
     if args.stages:
         return print_jobs(args)
     from rowmill.build import plan, preflight
-    from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports.console import render_plan, render_remarks, render_table_plans
     from rowmill.tokenization import tokenizer_source
 
     # The hub is asked once, for the first records and for the forecast.
     with tokenizer_source.hold_commits():
-        project, console = open_project(args), terminal.make_console()
+        project = open_project(args)
         with _show_trial():
             remarks = preflight.require_no_mistakes(project)
         forecasts = plan.forecast_steps(project)
@@ -111,22 +113,21 @@ def _run_plan(args: argparse.Namespace) -> int:
 
             print(json_output.format_object(project, json_output.describe_plan(forecasts, remarks)))
             return ExitStatus.SUCCESS
-        console.print(render_plan(project, forecasts))
+        show(render_plan(project, forecasts))
         if remarks:
-            console.print("", render_remarks(remarks), sep="\n")
+            show("", render_remarks(remarks), sep="\n")
         if not dry_run.list_table_datasets(project):
             return ExitStatus.SUCCESS
         plans = list(dry_run.plan_tables(project))
-        console.print(render_table_plans(plans))
+        show(render_table_plans(plans))
         return ExitStatus.INVALID if any(dataset.plan is None for dataset in plans) else ExitStatus.SUCCESS
 
 
 def _run_advise(args: argparse.Namespace) -> int:
-    from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports.console import render_advice
 
-    project, console = open_project(args), terminal.make_console()
+    project = open_project(args)
     if not dry_run.list_table_datasets(project, args.dataset):
         raise ConfigError(
             f"{project.recipe.name}: no records dataset; advise rates the columns of records datasets; choose a recipe "
@@ -140,7 +141,7 @@ def _run_advise(args: argparse.Namespace) -> int:
         else:
             print(proposal)
     if not args.write:
-        console.print(render_advice(dry_run.advise_on_columns(project, args.dataset)))
+        show(render_advice(dry_run.advise_on_columns(project, args.dataset)))
     return ExitStatus.SUCCESS
 
 
@@ -189,7 +190,6 @@ def _run_build(args: argparse.Namespace) -> int:
 
 def _try_and_build(args: argparse.Namespace) -> int:
     from rowmill.build import prepare, runner
-    from rowmill.core import console as terminal
     from rowmill.reports.console import render_remarks
     from rowmill.reports.summary import summarize_recipe
 
@@ -202,7 +202,7 @@ def _try_and_build(args: argparse.Namespace) -> int:
         if not args.skip_preflight:
             remarks = _try_first_records_and_begin(project, steps)
             if remarks:
-                terminal.make_console(sys.stderr).print(render_remarks(remarks))
+                show(render_remarks(remarks), stream=sys.stderr)
         if args.json:
             return _print_build_as_json(project, steps, only)
         try:
@@ -348,7 +348,6 @@ def build_stages(
 
 
 def _run_export(args: argparse.Namespace) -> int:
-    from rowmill.core import console as terminal
     from rowmill.reports.summary import render_export_pointers
 
     project = open_project(args)
@@ -373,13 +372,12 @@ def _run_export(args: argparse.Namespace) -> int:
         return ExitStatus.GATE_CLOSED
     if args.to is not None:
         runner.copy_export(project, chosen[0], Path(args.to))
-    terminal.make_console().print(render_export_pointers(project, chosen, args.to))
+    show(render_export_pointers(project, chosen, args.to))
     return ExitStatus.SUCCESS
 
 
 def _run_stats(args: argparse.Namespace) -> int:
     from rowmill.build import runner
-    from rowmill.core import console as terminal
     from rowmill.reports import json_output
     from rowmill.reports.build_view import BuildView, load_build_view
     from rowmill.reports.summary import render_statistics
@@ -394,7 +392,7 @@ def _run_stats(args: argparse.Namespace) -> int:
         if args.json:
             print(json_output.format_object(project, json_output.describe_statistics(build)))
         else:
-            terminal.make_console().print(render_statistics(build))
+            show(render_statistics(build))
         return build
 
     try:
@@ -447,7 +445,6 @@ def add_generation_commands(commands: "Commands") -> None:
 
 
 def _run_parse(args: argparse.Namespace) -> int:
-    from rowmill.core import console as terminal
     from rowmill.inspection import generated_output
     from rowmill.reports.console import render_parsed_files
     from rowmill.stages import parsed_records
@@ -460,7 +457,7 @@ def _run_parse(args: argparse.Namespace) -> int:
     if len(datasets) > 1:
         raise ConfigError(f"several datasets are generated: {', '.join(datasets)}; choose one with --dataset")
     parsed = generated_output.parse_files(project, datasets[0], args.files)
-    terminal.make_console().print(render_parsed_files(parsed))
+    show(render_parsed_files(parsed))
     if args.output:
         generated_output.write_json_lines(Path(args.output), parsed.records)
     return ExitStatus.SUCCESS
@@ -481,11 +478,7 @@ _TEACHER_FLAGS = {
 
 def _run_score(args: argparse.Namespace) -> int:
     """Score the chosen datasets, and copy their scores to the output folder."""
-    from rowmill.build import runner
-    from rowmill.core import console as terminal
     from rowmill.inspection import generated_output
-    from rowmill.reports.console import render_generated, render_outdated_builds
-    from rowmill.schema import manifest
     from rowmill.stages import teacher_scores
 
     if "://" in (args.output or ""):
@@ -495,45 +488,42 @@ def _run_score(args: argparse.Namespace) -> int:
         )
     flags = {option: value for flag, option in _TEACHER_FLAGS.items() if (value := getattr(args, flag)) is not None}
     project = generated_output.choose_teacher(open_project(args), args.dataset, flags)
-    stage = teacher_scores.STAGE.name
-    steps = [step for step in runner.plan_steps(project) if step.name == stage and args.dataset in (None, step.dataset)]
-    datasets = [step.dataset for step in steps if step.dataset is not None]
-    terminal.make_console(sys.stderr).print(
-        render_outdated_builds(generated_output.find_outdated_builds(project, datasets))
-    )
-    blocked = build_stages(project, steps, [stage], datasets)
-    manifests = [output for step in steps if (output := manifest.load_current(project.store, step.key)) is not None]
-    terminal.make_console().print(render_generated(manifests))
+    datasets = project.recipe.datasets if args.dataset is None else [args.dataset]
+    blocked, outputs = _build_after_training(project, teacher_scores.STAGE.name, datasets)
     if blocked:
         return ExitStatus.GATE_CLOSED
     # Relative paths of a recipe start at its project, not at the folder of this command.
     output = Path(os.path.abspath(args.output or project.base / "scored" / project.recipe.name))
-    for scores in manifests:
+    for scores in outputs:
         generated_output.copy_scored_dataset(project.store, scores, output / scores.key[1])
-    print(generated_output.format_scored_datasets(project.recipe, manifests, output))
+    print(generated_output.format_scored_datasets(project.recipe, outputs, output))
     return ExitStatus.SUCCESS
 
 
 def _run_after_training(args: argparse.Namespace, stage: str) -> int:
-    """Run a stage that reads a trained model's output, show the results, and write its records to `--output`."""
+    """Run a stage that reads a trained model's output, and write its records to `--output`."""
+    from rowmill.inspection import generated_output
+
+    project = open_project(args)
+    datasets = generated_output.select_datasets(project, stage, args.dataset)
+    blocked, outputs = _build_after_training(project, stage, datasets)
+    if args.output:
+        accepted = (generated_output.iterate_accepted_records(project.store, output) for output in outputs)
+        generated_output.write_json_lines(Path(args.output), list(chain.from_iterable(accepted)))
+    return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
+
+
+def _build_after_training(project: "Project", stage: str, datasets: Collection[str]) -> "tuple[bool, list[Manifest]]":
+    """Build a stage of some datasets, and show what came out; return whether a check failed, and the outputs."""
     from rowmill.build import runner
-    from rowmill.core import console as terminal
     from rowmill.inspection import generated_output
     from rowmill.reports.console import render_generated, render_outdated_builds
     from rowmill.schema import manifest
 
-    project = open_project(args)
-    datasets = generated_output.select_datasets(project, stage, args.dataset)
     steps = [step for step in runner.plan_steps(project) if step.name == stage and step.dataset in datasets]
-    terminal.make_console(sys.stderr).print(
-        render_outdated_builds(generated_output.find_outdated_builds(project, datasets))
-    )
-    blocked = build_stages(project, steps, [stage], datasets)
-    manifests = [output for step in steps if (output := manifest.load_current(project.store, step.key)) is not None]
-    terminal.make_console().print(render_generated(manifests))
-    if args.output:
-        records = [
-            text for output in manifests for text in generated_output.iterate_accepted_records(project.store, output)
-        ]
-        generated_output.write_json_lines(Path(args.output), records)
-    return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
+    built = [step.dataset for step in steps if step.dataset is not None]
+    show(render_outdated_builds(generated_output.find_outdated_builds(project, built)), stream=sys.stderr)
+    blocked = build_stages(project, steps, [stage], built)
+    outputs = [output for step in steps if (output := manifest.load_current(project.store, step.key)) is not None]
+    show(render_generated(outputs))
+    return blocked, outputs

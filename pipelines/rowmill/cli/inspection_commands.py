@@ -12,6 +12,7 @@ from rowmill.cli.projects import (
     open_folder_store,
     open_project,
     parse_positive,
+    show,
 )
 from rowmill.core.errors import ConfigError
 
@@ -116,7 +117,6 @@ def _run_inspect(args: argparse.Namespace) -> int:
 
 
 def _run_verify(args: argparse.Namespace) -> int:
-    from rowmill.core import console as terminal
     from rowmill.inspection import verify as verification
     from rowmill.reports import console as reports
 
@@ -130,10 +130,10 @@ def _run_verify(args: argparse.Namespace) -> int:
         print(json_output.format_object(project, json_output.describe_verification(checked)))
         return _choose_verification_status(checked)
     shown = reports.render_verification(project, checked, facts=args.facts, deep=args.deep, every=args.all)
-    terminal.make_console().print(shown)
+    show(shown)
     if any(stage.damaged for stage in checked):
         removed = verification.discard_damage(project, checked) if args.discard else None
-        terminal.make_console().print(reports.render_discarded(project, removed))
+        show(reports.render_discarded(project, removed))
     return _choose_verification_status(checked)
 
 
@@ -172,40 +172,38 @@ def _run_sql(args: argparse.Namespace) -> int:
         from rowmill.core.arrays import format_count
 
         count = Text(f"\n{format_count(len(rows), 'row')}", terminal.DIM)
-        terminal.make_console().print(terminal.make_grid(columns, list(rows), indent=0), count, sep="\n")
+        show(terminal.make_grid(columns, list(rows), indent=0), count, sep="\n")
     return ExitStatus.SUCCESS
 
 
 def _run_trace(args: argparse.Namespace) -> int:
-    from rowmill.core import console as terminal
     from rowmill.inspection.sequences import trace_sequence
     from rowmill.inspection.trace import trace_row, trace_source
     from rowmill.reports import row_view
 
-    project, console = open_project(args), terminal.make_console()
+    project = open_project(args)
     if args.sequence is not None:
-        console.print(row_view.render_sequence_trace(trace_sequence(project, args.sequence)))
+        show(row_view.render_sequence_trace(trace_sequence(project, args.sequence)))
     elif args.row is not None:
-        console.print(row_view.render_row_traces(trace_row(project, args.row)))
+        show(row_view.render_row_traces(trace_row(project, args.row)))
     else:
-        console.print(row_view.render_row_traces(trace_source(project, args.source)))
+        show(row_view.render_row_traces(trace_source(project, args.source)))
     return ExitStatus.SUCCESS
 
 
 def _run_template_report(args: argparse.Namespace) -> int:
-    from rowmill.core import console as terminal
     from rowmill.inspection.chat_templates import prove_templates, report_templates
     from rowmill.reports import row_view
 
-    project, console = open_project(args), terminal.make_console()
+    project = open_project(args)
     if args.prove:
         all_right = True
         for dataset, proof in prove_templates(project):
-            console.print(row_view.render_proof(dataset, proof))
+            show(row_view.render_proof(dataset, proof))
             all_right = all_right and not proof.defects
         return ExitStatus.SUCCESS if all_right else ExitStatus.PROBLEM_FOUND
     for report in report_templates(project):
-        console.print(row_view.render_template_report(report))
+        show(row_view.render_template_report(report))
     return ExitStatus.SUCCESS
 
 

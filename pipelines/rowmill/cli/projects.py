@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from rowmill.core.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
     from rowmill.build.steps import Project
     from rowmill.core.storage import Store
@@ -56,6 +58,13 @@ def parse_positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return value
+
+
+def show(*shown: "RenderableType", sep: str = " ", stream: TextIO | None = None) -> None:
+    """Print to a stream, standard output by default, with colours on a terminal."""
+    from rowmill.core.console import make_console
+
+    make_console(stream).print(*shown, sep=sep)
 
 
 # ── Recipe and storage root ──

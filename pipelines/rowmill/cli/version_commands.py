@@ -16,6 +16,7 @@ from rowmill.cli.projects import (
     open_project,
     parse_positive,
     report_to_dagster,
+    show,
 )
 from rowmill.core.errors import ConfigError
 
@@ -54,7 +55,6 @@ def add_version_commands(commands: "Commands") -> None:
 
 
 def _run_versions(args: argparse.Namespace) -> int:
-    from rowmill.core import console as terminal
     from rowmill.reports import console as reports
     from rowmill.schema import manifest
 
@@ -68,13 +68,12 @@ def _run_versions(args: argparse.Namespace) -> int:
         fields = {"stage": reports.format_key(step.key), **json_output.describe_versions(kept, current)}
         print(json_output.format_object(project, fields))
         return ExitStatus.SUCCESS
-    terminal.make_console().print(reports.render_versions(project, kept, current))
+    show(reports.render_versions(project, kept, current))
     return ExitStatus.SUCCESS
 
 
 def _run_diff(args: argparse.Namespace) -> int:
     from rowmill.build.comparison import compare_versions
-    from rowmill.core import console as terminal
     from rowmill.reports import console as reports
     from rowmill.schema import manifest
 
@@ -84,13 +83,12 @@ def _run_diff(args: argparse.Namespace) -> int:
     current = manifest.load_current(project.store, step.key)
     chosen = (args.before, args.after or (current.version if current is not None else ""))
     before, after = (kept[_match_version(name, list(kept), f"{project.recipe.name}/{args.key}")] for name in chosen)
-    terminal.make_console().print(reports.render_comparison(before, after, compare_versions(project, before, after)))
+    show(reports.render_comparison(before, after, compare_versions(project, before, after)))
     return ExitStatus.SUCCESS
 
 
 def _run_use(args: argparse.Namespace) -> int:
     from rowmill.build import runner, share_versions
-    from rowmill.core import console as terminal
     from rowmill.reports.console import render_step
     from rowmill.reports.summary import render_released_version, render_used_version
     from rowmill.schema import manifest
@@ -104,7 +102,7 @@ def _run_use(args: argparse.Namespace) -> int:
         )
     if args.release:
         hold = share_versions.release_version(project.store, step.key)
-        terminal.make_console().print(render_released_version(project, step, hold))
+        show(render_released_version(project, step, hold))
         current = manifest.load_current(project.store, step.key)
         if hold is not None and current is not None:
             _show_in_dagster(project, step, runner.report_kept_version(current))
@@ -116,9 +114,8 @@ def _run_use(args: argparse.Namespace) -> int:
     results = runner.check_step(project, step, report.manifest)
     hold = share_versions.hold_version(project.store, report.manifest)
     _show_in_dagster(project, step, replace(report, held=hold), results)
-    console = terminal.make_console()
-    console.print(render_used_version(project, step, report.version))
-    console.print(render_step(step, report, results))
+    show(render_used_version(project, step, report.version))
+    show(render_step(step, report, results))
     return ExitStatus.GATE_CLOSED if any(result.blocking for result in results) else ExitStatus.SUCCESS
 
 
@@ -153,12 +150,11 @@ def _find_step(project: "Project", key: str) -> "Step":
 
 def _run_gc(args: argparse.Namespace) -> int:
     from rowmill.build import gc
-    from rowmill.core import console as terminal
     from rowmill.reports.console import render_collected
 
     project = open_project(args)
     garbage = gc.collect_garbage(project, keep=args.keep, dry_run=args.dry_run)
-    terminal.make_console().print(render_collected(garbage, dry_run=args.dry_run))
+    show(render_collected(garbage, dry_run=args.dry_run))
     return ExitStatus.SUCCESS
 
 

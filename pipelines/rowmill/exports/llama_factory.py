@@ -35,6 +35,7 @@ from rowmill.exports.preference_blocks import count_blocks_at_once, cut_blocks, 
 from rowmill.schema.examples import IGNORED_LABEL, Objective
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
+from rowmill.shards.native import choose_pad_id
 from rowmill.shards.sequences import SequenceBatch
 
 NO_MEDIA = 1 << 32
@@ -168,7 +169,7 @@ def _make_packed_columns(chunk: SequenceBatch, segments: _FlatRows, context: Exp
     lengths, spans = np.diff(chunk.token_offsets), np.diff(in_sequences)
     places = np.arange(len(chunk.ids)) + np.repeat(np.arange(count) * width - chunk.token_offsets[:-1], lengths)
     numbers = np.arange(len(borders) - 1) - np.repeat(in_sequences[:-1], spans) + 1
-    padding = next((token for token in (context.pad_id, context.eos_id) if token is not None), 0)
+    padding = choose_pad_id({"pad_id": context.pad_id, "eos_id": context.eos_id})
     values = {
         "input_ids": (segments.ids, padding),
         "attention_mask": (np.repeat(numbers, np.diff(borders)).astype(np.int32), 0),

@@ -72,51 +72,41 @@ def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None
         filler = np.full(gap, pad_id, np.int32)
         rows = [*rows, PackedSequence(filler, np.full(gap, IGNORED_LABEL, np.int32), np.array([gap], np.int32))]
     lengths = np.concatenate([row.seq_lengths for row in rows])
+    weights = _collect_weights(rows)
+    batch: Batch = {
+        "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
+        "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
+        **({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]}),
+        **{name: np.concatenate(values)[None] for name, values in _collect_token_fields(rows).items()},
+        **_join_row_fields(rows),
+        **{name: np.concatenate(values) for name, values in _collect_sources(rows).items()},
+    }
     parents = _join_parents(rows)
     if parents is not None:
-        return _join_flat_trees(rows, parents, lengths)
+        return batch | {
+            "position_ids": make_tree_positions(parents, lengths)[None],
+            PARENTS_COLUMN: parents,
+            "predecessors": find_predecessors(parents, lengths)[None],
+            "subtree_ends": find_token_subtree_ends(parents, lengths)[None],
+        }
     bounds = _cumulate_lengths(lengths)
     longest = int(lengths.max(initial=0))
-    weights = _collect_weights(rows)
     numbers = np.arange(len(lengths), dtype=np.int32)
     if gap:
         numbers[-1] = -1
     # The borders of spans without and with their padding, if segments are padded.
-    real_bounds: Batch = {}
     if any(row.padding is not None for row in rows):
         real_lengths = np.concatenate([row.real_lengths for row in rows])
         if gap:
             real_lengths[-1] = 0
-        real_bounds = {"cu_seqlens": _cumulate_lengths(real_lengths), "cu_seqlens_padded": bounds}
-    return {
-        "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
-        "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
+        batch |= {"cu_seqlens": _cumulate_lengths(real_lengths), "cu_seqlens_padded": bounds}
+    return batch | {
         "position_ids": expand_ranges(np.zeros_like(lengths), lengths)[None],
         "seq_idx": np.repeat(numbers, lengths)[None],
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": longest,
         "max_length_k": longest,
-        **({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]}),
-        **{name: np.concatenate(values)[None] for name, values in _collect_token_fields(rows).items()},
-        **_join_row_fields(rows),
-        **{name: np.concatenate(values) for name, values in _collect_sources(rows).items()},
-        **real_bounds,
-    }
-
-
-def _join_flat_trees(rows: Sequence[PackedSequence], parents: Ints, lengths: Tokens) -> Batch:
-    """Join sequences whose spans continue others; `parents` int64[K] number the spans of all rows."""
-    weights = _collect_weights(rows)
-    return {
-        "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
-        "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
-        "position_ids": make_tree_positions(parents, lengths)[None],
-        **({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]}),
-        PARENTS_COLUMN: parents,
-        **{name: np.concatenate(values) for name, values in _collect_sources(rows).items()},
-        "predecessors": find_predecessors(parents, lengths)[None],
-        "subtree_ends": find_token_subtree_ends(parents, lengths)[None],
     }
 
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -225,7 +226,7 @@ class StoredRows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments alone, so that another process opens its own files."""
-        return _restore_rows, (self._store, self._shards, self._in_turn, self._names)
+        return partial(StoredRows, in_turn=self._in_turn, names=self._names), (self._store, self._shards)
 
     def require(self, numbers: Iterable[int], *, verify: bool) -> None:
         """Check some shards concurrently; raises IntegrityError for the first one that is not the published file."""
@@ -359,7 +360,3 @@ class StoredRows:
         path, footer = self._shards[shard].shard.path, self._load_footer(shard)
         table = read_row_group(self._store, path, footer, group, names)
         return {name: table.column(name).chunk(0) for name in names}
-
-
-def _restore_rows(store: Store, shards: Sequence[ExpectedShard], in_turn: int, names: SourceNames | None) -> StoredRows:
-    return StoredRows(store, shards, in_turn=in_turn, names=names)

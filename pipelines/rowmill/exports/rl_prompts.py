@@ -14,7 +14,6 @@ nulls. So messages have a role and a text, and a prompt with anything else stops
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -156,36 +155,32 @@ class RLPrompts(Sharded):
         values = zip(*(chunk.columns[name].to_pylist() for name in names), strict=True)
         abilities = chunk.datasets.take(pa.array(np.repeat(np.arange(len(chunk)), np.diff(chunk.sequence_offsets))))
         about = zip(chunk.example_ids.to_pylist(), abilities.to_pylist(), strict=True)
-        for index, (of_prompt, (example_id, ability)) in enumerate(zip(values, about, strict=True), first):
+        for index, ((messages, tools, kwargs, truth, sources, extra), (example_id, ability)) in enumerate(
+            zip(values, about, strict=True), first
+        ):
             row_id = example_id.rpartition("#")[0]
-            prompt = self._read_prompt(*of_prompt)
+            prompt = self._read_prompt(messages, tools, kwargs, truth, len(sources))
             if isinstance(prompt, PromptProblem):
                 count, first_row = refused.get(prompt, (0, row_id))
                 refused[prompt] = count + 1, first_row
             else:
-                info = {"split": self.split, "index": index, "row_id": row_id, "extra": prompt.extra}
-                yield self._make_row(prompt, ability, info)
+                info = {"split": self.split, "index": index, "row_id": row_id, "extra": extra}
+                yield self._make_row(*prompt, sources, ability, info)
 
     def _read_prompt(
-        self,
-        messages: str,
-        tools: str | None,
-        template_kwargs: str | None,
-        ground_truth: str | None,
-        sources: list[str],
-        extra: str | None,
-    ) -> "_Prompt | PromptProblem":
-        """Return a prompt, or why the layout cannot hold it."""
+        self, messages: str, tools: str | None, template_kwargs: str | None, ground_truth: str | None, sources: int
+    ) -> tuple[list[dict[str, Json]], list[str]] | PromptProblem:
+        """Return a prompt's messages and a ground truth for each data source, or why the layout cannot hold it."""
         prompt: list[dict[str, Json]] = from_json(messages)
         if tools is not None:
             return PromptProblem.TOOLS
         if template_kwargs is not None and from_json(template_kwargs):
             return PromptProblem.TEMPLATE_KWARGS
-        truths = self._read_truths(None if ground_truth is None else from_json(ground_truth), len(sources))
+        truths = self._read_truths(None if ground_truth is None else from_json(ground_truth), sources)
         problem = self._find_problem(prompt)
         if problem is not None:
             return problem
-        return truths if isinstance(truths, PromptProblem) else _Prompt(prompt, truths, sources, extra)
+        return truths if isinstance(truths, PromptProblem) else (prompt, truths)
 
     def _find_problem(self, prompt: Sequence[Mapping[str, Json]]) -> PromptProblem | None:
         if any(set(message) != {"role", "content"} for message in prompt):
@@ -207,28 +202,30 @@ class RLPrompts(Sharded):
             return [to_json(value) for value in truths]
         return truths if all(type(value) is str for value in truths) else PromptProblem.NOT_TEXT
 
-    def _make_row(self, prompt: "_Prompt", ability: str, info: dict[str, Any]) -> dict[str, Any]:
+    def _make_row(
+        self, messages: list[dict[str, Json]], truths: list[str], sources: list[str], ability: str, info: dict[str, Any]
+    ) -> dict[str, Any]:
         """Return a row of the layout."""
-        [truth, *_], [source, *_] = prompt.truths, prompt.sources
-        extra = {"extra": prompt.extra}
+        [truth, *_], [source, *_] = truths, sources
+        extra = {"extra": info["extra"]}
         match self.layout:
             case "verl":
                 judged = {"style": "rule", "ground_truth": truth}
                 about = {"ability": ability, "reward_model": judged, "extra_info": info}
-                return {"data_source": source, "prompt": prompt.messages, **about}
+                return {"data_source": source, "prompt": messages, **about}
             case "skyrl":
                 judged = {"method": "rule", "ground_truth": truth}
                 about = {"env_class": self.env_class, "reward_spec": judged, "extra_info": info}
-                return {"data_source": source, "prompt": prompt.messages, **about}
+                return {"data_source": source, "prompt": messages, **about}
             case "trl":
-                return {"prompt": prompt.messages, "solution": truth, "data_source": source, **extra}
+                return {"prompt": messages, "solution": truth, "data_source": source, **extra}
             case "openrlhf":
-                return {"input": prompt.messages, "label": truth, "datasource": source, **extra}
+                return {"input": messages, "label": truth, "datasource": source, **extra}
             case "open_instruct":
                 # With one verifier open-instruct makes such lists itself.
-                return {"messages": prompt.messages, "ground_truth": prompt.truths, "dataset": prompt.sources, **extra}
+                return {"messages": messages, "ground_truth": truths, "dataset": sources, **extra}
             case "nemo_rl":
-                return {"input": prompt.messages[0]["content"], "output": truth, "data_source": source, **extra}
+                return {"input": messages[0]["content"], "output": truth, "data_source": source, **extra}
 
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Raise ConfigError if the layout cannot hold a prompt of any file."""
@@ -274,13 +271,3 @@ class RLPrompts(Sharded):
                     f'    dataset_name: ResponseDataset\n    data_path: "{files}"\n    split: train\n'
                     "    input_key: input\n    output_key: output"
                 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A prompt's messages, and a ground truth for each data source."""
-
-    messages: list[dict[str, str]]
-    truths: list[str]
-    sources: list[str]
-    extra: str | None

@@ -31,13 +31,9 @@ _SLICE_DEFAULTS: dict[RowKind, SliceStrategy] = {
 }
 
 
-def _resolve_slice_alias(name: str) -> str:
-    return _SLICE_ALIASES.get(name, name)
-
-
 SliceOption = Annotated[
     Literal["keep_start", "keep_end", "error", "split", "drop", "left", "right", "raise"],
-    AfterValidator(_resolve_slice_alias),
+    AfterValidator(lambda name: _SLICE_ALIASES.get(name, name)),
 ]
 
 
@@ -290,20 +286,6 @@ class Mixture(Config):
 
     @model_validator(mode="after")
     def _require_possible(self) -> "Mixture":
-        self._require_ascending_schedules()
-        for step, weights in self.stages or ():
-            if not any(weights.values()):
-                raise ValueError(f"train_weights at step {step} are all 0; at least one must be positive; increase one")
-        if self.train_weights is None and self.block_rounding == "fixed":
-            raise ValueError(
-                "block_rounding: fixed without train_weights; an epoch has every sequence once, which blocks with "
-                "equal counts cannot give; set train_weights, or choose carry"
-            )
-        self._require_stop()
-        self._require_budgets()
-        return self
-
-    def _require_ascending_schedules(self) -> None:
         for option, stages in (("batch_size", self.batch_size), ("train_weights", self.train_weights)):
             if not isinstance(stages, list):
                 continue
@@ -320,39 +302,41 @@ class Mixture(Config):
         for option, is_set in needs.items():
             if is_set and self.batch_size is None:
                 raise ValueError(f"{option} without batch_size; it is counted in batches; set batch_size")
-
-    def _require_stop(self) -> None:
+        for step, weights in self.stages or ():
+            if not any(weights.values()):
+                raise ValueError(f"train_weights at step {step} are all 0; at least one must be positive; increase one")
+        if self.train_weights is None and self.block_rounding == "fixed":
+            raise ValueError(
+                "block_rounding: fixed without train_weights; an epoch has every sequence once, which blocks with "
+                "equal counts cannot give; set train_weights, or choose carry"
+            )
         if self.train_weights is None and self.stop_strategy is not None:
             raise ValueError(
                 f"stop_strategy: {self.stop_strategy} without train_weights; without weights an epoch has every "
                 "sequence once; set train_weights, or delete stop_strategy"
             )
-        if self.train_weights is None or self.resolved_stop != "restart":
-            return
-        if self.steps is None:
+        restarts = self.train_weights is not None and self.resolved_stop == "restart"
+        if restarts and self.steps is None:
             raise ValueError(
                 "stop_strategy: restart without steps never ends; restart (the default with train_weights) "
                 "needs steps; set steps, or choose first_exhausted or all_exhausted"
             )
-        if self.epochs > 1:
+        if restarts and self.epochs > 1:
             raise ValueError(
                 f"epochs: {self.epochs} with stop_strategy: restart; restart repeats without end; delete "
                 "epochs, or choose first_exhausted or all_exhausted"
             )
-
-    def _require_budgets(self) -> None:
         target, experiment = self.target_budget, self.experiment_budget
         if (target is None) != (experiment is None):
             raise ValueError("only one of target_budget and experiment_budget is set; set both or neither")
-        if target is None or experiment is None:
-            return
-        if experiment > target:
+        if target is not None and experiment is not None and experiment > target:
             raise ValueError(
                 f"experiment_budget {experiment} is above target_budget {target}; it must not exceed it; swap them"
             )
         for option in ("max_train_batches", "num_validation_sequences"):
-            if getattr(self, option) is not None:
+            if target is not None and getattr(self, option) is not None:
                 raise ValueError(f"budgets and {option} are both set; only one may limit datasets; delete one")
+        return self
 
     @property
     def resolved_stop(self) -> StopStrategy:

@@ -148,7 +148,11 @@ class GatesBase(Config):
                 raise ValueError(
                     f"{check.name} has an {check.direction} bound, so {opposite} does not apply; use {check.direction}"
                 )
-            if bound is not None and not check.waivable and _is_loosened_bound(check, bound):
+            limit = getattr(bound, check.direction, None)
+            is_looser = bound is not None and _is_looser(
+                check, check.bound if limit is None else limit, bound.severity or check.severity
+            )
+            if is_looser and not check.waivable:
                 raise ValueError(
                     f"{check.name} guards correctness; allowed is {check.direction} {check.bound:g} or stricter, and "
                     "severity error; remove the option and fix the cause"
@@ -176,22 +180,16 @@ class GatesBase(Config):
         return self
 
 
-def _is_loosened_bound(check: Check, bound: Bound) -> bool:
-    limit = getattr(bound, check.direction)
-    if limit is None:
-        return bound.severity == "warn"
-    looser = limit > check.bound if check.direction == "at_most" else limit < check.bound
-    return looser or bound.severity == "warn"
+def _is_looser(check: Check, bound: float, severity: Severity) -> bool:
+    wider = bound > check.bound if check.direction == "at_most" else bound < check.bound
+    return wider or (severity, check.severity) == ("warn", "error")
 
 
 def list_loosened_checks(key: StageKey, thresholds: Iterable["Threshold"]) -> Iterator[str]:
     """Yield the checks of a stage whose bounds a recipe loosens, with both bounds."""
     for threshold in thresholds:
         check = CHECKS_BY_NAME.get(threshold.check)
-        if check is None:
-            continue
-        wider = threshold.bound > check.bound if check.direction == "at_most" else threshold.bound < check.bound
-        if wider or (threshold.severity, check.severity) == ("warn", "error"):
+        if check is not None and _is_looser(check, threshold.bound, threshold.severity):
             yield (
                 f"{'/'.join(key)}: {threshold.check} {threshold.direction.replace('_', ' ')} {threshold.bound:g} "
                 f"({threshold.severity}); the default is {check.bound:g} ({check.severity})"

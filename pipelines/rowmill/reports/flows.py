@@ -257,19 +257,14 @@ def sum_flows(flows: Sequence[Flow]) -> Flow:
         for branch in (branch for level in row for branch in level.branches):
             key = branch.name, branch.kind, branch.joins
             counts[key] = counts.get(key, 0) + branch.count
-        branches = tuple(FlowBranch(name, n, kind, joins=joins) for (name, kind, joins), n in counts.items())
+        joined = [FlowBranch(name, n, kind, joins=joins) for (name, kind, joins), n in counts.items()]
+        # Those that leave, the largest first, then those that join.
+        joined.sort(key=lambda branch: (branch.joins, branch.kind in LAST_CLASSES, -branch.count, branch.name))
         # What every dataset still has ends here where one of them has no further level.
         last = len(levels) == shared - 1 and any(len(flow) > shared for flow in flows)
         total = sum(level.count for level in row)
-        levels.append(replace(row[0], count=total, branches=() if last else _sort_branches(branches)))
+        levels.append(replace(row[0], count=total, branches=() if last else tuple(joined)))
     return tuple(levels)
-
-
-def _sort_branches(branches: Iterable[FlowBranch]) -> tuple[FlowBranch, ...]:
-    """Order branches: those that leave, the largest first, then those that join."""
-    return tuple(
-        sorted(branches, key=lambda branch: (branch.joins, branch.kind in LAST_CLASSES, -branch.count, branch.name))
-    )
 
 
 def _merge_small(branches: tuple[FlowBranch, ...]) -> tuple[FlowBranch, ...]:

@@ -63,7 +63,11 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
     left, top, bottom = 8 + 7 * max((len(_format_number(at)) for at in levels), default=0), 34, height - 26
     step = (width - left - 8) / max(len(histogram.counts), 1)
     scale = (bottom - top) / highest
-    grid = [_draw_grid_line(left, bottom - scale * at, width - 8, _format_number(at)) for at in levels]
+    grid = [
+        f'<path stroke="{GRID}" d="M{left} {(y := bottom - scale * at):.1f}H{width - 8}"/>'
+        + _draw_text(left - 5, y + 4, _format_number(at), "end")
+        for at in levels
+    ]
     drawn = [
         _draw_bar(histogram, i, left + i * step, step, bottom, scale * count)
         for i, count in enumerate(histogram.counts)
@@ -77,10 +81,6 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
     title = _draw_text(8, 16, heading, "start")
     mark = _draw_limit_mark(histogram, left, step, top, bottom)
     return _wrap_svg(width, height, histogram.title, [title, *grid, *drawn, axis, *labels, *mark])
-
-
-def _draw_grid_line(left: float, y: float, right: float, label: str) -> str:
-    return f'<path stroke="{GRID}" d="M{left} {y:.1f}H{right}"/>' + _draw_text(left - 5, y + 4, label, "end")
 
 
 def _draw_tick(x: float, bottom: int, label: str, width: int) -> str:

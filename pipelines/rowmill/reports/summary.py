@@ -56,7 +56,7 @@ def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> s
             Text(""),
             *_render_left_out(build),
             *_render_shared(build),
-            *_render_changes(build),
+            *([label_value("changed", "\n".join(describe_changes(build.changes)))] if build.changes else []),
             *_render_places(build),
             *_render_failed_checks(build, shown),
             *_render_next_commands(build),
@@ -90,11 +90,6 @@ def _render_shared(build: BuildView) -> Iterator[RenderableType]:
             f"{shared:,} tokens, {size} before compression, are saved where examples begin alike: "
             f"{stored:,} are stored, {(stored + shared) / stored:.1f} × fewer",
         )
-
-
-def _render_changes(build: BuildView) -> Iterator[RenderableType]:
-    if build.changes is not None:
-        yield label_value("changed", "\n".join(describe_changes(build.changes)))
 
 
 def _render_places(build: BuildView) -> Iterator[RenderableType]:

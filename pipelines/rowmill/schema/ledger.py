@@ -29,12 +29,7 @@ INTENDED_REASONS = NO_RECORD_REASONS | frozenset(
 """Reasons that the recipe requested: these records are valid, and no check counts them as lost."""
 
 LEDGER_SCHEMA = pa.schema(
-    [
-        pa.field("row_id", pa.string(), nullable=False),
-        pa.field("stage", pa.string(), nullable=False),
-        pa.field("state", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-    ]
+    [pa.field(name, pa.string(), nullable=False) for name in ("row_id", "stage", "state", "reason")]
 )
 """One line per source record and stage."""
 

@@ -276,16 +276,13 @@ def parse_manifest(raw: dict[str, Any]) -> Manifest:
         name: DisplayTable(columns=tuple(t["columns"]), rows=tuple(tuple(r) for r in t["rows"]))
         for name, t in raw["tables"].items()
     }
-    raw["histograms"] = {name: _parse_histogram(histogram) for name, histogram in raw["histograms"].items()}
+    for histogram in raw["histograms"].values():
+        histogram |= {"edges": tuple(histogram["edges"]), "counts": tuple(histogram["counts"])}
+    raw["histograms"] = {name: Histogram(**histogram) for name, histogram in raw["histograms"].items()}
     raw["samples"] = {check: tuple(ids) for check, ids in raw["samples"].items()}
     raw["schema"] = tuple((str(n), str(t)) for n, t in raw["schema"])
     raw["waivers"] = tuple(raw["waivers"])
     return Manifest(**raw)
-
-
-def _parse_histogram(raw: dict[str, Any]) -> Histogram:
-    values: dict[str, Any] = {**raw, "edges": tuple(raw["edges"]), "counts": tuple(raw["counts"])}
-    return Histogram(**values)
 
 
 def parse_part(raw: Mapping[str, Any]) -> Part:

@@ -321,10 +321,7 @@ def subtract_messages(
 
 REJECT_SCHEMA = pa.schema(
     [
-        pa.field("row_id", pa.string(), nullable=False),
-        pa.field("stage", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
+        *(pa.field(name, pa.string(), nullable=False) for name in ("row_id", "stage", "reason", "detail")),
         pa.field("raw", pa.binary(), nullable=False),
     ]
 )

@@ -147,10 +147,10 @@ by copies of others."""
 
 SEQUENCE_SCHEMA = pa.schema(
     [
-        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("labels", pa.list_(pa.int32()), nullable=False),
-        pa.field("position_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("seq_lengths", pa.list_(pa.int32()), nullable=False),
+        *(
+            pa.field(name, pa.list_(pa.int32()), nullable=False)
+            for name in ("input_ids", "labels", "position_ids", "seq_lengths")
+        ),
         pa.field("example_ids", pa.list_(pa.string()), nullable=False),
         pa.field("starts", pa.list_(pa.int32()), nullable=False),
         pa.field("segment_lengths", pa.list_(pa.int32()), nullable=False),

@@ -42,12 +42,8 @@ def _decompress_zstd(raw: BinaryIO) -> Iterator[bytes]:
         raise EOFError("the last frame does not end")
 
 
-def _pass_through(raw: BinaryIO) -> BinaryIO:
-    return raw
-
-
 CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
-    "": _pass_through,
+    "": lambda raw: raw,
     ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb")),
     ".bz2": lambda raw: cast(BinaryIO, bz2.BZ2File(raw, "rb")),
     ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw, "rb")),  # noqa: SIM115 (`DecompressedStream` closes it)

@@ -228,7 +228,7 @@ def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None, reader: Fil
     NaN and infinity, which are no JSON, are null, as in a typed file: what reads them decides.
     """
     try:
-        value = json.loads(raw.decode(), parse_constant=_forget_constant, object_pairs_hook=require_distinct_keys)
+        value = json.loads(raw.decode(), parse_constant=lambda _: None, object_pairs_hook=require_distinct_keys)
         # Lines that orjson refuses for another reason stay refused: numbers that are too large and lone surrogates.
         _ = error and json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except RepeatedKeyError as repeated:
@@ -242,10 +242,6 @@ def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None, reader: Fil
             return Rejected("invalid_json", "an integer has more than 4,300 digits")
         return Rejected("invalid_json", f"{error}{reader.syntax_hint}")
     return value
-
-
-def _forget_constant(_: str) -> None:
-    return None
 
 
 def _is_nested_deeper(value: Json, limit: int) -> bool:

@@ -32,6 +32,9 @@ pytestmark = FOREIGN_WARNINGS
 
 MESSAGE = AlertMessage("demo", "blocked", "demo: blocked", ("chats/canonical_rows: rejects is 3 %", "Correct them."))
 
+MARKUP = "unknown_role: 3, the first is **b** _i_ ~s~ `c` # h > q :100: [x](https://example.org/x) <!channel> & <b>"
+LINK = "https://reports.example.org/demo/report.html"
+
 
 class Receiver:
     """A server that answers with these statuses, then with 200, and keeps what it was sent."""
@@ -96,15 +99,40 @@ def test_webhook_that_refuses_twice_gets_the_message_at_the_third_try(monkeypatc
 @pytest.mark.parametrize(
     ("shape", "shown"),
     [
-        ("slack", lambda body: body["text"]),
-        ("teams", lambda body: "\n".join(block["text"] for block in body["attachments"][0]["content"]["body"])),
+        ("plain", lambda body: [body["title"], *body["lines"]]),
+        ("slack", lambda body: read_slack(body).splitlines()),
+        ("teams", lambda body: [run["text"] for run in read_teams(body)]),
     ],
 )
-def test_services_get_the_lines_in_their_own_shape(monkeypatch: pytest.MonkeyPatch, shape: str, shown: Any) -> None:
+def test_services_get_the_lines_in_their_own_shape_and_none_of_their_markup(
+    monkeypatch: pytest.MonkeyPatch, shape: str, shown: Any
+) -> None:
+    message = replace(MESSAGE, lines=(*MESSAGE.lines, MARKUP, LINK), link=LINK)
     with receiving() as receiver:
-        assert deliver(webhook(monkeypatch, receiver.url, format=shape), MESSAGE) is None
+        assert deliver(webhook(monkeypatch, receiver.url, format=shape), message) is None
 
-    assert [line.strip("*") for line in shown(receiver.received[0]).splitlines()] == [MESSAGE.title, *MESSAGE.lines]
+    assert shown(receiver.received[0]) == [message.title, *message.lines]
+
+
+def read_slack(body: dict[str, Any]) -> str:
+    """Return what Slack shows, of elements that have no markup; a link is one, and what is bold is the title alone."""
+    [block] = body["blocks"]
+    [section] = block["elements"]
+    assert (block["type"], section["type"]) == ("rich_text", "rich_text_section")
+    assert [element["text"] for element in section["elements"] if "style" in element] == [MESSAGE.title]
+    assert [element for element in section["elements"] if element["type"] != "text"] == [{"type": "link", "url": LINK}]
+    return "".join(element.get("text") or element["url"] for element in section["elements"])
+
+
+def read_teams(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the runs of text that Teams shows, which have no markup; a link is a button."""
+    card = body["attachments"][0]["content"]
+    assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
+    assert card["actions"] == [{"type": "Action.OpenUrl", "title": "Open the report", "url": LINK}]
+    runs = [run for block in card["body"] for run in block["inlines"]]
+    assert {run["type"] for run in runs} == {"TextRun"}
+    assert [run["text"] for run in runs if "weight" in run] == [MESSAGE.title]
+    return runs
 
 
 @pytest.mark.parametrize(
@@ -146,7 +174,8 @@ def test_text_from_data_calls_nobody_on_slack(monkeypatch: pytest.MonkeyPatch) -
     with receiving() as receiver:
         assert deliver(webhook(monkeypatch, receiver.url, format="slack"), message) is None
 
-    assert receiver.received == [{"text": "*demo: blocked*\nunknown_role: 3, the first is &lt;!channel&gt; &amp; co"}]
+    [body] = receiver.received
+    assert body["text"] == "demo: blocked\nunknown_role: 3, the first is &lt;!channel&gt; &amp; co"
 
 
 def test_server_that_speaks_no_http_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,13 +92,21 @@ def deliver(alert: AnyAlert, message: AlertMessage, *, pauses_s: Sequence[float]
 
 
 def _shape_payload(message: AlertMessage, shape: str) -> dict[str, Any]:
+    # These elements are shown as they are: no `*`, `[…](…)` or `:100:` in a text from data is markup in them.
     if shape == "slack":
-        # Otherwise a record that is quoted could call everybody of a channel: <!channel>.
-        return {"text": html.escape(f"*{message.title}*\n" + "\n".join(message.lines), quote=False)}
+        elements: list[dict[str, Any]] = [{"type": "text", "text": message.title, "style": {"bold": True}}]
+        for line in message.lines:
+            shown = {"type": "link", "url": line} if line == message.link else {"type": "text", "text": line}
+            elements += [{"type": "text", "text": "\n"}, shown]
+        blocks = [{"type": "rich_text", "elements": [{"type": "rich_text_section", "elements": elements}]}]
+        # What notifications show, and services that take Slack's messages; there, <!channel> would call everybody.
+        return {"text": html.escape(message.text, quote=False), "blocks": blocks}
     if shape == "teams":
-        blocks = [{"type": "TextBlock", "text": message.title, "weight": "Bolder", "wrap": True}]
-        blocks += [{"type": "TextBlock", "text": line, "wrap": True} for line in message.lines]
-        card = {"type": "AdaptiveCard", "version": "1.4", "body": blocks}
+        runs = [{"type": "TextRun", "text": message.title, "weight": "Bolder"}]
+        runs += [{"type": "TextRun", "text": line} for line in message.lines]
+        body = [{"type": "RichTextBlock", "inlines": [run]} for run in runs]
+        actions = [{"type": "Action.OpenUrl", "title": "Open the report", "url": message.link}] if message.link else []
+        card = {"type": "AdaptiveCard", "version": "1.4", "body": body, "actions": actions}
         return {
             "type": "message",
             "attachments": [{"contentType": "application/vnd.microsoft.card.adaptive", "content": card}],

@@ -194,7 +194,7 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "segments": {
         "sequence_id": "The sequence's number in its split, from 0.",
-        "segment": "Its number in the sequence, from 0.",
+        "segment": "Its number in the sequence, from 0; one that examples share has a line for each of them.",
         "start": "Token of the example at which the segment begins.",
         "length": "Tokens of the segment.",
     },

@@ -122,22 +122,14 @@ def sft_tokenize(
         row = _reject_lone_surrogate(record) or pipeline.canonicalizer(record)
         outcomes.append(row)
         if isinstance(row, Row):
+            messages = to_json(row.messages) if row.messages else None
+            tools = to_json(row.tools) if row.tools else None
+            kwargs = to_json(row.template_kwargs) if row.template_kwargs else None
+            stored = None if row.record is None else to_json(row.record)
             values.append(
-                (
-                    str(len(values)),
-                    row.kind,
-                    "train",
-                    None,
-                    hash_row_content(row),
-                    to_json(row.messages) if row.messages else None,
-                    to_json(row.tools) if row.tools else None,
-                    to_json(row.template_kwargs) if row.template_kwargs else None,
-                    row.report.extracted_think_from_content,
-                    row.text,
-                    row.output,
-                    None if row.record is None else to_json(row.record),
-                )
-            )
+                (str(len(kept)), row.kind, "train", None, hash_row_content(row), messages, tools, kwargs,
+                 row.report.extracted_think_from_content, row.text, row.output, stored)
+            )  # fmt: skip
             kept.append(row)
     if not kept:
         return outcomes

@@ -105,14 +105,13 @@ def write_shared(value: object) -> Generator[str]:
 @lru_cache(maxsize=1)
 def _read_shared(folder: str) -> object:
     count = len(os.listdir(folder)) - 1
-    buffers = [_map_file(Path(folder, str(number))) for number in range(count)]
+    buffers: list[mmap.mmap | bytes] = []
+    for path in (Path(folder, str(number)) for number in range(count)):
+        with path.open("rb") as file:
+            # An empty file cannot be mapped.
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+            buffers.append(content)
     return pickle.loads(Path(folder, "value").read_bytes(), buffers=buffers)  # noqa: S301  (written by our own parent)
-
-
-def _map_file(path: Path) -> "mmap.mmap | bytes":
-    with path.open("rb") as file:
-        # An empty file cannot be mapped.
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
 
 
 # ── Versions, which all hosts of a build must have alike ──

@@ -318,20 +318,19 @@ def _find_prompts(conversations: Iterable[Sequence[Message]]) -> list[str | None
 
 def _report_schemas(schemas: Sequence[str]) -> list[pa.Array]:
     """Return the report columns of rows without anything to note."""
-    each = dict.fromkeys(schemas)
-    reports = [make_plain_report(schema) for schema in each]
-    if len(reports) == 1:
-        return [_repeat_value(getattr(reports[0], name), len(schemas), name) for name in REPORT_COLUMNS]
-    places = {schema: place for place, schema in enumerate(each)}
-    return _take_reports(reports, list(map(places.__getitem__, schemas)))
-
-
-def _repeat_value(value: Any, count: int, name: str) -> pa.Array:
-    kind = ROW_SCHEMA.field(name).type
-    if value == ():
-        offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
-        return pa.Array.from_buffers(kind, count, [None, offsets], children=[pa.array([], kind.value_type)])
-    return pa.repeat(pa.scalar(value, kind), count)
+    places = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}
+    reports = [make_plain_report(schema) for schema in places]
+    if len(reports) > 1:
+        return _take_reports(reports, list(map(places.__getitem__, schemas)))
+    columns: list[pa.Array] = []
+    for name in REPORT_COLUMNS:
+        value, kind, count = getattr(reports[0], name), ROW_SCHEMA.field(name).type, len(schemas)
+        if value == ():
+            buffers = [None, pa.py_buffer(np.zeros(count + 1, np.int32))]
+            columns.append(pa.Array.from_buffers(kind, count, buffers, children=[pa.array([], kind.value_type)]))
+        else:
+            columns.append(pa.repeat(pa.scalar(value, kind), count))
+    return columns
 
 
 def _take_reports(reports: Sequence[ParseReport], places: Sequence[int]) -> list[pa.Array]:

@@ -458,20 +458,18 @@ SHORT_TOKENS = 20
 
 
 def _list_overlong_rows(inputs: TokenizeInputs, table: pa.Table) -> list[tuple[str, int]]:
-    """List the rows over the limit with their lengths, longest first, if such rows stop the build."""
+    """List the rows over the limit with their lengths, longest first, if such rows stop the build.
+
+    The length of a pair is that of its longer side.
+    """
     if inputs.dataset.truncation.overlong != "raise":
         return []
-    lengths = _measure_longest_sides(table)
+    lengths = table.column("tokens").to_numpy().astype(np.int64)
+    if "side_lengths" in table.column_names and len(lengths):
+        sides = table.column("side_lengths").combine_chunks()
+        values = sides.flatten().to_numpy().astype(np.int64)
+        lengths = np.maximum.reduceat(values, np.asarray(sides.offsets, np.int64)[:-1])
     places = np.flatnonzero(lengths > inputs.limit)
     places = places[np.argsort(-lengths[places], kind="stable")]
     names: list[str] = table.column("example_id").take(pa.array(places)).to_pylist()
     return [(name.rpartition("#")[0], int(n)) for name, n in zip(names, lengths[places].tolist(), strict=True)]
-
-
-def _measure_longest_sides(table: pa.Table) -> Ints:
-    """Return the tokens of each example, or of the longer side of a pair."""
-    if "side_lengths" not in table.column_names:
-        return table.column("tokens").to_numpy().astype(np.int64)
-    sides = table.column("side_lengths").combine_chunks()
-    lengths = sides.flatten().to_numpy().astype(np.int64)
-    return np.maximum.reduceat(lengths, np.asarray(sides.offsets, np.int64)[:-1]) if len(sides) else lengths

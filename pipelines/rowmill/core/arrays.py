@@ -1,16 +1,10 @@
-"""Arrays of numbers, and Arrow columns of them.
-
-Numbers of Arrow arrays as NumPy arrays, without pandas.
-
-`to_numpy` of an Arrow array imports pandas, where it is installed, when a process first calls it: 0.3 s of processor
-time. These functions do not, so a training process that reads batches, in which nothing may be kept out, does without.
-
-Runs of flat arrays, such as the tokens of examples, joined in any order.
+"""Arrays of numbers, and Arrow columns of them; runs of flat arrays, such as the tokens of examples, in any order.
 
     values a b c d e f     starts 4 0, lengths 2 3 ─► e f a b c
 
-NumPy copies value by value, along an index of eight bytes for each. Arrow copies whole runs where they are texts, and
-does not look at what the bytes are; decision 36 has the times.
+`to_numpy` of an Arrow array imports pandas, where it is installed: 0.3 s of a training process that reads batches.
+These functions do not. NumPy copies runs value by value, along an index of eight bytes for each; Arrow copies whole
+runs where they are texts, and does not look at what the bytes are; decision 36 has the times.
 """
 
 import math

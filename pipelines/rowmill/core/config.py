@@ -1,19 +1,13 @@
 """Options: their base class, documentation and places in a recipe, and packages that they need.
 
-Finds where an option belongs that a recipe writes one level too high, too low, or under another kind.
+Models are frozen and closed: an unknown key is an error that names where it belongs, or the nearest known one, because
+a mistyped key that is silently ignored has ruined more training runs than any bug.
 
-datasets.chats.format.group_training_examples_by        written here: an unknown key
-datasets.*.format.data.group_training_examples_by       declared here, of kind records
+    datasets.chats.format.group_training_examples_by        written here: an unknown key
+    datasets.*.format.data.group_training_examples_by       declared here, of kind records
 
-The base of every configuration model, and the validation of a YAML mapping against it.
-
-Models are frozen and closed: an unknown key is an error that names the nearest known one, because a
-mistyped key that is silently ignored has ruined more training runs than any bug.
-
-What the options of a model mean: the docstring under each field, read when a page or a JSON Schema is written.
-
-pydantic would read them itself (`use_attribute_docstrings`), but in every process that imports a model: 0.2 s of each
-command and each worker.
+The docstring under each field says what it means, and is read when a page or a JSON Schema is written. pydantic would
+read it itself (`use_attribute_docstrings`), in every process that imports a model: 0.2 s of each command and worker.
 """
 
 import ast

@@ -1,6 +1,4 @@
-"""Errors of four parts, and the permission to run a user's code.
-
-All exceptions that the engine raises for its callers.
+"""All exceptions that the engine raises for its callers, and whether a recipe may run a user's code.
 
 A bad *row* never raises: it becomes a `Rejected`, which is counted and kept. Exceptions are for configuration, for the
 outside world (files, disks) and for our own bugs.
@@ -21,9 +19,8 @@ outside world (files, disks) and for our own bugs.
 A message has four parts: where, what, what was allowed, what to do. Each class is also the builtin
 that it specialises, so `except ValueError` in a caller's code keeps working.
 
-Decides whether a recipe may run user code: a format class, or the function of a generation backend.
-
-With the switch on, an untrusted recipe is only data: templates run in a sandbox, and dataset scripts never run.
+User code is a format class, or the function of a generation backend. With the switch on, an untrusted recipe is only
+data: templates run in a sandbox, and dataset scripts never run.
 """
 
 import errno

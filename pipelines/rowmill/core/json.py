@@ -1,6 +1,4 @@
-"""JSON: reading and writing values, and files that carry their own digest.
-
-JSON objects with a digest of themselves, their seal, by which a change is detected.
+"""JSON: values, and objects that carry a digest of themselves, their seal, by which a change is detected.
 
     for people    {"version": "…", …, "seal": "…"}            indented
     compressed    zstd of {"parts":{…},…,"seal":"…"}          lists of parts from 1 MiB on

@@ -1,6 +1,4 @@
-"""Datasets of Hugging Face: rows for `datasets`, TRL and the Trainer, and a `DatasetDict` of files.
-
-Hugging Face rows: packed like the native shards, or single segments, as Parquet or a saved `DatasetDict`.
+"""Rows for `datasets`, TRL and the Trainer: packed or single segments, as Parquet or a saved `DatasetDict`.
 
     input_ids       10   11 2        a row is a segment; the trainer packs or pads
     attention_mask   1    1 1

@@ -1,11 +1,6 @@
 r"""JSON files: a list of records in one document, one record after another, or one on each line.
 
-JSON Lines: one record per line, and only `\n` ends a line.
-
-U+2028, U+0085 and a lone `\r` inside a line are characters like any other, which is why nothing here ever calls
-`splitlines`.
-
-JSON files whose records are the elements of a list, read in blocks, and `.json` files that hold one value.
+Only `\n` ends a line: U+2028, U+0085 and a lone `\r` are characters like any other, so nothing here calls `splitlines`.
 
 A list of 2 GB must fit through a worker of 1.5 GB, so the file is never held in memory. Only its strings, brackets and
 commas are followed, block by block in NumPy: about three times as fast as regular expressions.
@@ -13,14 +8,14 @@ commas are followed, block by block in NumPy: about three times as fast as regul
     [ {"a": [1, 2]}, {"b": "],["} ]
     1 2     3     2 1             0     depth; a comma at depth 1 ends an element, and so does depth 0
 
-JSON objects one after another, however they are laid out: over several lines, without line ends, with commas.
+Objects one after another may be laid out in any way:
 
-{"a": 1}{"a": 2}        no line end between them
-{                       written for people
-  "a": 1
-}
-{"a": 1},               a list without its brackets
-{"a": 2},
+    {"a": 1}{"a": 2}        no line end between them
+    {                       written for people
+      "a": 1
+    }
+    {"a": 1},               a list without its brackets
+    {"a": 2},
 """
 
 import io

@@ -16,6 +16,7 @@ from rowmill.build.steps import Project, open_project
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import digest_file
 from rowmill.executors import LocalPool
+from rowmill.reader import Reader
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.manifest import Manifest, Part, load_current
 from rowmill.schema.rows import parse_row_id
@@ -320,14 +321,31 @@ class Built:
     def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
         return self.rows_of(dataset, "tokenized_examples", file="examples")
 
-    def segments(self) -> list[str]:
-        """Return the example ids of every segment on every rank, sorted; with fillers left out."""
+    def rank_rows(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Return the rows of every rank, fillers included."""
         parts: Sequence[Part] = self.manifest("gpu_partitions").parts
         files = [file for part in parts for name, file in part.files.items() if name.startswith("data/")]
-        rows = [row for file in files for row in self.project.store.table(file, ["example_ids", "filler"]).to_pylist()]
+        return [row for file in files for row in self.project.store.table(file, columns).to_pylist()]
+
+    def segments(self) -> list[str]:
+        """Return the example ids of every segment on every rank, sorted; with fillers left out."""
+        rows = self.rank_rows(["example_ids", "filler"])
         return sorted(name for row in rows if not row["filler"] for name in row["example_ids"])
 
 
 def text_of(example: Mapping[str, Any]) -> str:
     """Decode an example's ids, control tokens included."""
     return Tokenizer.from_str(tokenizer_json()).decode(example["input_ids"], skip_special_tokens=False)
+
+
+def open_reader(made: Workspace | Built, rank: int = 0, world_size: int = 1, **options: Any) -> Reader:
+    """Open what was built, as arrays unless the options say otherwise."""
+    project, every = made.project, dict[str, Any]({"as_torch": False} | options)
+    return Reader(project.store.root, project.recipe.name, rank=rank, world_size=world_size, **every)
+
+
+def flip_bit(path: Path, place: int | None = None) -> None:
+    """Flip a bit of the byte at a place, by default in the middle of the file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1
+    path.write_bytes(content)

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
@@ -34,6 +36,12 @@ def as_csv(rows: Iterable[Mapping[str, Any]]) -> bytes:
     writer.writeheader()
     writer.writerows(held)
     return text.getvalue().encode()
+
+
+def as_parquet(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
 
 
 def purchase(i: int, *, customers: int = 12) -> dict[str, Any]:

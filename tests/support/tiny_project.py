@@ -1,7 +1,10 @@
 """A recipe small enough to build in a second, with its own files; for tests that need a whole build."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,10 +19,12 @@ from dagster_rowmill.definitions import build_definitions, open_projects
 from dagster_rowmill.materialize import materialize_recipe
 from dagster_rowmill.names import make_asset_key
 from rowmill.build.steps import Project, plan_steps
+from rowmill.reader import Reader
 from rowmill.schema.manifest import Manifest, StageKey
 from tests.support.recipes import current
 
-TOKENIZER = Path(__file__).resolve().parents[2] / "configs" / "demo" / "tokenizer"
+ROOT = Path(__file__).resolve().parents[2]
+TOKENIZER = ROOT / "configs" / "demo" / "tokenizer"
 RECIPE: dict[str, Any] = {
     "tokenizer": str(TOKENIZER),
     "seq_len": 128,
@@ -143,6 +148,18 @@ class Tiny:
 
     def current(self, *steps: str) -> Manifest:
         return current(self.project, *steps)
+
+    def sequences(self) -> list[list[int]]:
+        """Read all that a trainer would get, every file compared with its digest."""
+        readers = [Reader(self.store, self.name, rank=rank, world_size=2, batch_size=2, verify=True) for rank in (0, 1)]
+        return [reader[i].input_ids.tolist() for reader in readers for i in range(len(reader))]
+
+    def start(self, *program: str) -> "subprocess.CompletedProcess[str]":
+        """Run a program on the project in a process of its own."""
+        home = str(self.folder / "home")
+        places = {"ROWMILL_CONFIGS": str(self.path.parent), "ROWMILL_STORE": self.store, "DAGSTER_HOME": home}
+        command, env = [sys.executable, *program], os.environ | places
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
     def code_versions(self) -> dict[str, str | None]:
         """Return the code version of every asset."""

@@ -27,9 +27,7 @@ def test_check_of_one_line_is_run_shown_and_has_an_option(tmp_path: Path) -> Non
     workspace = Workspace(tmp_path / "project")
     source = {"train_urls": [workspace.write("rows.jsonl", [chat(i) for i in range(12)])]}
     workspace.recipe({"rows": {"source": source, "format": CHAT}}, gates=LENIENT | {"files": {"at_least": 3}})
-
     made = engine.build(workspace.config, tmp_path / "built", QUESTIONS, (("build",), ("verify",)))
-
     for command in ("build", "verify"):
         assert "files" in made[command]
         assert "add the files that are missing" in made[command]

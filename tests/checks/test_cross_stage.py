@@ -128,10 +128,25 @@ def test_loss_of_a_dataset_that_loses_nothing_passes(tmp_path: Path) -> None:
 # ── Decreases ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_first_build_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
-    built = write(Workspace(tmp_path), [pair(i) for i in range(20)]).build()
+def test_first_build_has_nothing_to_be_compared_with_and_a_quiet_one_writes_nothing(tmp_path: Path) -> None:
+    workspace = write(Workspace(tmp_path), [pair(i) for i in range(20)])
+    built = workspace.build()
 
     assert result_of(built, "shrunk", "rows", "raw_dataset").outcome == "not_applicable"
+    project = workspace.project
+    step = steps.find_step(project, ("mini", "gpu_partitions"))
+
+    # Nobody has judged the inputs against what was just published.
+    assert set(gate.open_inputs(project, step))
+    path = tmp_path / ".rowmill" / cross_stage.published_path("mini")
+    pages = {one: one.stat().st_mtime_ns for one in (tmp_path / ".rowmill").rglob("*.parquet")}
+    before = path.stat().st_mtime_ns
+    quiet = workspace.build()
+
+    # A quiet night keeps the result from when the rows were new, and writes nothing about it.
+    assert result_of(quiet, "shrunk", "rows", "raw_dataset").outcome == "not_applicable"
+    assert path.stat().st_mtime_ns == before
+    assert {one: one.stat().st_mtime_ns for one in pages} == pages
 
 
 @pytest.mark.slow
@@ -147,7 +162,6 @@ def test_source_that_lost_rows_overnight_warns_and_then_blocks(tmp_path: Path, l
         found = result_of(workspace.build(), "shrunk", "rows", "raw_dataset")
         assert (found.outcome, found.blocking) == ("passed" if outcome == "passed" else "failed", False)
         assert found.value == pytest.approx(1 - left / 20)
-
     published = workspace.project.store.read_sealed("mini/gpu_partitions/current.json")
     assert published is not None
     assert (published["version"] == first.manifest("gpu_partitions").version) == (outcome == "blocks")
@@ -229,27 +243,3 @@ def test_rollback_to_a_smaller_version_is_no_vanished_source(tmp_path: Path) -> 
     step = steps.find_step(project, ("mini", "gpu_partitions"))
 
     assert runner.run_step(project, step, {}, version=older).version == older
-
-
-def test_gate_after_publication_judges_again_instead_of_refusing(tmp_path: Path) -> None:
-    workspace = write(Workspace(tmp_path), [pair(i) for i in range(20)])
-    workspace.build()
-    project = workspace.project
-    step = steps.find_step(project, ("mini", "gpu_partitions"))
-
-    # Nobody has judged the inputs against what was just published.
-    assert set(gate.open_inputs(project, step))
-
-
-def test_what_was_published_is_written_anew_only_if_it_changed(tmp_path: Path) -> None:
-    workspace = write(Workspace(tmp_path), [pair(i) for i in range(20)])
-    workspace.build()
-    path = tmp_path / ".rowmill" / cross_stage.published_path("mini")
-    pages = {one: one.stat().st_mtime_ns for one in (tmp_path / ".rowmill").rglob("*.parquet")}
-    before = path.stat().st_mtime_ns
-    quiet = workspace.build()
-
-    # A quiet night keeps the result from when the rows were new, and writes nothing about it.
-    assert result_of(quiet, "shrunk", "rows", "raw_dataset").outcome == "not_applicable"
-    assert path.stat().st_mtime_ns == before
-    assert {one: one.stat().st_mtime_ns for one in pages} == pages

@@ -11,7 +11,6 @@ import pytest
 from rowmill.build import gc
 from rowmill.checks import cross_stage, drift
 from rowmill.checks.drift import compare_profiles
-from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import GateError
 from tests.checks.test_cross_stage import judged, result_of
 from tests.support.recipes import CHAT, LENIENT, Workspace, chat, current
@@ -59,10 +58,6 @@ def write(workspace: Workspace, rows: list[dict[str, Any]], **changes: Any) -> W
     return workspace.recipe({"rows": {"source": source, "format": CHAT, **groups}}, gates=gates, **changes)
 
 
-def drift_of(workspace: Workspace) -> CheckResult:
-    return judged(workspace, "drift", "rows", "tokenized_examples")
-
-
 # ── The index ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -72,18 +67,10 @@ def test_index_of_two_bins_is_what_one_computes_by_hand() -> None:
     # (0.4 - 0.6) ln(0.4 / 0.6) + (0.6 - 0.4) ln(0.6 / 0.4), and half a row in each bin.
     assert shift.index == pytest.approx(0.4 * math.log(1.5), abs=0.001)
     assert shift.bins == (("a", 0.6, 0.4), ("b", 0.4, 0.6))
-
-
-def test_equal_distributions_of_any_size_have_an_index_of_zero() -> None:
     [shift] = compare_profiles({"domains": {"a": 300, "b": 100}}, {"domains": {"a": 600, "b": 200}})
-
     assert shift.index == pytest.approx(0, abs=1e-4)
     assert shift.bins == ()
-
-
-def test_new_bin_counts_and_its_index_is_finite() -> None:
     [shift] = compare_profiles({"domains": {"a": 1000}}, {"domains": {"a": 900, "b": 100}})
-
     assert shift.index == pytest.approx(0.1 * math.log(0.1 / 0.0005), rel=0.05)
     assert shift.bins == (("a", 1.0, 0.9), ("b", 0.0, 0.1))
 
@@ -100,13 +87,22 @@ def test_new_bin_counts_as_much_in_a_large_dataset_as_in_a_small_one(
     assert low < shift.index < high
 
 
-def test_rare_bins_are_compared_as_one() -> None:
+def test_rare_bins_are_compared_as_one_and_rows_of_the_same_data_never_warn() -> None:
     before = {"domains": {"most": 5_000} | {f"site-{i:03}": 10 for i in range(300)}}
     after = {"domains": {"most": 5_000} | {f"site-{i:03}": 10 for i in range(300, 600)}}
     [shift] = compare_profiles(before, after)
 
     assert shift.index is not None
     assert shift.index < 0.2
+    draw = random.Random(7)
+    indices: list[float] = []
+    for _ in range(500):
+        profiles = [{"lengths": dict(Counter(f"bin {draw.randrange(10)}" for _ in range(1_000)))} for _ in range(2)]
+        [shift] = compare_profiles(profiles[0], profiles[1])
+        assert shift.index is not None
+        indices.append(shift.index)
+    assert max(indices) < 0.1
+    assert sum(indices) / len(indices) < 0.02
 
 
 @pytest.mark.parametrize("rows", [20, 200, 999])
@@ -119,26 +115,17 @@ def test_distribution_of_few_rows_is_shown_and_not_compared(rows: int) -> None:
     assert len(shift.bins) == 3
 
 
-def test_rows_of_the_same_data_never_warn_at_the_smallest_size_that_is_compared() -> None:
-    draw = random.Random(7)
-    indices: list[float] = []
-    for _ in range(500):
-        profiles = [{"lengths": dict(Counter(f"bin {draw.randrange(10)}" for _ in range(1_000)))} for _ in range(2)]
-        [shift] = compare_profiles(profiles[0], profiles[1])
-        assert shift.index is not None
-        indices.append(shift.index)
+def test_language_is_told_by_script_and_frequent_words(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    options = {"format": CHAT, "filters": {"deduplicate": "off"}, "template": {"chat_template": "chatml"}}
+    files = [workspace.write(f"{k}.jsonl", [ask(i, one) for i in range(3)]) for k, one in enumerate(QUESTIONS)]
+    datasets = {f"d{k}": {"source": {"train_urls": [file]}, **options} for k, file in enumerate(files)}
+    built = workspace.recipe(datasets).build(only=["raw_dataset", "canonical_rows", "tokenized_examples"])
+    made = [built.manifest(name, "tokenized_examples") for name in datasets]
 
-    assert max(indices) < 0.1
-    assert sum(indices) / len(indices) < 0.02
-
-
-@pytest.mark.parametrize("language", QUESTIONS)
-def test_language_is_told_by_script_and_frequent_words(tmp_path: Path, language: str) -> None:
-    rows = [ask(i, language) for i in range(3)]
-    built = write(Workspace(tmp_path), rows).build(only=["raw_dataset", "canonical_rows", "tokenized_examples"])
-    profile = drift.load_profile(built.project.store, built.manifest("rows", "tokenized_examples"))
-
-    assert profile["languages"] == {language: 3}
+    assert [drift.load_profile(built.project.store, one)["languages"] for one in made] == [
+        {one: 3} for one in QUESTIONS
+    ]
 
 
 # ── Profiles of builds ─────────────────────────────────────────────────────────────────────────────
@@ -185,7 +172,7 @@ def test_changed_data_warns_then_blocks_and_trainers_keep_their_build(tmp_path: 
     first = write(workspace, [ask(i, "English") for i in range(ROWS)]).build()
     # A first build has nothing to compare with, and the same data has not moved.
     assert result_of(first, "drift", "rows", "tokenized_examples").outcome == "not_applicable"
-    assert drift_of(workspace).outcome == "not_applicable"
+    assert judged(workspace, "drift", "rows", "tokenized_examples").outcome == "not_applicable"
 
     mixed = [ask(i, "German" if i % 20 == 0 else "English") for i in range(ROWS)]
     warned = result_of(write(workspace, mixed).build(), "drift", "rows", "tokenized_examples")
@@ -217,15 +204,11 @@ def test_change_of_options_explains_drift(tmp_path: Path) -> None:
         [ask(i, "German") for i in range(ROWS)],
         groups={"template": {"chat_template": "chatml"}, "filters": {"deduplicate": "exact"}},
     )
-    result = drift_of_build(workspace)
+    result = result_of(workspace.build(), "drift", "rows", "tokenized_examples")
 
     assert result.outcome == "failed"
     assert not result.blocking
     assert result.what.endswith("the options of mini/rows/canonical_rows changed as well")
-
-
-def drift_of_build(workspace: Workspace) -> CheckResult:
-    return result_of(workspace.build(), "drift", "rows", "tokenized_examples")
 
 
 def test_small_dataset_that_is_wholly_another_one_is_not_judged(tmp_path: Path) -> None:

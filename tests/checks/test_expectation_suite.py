@@ -54,7 +54,6 @@ def test_rules_hold_exactly_where_the_library_says_so(
     drawn: list[tuple[str, float | None, float | None, float]],
 ) -> None:
     asked = [(threshold(i, kind, low, high), value) for i, (kind, low, high, value) in enumerate(drawn)]
-
     answers = expectation_suite.run_expectation_suite(asked)
 
     assert answers == {one.check: one.holds(value) for one, value in asked}
@@ -68,7 +67,6 @@ def test_every_check_holds_at_its_bound_and_not_beyond_it() -> None:
         ):
             bound = Threshold(f"{check.name}_{i}_{j}", check.direction, check.bound, "error", check.what, check.remedy)
             asked.append((bound, value))
-
     answers = expectation_suite.run_expectation_suite(asked)
 
     assert answers == {one.check: one.holds(value) for one, value in asked}

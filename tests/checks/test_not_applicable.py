@@ -69,7 +69,6 @@ def results_of(built: Built, dataset: str) -> dict[str, CheckResult]:
 @pytest.mark.parametrize("dataset", IDLE)
 def test_checks_that_a_kind_of_data_has_no_meaning_for_are_not_applicable(built: Built, dataset: str) -> None:
     results = results_of(built, dataset)
-
     # Of a recipe that was never published, nothing can have shrunk or moved.
     idle = IDLE[dataset] | ON_REQUEST | {"shrunk", "drift"}
     assert {check for check, one in results.items() if one.outcome == "not_applicable"} == idle
@@ -114,7 +113,7 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
 
 
 @pytest.mark.slow
-def test_sql_tells_not_applicable_from_passed_and_failed(built: Built) -> None:
+def test_sql_dagster_and_summary_tell_not_applicable_from_passed_and_failed(built: Built) -> None:
     _, answer = stats.query_views(
         built.project.store,
         "SELECT check_name, outcome, passed, value FROM check_results "
@@ -124,20 +123,12 @@ def test_sql_tells_not_applicable_from_passed_and_failed(built: Built) -> None:
 
     assert {check for check, line in found.items() if line == ("not_applicable", None, None)} == OTHERS | {"drift"}
     assert found["mask_verified"] == ("passed", True, 1)
-
-
-def test_dagster_shows_that_the_check_does_not_apply(built: Built) -> None:
     one = results_of(built, "table")["contract"]
-
     result = make_asset_check_result(one, dg.AssetKey(["mini"]), metadata.make_check_page(one, built.project.store))
-
     assert result.metadata["outcome"].value == "not applicable"
     assert "value" not in result.metadata
     assert (result.description or "").startswith("contract: not applicable")
     assert result.passed  # Dagster has two outcomes, and this is no alarm
-
-
-def test_summary_shows_no_check_that_does_not_apply_as_failed(built: Built) -> None:
     assert [one for one in summary.find_failed_checks(load_build_view(built.project)) if one.outcome != "failed"] == []
 
 

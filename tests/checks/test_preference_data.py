@@ -27,7 +27,6 @@ def result_on(workspace: Workspace) -> CheckResult:
 def test_column_of_preference_data_that_nothing_reads_blocks(tmp_path: Path, column: str) -> None:
     rows = [chat(i) | ({column: i % 4 == 0} if i % 2 else {column: None}) for i in range(20)]
     workspace = Workspace(tmp_path).one("a.jsonl", rows)
-
     one = result_on(workspace)
 
     assert (one.value, one.blocking) == (0.5, True)
@@ -46,7 +45,6 @@ def test_waiver_says_that_the_column_means_something_else(tmp_path: Path) -> Non
     path = Workspace(tmp_path).write("a.jsonl", [chat(i) | {"label": "travel"} for i in range(20)])
     datasets = {"rows": {"source": {"train_urls": [path]}, "format": CHAT}}
     workspace = Workspace(tmp_path).recipe(datasets, gates={"waivers": [waiver], "fill": {"at_least": 0}})
-
     one = result_on(workspace)
 
     assert (one.failed, one.blocking, one.waiver) == (True, False, REASON)
@@ -96,7 +94,6 @@ def test_only_data_with_answers_is_checked(tmp_path: Path) -> None:
     }
     datasets = {name: {"source": {"train_urls": [url]}, "format": form} for name, (url, form) in forms.items()}
     project = workspace.recipe(datasets).project
-
     found = {
         step.dataset: report.manifest.facts["preference_data"]
         for step, report, _ in runner.build(project, only=ROWS)
@@ -121,7 +118,6 @@ def test_real_preference_data_blocks_unless_its_answers_are_chosen(
 ) -> None:
     source = {"train_urls": [str(real_data / "preference" / file)]}
     workspace = Workspace(tmp_path).recipe({"rows": {"source": source, "format": form}})
-
     one = result_on(workspace)
 
     assert (one.value, one.blocking) == (share, share == 1)

@@ -31,7 +31,6 @@ def test_column_of_text_that_nothing_reads_warns_and_blocks(
     texts = [row.get("text") or "".join(map(str, row.get("messages", row.values()))) for row in rows]
     note = (WORDS * 900)[: round(part * sum(map(len, texts)) / len(texts))]
     rows = [row | {"note": note, "id": f"row-{i}", "url": "https://example.org/a page"} for i, row in enumerate(rows)]
-
     found = judge(tmp_path, rows, kind)
 
     assert (found.failed, found.blocking) == (failed, blocking), found.sentence
@@ -40,23 +39,18 @@ def test_column_of_text_that_nothing_reads_warns_and_blocks(
         assert cause.startswith("column 'note': ")
 
 
-def test_ignored_and_repeated_text_is_not_counted(tmp_path: Path) -> None:
-    rows = [chat(i) | {"note": WORDS * 90, "first": chat(i)["messages"][0]["content"]} for i in range(20)]
-
-    assert judge(tmp_path, rows, CHAT | {"ignore_columns": ["note"]}).value == 0
-
-
-def test_share_is_the_average_over_the_records(tmp_path: Path) -> None:
+def test_share_is_the_average_over_the_records_without_ignored_and_repeated_text(tmp_path: Path) -> None:
     whole = judge(tmp_path / "whole", [pair(i) | {"note": WORDS * 9} for i in range(20)], PAIR).value
     half = judge(tmp_path / "half", [pair(i) | ({"note": WORDS * 9} if i % 2 else {}) for i in range(20)], PAIR).value
 
     assert whole is not None
     assert half == pytest.approx(whole / 2, rel=0.05)
+    rows = [chat(i) | {"note": WORDS * 90, "first": chat(i)["messages"][0]["content"]} for i in range(20)]
+    assert judge(tmp_path / "ignored", rows, CHAT | {"ignore_columns": ["note"]}).value == 0
 
 
 def test_rows_of_ids_are_not_searched(tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6, 7, i], "labels": [-100, 6, 7, i], "text": WORDS * 90} for i in range(20)]
-
     found = judge(tmp_path, rows, {"kind": "tokens"})
 
     assert found.note == NOT_APPLICABLE

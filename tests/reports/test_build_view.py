@@ -48,7 +48,6 @@ def test_closed_gate_and_warning_are_told_apart(tmp_path: Path, gates: dict[str,
         workspace.build()
     except GateError:
         assert wanted[0] == "✗"
-
     build = load_build_view(workspace.project)
     assert find_verdict(build) == wanted
     assert [one.check for one in build.failed] == ["rejects"]

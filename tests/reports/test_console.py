@@ -4,7 +4,9 @@ import io
 import re
 import shutil
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,32 +37,23 @@ def said(screen: Console) -> list[str]:
 
 
 # ── Numbers and words ──
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (1342, "1,342"), (1342.0, "1,342"), (0.05466, "0.05466"), (None, ""), (True, "True"), ("a\x1bb", "a␛b")],
-)
-def test_number_is_written_for_people(value: object, text: str) -> None:
-    assert format_value(value) == text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (3600 * 3 + 600, "3 h 10 min")]
-)
-def test_seconds_become_minutes_and_hours(seconds: float, text: str) -> None:
-    assert arrays.format_seconds(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (2_500_000_000, "2.5 GB"), (3e15, "3000.0 TB")],
-)
-def test_size_has_a_unit(size: float, text: str) -> None:
-    assert arrays.format_size(size) == text
-
-
-def test_share_of_nothing_is_no_number() -> None:
-    assert arrays.format_percent(0, 0) == arrays.NO_NUMBER
-    assert arrays.format_percent(1, 3) == "33.3 %"
+    ("write", "numbers"),
+    [
+        (format_value, {0: "0", 1342: "1,342", 0.05466: "0.05466", None: "", True: "True", "a\x1bb": "a␛b"}),
+        (arrays.format_seconds, {0.04: "0.0 s", 59.9: "59.9 s", 61: "1 min 01 s", 3600 * 3 + 600: "3 h 10 min"}),
+        (arrays.format_size, {0: "0 bytes", 999: "999 bytes", 1000: "1.0 kB", 2_500_000_000: "2.5 GB",
+                              3e15: "3000.0 TB"}),
+        (progress.format_short_number, {0: "0", 999.4: "999", 999.6: "1k", 12_340: "12.3k", 1.24e6: "1.24M",
+                                        7e9: "7G"}),
+    ],
+)  # fmt: skip
+def test_numbers_are_written_for_people(write: Callable[[Any], str], numbers: dict[Any, str]) -> None:
+    assert {number: write(number) for number in numbers} == numbers
+    assert format_value(1342.0) == "1,342"
+    assert (arrays.format_percent(0, 0), arrays.format_percent(1, 3)) == (arrays.NO_NUMBER, "33.3 %")
 
 
 @given(st.text())
@@ -75,14 +68,10 @@ def test_grid_sets_numbers_to_the_right_and_cuts_nothing_in_a_pipe() -> None:
     screen = plain_console()
     long = "x" * 3000
     screen.print(make_grid(["name", "count", "share"], [("a", 5, "1.0 %"), (long, 1234, "100.0 %")], indent=0))
-
     head, first, second = said(screen)
     assert second.split() == [long, "1,234", "100.0 %"[:5], "%"]
     assert first.index("5") == head.index("count") + 4
     assert first.rstrip().endswith("  1.0 %")
-
-
-def test_markup_in_data_is_text() -> None:
     screen = plain_console()
     screen.print(make_grid(["reason"], [("[red]no[/red] :smile:",)], indent=0))
     assert said(screen)[1].strip() == "[red]no[/red] :smile:"
@@ -90,8 +79,9 @@ def test_markup_in_data_is_text() -> None:
 
 # ── The short report ──
 @pytest.mark.slow
-def test_summary_adds_up_every_dataset(small: CliProject) -> None:
-    lines = [line.split() for line in summary.summarize_recipe(small.project).splitlines()]
+def test_summary_adds_up_every_dataset_and_says_why_where_and_what_next(small: CliProject, tmp_path: Path) -> None:
+    text = summary.summarize_recipe(small.project)
+    lines = [line.split() for line in text.splitlines()]
     rows = {line[0]: line[1:4] for line in lines if line and line[0] in ("chats", "tasks", "notes", "all")}
 
     assert rows == {
@@ -100,15 +90,15 @@ def test_summary_adds_up_every_dataset(small: CliProject) -> None:
         "notes": [str(NOTES), str(NOTES), "0"],
         "all": [str(CHATS + 1 + TASKS + NOTES), str(CHATS + TASKS + NOTES), "1"],
     }
-
-
-def test_summary_says_why_where_and_what_next(small: CliProject) -> None:
-    text = summary.summarize_recipe(small.project)
     assert "1 invalid_json" in text
     assert str(small.folder / ".rowmill" / "small" / "{chats,tasks,notes}" / "packed_shards") in text
     assert "every applicable check passed" in text
     assert "rowmill inspect small -n 2" in text
     assert "--root" not in text
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(small.folder / ".rowmill", elsewhere)
+    text = summary.summarize_recipe(open_project(Path(small.recipe), str(elsewhere)))
+    assert f"rowmill stats small --root {elsewhere}" in text
 
 
 @pytest.mark.slow
@@ -128,7 +118,6 @@ def test_summary_says_what_training_will_see(tmp_path: Path) -> None:
     project.run("build")
     splits = project.current("training_splits")
     first, *epochs = load_build_view(project.project).describe_training()
-
     shown = dict(re.findall(r"^(\w+): ([\d.]+) epoch", line)[0] for line in epochs)
     unseen = [int(found[1]) for line in epochs if (found := re.search(r"; (\d+) of its", line))]
     sequences = {row[0]: row[3] for row in splits.tables["splits"].rows if row[1] == "train"}
@@ -145,13 +134,6 @@ def test_step_s_line_does_not_deny_that_documents_are_longer_than_the_limit(smal
     assert line.endswith("longer than 128 is cut by packing, not truncated")
 
 
-def test_summary_s_commands_name_a_root_that_is_not_the_project_s(small: CliProject, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(small.folder / ".rowmill", elsewhere)
-    text = summary.summarize_recipe(open_project(Path(small.recipe), str(elsewhere)))
-    assert f"rowmill stats small --root {elsewhere}" in text
-
-
 @pytest.mark.slow
 def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
@@ -164,7 +146,6 @@ def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: 
 # ── Progress ──
 def test_rates_show_speed_and_remaining_time() -> None:
     meter = progress.RateMeter()
-
     # The first part took 20 s, 18 of which went to opening the tokenizer.
     said_of = [
         meter.describe("chats/tokenized_examples", rows=rows, total_rows=5000, tokens=50 * rows, seconds=seconds)
@@ -179,13 +160,6 @@ def test_rates_show_speed_and_remaining_time() -> None:
         "100 rows/s, 5k tokens/s, 0.0 s left",
     ]
     assert next_stage == "5 rows/s"
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"), [(0, "0"), (999.4, "999"), (999.6, "1k"), (12_340, "12.3k"), (1.24e6, "1.24M"), (7e9, "7G")]
-)
-def test_rate_has_three_digits(rate: float, text: str) -> None:
-    assert progress.format_short_number(rate) == text
 
 
 def test_progress_without_terminal_prints_every_five_seconds(small: CliProject) -> None:
@@ -216,7 +190,6 @@ def test_terminal_has_a_line_for_each_dataset_until_its_last_step(small: CliProj
     steps = [step for step in plan_steps(small.project) if step.dataset in ("chats", "notes")]
     steps = [step for step in steps if step.name in ("raw_dataset", "canonical_rows")]
     lines = progress.DatasetLines(steps, terminal(width))
-
     waiting = show_lines(lines, width)
     lines.begin("chats", "raw_dataset")
     begun = show_lines(lines, width)
@@ -241,7 +214,6 @@ def test_terminal_has_a_line_for_each_dataset_until_its_last_step(small: CliProj
 def test_line_appears_for_progress_of_a_step_that_was_not_begun(small: CliProject) -> None:
     steps = [step for step in plan_steps(small.project) if step.name in ("raw_dataset", "training_splits")]
     lines, of_one = (progress.DatasetLines(shown, terminal(100)) for shown in (steps, steps[:1]))
-
     lines.update("notes/raw_dataset", 1, 2, "5 rows/s")
     one = show_lines(lines, 100)
     lines.update("training_splits", 1, 2, "7 rows/s")
@@ -261,6 +233,5 @@ def test_progress_on_a_terminal_leaves_only_finished_steps(small: CliProject) ->
         watch("chats/raw_dataset", done=1, total=2, rows=10, total_rows=20, tokens=0, seconds=1.0)
         report = runner.run_step(project, steps[0], {})
         watch.finish(steps[0], report, runner.check_step(project, steps[0], report.manifest))
-
     shown = Text.from_ansi("\n".join(said(screen))).plain
     assert f"reused  {CHATS + 1} records · 1 file · 1 part" in shown

@@ -63,9 +63,8 @@ def read_table(body: str, title: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines[0].splitlines()[2:]]
 
 
-def test_card_has_the_counts_and_the_digest_of_the_published_build(built: Workspace) -> None:
+def test_card_has_the_counts_and_digest_of_the_published_build_and_its_recipe_makes_it(built: Workspace) -> None:
     front_matter, body, _ = read_card(built.store / "mini")
-
     identity = Reader(str(built.store), "mini", rank=0, world_size=1).identity
     assert front_matter["license"] == ["cc-by-4.0", "mit"]
     assert front_matter["size_categories"] == ["n<1K"]
@@ -81,12 +80,16 @@ def test_card_has_the_counts_and_the_digest_of_the_published_build(built: Worksp
     assert {tuple(row[:2]) for row in read_table(body, "Splits")} >= {("chats", "validation"), ("texts", "train")}
     assert "| chats | canonical_rows | rejected | duplicate | 1 |" in body
     assert '| texts | min_chars: 5; deduplicate: "exact" |' in body
+    [text] = re.findall(r"```yaml\n(.*?)```", body, re.DOTALL)
+    project = built.project
+    again = recipe.parse_recipe(yaml.safe_load(text), name="mini", where="card", base=project.base)
+    made = project.__class__(again, project.store, project.base)
+    assert [step.code_version for step in plan_steps(made)] == [step.code_version for step in plan_steps(project)]
 
 
-def test_files_of_the_hubs_viewer_exist_and_have_the_rows_of_their_split(built: Workspace) -> None:
+def test_files_that_card_and_croissant_name_are_those_of_the_build(built: Workspace) -> None:
     folder = built.store / "mini"
-    front_matter, body, _ = read_card(folder)
-
+    front_matter, body, croissant = read_card(folder)
     splits = {(row[0], row[1]): int(row[3]) for row in read_table(body, "Splits")}
     found = {
         (config["config_name"], one["split"]): sum(pq.read_metadata(folder / path).num_rows for path in one["path"])
@@ -94,6 +97,16 @@ def test_files_of_the_hubs_viewer_exist_and_have_the_rows_of_their_split(built: 
         for one in config["data_files"]
     }
     assert found == {key: count for key, count in splits.items() if count}
+    files = {one["contentUrl"]: one for one in croissant["distribution"] if one["@type"] == "cr:FileObject"}
+    shards = {path.relative_to(folder).as_posix() for path in folder.glob("*/packed_shards/parts/*/data/*/*.parquet")}
+    assert shards
+    assert shards < files.keys()
+    assert any("exports/rows/" in path for path in files)
+    for path, one in files.items():
+        content = (folder / path).read_bytes()
+        assert one["sha256"] == hashlib.sha256(content).hexdigest()
+        assert one["contentSize"] == f"{len(content)} B"
+    assert {one["license"] for one in croissant["isBasedOn"]} == {"cc-by-4.0", "mit"}
 
 
 def test_shards_without_tokens_are_described_with_the_examples_that_have_them(tmp_path: Path) -> None:
@@ -121,38 +134,11 @@ def test_shards_without_tokens_are_described_with_the_examples_that_have_them(tm
     assert not [name for name in files if name.startswith("own/examples/")]
 
 
-def test_recipe_of_the_card_makes_the_same_build(built: Workspace) -> None:
-    _, body, _ = read_card(built.store / "mini")
-    [text] = re.findall(r"```yaml\n(.*?)```", body, re.DOTALL)
-
-    project = built.project
-    again = recipe.parse_recipe(yaml.safe_load(text), name="mini", where="card", base=project.base)
-    made = project.__class__(again, project.store, project.base)
-    assert [step.code_version for step in plan_steps(made)] == [step.code_version for step in plan_steps(project)]
-
-
-def test_croissant_names_every_shard_and_export_with_its_sha256(built: Workspace) -> None:
-    folder = built.store / "mini"
-    _, _, croissant = read_card(folder)
-
-    files = {one["contentUrl"]: one for one in croissant["distribution"] if one["@type"] == "cr:FileObject"}
-    shards = {path.relative_to(folder).as_posix() for path in folder.glob("*/packed_shards/parts/*/data/*/*.parquet")}
-    assert shards
-    assert shards < files.keys()
-    assert any("exports/rows/" in path for path in files)
-    for path, one in files.items():
-        content = (folder / path).read_bytes()
-        assert one["sha256"] == hashlib.sha256(content).hexdigest()
-        assert one["contentSize"] == f"{len(content)} B"
-    assert {one["license"] for one in croissant["isBasedOn"]} == {"cc-by-4.0", "mit"}
-
-
 # pandas and rdflib, which mlcroissant reads with, warn of their own future.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
 def test_mlcroissant_finds_no_error_and_reads_the_sequences(built: Workspace) -> None:
     mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed: pip install 'rowmill[test]'")
     dataset = mlcroissant.Dataset(str(built.store / "mini/croissant.json"))
-
     issues = dataset.metadata.issues
     assert not issues.errors
     # The recipe does not say how a dataset is cited, and a card does not make it up.

@@ -1,7 +1,6 @@
 """What the report draws of a build's flow is conserved, whatever the kind of data and however it was left out."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -17,9 +16,10 @@ from tests.support.tables import grouped, records
 GROUPED = records(**grouped("shop"), assembly={"on_overflow": "reject"})
 
 
-def build_every_kind(folder: Path) -> Built:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build chats with rejects, documents joined with a tail, pairs held out by number, and records in groups."""
-    workspace = Workspace(folder)
+    workspace = Workspace(tmp_path_factory.mktemp("flows"))
     chats = [chat(i, turns=1 + i % 9, words=14) for i in range(60)]
     bad = [{"messages": []}, {"messages": "x"}, chats[0], {"text": "</script>"}, chat(99, words=300)]
     # One of ten groups is too large for an example.
@@ -46,11 +46,6 @@ def build_every_kind(folder: Path) -> Built:
         "train_weights": {"chats": 6, "documents": 1, "pairs": 2, "sales": 1},
     }
     return workspace.recipe(datasets, mixture=mixture).build()
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return build_every_kind(tmp_path_factory.mktemp("flows"))
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +130,6 @@ def test_numbers_that_do_not_add_up_are_shown_as_unaccounted() -> None:
 def test_many_reasons_are_summed_and_a_hostile_name_stays_text() -> None:
     branches = tuple(FlowBranch(f"</svg><script>{i}", 30 - i, "rejected") for i in range(20))
     flow = (FlowLevel("a", "rows", 1000, branches), FlowLevel("b", "rows", 1000 - sum(b.count for b in branches)))
-
     svg = flows.draw_flow_svg(flow, "t")
     assert {one.tag.rpartition("}")[2] for one in ET.fromstring(svg).iter()} <= {
         "svg", "title", "g", "rect", "path", "text", "tspan",

@@ -19,26 +19,25 @@ def bars_of(svg: str) -> list[ET.Element]:
     return [one for one in ET.fromstring(svg).iter(f"{SVG}rect") if one.get("rx") is None]
 
 
-def test_histogram_svg_draws_a_bar_per_count_in_proportion_and_colours_those_past_the_limit() -> None:
+def test_histogram_svg_draws_bars_in_proportion_and_marks_the_limit() -> None:
     bars = bars_of(plots.draw_histogram_svg(HISTOGRAM))
-
     heights = [float(bar.get("height", "0")) for bar in bars]
     assert [round(height / heights[2]) for height in heights] == [4, 2, 1]
     assert [bar.get("fill") for bar in bars] == [plots.BAR, plots.BAR, plots.OVER]
     assert [bar[0].text for bar in bars] == ["0 to 10: 4", "10 to 20: 2", "20 to 30: 1"]
-
-
-def test_histogram_svg_marks_the_limit_where_its_bin_begins() -> None:
     svg = plots.draw_histogram_svg(HISTOGRAM, width=323)
     # 15 pixels for the counts at the left and two of three bars of 100 pixels.
     assert 'd="M215.0' in svg
     assert "limit 20<" in svg
+    svg = plots.draw_histogram_svg(Histogram("t", "tokens", (0.0, 10.0), (1,), limit=4096.0))
+    assert "limit 4,096 →" in svg
+    for histogram in (Histogram("t", "u", (0.0, 1.0), (0,)), Histogram("t", "u", (), (), limit=3.0)):
+        assert bars_of(plots.draw_histogram_svg(histogram)) == []
 
 
 def test_axis_of_uneven_bins_with_a_far_tail_has_round_numbers_below_the_tail() -> None:
     edges = (*(1506.3 + 63.7 * i for i in range(21)), 9000.0)
     svg = plots.draw_histogram_svg(Histogram("load", "tokens", edges, (7,) * 21), width=520)
-
     labels = [one.text or "" for one in ET.fromstring(svg).iter(f"{SVG}text")]
     assert labels[0] == "load (tokens): 147 total"
     assert labels[1:] == ["2", "4", "6", "1,600", "1,800", "2,000", "2,200", "2,400", "2,600"]
@@ -55,33 +54,17 @@ def test_round_ticks_are_few_inside_the_range_and_of_one_digit_apart(lowest: int
     assert all(lowest - 1e-6 * width <= at <= lowest + width * (1 + 1e-6) for at in ticks)
 
 
-def test_histogram_svg_with_a_limit_beyond_all_lengths_points_to_it() -> None:
-    svg = plots.draw_histogram_svg(Histogram("t", "tokens", (0.0, 10.0), (1,), limit=4096.0))
-    assert "limit 4,096 →" in svg
-
-
-def test_histogram_svg_without_counts_or_limit_is_well_formed() -> None:
-    for histogram in (Histogram("t", "u", (0.0, 1.0), (0,)), Histogram("t", "u", (), (), limit=3.0)):
-        assert bars_of(plots.draw_histogram_svg(histogram)) == []
-
-
 @given(st.text(max_size=40))
 def test_bars_svg_with_any_name_from_data_stays_well_formed_and_holds_no_markup_of_it(name: str) -> None:
     tree = ET.fromstring(plots.draw_bars_svg("rejects", [(f"<image href='x'/>{name}", 3.0)]))
     assert {element.tag.removeprefix(SVG) for element in tree.iter()} == {"svg", "title", "rect", "text"}
 
 
-def test_bars_svg_of_two_values_draws_lengths_in_proportion() -> None:
+def test_bars_are_drawn_in_proportion_and_without_control_characters() -> None:
     widths = [float(bar.get("width", "0")) for bar in bars_of(plots.draw_bars_svg("t", [("a", 10), ("b", 5)]))]
     assert widths[0] == 2 * widths[1] > 0
-
-
-def test_bars_text_of_two_values_is_drawn_to_an_eighth_of_a_cell() -> None:
     drawn = plots.draw_bars_text([("kept", 16), ("bad", 1)], width=11)
     assert drawn.splitlines() == ["kept │██ 16", " bad │▏ 1"]
-
-
-def test_bars_text_with_control_characters_in_a_name_prints_none() -> None:
     drawn = plots.draw_bars_text([("a\x1b[31m\nb", 1)])
     assert "\x1b" not in drawn
     assert len(drawn.splitlines()) == 1
@@ -100,7 +83,6 @@ def test_histogram_text_has_a_line_per_bin_and_a_rule_at_the_limit() -> None:
 def test_histogram_text_of_many_bins_joins_them_without_losing_any(counts: list[int], limit: int) -> None:
     edges = tuple(float(edge) for edge in range(len(counts) + 1))
     drawn = plots.draw_histogram_text(Histogram("t", "u", edges, tuple(counts), float(limit)), lines=10)
-
     body = [line for line in drawn.splitlines()[1:] if not line.startswith("──")]
     assert len(body) <= 12
     assert sum(int(line.rsplit(" ", 1)[1].replace(",", "")) for line in body) == sum(counts)

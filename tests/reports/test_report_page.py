@@ -37,11 +37,17 @@ def pages(folder: Path) -> dict[Path, Page]:
 
 
 # ── Alone ──────────────────────────────────────────────────────────────────────────────────────────
-def test_no_page_can_ask_for_anything_outside_itself(pages: dict[Path, Page]) -> None:
+def test_pages_ask_for_nothing_outside_and_every_link_leads_to_an_anchor_of_one(pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         assert html.CONTENT_POLICY in page.values("content", "meta")
         assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags), path
         assert page.values("src") == []
+    for path, page in pages.items():
+        for target in page.values("href", "a"):
+            file, anchor = urldefrag(target)
+            found = (path.parent / file).resolve() if file else path
+            assert found in pages, target
+            assert not anchor or anchor in pages[found].values("id"), target
 
 
 def test_text_from_data_is_shown_and_is_never_markup(page: Page) -> None:
@@ -68,26 +74,14 @@ def test_clipped_text_fits_and_is_a_beginning(words: str, most: int) -> None:
     assert len(html.escape_text(kept).encode()) <= most
 
 
-def test_every_link_leads_to_a_page_and_an_anchor_of_it(pages: dict[Path, Page]) -> None:
-    for path, page in pages.items():
-        for target in page.values("href", "a"):
-            file, anchor = urldefrag(target)
-            found = (path.parent / file).resolve() if file else path
-            assert found in pages, target
-            assert not anchor or anchor in pages[found].values("id"), target
-
-
 # ── Complete ───────────────────────────────────────────────────────────────────────────────────────
-def test_report_shows_every_stage_and_each_picture(reported: Built, page: Page) -> None:
+def test_report_shows_every_stage_and_picture_and_names_each_section(reported: Built, page: Page) -> None:
     ids = page.values("id")
     drawn = sum(len(plots.draw_plots(report.manifest)) for report, _ in reported.steps.values())
     cards, flows = 2, 2 * 3
 
     assert {"/".join(step.key[1:]) for step in steps.plan_steps(reported.project)} <= set(ids)
     assert page.tags.count("svg") == drawn + cards + flows
-
-
-def test_contents_name_every_section_and_stay_in_view(page: Page) -> None:
     links = [target for target in page.values("href", "a") if target.startswith("#")]
     assert links[:6] == ["#summary", "#flow", "#chats", "#pairs", "#order-and-ranks", "#rows"]
     assert "nav { position: sticky" in page.markup
@@ -112,7 +106,6 @@ def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
     gates = bounds | {"fill": {"at_least": 0}, "rejects": {"at_most": 0.01}, "waivers": [waiver]}
     workspace = with_hostile_rows(tmp_path, gates=gates)
     built = workspace.build()
-
     report = Path(report_page.write_report(workspace.project))
     docs = report.parent / "expectations" / "rows-canonical_rows.html"
 
@@ -137,7 +130,7 @@ def test_header_has_verdict_numbers_and_dates_of_the_build_alone(reported: Built
     assert report_page.render_report(load_build_view(reported.project)).startswith(page.markup[:-50])
 
 
-def test_each_dataset_has_a_card_with_its_counts_and_lengths(reported: Built, page: Page) -> None:
+def test_cards_and_rows_of_each_dataset_have_its_counts_lengths_and_reasons(reported: Built, page: Page) -> None:
     cards = [Page(text) for text in re.findall(r'<article class="card">.*?</article>', page.markup, re.DOTALL)]
     for name, card in zip(("chats", "pairs"), cards, strict=True):
         examples, packed = reported.manifest(name, "tokenized_examples"), reported.manifest(name, "packed_shards")
@@ -147,6 +140,13 @@ def test_each_dataset_has_a_card_with_its_counts_and_lengths(reported: Built, pa
         assert f"{100 * packed.facts['fill']:.1f} %fill" in card.words
         assert card.tags.count("svg") == 1
         assert "checks passed" in card.words
+    rejected = sorted(reason for _, reason in reported.rejects("chats"))
+    options = [value for value in page.values("value", "option") if value]
+    assert options == ["chats", "pairs", "kept", *sorted(set(rejected)), "characters", "tokens"]
+    reasons = page.values("data-reason", "details")
+    assert sorted(reason for reason in reasons if reason != "kept") == rejected
+    assert len(page.values("data-characters", "details")) == len(reasons)
+    assert len(page.values("data-tokens", "details")) == reasons.count("kept")
 
 
 def test_table_of_zeros_is_left_out_and_one_of_words_is_not(reported: Built, page: Page) -> None:
@@ -201,7 +201,6 @@ def test_token_of_markup_is_text_and_a_token_without_text_is_a_square() -> None:
         messages=[-1, 0, 0, 0], segments=[place], weights=[0.0, 1.0, 0.5, 1.0],
     )  # fmt: skip
     macros: Any = report_page.open_templates().get_template("sequence.html.jinja").module
-
     page = Page(str(macros.sequence(report_page.describe_sequence(one))))
     assert page.tags.count("i") == 4
     assert "script" not in page.tags
@@ -236,26 +235,13 @@ def test_kinds_of_an_example_are_those_of_its_spans() -> None:
     ]  # fmt: skip
 
 
-def test_rows_can_be_chosen_by_each_dataset_reason_and_length(reported: Built, page: Page) -> None:
-    rejected = sorted(reason for _, reason in reported.rejects("chats"))
-    options = [value for value in page.values("value", "option") if value]
-
-    assert options == ["chats", "pairs", "kept", *sorted(set(rejected)), "characters", "tokens"]
-    reasons = page.values("data-reason", "details")
-    assert sorted(reason for reason in reasons if reason != "kept") == rejected
-    assert len(page.values("data-characters", "details")) == len(reasons)
-    assert len(page.values("data-tokens", "details")) == reasons.count("kept")
-
-
 # ── Small, and written when something changed ──────────────────────────────────────────────────────
 @pytest.mark.slow
 def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
     long = [chat(i, turns=3, words=1200) for i in range(12)]
     bad = [{"messages": f"{i} " + "<&>" * 60_000} for i in range(60)]
     built = Workspace(tmp_path).one("rows.jsonl", [*long, *bad], packing={"slice_strategy": "split"}).build()
-
     size = Path(report_page.write_report(built.project)).stat().st_size
-
     budgets = (report_page.MAX_REJECT_BYTES, report_page.MAX_SAMPLE_BYTES, report_page.MAX_SEQUENCE_BYTES)
     assert sum(budgets) < 1_200_000
     assert size < report_page.MAX_PAGE_BYTES
@@ -274,7 +260,6 @@ def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path
     path = Path(report_page.write_report(workspace.build().project))
     first = path.read_text(encoding="utf-8")
     path.write_text(first.replace("<h1>", "<h1>the same "), encoding="utf-8")
-
     report_page.write_report(workspace.build().project)
     unchanged = path.read_text(encoding="utf-8")
     workspace.write("chats.jsonl", make_hostile_rows()[:-1])
@@ -300,7 +285,6 @@ def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
     built = with_hostile_rows(tmp_path).build()
     project, made = built.project, built.manifest("rows", "canonical_rows")
     step = steps.find_step(project, made.key)
-
     [alone] = runner.check_step(project, step, made, only={"rejects"})
     query = "SELECT check_name FROM check_results WHERE stage = 'canonical_rows' ORDER BY 1"
     _, shown = stats.query_views(project.store, query)

@@ -52,7 +52,6 @@ def test_name_that_needs_an_extra_says_which() -> None:
     code = ONLY_BASE + (
         "import rowmill\ntry:\n    rowmill.sft_tokenize\nexcept ImportError as error:\n    print(error)"
     )
-
     said = run_python(code)
 
     assert re.fullmatch(

@@ -89,7 +89,6 @@ def conversations() -> Iterator[Any]:
 @pytest.mark.slow
 def test_generator_run_again_gives_the_committed_files(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-B", str(DEMO / "generate.py"), str(tmp_path)], check=True, cwd=tmp_path)
-
     made = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
     assert {str(path) for path in made} == {
         "data/chats-1.jsonl",
@@ -115,68 +114,48 @@ def test_demo_files_stay_small() -> None:
     assert sum(sizes.values()) < 3 * MEGABYTE
 
 
-def test_every_product_that_the_data_state_is_right() -> None:
+def test_products_and_python_expressions_that_the_data_state_are_right() -> None:
     text = "\n".join(line.decode(errors="replace") for name in CHAT_FILES for line in lines(name))
-
     products = re.findall(r"(?<![\d.])(\d+) × (\d+) = (\d+)(?![\d.])", text)
 
     assert len(products) > 100
     assert [one for one in products if int(one[0]) * int(one[1]) != int(one[2])] == []
-
-
-def test_python_expressions_that_the_data_answer_are_right() -> None:
-    asked = re.findall(r"`sum\((\[[\d, ]+\])\)` give in Python\?.*?\"content\":\"[^`]*`(\d+)`", "\n".join(
-        line.decode(errors="replace") for name in CHAT_FILES for line in lines(name)))  # fmt: skip
-
+    asked = re.findall(r"`sum\((\[[\d, ]+\])\)` give in Python\?.*?\"content\":\"[^`]*`(\d+)`", text)
     assert len(asked) > 5
     assert [one for one in asked if sum(json.loads(one[0])) != int(one[1])] == []
 
 
-def test_flaws_of_every_kind_are_named_by_the_ledger_s_reasons(flaws: ModuleType) -> None:
+def test_flaws_of_every_kind_are_named_by_the_ledger_and_in_the_committed_files(flaws: ModuleType) -> None:
     named = {
         reason for reason, _ in [*flaws.chat_flaws(), *flaws.SHAREGPT_FLAWS, *flaws.CSV_FLAWS, *flaws.DOCUMENT_FLAWS]
     }
 
     assert named <= REJECT_REASONS
     assert len(named) >= 25
-
-
-def test_flaws_are_in_the_committed_files(flaws: ModuleType) -> None:
     chats = {line for name in CHAT_FILES for line in lines(name)}
     table = (DEMO / "data" / "instructions.csv").read_bytes()
     shares = json.loads((DEMO / "data" / "sharegpt.json").read_bytes())
-
     assert {line for _, line in flaws.chat_flaws()} <= chats
     assert {line for _, line in flaws.DOCUMENT_FLAWS} <= set(lines("documents.jsonl.zst"))
     assert all(line in table for _, line in flaws.CSV_FLAWS)
     assert all(flaw in shares for _, flaw in flaws.SHAREGPT_FLAWS)
 
 
-def test_flawed_conversations_are_rejected_for_their_listed_reason(flaws: ModuleType, demo: Recipe) -> None:
-    decoded = [(reason, json.loads(line)) for reason, line in flaws.chat_flaws() if reason not in LATER | UNREADABLE]
+def test_flawed_records_are_rejected_for_their_listed_reason(flaws: ModuleType, demo: Recipe) -> None:
+    chats = [(reason, json.loads(line)) for reason, line in flaws.chat_flaws() if reason not in LATER | UNREADABLE]
+    texts = [(reason, json.loads(line)) for reason, line in flaws.DOCUMENT_FLAWS if reason not in UNREADABLE]
+    for dataset, flawed in (("chats", [*chats, *flaws.SHAREGPT_FLAWS]), ("documents", texts)):
+        found = [canonicalize_row(record, demo.datasets[dataset]) for _, record in flawed]
 
-    found = [canonicalize_row(record, demo.datasets["chats"]) for _, record in [*decoded, *flaws.SHAREGPT_FLAWS]]
-
-    reasons = [one.reason if isinstance(one, Rejected) else "kept" for one in found]
-    assert reasons == [reason for reason, _ in [*decoded, *flaws.SHAREGPT_FLAWS]]
-
-
-def test_flawed_documents_are_rejected_for_their_listed_reason(flaws: ModuleType, demo: Recipe) -> None:
-    decoded = [(reason, json.loads(line)) for reason, line in flaws.DOCUMENT_FLAWS if reason not in UNREADABLE]
-
-    found = [canonicalize_row(record, demo.datasets["documents"]) for _, record in decoded]
-
-    reasons = [one.reason if isinstance(one, Rejected) else "kept" for one in found]
-    assert reasons == [reason for reason, _ in decoded]
+        reasons = [one.reason if isinstance(one, Rejected) else "kept" for one in found]
+        assert reasons == [reason for reason, _ in flawed]
 
 
 @pytest.mark.slow
 def test_demo_build_rejects_exactly_its_flaws_and_opens_every_gate(flaws: ModuleType, tmp_path: Path) -> None:
     planted = [*flaws.chat_flaws(), *flaws.SHAREGPT_FLAWS, *flaws.CSV_FLAWS, *flaws.DOCUMENT_FLAWS]
     wanted = Counter(reason for reason, _ in planted) + Counter({"duplicate": 10 + 8 + 4, "too_long": 1})
-
     done = runner.build(steps.open_project(DEMO / "demo.yaml", str(tmp_path)))
-
     found: Counter[str] = Counter()
     for step, report, _ in done:
         if step.name in {"canonical_rows", "tokenized_examples"}:
@@ -191,9 +170,7 @@ def test_demo_build_rejects_exactly_its_flaws_and_opens_every_gate(flaws: Module
 def test_conversations_without_flaws_become_rows_of_every_shape(demo: Recipe) -> None:
     read = Canonicalizer(demo.datasets["chats"])
     records = [one for one in conversations() if isinstance(one, dict) and one.get("topic", "flaws") != "flaws"]
-
     rows = [read(record) for record in records]
-
     kept = [row for row in rows if isinstance(row, Row)]
     assert len(kept) == len(rows) > 1200
     reports = [row.report for row in kept]
@@ -205,12 +182,15 @@ def test_conversations_without_flaws_become_rows_of_every_shape(demo: Recipe) ->
     assert {role for report in reports for role in report.unknown_roles} == {"moderator"}
 
 
-def test_conversations_repeat_little_but_not_nothing() -> None:
+def test_conversations_and_instructions_repeat_little_but_not_nothing() -> None:
     every = [line for name in CHAT_FILES for line in lines(name)]
-
     repeated = len(every) - len(set(every))
 
     assert 5 <= repeated <= len(every) / 50
+    text = (DEMO / "data" / "instructions.csv").read_bytes().decode(errors="replace")
+    rows = [tuple(row) for row in csv.reader(io.StringIO(text))][1:]
+    whole = [row for row in rows if len(row) == 3]
+    assert Counter(Counter(whole).values()) == {1: len(set(whole)) - 8, 2: 8}
 
 
 def test_conversations_of_one_group_share_an_opening_and_few_groups_do() -> None:
@@ -220,28 +200,16 @@ def test_conversations_of_one_group_share_an_opening_and_few_groups_do() -> None
         if isinstance(messages, list) and isinstance(record["conversation_id"], str) and record["topic"] != "flaws":
             user = next(one for one in messages if one.get("role", one.get("from")) in {"user", "human"})
             groups.setdefault(str(user.get("content", user.get("value"))), set()).add(record["conversation_id"])
-
     shared = sum(len(ids) > 1 for ids in groups.values())
 
     assert 5 <= shared <= len(groups) / 50
-
-
-def test_instructions_are_unique_apart_from_planted_duplicates() -> None:
-    text = (DEMO / "data" / "instructions.csv").read_bytes().decode(errors="replace")
-
-    rows = [tuple(row) for row in csv.reader(io.StringIO(text))][1:]
-
-    whole = [row for row in rows if len(row) == 3]
-    assert Counter(Counter(whole).values()) == {1: len(set(whole)) - 8, 2: 8}
 
 
 @pytest.mark.slow
 def test_documents_reach_from_a_paragraph_to_several_contexts(tokenizer: Tokenizer, demo: Recipe) -> None:
     texts = [record["text"] for record in readable("documents.jsonl.zst") if isinstance(record.get("text"), str)]
     limit = demo.datasets["documents"].filters.max_chars
-
     lengths = [len(tokenizer.encode(text).ids) for text in texts if len(text) <= (limit or 0)]
-
     over = sum(length > demo.seq_len for length in lengths)
     assert len(lengths) / 20 < over < len(lengths) / 4
     assert max(lengths) > 2 * demo.seq_len
@@ -282,7 +250,6 @@ def test_template_prints_tools_reasoning_calls_and_any_role() -> None:
         {"role": "moderator", "content": "Short, please."},
         {"role": "assistant", "content": "No."},
     ]
-
     text = rendered(messages, tools=[tool])
 
     assert text == (
@@ -299,7 +266,7 @@ def test_template_prints_tools_reasoning_calls_and_any_role() -> None:
     )
 
 
-def test_template_prints_every_turn_as_it_was_printed_before() -> None:
+def test_template_prints_every_turn_as_it_was_and_refuses_a_system_message_in_the_middle() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "2 + 2?"},
@@ -307,14 +274,10 @@ def test_template_prints_every_turn_as_it_was_printed_before() -> None:
         {"role": "user", "content": "And 3 + 3?"},
         {"role": "assistant", "content": "6"},
     ]
-
     shorter = rendered(messages[:3])
 
     assert rendered(messages).startswith(shorter)
     assert rendered(messages[:2], add_generation_prompt=True) + "<think>" == shorter[: shorter.index("<think>") + 7]
-
-
-def test_template_refuses_a_system_message_in_the_middle() -> None:
     from jinja2.exceptions import TemplateError
 
     with pytest.raises(TemplateError, match="may only come first"):

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,12 +78,12 @@ def copy_packages(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_layers_notice_every_import_across_them(tmp_path: Path) -> None:
+def test_layers_notice_every_import_across_them_and_a_module_outside_them(tmp_path: Path) -> None:
     copy_packages(tmp_path)
     for module, line in PLANTED.items():
         with (tmp_path / module).open("a", encoding="utf-8") as handle:
             handle.write(f"\n{line}\n")
-
+    (tmp_path / "pipelines" / "rowmill" / "unplaced.py").write_text("import rowmill.schema.rows\n", encoding="utf-8")
     result = lint_imports(tmp_path)
 
     assert result.returncode == 1
@@ -95,16 +96,6 @@ def test_layers_notice_every_import_across_them(tmp_path: Path) -> None:
             line,
             result.stdout,
         )
-
-
-@pytest.mark.slow
-def test_layers_notice_a_module_outside_them(tmp_path: Path) -> None:
-    copy_packages(tmp_path)
-    (tmp_path / "pipelines" / "rowmill" / "unplaced.py").write_text("import rowmill.schema.rows\n", encoding="utf-8")
-
-    result = lint_imports(tmp_path)
-
-    assert result.returncode == 1
     assert "unplaced" in result.stdout
 
 
@@ -182,3 +173,18 @@ def test_distinct_integers_are_not_found_by_numpy(path: Path) -> None:
     ]
 
     assert slow == []
+
+
+@pytest.mark.slow
+def test_class_name_is_unique() -> None:
+    """A search for a class ends at one place."""
+    modules = [path for folder in ("assets", "pipelines") for path in (ROOT / folder).rglob("*.py")]
+    counts = Counter(
+        node.name
+        for path in modules
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+
+    assert len(counts) > 300
+    assert {name for name, count in counts.items() if count > 1} == set()

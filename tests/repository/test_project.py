@@ -100,7 +100,6 @@ def test_no_tracked_configuration_names_a_foreign_host() -> None:
         for path in tracked()
         if path.suffix in {".toml", ".txt", ".yaml", ".yml"} or path.name in {"Makefile", "run"}
     ]
-
     found = {
         name_of(path): hosts
         for path in run
@@ -111,18 +110,11 @@ def test_no_tracked_configuration_names_a_foreign_host() -> None:
 
 
 @pytest.mark.slow
-def test_no_tracked_file_names_a_path_of_one_machine() -> None:
+def test_no_tracked_file_is_large_or_names_a_path_of_one_machine_or_a_package_index() -> None:
     found = {name_of(path): match.group() for path in tracked() if (match := MACHINE_PATH.search(text_of(path)))}
 
     assert found == {}
-
-
-@pytest.mark.slow
-def test_no_tracked_file_names_a_package_index() -> None:
     assert [name_of(path) for path in tracked() if PACKAGE_INDEX.search(text_of(path))] == []
-
-
-def test_no_tracked_file_is_large() -> None:
     assert [name_of(path) for path in tracked() if path.stat().st_size > 1_000_000] == []
 
 
@@ -139,30 +131,22 @@ def test_constraints_pin_every_dependency_to_a_version_it_allows() -> None:
     groups = [project()["project"]["dependencies"], *(optional[name] for name in optional if name != "mds")]
     wanted = [one for group in groups for text in group if (one := Requirement(text)).name != "rowmill"]
     locked = pins()
-
     missing = [one.name for one in wanted if normal(one.name) not in locked]
     refused = [
         str(one) for one in wanted if normal(one.name) in locked and locked[normal(one.name)] not in one.specifier
     ]
 
     assert (missing, refused) == ([], [])
-
-
-def test_constraints_hold_versions_only() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-
     assert [line for line in lines if not re.fullmatch(r"#.*|[A-Za-z0-9_.-]+==[A-Za-z0-9_.+!-]+", line)] == []
-
-
-def test_dagster_and_its_webserver_are_pinned_to_one_version() -> None:
-    locked = pins()
-
     assert locked["dagster"] == locked["dagster-webserver"]
 
 
-def test_pyproject_leaves_the_code_location_to_workspace_yaml() -> None:
+def test_pyproject_and_changelog_have_what_is_built() -> None:
     """A [tool.dagster] or [tool.dg] table silently beats workspace.yaml."""
     assert {"dagster", "dg"} & set(project()["tool"]) == set()
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## {project()['project']['version']} " in changelog
 
 
 def test_make_help_lists_every_target() -> None:
@@ -180,7 +164,6 @@ def test_make_without_a_python_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).touch()
-
     run = subprocess.run(
         ["make", "demo", "PYTHON=no-such-python"], check=False, cwd=tmp_path, capture_output=True, text=True
     )
@@ -199,12 +182,6 @@ def test_ci_ends_with_the_test_command_of_the_readme() -> None:
     assert re.search(rf"^{last}$", readme, re.MULTILINE)
 
 
-def test_changelog_has_the_version_that_is_built() -> None:
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-    assert f"## {project()['project']['version']} " in changelog
-
-
 def test_pre_commit_runs_tools_of_the_environment_only() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
 
@@ -218,7 +195,6 @@ def test_definitions_load_without_heavy_imports() -> None:
         "import sys; import rowmill.recipe.recipe, rowmill.build.runner; "
         "print(sorted({'torch', 'transformers', 'datasets', 'great_expectations', 'ray'} & set(sys.modules)))"
     )
-
     shown = subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, capture_output=True, text=True).stdout
 
     assert shown.strip() == "[]"
@@ -242,7 +218,6 @@ def test_module_that_a_docstring_names_exists() -> None:
 def test_module_that_a_package_s_page_names_exists() -> None:
     """The page of a package sends a reader to its modules; a module of another package is named with its folder."""
     pages = [path for path in tracked() if path.name == "README.md" and path.parts[-3] in {"rowmill", "assets"}]
-
     missing = [
         f"{name_of(page)}: {name}"
         for page in pages

@@ -95,7 +95,7 @@ HEAVY = (
 )
 
 
-def test_import_loads_no_other_package() -> None:
+def test_import_loads_no_other_package_and_the_reader_no_heavy_one() -> None:
     code = (
         "import sys; before = {*sys.modules}; import rowmill; "
         "loaded = {name.partition('.')[0] for name in {*sys.modules} - before}; "
@@ -103,11 +103,7 @@ def test_import_loads_no_other_package() -> None:
     )
 
     assert run_python(code) == "['rowmill']"
-
-
-def test_reader_loads_no_heavy_package() -> None:
     code = f"import sys; from rowmill import Reader; print([name for name in {HEAVY!r} if name in sys.modules])"
-
     assert run_python(code) == "[]"
 
 
@@ -172,11 +168,9 @@ def test_examples_of_the_api_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     lines = [f"{name},{item},{i}\n" for i in range(20) for name in ("ada", "bo") for item in ("tea", "milk")]
     (tmp_path / "data/chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chats), encoding="utf-8")
     (tmp_path / "data/purchases.csv").write_text("customer,item,price\n" + "".join(lines), encoding="utf-8")
-
     names: dict[str, object] = {"__name__": "api_page"}
     for text in blocks(PAGE, "python"):
         exec(compile(text, "docs/api.md", "exec", dont_inherit=True), names)
-
     parsed = names["parsed"]
     assert isinstance(parsed, rowmill.ParsedFiles)
     assert parsed.report.valid == 1

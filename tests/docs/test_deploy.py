@@ -98,11 +98,14 @@ def test_commands_of_units_and_containers_are_those_of_dagster() -> None:
             assert re.search(rf"(?<!\S){option}\b", known), f"{program} {words}: no option {option}"
 
 
-def test_units_and_containers_start_the_same_processes() -> None:
+def test_units_and_containers_start_the_same_processes_in_one_environment() -> None:
     started = [(Path(line[0]).name, *(word for word in line[1:3] if word in SUBCOMMANDS)) for line in read_commands()]
     units, containers = set(started[: len(UNITS)]), set(started[len(UNITS) :])
     assert units == containers
     assert len(units) == 3
+    names = set(re.findall(r"^(\w+)=", (DEPLOY / "systemd/rowmill.env").read_text(encoding="utf-8"), re.MULTILINE))
+    assert names >= {"DAGSTER_HOME", "ROWMILL_CONFIGS", "ROWMILL_STORE", "ROWMILL_REPORTS_URL"}
+    assert {read_unit(path)["Service"]["EnvironmentFile"] for path in UNITS} == {"/srv/rowmill/rowmill.env"}
 
 
 def test_services_listen_on_loopback_and_are_found_by_the_workspace() -> None:
@@ -113,12 +116,6 @@ def test_services_listen_on_loopback_and_are_found_by_the_workspace() -> None:
     assert server["grpc_server"]["host"] == code[code.index("-h") + 1]
     for path in UNITS:
         assert "0.0.0.0" not in path.read_text(encoding="utf-8")
-
-
-def test_units_share_one_environment_with_all_folders() -> None:
-    names = set(re.findall(r"^(\w+)=", (DEPLOY / "systemd/rowmill.env").read_text(encoding="utf-8"), re.MULTILINE))
-    assert names >= {"DAGSTER_HOME", "ROWMILL_CONFIGS", "ROWMILL_STORE", "ROWMILL_REPORTS_URL"}
-    assert {read_unit(path)["Service"]["EnvironmentFile"] for path in UNITS} == {"/srv/rowmill/rowmill.env"}
 
 
 def test_compose_file_has_the_keys_and_types_of_the_specification_and_only_the_proxy_has_ports() -> None:
@@ -162,12 +159,9 @@ def test_mistakes_in_a_compose_file_are_found(service: str, change: dict[str, An
         Compose.model_validate(values)
 
 
-def test_modules_that_the_page_runs_exist() -> None:
+def test_modules_and_variables_of_the_page_exist() -> None:
     named = re.findall(r"python -m ([\w.]+)", PAGE.read_text(encoding="utf-8"))
     assert all(find_spec(name) is not None for name in named if name != "venv")
-
-
-def test_variables_of_the_compose_file_are_on_the_page() -> None:
     wanted = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text(encoding="utf-8")))
     assert wanted
     assert wanted <= set(re.findall(r"(\w+)=", PAGE.read_text(encoding="utf-8")))

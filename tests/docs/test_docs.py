@@ -128,13 +128,11 @@ def test_examples_of_the_page_on_cards_run_on_the_demo(
     page = ROOT / "docs/how-to/put-the-data-on-record.md"
     (tmp_path / ".rowmill").symlink_to(demo.store.root)
     monkeypatch.chdir(tmp_path)
-
     readme, _ = write_card(demo)
     read_card, log_identity = blocks(page, "python")
     exec(compile(read_card, page.name, "exec", dont_inherit=True), {})
     first_length = capsys.readouterr().out
     exec(compile(log_identity, page.name, "exec", dont_inherit=True), {})
-
     [shown] = blocks(page, "yml")
     assert Path(readme).read_text(encoding="utf-8").startswith(f"---\n{shown}")
     assert 0 < int(first_length) <= demo.recipe.seq_len
@@ -246,7 +244,6 @@ def test_benchmarks_page_has_the_last_results_against_peers() -> None:
     times = r"([\d.]+) s \| (TRL|axolotl|`encode_batch`) ([\d.]+) s \| ([\d.]+) ×"
     rows = re.findall(rf"^\| .* \| {times} .* `benchmarks\.against_trl (\w+)` \|$", page, re.MULTILINE)
     last = against_trl.find_last_results()
-
     shown = {(name, label.strip("`")) for _, label, _, _, name in rows}
     assert shown == {
         (name, label) for name, found in last.items() for peer, label in against_trl.PEERS if peer in found

@@ -41,10 +41,8 @@ def apply_page(engine: ExtendedEngine) -> dict[str, Any]:
     return yaml.safe_load(recipe)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    folder = tmp_path_factory.mktemp("extended")
-    engine, project = ExtendedEngine(folder / "engine"), folder / "project"
+def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> None:
+    engine, project = ExtendedEngine(tmp_path / "engine"), tmp_path / "project"
     recipe = apply_page(engine)
     # Few rows: what is a share of nothing says nothing here.
     recipe["gates"] |= LENIENT
@@ -57,22 +55,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     (project / "data/questions.jsonl").write_bytes(lines([*questions, *bad]))
     (project / "data/words.cards").write_text("".join(f"word {i}|wort {i}\n" for i in range(9)), encoding="utf-8")
     commands = (("plan",), ("build",), ("verify",))
-    return engine.build(project / "configs/both.yaml", folder / "built", QUESTIONS, commands), folder / "built"
-
-
-def test_what_the_page_adds_is_built_and_verified_and_a_record_that_its_reader_does_not_survive_is_a_reject(
-    built: tuple[dict[str, Any], Path],
-) -> None:
-    made, _ = built
+    made = engine.build(project / "configs/both.yaml", tmp_path / "built", QUESTIONS, commands)
     assert made["rows"] == [["cards", 9], ["questions", 12]]
     assert made["checks"] == [["cards", "passed"], ["questions", "passed"]]
     assert made["rejects"] == [["format_error", "KeyError: 'answers'"], ["missing_field", "0 right answers"]]
-
-
-def test_export_of_the_page_holds_the_segments(built: tuple[dict[str, Any], Path]) -> None:
-    _, root = built
-
-    exported = [json.loads(line) for path in root.rglob("data/*.jsonl") for line in path.read_text().splitlines()]
+    exported = [
+        json.loads(line)
+        for path in (tmp_path / "built").rglob("data/*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     assert exported
     for one in exported:
         trained = [place for place, label in enumerate(one["labels"]) if label != -100]

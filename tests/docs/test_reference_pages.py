@@ -47,7 +47,7 @@ A view; the option is [`io_block_size`](#block-shuffle).
 """
 
 
-def test_sections_become_pages_whose_links_lead_to_each_other() -> None:
+def test_sections_become_pages_whose_links_lead_to_each_other_and_an_index() -> None:
     pages = divide_reference(SMALL, "<!-- notice -->")
 
     assert pages.keys() == {INDEX, *(f"{FOLDER}/{name}.md" for name in ("recipe", "mixture", "statistics"))}
@@ -58,10 +58,7 @@ def test_sections_become_pages_whose_links_lead_to_each_other() -> None:
     # The page of that title, not the view of the same name.
     assert "| `mixture` | [`mixture`](mixture.md) |" in pages[f"{FOLDER}/recipe.md"]
     assert "[`io_block_size`](mixture.md#block-shuffle)" in pages[f"{FOLDER}/statistics.md"]
-
-
-def test_index_has_pages_with_their_purpose_and_options_with_their_sections() -> None:
-    index = divide_reference(SMALL, "")[INDEX]
+    index = pages[INDEX]
     assert "| [`mixture`](reference/mixture.md) | How datasets are mixed, see [a page](how-to/train.md). |" in index
     assert "| `io_block_size` | [mixture, Block shuffle](reference/mixture.md#block-shuffle) |" in index
 
@@ -70,7 +67,6 @@ def test_index_has_pages_with_their_purpose_and_options_with_their_sections() ->
 def test_pages_have_every_table_of_the_reference() -> None:
     whole = reference.render_reference()
     pages = divide_reference(whole, "")
-
     for name in set(re.findall(r"^\| (`[\w-]+`) \|", whole, re.MULTILINE)):
         assert any(f"| {name} |" in text for path, text in pages.items() if path != INDEX), name
     rows = sum(len(re.findall(r"^\|", text, re.MULTILINE)) for path, text in pages.items() if path != INDEX)

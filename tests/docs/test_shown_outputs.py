@@ -80,7 +80,6 @@ def test_messages_of_alerts(mine: CliProject, tmp_path: Path) -> None:
     mine.run("build", "--alert", status=ExitStatus.GATE_CLOSED)
     mine.write_data("chats.jsonl", chats(300) + chats(8, GERMAN, first=300))
     mine.run("build", "--alert")
-
     # Checks of orders, which change with a few rows, come after what the page shows.
     page, printed = "hear-about-a-bad-night.md", told.read_text(encoding="utf-8").replace("; training_splits", "\n")
     shown = [*find_block(page, "small: blocked"), *find_block(page, "small: published")]
@@ -95,7 +94,6 @@ def test_plan_versions_and_reuse(mine: CliProject) -> None:
     plan = mine.run("plan").out
     built = mine.run("build").out
     versions = run("versions", mine.recipe, "chats/packed_shards").out
-
     page = "storage-and-reuse.md"
     assert list_missing(find_block(page, "  + raw_dataset"), plan) == []
     assert list_missing(find_block(page, "  ✓ canonical_rows"), built) == []
@@ -109,7 +107,6 @@ def test_change_of_a_table(mine: CliProject) -> None:
     write(mine, datasets={"orders": orders}).run("build")
     mine.write_data("orders.csv", table + "200,guest,7\n")
     printed = mine.run("build", status=ExitStatus.GATE_CLOSED)
-
     shown = [line.replace("sales/", "small/") for line in find_block("tables.md", "sales/orders")]
     assert list_missing(shown, printed.out + printed.err) == []
 
@@ -130,7 +127,6 @@ def test_trained_text_of_a_row(mine: CliProject) -> None:
 def test_mistake_in_a_recipe(mine: CliProject) -> None:
     write(mine, format={"kind": "chatt"})
     printed = mine.run("plan", status=ExitStatus.INVALID).err
-
     [shown] = find_block("write-a-recipe.md", "configs/mine.yaml: datasets.chats.format")
     assert list_missing([shown.replace("configs/mine.yaml", mine.recipe)], printed.replace("\n", " ")) == []
 

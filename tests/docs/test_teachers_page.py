@@ -29,7 +29,6 @@ def test_commands_of_the_page_score_a_build_and_build_a_student(
     student_path = tmp_path / "configs/student.yaml"
     student_path.write_text(yaml.safe_dump(student | {"gates": gates | {"same_tokenization": {"at_least": 0}}}))
     monkeypatch.chdir(tmp_path)
-
     with serving(teacher.teach) as server:
         for line in _find_block("bash").splitlines():
             if line.startswith("rowmill "):

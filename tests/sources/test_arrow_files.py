@@ -38,7 +38,7 @@ def save_dataset(folder: Path, rows: list[dict[str, Any]]) -> None:
     write_stream(folder / "cache-0123456789abcdef.arrow", rows[:5])
 
 
-def test_saved_dataset_is_read_like_any_other(tmp_path: Path) -> None:
+def test_saved_dataset_and_its_splits_are_read_like_any_other(tmp_path: Path) -> None:
     save_dataset(tmp_path / "saved", ROWS)
 
     assert read(tmp_path, "saved") == ROWS
@@ -46,17 +46,13 @@ def test_saved_dataset_is_read_like_any_other(tmp_path: Path) -> None:
     assert first.reader == "arrow"
     assert first.columns is not None
     assert first.columns["n"] == "int64"
-
-
-def test_saved_splits_are_named(tmp_path: Path) -> None:
-    save_dataset(tmp_path / "saved" / "train", ROWS)
-    save_dataset(tmp_path / "saved" / "test", ROWS[:3])
-    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}', encoding="utf-8")
-
-    assert len(read(tmp_path, "saved/train", validation_urls=["saved/test"])) == 703
-    refusal = r"is a saved dataset with the splits test, train; .*train_urls: \[saved/train"
+    save_dataset(tmp_path / "splits" / "train", ROWS)
+    save_dataset(tmp_path / "splits" / "test", ROWS[:3])
+    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}', encoding="utf-8")
+    assert len(read(tmp_path, "splits/train", validation_urls=["splits/test"])) == 703
+    refusal = r"is a saved dataset with the splits test, train; .*train_urls: \[splits/train"
     with pytest.raises(SourceError, match=refusal):
-        read(tmp_path, "saved")
+        read(tmp_path, "splits")
 
 
 def test_file_format_and_compressed_files_are_read(tmp_path: Path) -> None:
@@ -91,7 +87,6 @@ def test_folders_name_columns(tmp_path: Path, suffix: str) -> None:
             pq.write_table(pa.Table.from_pylist([row]), path)
         else:
             write_stream(path, [row])
-
     found = scan_files(tmp_path, "rows/")
 
     assert values(found, tmp_path) == [
@@ -114,9 +109,7 @@ def test_narrow_floats_have_the_digits_of_their_width(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
-
     first, second, third = read(tmp_path, "a.parquet")
-
     scalars = {"single": 0.1, "half": 0.1, "double": 0.1}
     assert first == {**scalars, "list": [0.1, None], "struct": {"x": 0.1, "y": 1}, "map": [["k", 0.1]]}
     assert (second["single"], second["double"], third["single"], third["double"]) == (None, 5e-324, 3.4e38, 1e308)

@@ -139,17 +139,21 @@ def test_apostrophes_are_part_of_the_cells(tmp_path: Path, content: bytes) -> No
     assert content.count(b"'") == sum("".join(row.values()).count("'") for row in records_of(scan, tmp_path))
 
 
-@pytest.mark.parametrize("delimiter", ["", "ab", "\n"])
-def test_delimiter_that_is_not_one_character_is_refused(delimiter: str) -> None:
-    with pytest.raises(ValueError, match="expected one character other than a line end"):
-        Files(train_urls=["a.csv"], delimiter=delimiter)
-
-
-@pytest.mark.parametrize("option", ["delimiter", "quote"])
-def test_dialect_options_for_other_files_are_refused(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option}: ; applies to CSV and TSV files only, and no URL names one"):
-        Files.model_validate({"train_urls": ["a.jsonl"], option: ";"})
-    Files.model_validate({"train_urls": ["folder/"], option: ";"})
+@pytest.mark.parametrize(
+    ("url", "options", "words"),
+    [
+        *(("a.csv", {"delimiter": text}, "expected one character other than a line end") for text in ("", "ab", "\n")),
+        *(("a.csv", options, r"(delimiter|quote) and (quote|escape) are both .; they must differ")
+          for options in ({"delimiter": '"'}, {"delimiter": ";", "quote": ";"}, {"quote": "'", "escape": "'"})),
+        *(("a.jsonl", {option: ";"}, f"{option}: ; applies to CSV and TSV files only, and no URL names one")
+          for option in ("delimiter", "quote")),
+    ],
+)  # fmt: skip
+def test_impossible_options_of_a_dialect_are_refused(url: str, options: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Files.model_validate({"train_urls": [url], **options})
+    if url == "a.jsonl":
+        Files.model_validate({"train_urls": ["folder/"], **options})
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
@@ -251,7 +255,7 @@ def test_backslashes_of_proper_cells_are_text(tmp_path: Path, content: bytes) ->
     assert "\\" in records_of(scan, tmp_path)[0]["b"]
 
 
-def test_columns_without_a_name_are_left_out_if_empty(tmp_path: Path) -> None:
+def test_columns_without_a_name_are_left_out_if_empty_and_otherwise_one_error(tmp_path: Path) -> None:
     scan = scanned(tmp_path, b"a,,b,\n1,,x,\n2, ,y,\n")
 
     assert records_of(scan, tmp_path) == [{"a": "1", "b": "x"}, {"a": "2", "b": "y"}]
@@ -260,9 +264,6 @@ def test_columns_without_a_name_are_left_out_if_empty(tmp_path: Path) -> None:
         scanned(tmp_path, b",b\n,x\n7,y\n")
     named = scanned(tmp_path, b",b\n,x\n7,y\n", column_names=["n", "b"])
     assert records_of(named, tmp_path) == [{"n": "", "b": "x"}, {"n": "7", "b": "y"}]
-
-
-def test_error_of_a_nameless_column_survives_the_way_between_processes(tmp_path: Path) -> None:
     with pytest.raises(UnnamedColumnError, match=r"^a\.csv: column 1 has no name") as error:
         scanned(tmp_path, b",b\n7,y\n")
     again = pickle.loads(pickle.dumps(error.value))
@@ -301,7 +302,6 @@ def test_header_that_looks_like_the_rows_is_doubtful(tmp_path: Path, content: by
 def test_change_of_an_option_reads_the_file_again(tmp_path: Path, options: dict[str, Any]) -> None:
     known = scanned(tmp_path, b"Report\nid,n\n1,2\n3,4\n", skip=1)
     again = scanned(tmp_path, b"Report\nid,n\n1,2\n3,4\n", **options)
-
     changed = scanned_again(tmp_path, known, **options)
     assert (changed.asked, changed.dialect) == (options, again.dialect)
     stored = FileScan.from_json(json.loads(json.dumps(again.to_json())))
@@ -372,7 +372,6 @@ def test_table_in_an_unknown_dialect_is_read_or_one_error_says_where(
 def test_options_of_reading_may_stand_beside_the_columns_of_a_table(tmp_path: Path) -> None:
     table = {"header": False, "skip": 1, "columns": {"c1": {"type": "integer"}, "c2": {"type": "text"}}}
     made = Workspace(tmp_path).one("a.csv", b"made today\n1,x\n2,y\n", {"kind": "records", "table": table})
-
     dataset = made.project.recipe.datasets["rows"]
     assert isinstance(dataset.source, Files)
     assert (dataset.source.header, dataset.source.skip) == (False, 1)
@@ -385,14 +384,6 @@ def test_options_of_reading_may_stand_beside_the_columns_of_a_table(tmp_path: Pa
     url = made.write("a.csv", b"1,x\n")
     with pytest.raises(ConfigError, match=r"format\.table\.header and source\.header are the same option; keep source"):
         _ = made.recipe({"rows": {"source": {"train_urls": [url], "header": True}, "format": twice}}).project
-
-
-@pytest.mark.parametrize(
-    "options", [{"delimiter": '"'}, {"delimiter": ";", "quote": ";"}, {"quote": "'", "escape": "'"}]
-)
-def test_signs_that_are_the_same_are_refused(options: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"(delimiter|quote) and (quote|escape) are both .; they must differ"):
-        Files.model_validate({"train_urls": ["a.csv"], **options})
 
 
 def test_double_quote_may_be_a_delimiter_and_is_in_the_contract(tmp_path: Path) -> None:

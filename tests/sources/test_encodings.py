@@ -42,12 +42,9 @@ def test_text_is_read_in_its_encoding(tmp_path: Path, name: str, encoding: str) 
         assert sources.find_part_line(scan.parts[0], scan, tmp_path, 3) == 5
 
 
-def test_texts_of_lines_are_read_in_their_encoding(tmp_path: Path) -> None:
+def test_texts_of_lines_are_read_in_their_encoding_and_damaged_lines_are_rejects(tmp_path: Path) -> None:
     _, texts = read(tmp_path, "a.txt", "\n".join(TEXTS).encode("utf-16"), sample_by="line")
     assert texts == [{"text": one} for one in TEXTS]
-
-
-def test_single_damaged_lines_are_rejects(tmp_path: Path) -> None:
     lines = [*(json.dumps({"text": one}, ensure_ascii=False).encode() for one in TEXTS), b'{"text":"\xff"}']
     _, found = read(tmp_path, "a.jsonl", b"\n".join(lines * 3))
     assert found == [*({"text": one} for one in TEXTS), None] * 3
@@ -67,16 +64,13 @@ def test_broken_or_unmarked_utf16_is_one_error_that_names_the_line_or_the_option
         read(tmp_path, "a.txt", broken, sample_by="line")
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "folder/x.arrow"])
-def test_encoding_of_other_files_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="encoding: utf-16 applies to text files only, and no URL names one"):
-        Files(train_urls=[name], encoding="utf-16")
-
-
 @pytest.mark.parametrize("name", ["klingon", "base64", ""])
-def test_unknown_encoding_is_refused(name: str) -> None:
+def test_unknown_encodings_and_those_of_other_files_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is no encoding; write for example utf-8, utf-16, latin-1 or cp1252"):
         Files(train_urls=["a.csv"], encoding=name)
+    for url in ("a.parquet", "folder/x.arrow"):
+        with pytest.raises(ValueError, match="encoding: utf-16 applies to text files only, and no URL names one"):
+            Files(train_urls=[url], encoding="utf-16")
 
 
 def test_changed_encoding_reads_the_file_again(tmp_path: Path) -> None:

@@ -57,9 +57,7 @@ def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     workspace.write("cards.cards", b"one and one|two\ntwo and two|four\n")
     text = workspace.config.read_text(encoding="utf-8").replace("data/more.cards.gz", "data/")
     workspace.config.write_text(text, encoding="utf-8")
-
     made = engine.build(workspace.config, tmp_path / "built", QUESTIONS)
-
     additions = [["one and one", "two"], ["two and two", "four"]]
     assert sorted(made["rows"]) == sorted([["grass", "green"], ["sky", "blue"], *additions])
     columns = {"prompt": "text", "response": "text"}
@@ -67,18 +65,12 @@ def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     assert made["built"]
 
 
-def test_every_suffix_and_name_belongs_to_one_format() -> None:
+def test_every_suffix_name_and_option_belongs_to_a_format() -> None:
     assert len({one.name for one in FILE_FORMATS}) == len(FILE_FORMATS)
     assert len(FORMATS_BY_SUFFIX) == sum(len(one.suffixes) for one in FILE_FORMATS)
     for suffix, one in FORMATS_BY_SUFFIX.items():
         assert choose_file_format(f"a/b{suffix}.gz") == (one, suffix, ".gz")
         assert find_file_format(one.name) is one
-
-
-def test_options_of_formats_are_options_of_files() -> None:
     assert {option for one in FILE_FORMATS for option in one.options} <= set(Files.model_fields)
-
-
-def test_records_without_a_file_use_the_base_class() -> None:
     huggingface = find_file_format("huggingface")
     assert not (huggingface.has_cells or huggingface.has_documents or huggingface.is_own_lines)

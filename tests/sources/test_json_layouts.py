@@ -68,13 +68,10 @@ def test_damaged_line_or_object_is_a_reject_and_no_other_layout(
     assert read(tmp_path, "rows.jsonl", content) == (reader, found)
 
 
-def test_stream_that_ends_within_an_object_names_its_place(tmp_path: Path) -> None:
+def test_stream_that_ends_within_an_object_names_its_place_and_a_head_says_nothing(tmp_path: Path) -> None:
     refusal = r"the JSON object after object 2 does not end .*; expected whole objects; fetch"
     with pytest.raises(SourceError, match=refusal):
         read(tmp_path, "rows.jsonl", '{"a":1}{"b":2}{"c":')
-
-
-def test_head_that_ends_within_the_first_object_says_nothing() -> None:
     assert not json_files.is_json_stream(b'{"a": "' + b"x" * 100)
     assert not json_files.has_two_objects(b'{\n"a": 1}\n')
     assert json_files.has_two_objects(b'{\n"a": 1}\n{')

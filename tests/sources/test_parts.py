@@ -22,7 +22,6 @@ def test_one_percent_appended_to_a_large_file_touches_a_small_share_of_it() -> N
     """40 MB + 1 %: new or changed bytes are at most the 1 %, one fiftieth, and the line that ends a part."""
     lines = [b'{"n": %d, "text": "%s"}\n' % (number, b"x" * 1000) for number in range(40_400)]
     old, new = (list(cut_lines(io.BytesIO(b"".join(lines[:count])), NO_LIMIT)) for count in (40_000, 40_400))
-
     old_contents = {part.content for part in old}
     redone = sum(part.length for part in new if part.content not in old_contents)
     assert redone < (0.01 + 1 / 50) * sum(map(len, lines)) + 2 * len(lines[0])

@@ -111,22 +111,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.mark.slow
-def test_small_files_are_built_in_few_parts(built: Built) -> None:
+def test_small_files_are_built_in_few_parts_with_the_bytes_of_any_workers(built: Built, tmp_path: Path) -> None:
     raw = built.manifest("rows", "raw_dataset")
     assert raw.facts["files"] == FILES + 1
     for stage in ("canonical_rows", "tokenized_examples"):
         assert len(built.manifest("rows", stage).parts) == raw.facts["parts"] < 20
-
-
-def tokens_of(built: Built) -> list[list[int]]:
-    return [one["input_ids"] for one in built.rows_of("rows", "packed_shards", file="shard")]
-
-
-@pytest.mark.slow
-def test_shards_are_those_of_the_same_rows_in_one_file(built: Built, tmp_path: Path) -> None:
     rows = [*map(chat, range(FILES)), *(chat(10_000 + number, words=60) for number in range(250))]
-    alone = Workspace(tmp_path).one("rows.jsonl", rows).build()
-    assert tokens_of(built) == tokens_of(alone)
+    alone = Workspace(tmp_path / "alone").one("rows.jsonl", rows).build()
+    tokens = [
+        [one["input_ids"] for one in made.rows_of("rows", "packed_shards", file="shard")] for made in (built, alone)
+    ]
+    assert tokens[0] == tokens[1]
+    project = write_many(tmp_path / "two").project
+    execution = project.recipe.execution.model_copy(update={"workers": 2})
+    steps = runner.build(replace(project, recipe=project.recipe.model_copy(update={"execution": execution})))
+    assert {"/".join(step.key[1:]): report.version for step, report, _ in steps} == built.versions()
 
 
 @pytest.mark.parametrize("number", [0, 1, 350, FILES - 1])
@@ -139,14 +138,6 @@ def test_row_is_traced_to_its_file_and_line(built: Built, number: int) -> None:
     assert [fate.state for fate in back.fates] == ["kept", "kept"]
     assert back.examples
     assert back.places
-
-
-@pytest.mark.slow
-def test_two_workers_write_the_bytes_of_one(built: Built, tmp_path: Path) -> None:
-    project = write_many(tmp_path).project
-    execution = project.recipe.execution.model_copy(update={"workers": 2})
-    steps = runner.build(replace(project, recipe=project.recipe.model_copy(update={"execution": execution})))
-    assert {"/".join(step.key[1:]): report.version for step, report, _ in steps} == built.versions()
 
 
 @pytest.mark.slow
@@ -184,9 +175,7 @@ def test_tables_in_small_files_have_a_part_each(tmp_path: Path) -> None:
     held = [workspace.write(f"held{number}.csv", f"shop,units\nwest {number},7\n".encode()) for number in range(3)]
     source = {"train_urls": ["data/sales/"], "validation_urls": held}
     workspace.recipe({"rows": {"source": source, "format": {"kind": "records"}, "splits": {"test": 0}}})
-
     made = workspace.build()
-
     # A cell that does not fit is located by its index in its part.
     rows = made.manifest("rows", "canonical_rows")
     assert (len(rows.parts), rows.facts["splits"]) == (33, {"train": 60, "validation": 3})

@@ -86,7 +86,6 @@ def test_linked_folder_without_an_end_is_named(folder: Path, target: str) -> Non
         (folder / "deep/from").symlink_to(folder / "one")
     else:
         (folder / "deep/deeper/back").symlink_to((folder / "deep/deeper" / target).resolve(), target_is_directory=True)
-
     refusal = r"(back|to|from): is a link to /.*, a folder that contains it, .*; remove the link"
     with pytest.raises(SourceError, match=refusal):
         find(folder)
@@ -213,12 +212,9 @@ def test_web_server_failure_is_reported_by_its_kind(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["404/a.jsonl", "410/a.jsonl"])
-def test_missing_web_address_is_reported(address: str, tmp_path: Path, path: str) -> None:
+def test_missing_web_address_and_unreachable_server_are_reported(address: str, tmp_path: Path, path: str) -> None:
     with pytest.raises(SourceError, match=rf"found no data at http://{address}/{path} \("):
         scan_files(tmp_path, f"http://bob:hunter2@{address}/{path}?X-Amz-Signature=5ec2e7")
-
-
-def test_unreachable_server_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -275,7 +271,9 @@ def signed(address: str, signature: str = "5ec2e7") -> str:
 
 
 @pytest.mark.slow
-def test_two_signatures_of_one_file_have_one_identity_and_rows(address: str, tmp_path: Path) -> None:
+def test_two_signatures_of_one_file_have_one_identity_and_two_queries_are_two_files(
+    address: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"this file is already named") as caught:
         scan_files(tmp_path, signed(address), signed(address, "5ec2e7b"))
     assert_public(str(caught.value))
@@ -285,10 +283,6 @@ def test_two_signatures_of_one_file_have_one_identity_and_rows(address: str, tmp
     assert scans == scan_files(tmp_path, signed(address, "5ec2e7b"))
     # The part is read from its copy.
     assert scan.records == len(values(scans, tmp_path)) == 20
-
-
-@pytest.mark.slow
-def test_queries_for_two_files_are_two_files(address: str, tmp_path: Path) -> None:
     scans = scan_files(tmp_path, *(f"http://{address}/ok/a.jsonl?id={n}" for n in (1, 2)))
     assert len({one.url for one in scans}) == 2
 

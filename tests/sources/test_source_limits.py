@@ -104,9 +104,7 @@ def test_line_that_begins_like_a_placeholder_is_invalid_json(tmp_path: Path, lin
 def test_lines_that_are_too_long_keep_the_other_line_numbers(lengths: list[int], ends: bool) -> None:
     rows = [(b"%d" % number).ljust(length, b"x") for number, length in enumerate(lengths)]
     content = b"\n".join(rows) + b"\n" * ends
-
     parts = list(cut_lines(io.BytesIO(content), LIMIT))
-
     kept = b"".join(part.content for part in parts).split(b"\n")
     assert [len(row) > LIMIT for row in content.split(b"\n")] == [row.startswith(b"\0too") for row in kept]
     assert [row for row in kept if not row.startswith(b"\0")] == [r for r in content.split(b"\n") if len(r) <= LIMIT]
@@ -143,15 +141,12 @@ def peak_of(function: Callable[[], int]) -> tuple[int, int]:
         tracemalloc.stop()
 
 
-def test_line_of_gigabytes_is_read_past_in_flat_memory() -> None:
+@pytest.mark.slow
+def test_line_and_element_of_gigabytes_are_read_past_in_flat_memory() -> None:
     stream: Any = _Endless(b'{"a":1}\n{"b":"', 4096, b'"}\n{"c":1}\n')
     count, peak = peak_of(lambda: sum(part.records for part in cut_lines(stream, 8 << 20)))
     assert count == 3
     assert peak < 48 << 20
-
-
-@pytest.mark.slow
-def test_element_of_gigabytes_is_read_past_in_flat_memory() -> None:
     stream: Any = _Endless(b'[{"a":1},{"b":"', 512, b'"},{"c":1}]')
     count, peak = peak_of(lambda: sum(1 for _ in json_files.split_elements(stream, "a.json", 8 << 20)))
     assert count == 3
@@ -204,27 +199,23 @@ def test_parquet_that_expands_a_thousandfold_is_one_error(tmp_path: Path, small_
         scan_one(tmp_path / "a.parquet")
 
 
-def test_header_of_many_columns_is_read(tmp_path: Path) -> None:
+def test_header_of_many_columns_is_read_and_one_that_names_them_twice_names_them(tmp_path: Path) -> None:
     """A quadratic check of names would not end in reasonable time."""
     (tmp_path / "a.csv").write_text(",".join(f"c{n}" for n in range(400_000)) + "\n")
     assert scan_one(tmp_path / "a.csv", max_columns=400_000).records == 0
+    (tmp_path / "a.csv").write_text("a,b,a,c,b\n")
+    with pytest.raises(SchemaError, match=r"the header names 'a', 'b' more than once"):
+        scan_one(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_table_of_too_many_columns_is_one_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.csv").write_text(",".join(f"c{n}" for n in range(20)) + "\n")
     pq.write_table(pa.table({f"c{n}": [1] for n in range(20)}), tmp_path / "a.parquet")
-
     refusal = rf"^{name}: has 20 columns; at most 19 .* raise source\.limits\.max_colu"
     with pytest.raises(SchemaError, match=refusal):
         scan_one(tmp_path / name, max_columns=19)
     scan_one(tmp_path / name, max_columns=20)
-
-
-def test_header_that_names_columns_twice_names_them(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b,a,c,b\n")
-    with pytest.raises(SchemaError, match=r"the header names 'a', 'b' more than once"):
-        scan_one(tmp_path / "a.csv")
 
 
 def test_source_of_too_many_files_is_one_error(tmp_path: Path) -> None:

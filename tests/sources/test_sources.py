@@ -274,7 +274,6 @@ def test_parts_of_lines_joined_are_the_file(lengths: list[int], ends: bool) -> N
 def test_lines_appended_change_no_finished_part(before: list[int], after: list[int]) -> None:
     old = text_of(before, ends=True)
     parts, grown = sliced(old), sliced(old + text_of(after, ends=False))
-
     finished = [part for part in parts if part.length >= part_bytes(part.offset)]
     assert len(finished) >= len(parts) - 1
     assert grown[: len(finished)] == finished
@@ -285,7 +284,6 @@ def test_lines_appended_change_no_finished_part(before: list[int], after: list[i
 def test_rows_appended_change_no_finished_part(before: int, after: int) -> None:
     rows = [b"%d" % number for number in range(before + after)]
     parts, grown = list(cut_rows(rows[:before], NO_LIMIT)), list(cut_rows(rows, NO_LIMIT))
-
     finished = [part for part in parts if part.records == part_rows(part.offset)]
     assert len(finished) >= len(parts) - 1
     assert grown[: len(finished)] == finished
@@ -300,9 +298,7 @@ def test_parts_of_long_rows_stay_within_memory() -> None:
 def test_equal_parts_are_numbered_in_recipe_order(folder: Path) -> None:
     for name in ("b.jsonl", "a.jsonl", "c.jsonl"):
         (folder / name).write_text('{"same": 1}\n')
-
     scans = scan_files(folder, "b.jsonl", "a.jsonl", "c.jsonl")
-
     first = scans[0].parts[0].sha256[:16]
     assert [one.parts[0].part_id for one in scans] == [first, f"{first}~2", f"{first}~3"]
     assert number_equal_parts(scans) == scans
@@ -320,7 +316,6 @@ def test_same_content_has_the_same_parts_plain_or_compressed(folder: Path) -> No
     (folder / "a.jsonl").write_bytes(content)
     for suffix, compress in COMPRESS.items():
         (folder / f"a.jsonl{suffix}").write_bytes(compress(content))
-
     plain, *packed = scan_files(folder)
 
     assert len(plain.parts) > 3
@@ -337,7 +332,7 @@ def known_of(scans: list[FileScan]) -> dict[str, FileScan]:
     return {one.url: FileScan.from_json(one.to_json()) for one in scans}
 
 
-def test_unmoved_file_is_not_read_again(folder: Path) -> None:
+def test_unmoved_file_is_read_again_only_without_its_copy_or_when_it_is_cut_otherwise(folder: Path) -> None:
     (folder / "a.txt").write_text("one\ntwo\n")
     (folder / "b.jsonl").write_text('{"b": 1}\n')
     scans = scan_files(folder)
@@ -346,6 +341,15 @@ def test_unmoved_file_is_not_read_again(folder: Path) -> None:
         raise AssertionError(f"{name} is staged again: {content!r}")
 
     assert scan_source(Files(train_urls=["."]), folder, refuse, known_of(scans)) == scans
+    staged = scans[0].parts[0].staged
+    assert staged is not None
+    Path(staged).unlink()
+    assert values(scan_files(folder, known=known_of(scans)), folder) == [{"text": "one\ntwo\n"}, {"b": 1}]
+    by_line = scan_files(folder, sample_by="line")
+    whole = scan_files(folder, known=known_of(by_line))
+    assert values(by_line, folder) == [{"text": "one"}, {"text": "two"}, {"b": 1}]
+    assert values(whole, folder) == [{"text": "one\ntwo\n"}, {"b": 1}]
+    assert whole[1] == by_line[1]
 
 
 def test_moved_file_is_read_again(folder: Path) -> None:
@@ -357,27 +361,6 @@ def test_moved_file_is_read_again(folder: Path) -> None:
     after = scan_files(folder, known=known_of(before))
 
     assert values(after, folder) == [{"a": 2}]
-
-
-def test_missing_staged_copy_is_made_again(folder: Path) -> None:
-    (folder / "a.txt").write_text("one\n")
-    scans = scan_files(folder)
-    staged = scans[0].parts[0].staged
-    assert staged is not None
-    Path(staged).unlink()
-
-    assert values(scan_files(folder, known=known_of(scans)), folder) == [{"text": "one\n"}]
-
-
-def test_unmoved_text_file_is_read_again_when_it_is_cut_otherwise(folder: Path) -> None:
-    (folder / "a.txt").write_text("one\ntwo\n")
-    (folder / "b.jsonl").write_text('{"b": 1}\n')
-    by_line = scan_files(folder, sample_by="line")
-    whole = scan_files(folder, known=known_of(by_line))
-
-    assert values(by_line, folder) == [{"text": "one"}, {"text": "two"}, {"b": 1}]
-    assert values(whole, folder) == [{"text": "one\ntwo\n"}, {"b": 1}]
-    assert whole[1] == by_line[1]
 
 
 # Texts
@@ -419,7 +402,6 @@ def test_texts_are_those_of_the_text_builder_of_datasets(folder: Path, sample_by
 
     content = "Act I\nScene I\n\nFirst Citizen:\nBefore we proceed\n\nAll:\nSpeak.\n"
     ours = [text for _, text in texts_in(folder, content.encode(), sample_by) if text != "blank"]
-
     file, cache = str(folder / "a.txt"), str(folder.parent / "cache")
     rows = datasets.load_dataset("text", data_files=file, sample_by=sample_by, split="train", cache_dir=cache)
     theirs = [text for text in rows["text"] if text.strip()]
@@ -490,9 +472,7 @@ def test_only_a_line_feed_ends_a_line(folder: Path) -> None:
     odd = "\u2028\u2029\u0085\x0b\x0c"
     lines_file = scan_content(folder, "a.jsonl", '{"a":"' + odd[:3] + '"}\r\n\n \t\r\n{"b":\r1}\n{"c":3}')
     texts_file = scan_content(folder, "b.txt", f"x{odd}y\r\n\n  z\r\r\n", sample_by="line")
-
     lines, texts = records([lines_file], folder), records([texts_file], folder)
-
     places = [(one.number, one.line, one.value) for one in lines]
     assert places == [(0, 1, {"a": odd[:3]}), (1, 4, {"b": 1}), (2, 5, {"c": 3})]
     assert [(one.line, one.value) for one in texts] == [(1, {"text": f"x{odd}y"}), (2, None), (3, {"text": "  z\r"})]
@@ -597,7 +577,6 @@ def test_list_elements_with_brackets_and_escapes_across_blocks_stay_whole(elemen
             return super().read(min(1, size or 0))
 
     text = f'[{element}, {element},{{"k": [{element}]}}]'
-
     found = list(json_files.split_elements(Dripping(text.encode()), "a.json", NO_LIMIT))
 
     assert found == [element.encode(), element.encode(), f'{{"k": [{element}]}}'.encode()]
@@ -681,7 +660,6 @@ ARROW = pa.table(
 
 def test_every_arrow_type_has_one_text(folder: Path) -> None:
     pq.write_table(ARROW, folder / "a.parquet")
-
     [one] = scan_files(folder)
     first, second = records([one], folder)
 
@@ -731,7 +709,6 @@ def test_plain_json_lines_are_read_in_place_and_all_else_is_staged_by_content(fo
         (folder / name).write_text('{"a": 1}\n')
     (folder / "d.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n'))
     (folder / "e.json").write_text('[{"a": null}]\n')
-
     scans = scan_files(folder)
 
     assert [(one.parts[0].staged is None, one.parts[0].arrow) for one in scans] == [
@@ -758,7 +735,6 @@ def test_remote_files_are_found_staged_and_read(memory: Any, tmp_path: Path) -> 
     memory.pipe("/bucket/y/README.md", b"no data")
     stage = StoreStager(Store("memory://out"), "raw")
     source = Files(train_urls=["memory://bucket/x/p-{1..1}.jsonl", "memory://bucket/x/*0.jsonl", "memory://bucket/y"])
-
     scans = scan_source(source, tmp_path, stage, {})
     again = scan_source(source, tmp_path, stage, known_of(scans))
 
@@ -798,7 +774,6 @@ def test_web_addresses_are_read_and_changed_ones_again(server: tuple[str, Path],
     (folder / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": 2}\n')
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"a": 3}\n'))
     signed = f"{address}/{{a.jsonl,b.jsonl.gz}}?download=1"
-
     scans = scan_files(tmp_path, f"{address}/a.jsonl?download=1", f"{address}/b.jsonl.gz")
 
     assert [one.url for one in scans] == [public_url(f"{address}/a.jsonl?download=1"), f"{address}/b.jsonl.gz"]
@@ -832,7 +807,7 @@ def scan_hub(base: Path, known: dict[str, FileScan] | None = None, **options: An
     return scan_source(HuggingFaceSource(id="set", **options), base, stager(base), known or {})
 
 
-def test_hugging_face_folder_gives_its_rows_and_the_validation_split_it_has(dataset: Path) -> None:
+def test_hugging_face_folder_gives_the_rows_of_its_splits_or_of_those_that_are_named(dataset: Path) -> None:
     train, held = scan_hub(dataset)
 
     assert values([train], dataset) == CHATS * 700
@@ -840,6 +815,13 @@ def test_hugging_face_folder_gives_its_rows_and_the_validation_split_it_has(data
     assert (train.split_hint, held.split_hint) == ("train", "validation")
     assert [part.records for part in train.parts] == [1024, 376]
     assert all(part.arrow and part.staged for one in (train, held) for part in one.parts)
+    train, held = scan_hub(dataset, split="test", validation_split="train")
+    assert values([train], dataset) == CHATS[1:]
+    assert held.records == 1400
+    with pytest.raises(SourceError, match="no split 'training'; it has train, validation or test"):
+        scan_hub(dataset, split="training")
+    with pytest.raises(SourceError, match="no split 'dev'; it has train, validation or test"):
+        scan_hub(dataset, validation_split="dev")
 
 
 @pytest.mark.slow
@@ -848,17 +830,6 @@ def test_hugging_face_streamed_or_not_gives_the_same_bytes(dataset: Path, monkey
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(dataset.parent / "cache"))
     assert scan_hub(dataset, streaming=True) == scan_hub(dataset, streaming=False)
-
-
-def test_hugging_face_splits_are_chosen_by_name(dataset: Path) -> None:
-    train, held = scan_hub(dataset, split="test", validation_split="train")
-
-    assert values([train], dataset) == CHATS[1:]
-    assert held.records == 1400
-    with pytest.raises(SourceError, match="no split 'training'; it has train, validation or test"):
-        scan_hub(dataset, split="training")
-    with pytest.raises(SourceError, match="no split 'dev'; it has train, validation or test"):
-        scan_hub(dataset, validation_split="dev")
 
 
 @pytest.mark.slow
@@ -881,7 +852,6 @@ def test_real_files_are_read_to_the_last_row(real_data: Path, tmp_path: Path) ->
     table = (real_data / "SOURCES.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\S+\.(?:jsonl|json|parquet|csv|txt)) \|.*?\| \d+ \| (\d+) \|", table, re.MULTILINE)
     source = Files(train_urls=sorted(path for path, _ in rows), sample_by="line")
-
     scans = scan_source(source, real_data, stager(tmp_path), {})
 
     assert len(scans) >= 40
@@ -901,9 +871,7 @@ def test_every_line_of_a_real_play_is_in_a_text_or_blank(
 ) -> None:
     content = (real_data / "text/tinyshakespeare.txt").read_text(encoding="utf-8")
     source = Files(train_urls=["text/tinyshakespeare.txt"], sample_by=sample_by)
-
     found = records(scan_source(source, real_data, stager(tmp_path), {}), real_data)
-
     said = sum(1 for one in found if one.value)
     assert (said, len(found) - said) == (texts, blank)
     # The separator of texts, and what counts as blank.

@@ -138,14 +138,12 @@ def test_any_bytes_give_one_record_per_line_or_one_error(
     folder.mkdir()
     content = b"\n".join(lines)
     (folder / "a.jsonl").write_bytes(content)
-
     try:
         found = read_file(folder / "a.jsonl")
     except SourceError as error:
         # No line beyond ASCII is UTF-8, of several; or it looks like UTF-16, or like a list that was cut.
         assert re.search(r"source\.encoding|the JSON list", str(error))  # noqa: PT017
         return
-
     kept = [(number, line) for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)]
     assert [(one.line, one.raw) for one in found] == [(number, line) for number, line in kept if line.strip(b" \t\r")]
     assert all((one.value is None) != (one.rejected is None) for one in found)
@@ -170,16 +168,15 @@ def test_csv_rows_that_do_not_fit_the_header_are_rejected_with_their_cells(folde
     assert found[2].raw == b'["1","2","3"]'
     assert b'\\"x\\"y,2' in found[3].raw
     assert [one.rejected.detail for one in found if one.rejected][1] == "3 cells do not match the header"
+    (folder / "a.csv").write_text("a,b\n")
+    assert read_file(folder / "a.csv") == []
 
 
-def test_list_elements_that_are_broken_are_rejected_one_by_one(folder: Path) -> None:
+def test_list_elements_and_first_lines_that_are_broken_are_rejected_one_by_one(folder: Path) -> None:
     (folder / "a.json").write_bytes(b'[{"a": 1}, {"a" 2}, x, [3], {"a": "\xff"}, {"a":\n "b\nc"}, {"a": 4},]')
     found = read_file(folder / "a.json")
     assert reasons(found) == [None, *["invalid_json"] * 2, "not_an_object", "not_utf8", "invalid_json", None]
     assert [one.raw for one in found[1:4]] == [b'{"a" 2}', b"x", b"[3]"]
-
-
-def test_json_lines_under_json_whose_first_line_is_broken_say_so(folder: Path) -> None:
     (folder / "a.json").write_text('{"a": \n{"a": 2}\n')
     [found] = read_file(folder / "a.json")
     assert found.rejected is not None
@@ -220,11 +217,6 @@ def test_file_that_is_not_compressed_as_its_suffix_says_is_one_error(folder: Pat
         scan_file(folder / f"a.jsonl{suffix}")
 
 
-def test_csv_of_a_header_only_has_no_records(folder: Path) -> None:
-    (folder / "a.csv").write_text("a,b\n")
-    assert read_file(folder / "a.csv") == []
-
-
 LINES = b"".join(b'{"n": %d, "t": "%s"}\n' % (n, os.urandom(30).hex().encode()) for n in range(20_000))
 
 
@@ -258,11 +250,14 @@ def test_damaged_compressed_file_is_one_error(folder: Path, suffix: str) -> None
         scan_file(folder / f"a.jsonl{suffix}")
 
 
-def test_parquet_with_another_schema_than_its_siblings_is_read(folder: Path) -> None:
+def test_parquet_with_another_schema_is_read_and_with_one_name_twice_refused(folder: Path) -> None:
     pq.write_table(pa.table({"text": ["x"]}), folder / "a.parquet")
     pq.write_table(pa.table({"messages": [[{"role": "user"}]], "n": [1]}), folder / "b.parquet")
     assert read_file(folder / "a.parquet")[0].value == {"text": "x"}
     assert read_file(folder / "b.parquet")[0].value == {"messages": [{"role": "user"}], "n": 1}
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"]), folder / "a.parquet")
+    with pytest.raises(SchemaError, match="'x'"):
+        scan_file(folder / "a.parquet")
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "page"])
@@ -276,12 +271,6 @@ def test_parquet_that_cannot_be_read_is_one_error(folder: Path, damage: str) -> 
 
     with pytest.raises(SourceError, match=r"a\.parquet: not readable as Parquet"):
         scan_file(path)
-
-
-def test_parquet_with_one_name_twice_is_refused(folder: Path) -> None:
-    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"]), folder / "a.parquet")
-    with pytest.raises(SchemaError, match="'x'"):
-        scan_file(folder / "a.parquet")
 
 
 @pytest.mark.parametrize(
@@ -315,21 +304,7 @@ def test_csv_header_that_gives_no_keys_is_refused(folder: Path, header: bytes, w
 # Files that change during a build
 
 
-def test_file_that_changes_between_scan_and_read_is_noticed(folder: Path) -> None:
-    path = folder / "a.jsonl"
-    path.write_text('{"a": 1}\n')
-    part = scan_file(path).parts[0]
-
-    for content in ('{"a": 2}\n', "", '{"a": 1}'):
-        path.write_text(content)
-        with pytest.raises(IntegrityError, match="changed while the build ran"):
-            read_records(part, folder)
-    path.unlink()
-    with pytest.raises(SourceError, match=r"a\.jsonl"):
-        read_records(part, folder)
-
-
-def test_lines_appended_between_scan_and_read_do_not_disturb_the_parts(folder: Path) -> None:
+def test_file_that_changes_between_scan_and_read_is_noticed_and_appended_lines_disturb_no_part(folder: Path) -> None:
     path = folder / "a.jsonl"
     path.write_text('{"a": 1}\n')
     part = scan_file(path).parts[0]
@@ -337,6 +312,13 @@ def test_lines_appended_between_scan_and_read_do_not_disturb_the_parts(folder: P
         file.write('{"a": 2}\n')
 
     assert [record.value for record in read_records(part, folder)] == [{"a": 1}]
+    for content in ('{"a": 2}\n', "", '{"a": 1}'):
+        path.write_text(content)
+        with pytest.raises(IntegrityError, match="changed while the build ran"):
+            read_records(part, folder)
+    path.unlink()
+    with pytest.raises(SourceError, match=r"a\.jsonl"):
+        read_records(part, folder)
 
 
 def test_staged_copy_that_is_damaged_or_gone_is_noticed(folder: Path) -> None:
@@ -371,7 +353,6 @@ def test_hugging_face_dataset_that_cannot_be_reached_is_one_error(folder: Path) 
         "HF_HOME": str(folder),
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
 
     assert done.stdout.startswith("no/such: the datasets library cannot load it")

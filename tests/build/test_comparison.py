@@ -75,7 +75,6 @@ def test_numbers_are_those_of_both_manifests(workspace: Workspace) -> None:
     found = {name: numbers(one) for name, one in compared(workspace, "gpu_partitions").items()}
     stats = versions(workspace, "chats", "truncation_stats")
     packed = versions(workspace, "pairs", "packed_shards")
-
     truncated = tuple(one.facts["context_overflow"] for one in stats)
     assert found["chats"]["longer than the context"] == truncated
     assert truncated[0] < truncated[1]
@@ -110,7 +109,6 @@ def test_rows_added_and_removed_are_the_difference_of_what_was_read(
         workspace.one("rows.jsonl", [chat(9), *(chat(i) for i in rows)], filters={"deduplicate": "off"})
         built = workspace.build(only=["raw_dataset", "canonical_rows"])
         made.append(built.manifest("rows", "canonical_rows"))
-
     [found] = comparison.compare_versions(workspace.project, *made)
     assert found.rows is not None
     assert found.rows.added == (Counter(after) - Counter(before)).total()
@@ -120,7 +118,6 @@ def test_rows_added_and_removed_are_the_difference_of_what_was_read(
 def test_diff_shows_both_versions_by_the_beginning_of_their_names(workspace: Workspace) -> None:
     old, new = versions(workspace, "training_splits")
     names = [str(workspace.config), "training_splits", old.version[:8], new.version[:8]]
-
     shown = run("diff", *names).out
     assert f"before  {old.version}" in shown
     assert f"after   {new.version}" in shown

@@ -27,7 +27,6 @@ def test_unfinished_files_are_removed_and_finished_ones_stay(tmp_path: Path) -> 
     alone = workspace.store / "mini" / "gpu_partitions" / "current.json.4567.tmp"
     for path in (beside, alone):
         path.write_bytes(b"half")
-
     named = collect_garbage(workspace.project, keep=1, dry_run=True).items
     assert sorted((one.kind, one.path, one.size_bytes) for one in named) == sorted(
         ("unfinished file", str(path.relative_to(workspace.store)), 4) for path in (beside, alone)
@@ -51,7 +50,6 @@ def test_rewritten_part_is_reused_by_the_next_build(tmp_path: Path) -> None:
     workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
     before = workspace.build(only=TO_ROWS).manifest("rows", "canonical_rows")
     collect(workspace)
-
     workspace.write("c.jsonl", [pair(9)])
     after = workspace.build(only=TO_ROWS).report("rows", "canonical_rows")
     # Of three parts only the one whose file changed is read. Beside b's part without its duplicate there is the whole
@@ -122,7 +120,6 @@ def test_ranks_that_trainers_no_longer_open_are_removed(tmp_path: Path) -> None:
     first = orjson.loads((workspace.store / "mini" / RANKS / "current.json").read_bytes())
     night(workspace, range(20, 70))
     now = read_by_trainers(workspace)
-
     collect(workspace)
     assert read_by_trainers(workspace) == now
     assert not (workspace.store / first["order_file"]).exists()
@@ -147,7 +144,6 @@ def test_shards_that_are_current_again_keep_the_statistics_that_their_gate_asks_
     workspace.build()
     project = workspace.project
     runner.run_step(project, steps.find_step(project, old.key), {}, version=old.version)
-
     collect(workspace)
     again = runner.build(project, only=["training_splits", "gpu_partitions"])
     assert [step.name for step, _, _ in again] == ["training_splits", "gpu_partitions"]
@@ -163,7 +159,6 @@ def test_next_build_removes_what_killed_ones_left_anywhere(tmp_path: Path) -> No
     for path in left:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
-
     project.run("verify", "--deep")
     project.run("build")
     assert [path for path in left if path.exists()] == []

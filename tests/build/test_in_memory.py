@@ -97,7 +97,6 @@ def test_sft_tokenize_gives_what_a_build_gives(tmp_path: Path, kind: str, superv
     found = Workspace(tmp_path).one("a.jsonl", rows, form, **groups, filters={"deduplicate": "off"}).build()
     options = {"format": form}
     made = sft_tokenize(rows, str(tmp_path / "tokenizer"), max_seq_len=256, supervise=supervise, options=options)
-
     flat = [one for outcome in made if not isinstance(outcome, Rejected) for one in outcome]
     assert [(one.ids.tolist(), one.loss_mask.tolist()) for one in flat] == [
         (one["input_ids"], one["loss_mask"]) for one in found.examples()
@@ -169,7 +168,6 @@ def test_enable_thinking_reaches_the_template(tokenizer: Path) -> None:
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
     options = {"template": {"chat_template": template}}
-
     made = [tokens_of(chat(1), tokenizer, enable_thinking=value, options=options) for value in (True, False, None)]
     assert len({int(one.ids[0]) for one in made}) == 3
 

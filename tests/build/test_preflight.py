@@ -401,7 +401,6 @@ def test_workers_start_while_the_first_records_are_tried_only_for_a_build(
     monkeypatch.setattr(LocalPool, "start", lambda _, size_bytes: found.append(size_bytes))
     write_lines(project, "big.jsonl", [{"text": "no conversation"}] * 1000)
     project.write_recipe(**chats_only(source={"train_urls": ["data/big.jsonl"]}))
-
     project.run(command, status=ExitStatus.GATE_CLOSED)
     assert found == [(project.folder / "data" / name).stat().st_size for name in started]
 
@@ -415,12 +414,6 @@ def test_first_records_are_read_without_the_rest_of_the_file(project: CliProject
     (project.folder / "data/rows.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     project.write_recipe(**chats_only(source={"train_urls": ["data/rows.jsonl.gz"]}))
 
-    assert preflight.require_no_mistakes(project.project) == []
-
-
-def test_first_records_are_tried_on_this_machine_whatever_the_executor(project: CliProject) -> None:
-    """No cluster answers at the address, and none could read the trial's store."""
-    project.write_recipe(execution={"workers": 1, "executor": {"kind": "ray", "address": "127.0.0.1:1"}})
     assert preflight.require_no_mistakes(project.project) == []
 
 
@@ -447,7 +440,6 @@ def test_columns_that_no_option_reads_are_named_once(project: CliProject) -> Non
     more = {"lang": "en", "source": "web", "tools": [], "note": None}
     change = chats_of([dialogue(i) | {"group": f"g{i}"} | more for i in range(9)], splits={"group_key": "group"})
     project.write_recipe(**change(project))
-
     [remark] = preflight.require_no_mistakes(project.project)
     assert remark.text == "small: datasets.chats.format: no option reads the columns `lang`, `source`"
     assert not remark.is_warning
@@ -474,14 +466,13 @@ def test_keys_of_messages_that_neither_an_option_nor_the_template_reads_are_name
         f"{printed}{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}"
     )
     project.write_recipe(**chats_of(rows, template={"chat_template": {"text": template}})(project))
-
     found = [remark for remark in preflight.require_no_mistakes(project.project) if "neither an option" in remark.text]
     told = f"small: datasets.chats.format: neither an option nor the chat template reads the {said}"
     assert [remark.text for remark in found] == ([] if said is None else [told])
     assert not any(remark.is_warning for remark in found)
 
 
-def test_numbers_of_held_out_rows_are_no_mistake_on_few_records(project: CliProject) -> None:
+def test_sound_records_are_no_mistake_whatever_the_executor_and_what_is_held_out(project: CliProject) -> None:
     project.write_data("sales.csv", SALES)
     source, splits = {"train_urls": ["data/sales.csv"]}, {"validation": 0, "test": 30}
     datasets = {
@@ -492,6 +483,9 @@ def test_numbers_of_held_out_rows_are_no_mistake_on_few_records(project: CliProj
 
     assert preflight.require_no_mistakes(project.project) == []
     assert CHATS > preflight.FIRST_RECORDS
+    # No cluster answers at the address, and none could read the trial's store.
+    project.write_recipe(execution={"workers": 1, "executor": {"kind": "ray", "address": "127.0.0.1:1"}})
+    assert preflight.require_no_mistakes(project.project) == []
 
 
 @pytest.mark.skipif(not KTO.exists(), reason="needs ../shared/data/preference")

@@ -76,7 +76,6 @@ def test_proposed_waiver_lets_the_value_pass_and_needs_a_reason(project: Project
 def test_proposal_keeps_what_the_run_was_given_and_adds_what_failed_nevertheless() -> None:
     dropped = replace(FAILED, check="content_dropped", key=("tiny", "chats", "tokenized_examples"), value=0.3373)
     widened = {"check": "content_dropped", "dataset": "chats", "at_most": 0.34, "reason": ""}
-
     too_low = widened | {"at_most": 0.1, "reason": "too low a bound"}
     assert propose_run_waivers([dropped], [WAIVER]) == [WAIVER, widened]
     assert propose_run_waivers([dropped], [WAIVER, too_low]) == [WAIVER, widened]

@@ -21,7 +21,7 @@ from rowmill.core.storage import Store
 from rowmill.executors import local
 from rowmill.schema import manifest
 from rowmill.stages import catalog
-from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Workspace, chat, lines, pair
+from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Workspace, chat, flip_bit, lines, pair
 
 ROOT = Path(__file__).resolve().parents[2]
 BEFORE_THE_ORDER = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
@@ -75,7 +75,6 @@ def times(workspace: Workspace) -> dict[Path, int]:
 # ── Twice, and elsewhere ───────────────────────────────────────────────────────────────────────────
 def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: Workspace) -> None:
     written = times(ready)
-
     second = ready.build()
     assert len(first.made()) == len(DATASETS) * len(catalog.list_stages("dataset")) + len(catalog.list_stages("recipe"))
     assert second.made() == set()
@@ -94,7 +93,6 @@ def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Workspace, monk
 
     monkeypatch.setattr(steps, "list_thresholds", counted)
     project = ready.project
-
     runner.build(project)
     gate.open_inputs(replace(project, store=Store(str(ready.store))), steps.plan_steps(project)[-1])
 
@@ -137,7 +135,6 @@ def test_two_workers_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.M
     expected = alone.build()
     # As if the data were large: every map goes to worker processes.
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
-
     together = workspace.recipe(DATASETS, execution={"workers": 2}).build()
     assert together.report("chats", "canonical_rows").parts > 1
     require_same(together, expected)
@@ -263,7 +260,6 @@ KEYS = [
 def test_deleted_part_file_is_made_again_and_nothing_else(first: Built, ready: Workspace, key: tuple[str, ...]) -> None:
     part = first.manifest(*key).parts[-1]
     (ready.store / next(iter(part.files.values())).path).unlink()
-
     after = ready.build()
     assert after.made() == {"/".join(key)}
     require_same(after, first)
@@ -279,7 +275,6 @@ def test_late_statistics_leave_the_version_that_another_build_made_current(
     second = workspace.recipe(DATASETS, seq_len=128).build()
     for write in late:
         write()
-
     shown = stats.query_views(second.project.store, "SELECT version FROM current_versions WHERE scope = 'chats'")[1]
     replaced, current = (built.manifest("chats", "packed_shards").version for built in (first, second))
     assert (replaced,) not in shown
@@ -288,10 +283,7 @@ def test_late_statistics_leave_the_version_that_another_build_made_current(
 
 def test_damaged_part_file_is_found_by_its_digest(first: Built, ready: Workspace) -> None:
     made = first.manifest("chats", "packed_shards")
-    path = ready.store / made.parts[0].files["shard"].path
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip_bit(ready.store / made.parts[0].files["shard"].path)
 
     with pytest.raises(IntegrityError, match=r"it was written with digest"):
         manifest.verify_files(ready.project.store, made)
@@ -301,7 +293,6 @@ def test_kept_version_can_be_made_current_again(first: Built, ready: Workspace) 
     wanted, project = first.manifest("tasks", "canonical_rows"), ready.project
     ready.write("tasks.jsonl", [pair(i) for i in range(30)])
     later = ready.build(only=("raw_dataset", "canonical_rows")).manifest("tasks", "canonical_rows")
-
     step = steps.find_step(project, wanted.key)
     report = runner.run_step(project, step, gate.open_inputs(project, step), version=wanted.version)
     current = manifest.load_current(project.store, wanted.key)
@@ -338,7 +329,6 @@ def test_failed_gate_names_check_number_threshold_and_remedy_and_refuses_later_s
 
 def test_waiver_opens_the_gate_is_shown_on_later_stages_and_closes_it_when_withdrawn(workspace: Workspace) -> None:
     built = gated(workspace, waivers=[WAIVER]).build()
-
     named = {"/".join(key) for key, (report, _) in built.steps.items() if report.manifest.waivers}
     assert named == {
         "tasks/tokenized_examples", "tasks/truncation_stats", "tasks/packed_shards",
@@ -388,7 +378,6 @@ def test_plan_predicts_the_build(ready: Workspace) -> None:
     """Steps that it predicts as reused are reused, and the others are built."""
     ready.recipe(changed("chats", loss={"supervise": "last_assistant"}))
     found = forecasts(ready)
-
     made = ready.build().made()
     assert {name for name, (action, _) in found.items() if action == "make"} <= made
     assert not {name for name, (action, _) in found.items() if action == "reuse"} & made

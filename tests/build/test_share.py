@@ -88,10 +88,12 @@ def test_a_share_writes_no_manifest_no_pointer_and_no_statistics(with_rows: Work
 
 
 # ── Shares twice, gaps, other versions ─────────────────────────────────────────────────────────────
-def test_a_share_that_runs_again_makes_nothing(scanned: Workspace) -> None:
+def test_one_share_of_one_makes_every_pass_and_nothing_when_it_runs_again(scanned: Workspace) -> None:
     first, again = (make_first(scanned, "canonical_rows") for _ in range(2))
     assert first.made > 0
     assert (again.made, again.missing) == (0, first.missing)
+    assert make_first(scanned, "canonical_rows", total=1).outcome is ShareOutcome.FINISHED
+    assert build_only(scanned, "canonical_rows").report("rows", "canonical_rows").rows_made == 0
 
 
 def test_a_build_makes_the_parts_of_a_missing_share(scanned: Workspace, plain: Built) -> None:
@@ -119,7 +121,6 @@ def test_a_damaged_input_is_made_again_by_the_share_that_reads_it(with_rows: Wor
     whole = [path.read_bytes() for path in damaged]
     for path in damaged:
         path.write_bytes(bytes(path.stat().st_size))
-
     reports = make_all_shares(with_rows, "tokenized_examples")
     assert [one.outcome for one in reports] == [ShareOutcome.MADE, ShareOutcome.MADE, ShareOutcome.FINISHED]
     assert [path.read_bytes() for path in damaged] == whole
@@ -129,26 +130,17 @@ def test_a_stage_that_was_built_of_other_options_is_a_missing_input(tmp_path: Pa
     workspace = write_chats(tmp_path, splits={"validation": 0.2})
     build_only(workspace, "raw_dataset", "canonical_rows")
     write_chats(tmp_path)
-
     report = make_first(workspace, "tokenized_examples")
     assert report.outcome is ShareOutcome.WAITING
     assert report.waits_for == ("mini", "rows", "canonical_rows")
 
 
-def test_a_stage_whose_input_was_built_again_is_a_missing_input(with_rows: Workspace) -> None:
+def test_a_built_stage_has_nothing_to_make_until_its_input_was_built_again(with_rows: Workspace) -> None:
+    assert make_first(with_rows, "canonical_rows").outcome is ShareOutcome.BUILT
     with (with_rows.folder / "data" / "chats.jsonl").open("a") as file:
         file.write(json.dumps(chat(9999)) + "\n")
     build_only(with_rows, "raw_dataset")
     assert make_first(with_rows, "tokenized_examples").waits_for == ("mini", "rows", "canonical_rows")
-
-
-def test_a_built_stage_has_nothing_to_make(with_rows: Workspace) -> None:
-    assert make_first(with_rows, "canonical_rows").outcome is ShareOutcome.BUILT
-
-
-def test_one_share_of_one_makes_every_pass(scanned: Workspace) -> None:
-    assert make_first(scanned, "canonical_rows", total=1).outcome is ShareOutcome.FINISHED
-    assert build_only(scanned, "canonical_rows").report("rows", "canonical_rows").rows_made == 0
 
 
 def test_validation_held_out_by_number_is_packed_the_same_from_shares(tmp_path: Path) -> None:

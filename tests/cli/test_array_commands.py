@@ -55,7 +55,6 @@ def test_three_processes_make_all_parts_and_a_build_reuses_them(tmp_path: Path) 
     workspace.build(only=["raw_dataset"])
     expected = {stage: plain.report("rows", stage).parts for stage in DIVIDED[:2]}
     expected["packed_shards"] = plain.manifest("rows", "packed_shards").facts["pack_groups"]
-
     for stage in DIVIDED:
         # Parts with duplicates are rewritten in a second pass, which needs all parts of the first.
         for _ in range(2 if stage == "canonical_rows" else 1):
@@ -64,7 +63,6 @@ def test_three_processes_make_all_parts_and_a_build_reuses_them(tmp_path: Path) 
         made = built.report("rows", stage)
         assert made.rows_made == 0
         assert made.parts_reused == expected[stage] > TOTAL
-
     whole = workspace.build()
     assert whole.versions() == plain.versions()
     assert whole.digests() == plain.digests()
@@ -80,7 +78,6 @@ def test_shares_with_other_code_are_refused(tmp_path: Path) -> None:
     workspace.build(only=["raw_dataset"])
     finish([context(workspace, 1, "--only", "canonical_rows", engine=engine)])
     made = len(list(workspace.store.rglob("part.json")))
-
     second = context(workspace, 2, "--only", "canonical_rows")
     _, err = second.communicate(timeout=60)
 
@@ -132,7 +129,6 @@ def test_the_commands_of_plan_stages_build_the_recipe(tmp_path: Path) -> None:
         words = job["command"].split()[1:]
         for number in range(1, TOTAL + 1 if job["kind"] == "array" else 2):
             run(*(word if word != "I/N" else f"{number}/{TOTAL}" for word in words))
-
     again = workspace.build()
     assert not again.made()
     assert again.digests() == expected.digests()

@@ -31,14 +31,9 @@ from rowmill.core.errors import (
     SourceError,
     UnreachableError,
 )
+from tests.core.test_transient_errors import caused
 from tests.support.cli_project import CliProject
 from tests.support.tiers import mark_all_but
-
-
-def caused(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
-
 
 StorageError = type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})
 
@@ -127,7 +122,6 @@ def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(tmp_path: Path, m
         raise KeyError("part_id")
 
     monkeypatch.setattr(plan, "forecast_steps", broken)
-
     err = CliProject(tmp_path).write().run("plan", status=ExitStatus.INTERNAL_ERROR).err
     assert err.startswith("a bug of rowmill, not of your recipe or data: KeyError: 'part_id'; the traceback is in ")
     assert "please report it with that file" in err
@@ -175,7 +169,6 @@ sys.exit(cli.main())
 def test_disk_that_fails_ends_a_command_and_the_next_build_is_whole(tmp_path: Path, code: str, renames: int) -> None:
     project = CliProject(tmp_path).write()
     command = [sys.executable, "-c", FAULT.format(code=code), str(renames), "build", project.recipe]
-
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
 
     # A disk that is read-only waits for a person.
@@ -208,7 +201,6 @@ def test_error_of_the_thread_that_makes_the_views_ends_the_build(
 
     monkeypatch.setattr(runner, "build", build_and_release)
     monkeypatch.setattr(runner, "publish_statistics", fail)
-
     err = CliProject(tmp_path).write().run("build", status=ExitStatus.OUTSIDE_FAILURE).err
     assert "stats.duckdb" in err
     assert "Traceback" not in err

@@ -13,7 +13,7 @@ from rowmill.exports import open_export
 from tests.end_to_end.test_robustness import killed
 from tests.exports.test_exports import digests, with_exports
 from tests.support.cli_project import RECIPE, CliProject
-from tests.support.recipes import Workspace
+from tests.support.recipes import Workspace, flip_bit
 from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
@@ -106,10 +106,7 @@ def test_damaged_export_is_found_by_verify_and_made_again_before_it_is_copied(
 ) -> None:
     [part] = (copied.folder / ".rowmill/small/exports/rows").rglob("part-00000.parquet")
     whole = part.read_bytes()
-    content = bytearray(whole)
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-
+    flip_bit(part)
     damaged = copied.run("verify", "--deep", status=ExitStatus.DAMAGED)
     assert "part-00000.parquet: digest" in damaged.out.replace("\n", "")
     part.write_bytes(bytes(len(whole)))

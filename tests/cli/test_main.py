@@ -20,6 +20,7 @@ from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import IntegrityError
 from rowmill.schema import manifest
 from tests.support.cli_project import CHATS, NOTES, RECIPE, ROOT, TASKS, CliProject, list_files, run
+from tests.support.recipes import flip_bit
 
 STEPS = 3 * 5 + 2
 
@@ -110,7 +111,7 @@ def test_build_until_a_stage_or_an_export_makes_that_and_those_before_it(tmp_pat
 
 
 @pytest.mark.slow
-def test_build_past_a_closed_gate_says_why_and_puts_each_step_below_its_dataset_and_writes_the_report(
+def test_build_past_a_closed_gate_says_why_and_shows_each_step_below_its_dataset_and_as_json(
     copied: CliProject,
 ) -> None:
     printed = copied.write_recipe(gates=at_most(0.001)).run("build", status=ExitStatus.GATE_CLOSED)
@@ -130,6 +131,14 @@ def test_build_past_a_closed_gate_says_why_and_puts_each_step_below_its_dataset_
         "raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards",
     ]  # fmt: skip
     assert Path(lines[-1].removeprefix("report").strip()).is_file()
+    printed = copied.run("build", "--json", status=ExitStatus.GATE_CLOSED)
+    found = json.loads(printed.out)
+    failed = [one for step in found["steps"] for one in step["checks"] if one["blocking"]]
+    assert found["closed"] is True
+    assert [(one["check"], one["value"]) for one in failed] == [("rejects", pytest.approx(1 / (CHATS + 1)))]
+    assert "data/chats.jsonl line 3" in failed[0]["causes"][0]
+    assert "not built because of that: chats/tokenized_examples" in printed.err
+    assert Path(found["report"]).is_file()
 
 
 @pytest.mark.slow
@@ -140,7 +149,6 @@ def test_command_that_a_closed_gate_prints_answers_for_its_recipe_dataset_and_ro
     [command] = re.findall(r"small/chats/canonical_rows: rejects: .*`(rowmill sql [^`]+)`", said)
     name, *arguments = shlex.split(command)
     arguments[arguments.index("small")] = project.recipe
-
     [line] = json.loads(run(*arguments, "--format", "json").out)
     assert (name, line["reason"], line["records"]) == ("rowmill", "invalid_json", 1)
 
@@ -152,7 +160,6 @@ def test_stats_show_what_build_counts_with_quantiles_rejects_and_other_limits(
 ) -> None:
     root = str(tmp_path / "other")
     query = "select dataset, original_tokens from examples order by all"
-
     out = small.run("stats", "--root", root).out
     assert f"chats  {CHATS + 1} records → {CHATS} rows → {CHATS} examples" in out
     assert f"tasks  {TASKS} records → {TASKS} rows → {TASKS} examples" in out
@@ -168,15 +175,11 @@ def test_stats_show_what_build_counts_with_quantiles_rejects_and_other_limits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "status"), [((), ExitStatus.SUCCESS), (("--strict",), ExitStatus.PROBLEM_FOUND)])
-def test_stats_with_hint_exit_3_only_when_strict(tmp_path: Path, options: tuple[str, ...], status: int) -> None:
-    printed = CliProject(tmp_path).write(seq_len=4096).run("stats", *options, status=status)
-    assert "lower seq_len to reduce VRAM usage" in printed.out
-
-
-@pytest.mark.slow
-def test_stats_strict_without_hint_exits_0(tmp_path: Path) -> None:
-    project = CliProject(tmp_path).write(seq_len=40, datasets={"tasks": RECIPE["datasets"]["tasks"]})
+def test_stats_with_a_hint_exit_3_only_when_strict(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write(seq_len=4096)
+    for options, status in ((), ExitStatus.SUCCESS), (("--strict",), ExitStatus.PROBLEM_FOUND):
+        assert "lower seq_len to reduce VRAM usage" in project.run("stats", *options, status=status).out
+    project.write_recipe(seq_len=40, datasets={"tasks": RECIPE["datasets"]["tasks"]})
     assert "max_length to" not in project.run("stats", "--strict").out
 
 
@@ -226,10 +229,7 @@ def test_verify_under_stricter_threshold_exits_1_with_remedy_or_shows_the_waiver
 @pytest.mark.slow
 def test_verify_deep_names_the_file_with_one_changed_byte_and_the_missing_one(copied: CliProject) -> None:
     shard = copied.current("chats", "packed_shards").parts[0].files["shard"].path
-    path = copied.folder / ".rowmill" / shard
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip_bit(copied.folder / ".rowmill" / shard)
 
     assert re.search(r"\? [1-9]\d* files, \S+ kB not read: `rowmill verify small --deep`", copied.run("verify").out)
     assert f"✗ {shard}: digest" in copied.run("verify", "--deep", status=ExitStatus.DAMAGED).out
@@ -437,7 +437,6 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(copied: CliProject) 
         copied.run("build")
     kept = {stage: [copied.current("chats", stage).version] for stage in ("canonical_rows", "packed_shards")}
     store = copied.project.store
-
     copied.run("gc", "--keep", "1")
     for stage, versions in kept.items():
         assert [one.version for one in manifest.list_versions(store, ("small", "chats", stage))] == versions
@@ -569,24 +568,10 @@ def test_json_is_one_object_and_nothing_else_on_stdout(
 
 
 @pytest.mark.slow
-def test_json_of_a_build_past_a_closed_gate_has_its_steps_and_causes(copied: CliProject) -> None:
-    printed = copied.write_recipe(gates=at_most(0.001)).run("build", "--json", status=ExitStatus.GATE_CLOSED)
-
-    found = json.loads(printed.out)
-    failed = [one for step in found["steps"] for one in step["checks"] if one["blocking"]]
-    assert found["closed"] is True
-    assert [(one["check"], one["value"]) for one in failed] == [("rejects", pytest.approx(1 / (CHATS + 1)))]
-    assert "data/chats.jsonl line 3" in failed[0]["causes"][0]
-    assert "not built because of that: chats/tokenized_examples" in printed.err
-    assert Path(found["report"]).is_file()
-
-
-@pytest.mark.slow
 def test_json_of_verify_and_versions_agrees_with_the_views(small: CliProject) -> None:
     counts = rows_of(small, "select outcome, count(*) as n from check_results group by 1 order by 1")
     stages = json.loads(small.run("verify", "--json").out)["stages"]
     versions = json.loads(small.run("versions", "tasks/canonical_rows", "--json").out)
-
     outcomes = [one["outcome"] for stage in stages for one in stage["checks"]]
     assert [{"outcome": name, "n": outcomes.count(name)} for name in sorted(set(outcomes))] == counts
     assert versions["current"] == versions["versions"][0]["version"]

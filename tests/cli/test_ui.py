@@ -24,9 +24,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     return commands
 
 
-def test_folder_without_a_project_is_an_error_that_names_init(tmp_path: Path) -> None:
+def test_folder_without_a_project_and_missing_dagster_are_errors_that_name_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = r"no project; .* a folder with configs/, or a workspace\.yaml; run it in the project's folder.*rowmill init"
     with pytest.raises(ConfigError, match=said):
+        ui.serve_ui(tmp_path)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "dagster" else found(name))
+    with pytest.raises(MissingPackageError, match=r"the package dagster is not installed; .*'rowmill\[dagster\]'"):
         ui.serve_ui(tmp_path)
 
 
@@ -40,19 +46,10 @@ def test_workspace_file_is_loaded_where_there_is_one(
     monkeypatch.chdir(tmp_path)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).touch()
-
     ui.serve_ui(tmp_path, port=0)
-
     [command] = started
     assert list(command[-2:]) == loaded
     assert (tmp_path / ".dagster/dagster.yaml").is_file()
-
-
-def test_missing_dagster_is_an_error_that_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "dagster" else found(name))
-    with pytest.raises(MissingPackageError, match=r"the package dagster is not installed; .*'rowmill\[dagster\]'"):
-        ui.serve_ui(tmp_path)
 
 
 def listen_after_a_free_port() -> socket.socket:
@@ -73,12 +70,10 @@ def test_busy_port_is_one_sentence_that_names_it_and_the_option(
     monkeypatch.delenv("ROWMILL_REPORTS_URL")
     monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / "store"))
     (tmp_path / "configs").mkdir()
-
     with listen_after_a_free_port() as busy:
         port = busy.getsockname()[1]
         with pytest.raises(ConfigError) as refused:
             ui.serve_ui(tmp_path, port=port - offset)
-
     said = str(refused.value)
     assert said.startswith(f"127.0.0.1:{port}: another program already listens there; {server} needs a free port; ")
     assert "--port" in said

@@ -36,7 +36,6 @@ def test_distinct_numbers_are_those_of_numpy(numbers: NDArray[np.int64]) -> None
 @pytest.mark.parametrize("distinct", [[], [3], [-4, 0, 9], list(range(0, 40, 3))])
 def test_numbers_among_others_are_those_of_numpy(distinct: list[int]) -> None:
     numbers = np.random.default_rng(1).integers(-5, 45, (100, 3))
-
     found = are_among(numbers, np.array(distinct, np.int64))
 
     assert found.dtype == np.bool_

@@ -32,7 +32,6 @@ def test_nulls_are_replaced_and_other_numbers_stay(
     filler = math.nan if null and pa.types.is_floating(kind) else -1
     array = pa.array(numbers, kind).slice(begin)
     filled = fill_null_numbers(array, filler)
-
     expected = [filler if one is None else one for one in numbers[begin:]]
     np.testing.assert_array_equal(filled, np.array(expected, kind.to_pandas_dtype()))
     assert filled.dtype == kind.to_pandas_dtype()

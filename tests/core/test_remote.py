@@ -206,7 +206,6 @@ def test_users_own_limits_for_a_storage_go_before_ours(monkeypatch: pytest.Monke
     pytest.importorskip("s3fs", reason="object stores need s3fs: pip install 's3fs'")
     own = {"s3": {"config_kwargs": {"read_timeout": 7, "s3": {"addressing_style": "path"}}, "anon": True}}
     monkeypatch.setattr(fsspec.config, "conf", own)
-
     fs, _ = remote.open_filesystem("s3://bucket/x")
 
     assert fs.config_kwargs["read_timeout"] == 7
@@ -331,7 +330,6 @@ def test_web_server_that_fails_twice_gives_the_whole_file(
     stubborn: Callable[[str, int], str], tmp_path: Path, how: str
 ) -> None:
     [expected] = scan_all(tmp_path / "expected", stubborn("none", 0))
-
     [found] = scan_all(tmp_path / "found", stubborn(how, 2))
 
     assert [part.sha256 for part in found.parts] == [part.sha256 for part in expected.parts]

@@ -52,7 +52,6 @@ def test_an_index_knows_what_a_new_listing_would_show(changes: list[tuple[str, b
                 one: size for one, size in storage.objects.items() if one != path and not one.startswith(f"{path}/")
             }
             index.note_removed(path)
-
     parents = {"top", *(str(parent) for path in storage.objects for parent in PurePosixPath(path).parents)} - {"."}
     for path in {path for path, _ in changes} | set(storage.objects):
         found = index.find(path)

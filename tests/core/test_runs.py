@@ -14,7 +14,6 @@ VALUES = np.arange(100, 140, dtype=np.int32)
 def test_any_runs_are_joined_in_their_order(runs: list[tuple[int, int]], dtype: str) -> None:
     starts, lengths = (np.array(one, np.int64) for one in (zip(*runs, strict=True) if runs else ([], [])))
     values = (VALUES % 7).astype(dtype)
-
     taken = Runs.of(starts, lengths).take(values)
 
     assert taken.dtype == values.dtype
@@ -27,7 +26,6 @@ def test_pieces_of_an_array_are_joined_in_any_order(lengths: list[int], random: 
     bounds = np.cumsum([0, *lengths])
     order = list(range(len(lengths)))
     random.shuffle(order)
-
     taken = Runs.of(bounds[:-1][order], np.diff(bounds)[order]).take(VALUES[: bounds[-1]])
 
     assert taken.tolist() == [value for k in order for value in VALUES[bounds[k] : bounds[k + 1]].tolist()]

@@ -82,7 +82,6 @@ def test_recipe_that_is_no_regular_file_is_refused() -> None:
 
 def test_yaml_as_deep_as_allowed_is_read_and_its_keys_are_names() -> None:
     value = parse_yaml("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT)
-
     for _ in range(DEPTH_LIMIT - 1):
         [value] = value
     assert value == []
@@ -116,7 +115,6 @@ def test_recipe_may_share_options_by_merge_keys(tmp_path: Path) -> None:
             <<: *a
             source: {train_urls: [b.jsonl]}
     """)
-
     loaded = recipe.load_recipe(path)
 
     assert loaded.datasets["b"].filters == loaded.datasets["a"].filters

@@ -114,7 +114,6 @@ def test_saved_dataset_of_the_vector_is_loaded_by_its_library(tmp_path: Path, un
 
 def test_tinker_lines_of_the_vector(tmp_path: Path) -> None:
     data = written(tmp_path, kind="tinker")
-
     first, second = (data / "part-00000.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(first) == {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": [10, 11]}]},
@@ -157,7 +156,6 @@ def test_float_weights_are_those_of_targets_or_a_column_of_their_own(
 
 def test_megatron_bridge_of_the_vector(tmp_path: Path) -> None:
     data = written(tmp_path / "plain", kind="megatron_bridge", pack_size=64)
-
     [row] = pl.read_parquet(data / "part-00000.idx.parquet").to_dicts()
     assert row == {"input_ids": [10, 11, 2, 20, 2], "seq_start_id": [0, 3], "loss_mask": [1, 1, 0, 1, 0]}
     assert json.loads((data / "64_metadata.jsonl").read_text(encoding="utf-8")) == [
@@ -284,7 +282,6 @@ TURNS = [([10, 11, 12, 13, 14, 2, 15], [0, 0, 1, 0, 1, 1, 0]), ([20, 2], [0, 1])
 @MDS
 def test_llm_foundry_of_turns_is_read_as_the_targets_that_went_in(tmp_path: Path) -> None:
     data, files = write(export(kind="llm_foundry"), sequences([[one] for one in TURNS]), tmp_path)
-
     samples = readers.mds(data)
     assert samples == [
         {"turns": [{"input_ids": [10, 11], "labels": [12]}, {"input_ids": [13], "labels": [14, 2]}]},

@@ -160,7 +160,6 @@ def test_astrai_trains_the_targets_and_sees_no_other_segment(built: Built, windo
     stored = flat(readers.astrai_bin(data).values())
     targets = np.array([one for _, mask in stored for one in mask])
     segment_of = np.repeat(np.arange(len(stored)), [len(ids) for ids, _ in stored])
-
     windows = readers.astrai_sft_windows(data, window)
 
     assert len(windows) == (len(targets) - 1) // window
@@ -179,7 +178,6 @@ def test_export_counts_what_the_ledger_counts_and_its_card_and_folder_say_so(bui
     exported = open_export(folder(built, name), verify=True)
     packed = [built.manifest(dataset, "packed_shards") for dataset in ("chats", "pairs")]
     shards = [part.facts for one in packed for part in one.parts if part.facts["split"] == "train"]
-
     for count in ("segments", "tokens", "trained_tokens"):
         assert exported.count(count) == exported.card["counts"][count] == sum(facts[count] for facts in shards)
     assert built.manifest("exports", name).facts["conservation"] == 0
@@ -253,7 +251,6 @@ def test_files_close_at_the_borders_of_the_plan(built: Built) -> None:
 def test_domains_have_folders_that_stay_inside_and_shards_that_split_no_example(built: Built) -> None:
     at = folder(built, "river")
     card = open_export(at).card
-
     names = {path.name for path in (at / "data").iterdir()}
     assert names == set(card["domains"])
     assert {"%2E.%2Fx", "%2Fx", "%2E", "%2E.", "a%2Fb", "nul%00nul", "%C3%BCmlaut", "__default__"} <= names
@@ -411,7 +408,6 @@ def test_all_passes_repeat_what_the_mixture_repeats(tmp_path: Path) -> None:
     mixture = {"batch_size": 4, "steps": 20, "train_weights": {"chats": 0.5, "pairs": 0.5}, "stop_strategy": "restart"}
     options = {"once": {"kind": "native"}, "all": {"kind": "native", "passes": "all"}}
     built = with_exports(Workspace(tmp_path), options, mixture=mixture).build()
-
     once, every = (
         Counter((row["dataset"], row["sequence_id"]) for row in readers.rows(folder_in(built, name)))
         for name in ("once", "all")
@@ -429,7 +425,6 @@ def test_text_is_exported_in_the_pieces_that_it_was_packed_in(tmp_path: Path) ->
     options = {"river": {"kind": "astrai_bin"}, "unpacked": {"kind": "hf"}, "native": {"kind": "native"}}
     exports = [{"name": name, **one} for name, one in options.items()]
     built = workspace.recipe({"text": {"source": source, "format": TEXT}}, exports=exports, seq_len=64).build()
-
     pieces = [one for row in readers.packed(readers.rows(folder_in(built, "native"))) for one in row]
     assert Counter(READERS["unpacked"](folder_in(built, "unpacked"))) == Counter(pieces)
     [found] = readers.astrai_bin(folder_in(built, "river")).values()
@@ -448,7 +443,6 @@ def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> Non
     options = {"rows": {"kind": "hf"}, "river": ALWAYS["river"]}
     workspace = with_exports(Workspace(tmp_path, root="memory://exports"), options)
     built = workspace.build()
-
     for name in options:
         runner.copy_export(workspace.project, name, tmp_path / name)
         assert open_export(tmp_path / name, verify=True).count("segments") == len(examples(built))
@@ -462,7 +456,6 @@ def test_open_attention_is_exported_to_streams_and_packed_rows(tmp_path: Path) -
     texts = {"source": source, "format": TEXT, "packing": {"block_cross_document_attention": False}}
     exports = [{"name": "native", "kind": "native"}, {"name": "bridge", "kind": "megatron_bridge"}]
     built = workspace.recipe({"text": texts}, exports=exports, seq_len=64).build()
-
     rows = readers.packed(readers.rows(folder_in(built, "native")))
     assert {len(row) for row in rows} == {1}
     assert readers.bridge(folder_in(built, "bridge")) == rows

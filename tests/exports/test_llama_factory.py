@@ -68,9 +68,7 @@ def _load(built: Built) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_pairs_are_both_sides_with_their_labels(tmp_path: Path) -> None:
     built = _build(tmp_path, {"kind": "preference"}, {"shard_sequences": 7}, packing={"pack": True})
-
     rows = _load(built)
-
     found = zip(readers.llama_factory(rows, "chosen_"), readers.llama_factory(rows, "rejected_"), strict=True)
     assert Counter(found) == Counter(tuple(_sides(one)) for one in built.examples("rows"))
     assert len(list(open_built_export(built, "mine").data.glob("train/*.arrow"))) == 3
@@ -82,9 +80,7 @@ def test_pairs_are_both_sides_with_their_labels(tmp_path: Path) -> None:
 def test_marked_answers_have_another_answer_behind_their_prompt(tmp_path: Path) -> None:
     form = {"kind": "preference", "objective": "unpaired"}
     built = _build(tmp_path, form, {"kl_block": 6}, truncation={"max_length": 1024})
-
     rows = _load(built)
-
     examples = built.examples("rows")
     sides = {segment: one for one in examples for segment in _sides(one)}
     own, exchanged = readers.llama_factory(rows), readers.llama_factory(rows, "kl_")
@@ -106,9 +102,7 @@ def test_exchanged_answer_is_cut_to_the_limit(tmp_path: Path) -> None:
     one = export(kind="llama_factory", kl_block=2)
     named: dict[str, Any] = {"name": "train-in-1", "seq_len": 5, "objective": "unpaired"}
     data, _ = write(one, replace(rows, columns=columns), tmp_path, **named)
-
     saved = readers.saved(data, "train")
-
     exchanged = [((5, 6, 1, 2, 3), (False, False, True, True, True)), ((8, 7), (False, True))]
     assert readers.llama_factory(saved, "kl_") == exchanged
     assert [row["kto_tags"] for row in saved] == [True, False]

@@ -96,9 +96,7 @@ def test_documents_of_a_build_are_its_examples(tmp_path: Path) -> None:
     source = {"train_urls": [workspace.write("a.jsonl", [document(i) for i in range(30)])]}
     texts = {"source": source, "format": TEXT, "packing": {"pack_strategy": "best_fit"}}
     built = workspace.recipe({"texts": texts}, exports=[{"kind": "megatron", "name": "mine"}]).build()
-
     exported = open_built_export(built, "mine")
-
     documents = readers.megatron(exported.data, "mine_text_document")
     assert sorted(documents) == sorted(one["input_ids"] for one in built.examples("texts"))
     assert all(one[-1] == exported.card["eos_id"] for one in documents)

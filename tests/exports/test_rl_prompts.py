@@ -59,7 +59,6 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.mark.parametrize("layout", COLUMNS)
 def test_rows_are_the_prompts_with_their_ground_truths(asked: Built, layout: str) -> None:
     rows = load_rows(asked, layout)
-
     prompt, truth, source = WHERE[layout]
     assert rows.column_names == COLUMNS[layout].split()
     assert len(rows) == 24
@@ -79,9 +78,7 @@ def test_rendered_messages_are_the_ids_of_the_build(asked: Built) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(asked.project.base / "tokenizer")
     by_row = {one["row_ids"][0]: one["input_ids"] for one in asked.examples("rows")}
-
     rows = load_rows(asked, "verl")
-
     lengths: list[int] = []
     for row in rows:
         text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
@@ -117,7 +114,6 @@ def test_single_questions_and_json_truths(tmp_path: Path) -> None:
     form = {"kind": "prompts", "require_ground_truth": False}
     options = {"layout": "nemo_rl", "ground_truth": "json"}
     built = _build(tmp_path, records, {"name": "nemo", **options}, form=form).build()
-
     rows = load_rows(built, "nemo")
 
     assert {(row["input"], row["data_source"], row["extra"]) for row in rows} == {

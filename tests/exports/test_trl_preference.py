@@ -59,7 +59,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def test_rewards_are_whole_sides_and_dpo_has_the_prompt_once_in_the_order_of_training(pairs: Built) -> None:
     rewards, exported = _load(pairs, "reward")
-
     examples = pairs.examples("rows")
     expected = Counter((*(prompt + answer for prompt, answer in _sides(one)), one["margin"] or 0.0) for one in examples)
     assert len(examples) == 20
@@ -88,9 +87,7 @@ def test_mixed_datasets_keep_the_columns_of_each_pair(tmp_path: Path) -> None:
     exports = [{"kind": "trl_preference", "name": name, "trainer": name} for name in ("reward", "dpo")]
     mixed = {"train_weights": {"talks": 1, "shorts": 1}, "stop_strategy": "all_exhausted"}
     built = workspace.recipe(sets, seq_len=1024, exports=exports, mixture=mixed).build()
-
     rewards, answers = _load(built, "reward")[0], _load(built, "dpo")[0]
-
     pairs = [(_sides(one), one["margin"] or 0.0) for name in sets for one in built.examples(name)]
     expected = Counter((chosen[0], chosen[1], rejected[1], margin) for (chosen, rejected), margin in pairs)
     found = [(*map(tuple, one.values()), other["margin"]) for one, other in zip(answers, rewards, strict=True)]
@@ -105,10 +102,8 @@ def test_kto_exchanges_answers_inside_a_block(tmp_path: Path) -> None:
         {"name": "blocks", "trainer": "kto", "kl_block": 6, "shard_sequences": 2},
     ]
     built = _with_exports(tmp_path, MARKED, *exports).build()
-
     plain, _ = _load(built, "plain")
     rows, exported = _load(built, "blocks")
-
     expected = Counter((*_sides(one)[0], one["sides"] == [1]) for one in built.examples("rows"))
     assert Counter((tuple(r["prompt_ids"]), tuple(r["completion_ids"]), r["label"]) for r in rows) == expected
     assert plain.to_list() == rows.remove_columns("KL_completion_ids").to_list()
@@ -129,7 +124,6 @@ def test_exchanged_answer_fits_behind_its_prompt(tmp_path: Path) -> None:
     text = workspace.config.read_text(encoding="utf-8").replace("seq_len: 1024", "seq_len: 120")
     workspace.config.write_text(text, encoding="utf-8")
     rows, _ = _load(workspace.build(), "kto")
-
     by_size = sorted(rows, key=lambda row: len(row["prompt_ids"]))
     short, filled = by_size
     assert len(filled["prompt_ids"]) + len(filled["KL_completion_ids"]) == 120

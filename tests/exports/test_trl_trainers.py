@@ -88,11 +88,9 @@ def _read_printed_class(built: Built, name: str, trainer: Any) -> Any:
 
 def test_rewards_and_dpo_train_a_step(tmp_path: Path) -> None:
     built = _build(tmp_path, "paired", "reward", "dpo")
-
     dpo = _read_printed_class(built, "dpo", TRL.DPOTrainer)
     rewarded, reward_loss = _train(built, "reward", TRL.RewardTrainer, TRL.RewardConfig, _save_reward_model(tmp_path))
     preferred, dpo_loss = _train(built, "dpo", dpo, TRL.DPOConfig, _save_language_model(tmp_path))
-
     columns = ["chosen_ids", "rejected_ids"]
     assert rewarded.select_columns(columns).to_list() == load_rows(built, "reward").select_columns(columns).to_list()
     assert preferred.to_list() == load_rows(built, "dpo").to_list()
@@ -126,9 +124,7 @@ def test_ids_are_those_that_trl_makes_of_the_messages(tmp_path: Path) -> None:
         {"prompt": one["prompt"], **{side: [assistant(one[side])] for side in ("chosen", "rejected")}}
         for one in map(preference, range(12))
     ]
-
     made = _open(built, datasets.Dataset.from_list(raw), TRL.DPOTrainer, TRL.DPOConfig, _save_language_model(tmp_path))
-
     columns = ["prompt_ids", "chosen_ids", "rejected_ids"]
     own, exported = made.train_dataset.select_columns(columns).to_list(), load_rows(built, "dpo").to_list()
     assert sorted(own, key=str) == sorted(exported, key=str)

@@ -49,7 +49,6 @@ def _open(built: Built, files: Any = None, **config: Any) -> TokenizedDataset:
 @pytest.mark.usefixtures("cache")
 def test_rows_are_the_examples_of_the_build(built: Built) -> None:
     rows = _open(built, max_length=256)
-
     found = [rows.get_arrays(i) for i in range(len(rows))]
     expected = [(tuple(one["input_ids"]), tuple(one["loss_mask"])) for one in built.examples("chats")]
     assert Counter((tuple(one["input_ids"]), tuple(one["loss_mask"])) for one in found) == Counter(expected)
@@ -98,7 +97,7 @@ def test_padding_that_would_change_rows_is_refused(built: Built) -> None:
         _open(built, pad_mode="right")
 
 
-def test_files_that_are_no_export_of_this_kind_are_refused(built: Built, tmp_path: Path) -> None:
+def test_other_padding_files_and_tokenizers_are_refused(built: Built, tmp_path: Path) -> None:
     shutil.copytree(open_built_export(built, "rows").folder, tmp_path / "copy")
     (tmp_path / "copy/manifest.json").unlink()
 
@@ -108,9 +107,6 @@ def test_files_that_are_no_export_of_this_kind_are_refused(built: Built, tmp_pat
         _open(built, str(tmp_path / "copy/data"))
     with pytest.raises(IntegrityError, match="its format is skyrl, not verl"):
         _open(built, str(open_built_export(built, "other").data))
-
-
-def test_model_with_another_tokenizer_is_refused(built: Built, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(IntegrityError, match=r"tokenizer\.json: SHA-256 44136fa355b3678a…; .* was made with"):
         TokenizedDataset(str(open_built_export(built, "rows").data), _Tokenizer(tmp_path), {})

@@ -29,7 +29,7 @@ from rowmill.reader import Batch, Reader, stored_rows
 from rowmill.schema import manifest
 from tests.support.object_server import serving_s3fs
 from tests.support.preferences import preference
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, flip_bit, open_reader, pair
 
 WORLD = 4
 
@@ -88,10 +88,6 @@ def indexed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workspace = mixed(Workspace(tmp_path_factory.mktemp("once")), "index")
     workspace.build()
     return workspace.folder
-
-
-def open_reader(made: "Built | Workspace", rank: int = 0, world_size: int = 1, **options: Any) -> Reader:
-    return Reader(made.project.store.root, "mini", rank=rank, world_size=world_size, as_torch=False, **options)
 
 
 def open_remote(workspace: Workspace, name: str, **options: Any) -> Reader:
@@ -217,9 +213,7 @@ def test_another_world_size_makes_integers_only(indexed: Workspace) -> None:
     batches = in_bytes(iter(open_reader(indexed)))
     shard = shard_of(indexed)
     before = shard.stat().st_mtime_ns
-
     made = mixed(indexed, "index", world_size=2).build()
-
     ranks = made.manifest("gpu_partitions")
     assert made.made() == {"training_splits", "gpu_partitions"}
     assert {name for part in ranks.parts for name in part.files} == {"index", "filler", "facts"}
@@ -384,14 +378,12 @@ def test_shard_with_another_end_is_refused(indexed: Workspace, end: bytes) -> No
 
 def test_changed_or_missing_bytes_of_a_shard_are_refused(indexed: Workspace) -> None:
     shard = shard_of(indexed)
-    content = bytearray(shard.read_bytes())
-    content[60] ^= 1
-    shard.write_bytes(content)
+    flip_bit(shard, 60)
 
     assert len(open_reader(indexed)) > 0
     with pytest.raises(IntegrityError, match="digest"):
         open_reader(indexed, verify=True)
-    shard.write_bytes(content[:-100])
+    shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(IntegrityError, match="not a readable Parquet file"):
         open_reader(indexed)
     shard.unlink()

@@ -10,7 +10,7 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.reader import Reader
 from tests.support.preferences import preference, preference_workspace
-from tests.support.recipes import CHAT, Workspace, chat
+from tests.support.recipes import CHAT, Workspace, chat, open_reader
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +21,9 @@ def _record(i: int, **columns: Any) -> dict[str, Any]:
     return {**preference(i), **columns}
 
 
-def _open(workspace: Workspace, **options: Any) -> Reader:
-    return Reader(workspace.store, "mini", rank=0, world_size=1, as_torch=False, **options)
-
-
 def _build(workspace: Workspace) -> Reader:
     workspace.build()
-    return _open(workspace, batch_size=3, layout="preference")
+    return open_reader(workspace, batch_size=3, layout="preference")
 
 
 def _cut(example: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
@@ -51,9 +47,7 @@ def test_batches_have_every_pair_once_with_its_sides_and_margin(tmp_path: Path, 
     records = [_record(i, margin=i / 4) for i in range(30)]
     workspace = preference_workspace(tmp_path, PAIRS, [], records=records, packing=packing)
     expected = sorted((*_cut(one), one["margin"]) for one in workspace.examples())
-
     batches = list(_build(workspace))
-
     integers = ["input_ids", "attention_mask", "completion_mask"]
     found = []
     for batch in batches:
@@ -70,9 +64,7 @@ def test_fillers_are_pairs_without_targets_and_missing_margins_are_nothing(tmp_p
     records = [_record(i, **({"margin": 2.0} if i == 4 else {})) for i in range(9)]
     reader = _build(Workspace(tmp_path / "some").one("a.jsonl", records, PAIRS))
     without = _build(Workspace(tmp_path / "none").one("a.jsonl", [_record(i) for i in range(4)], PAIRS))
-
     batch = reader.preference_batch(range(len(reader)))
-
     sides = _read_sides(batch)
     assert (len(reader), len(sides)) == (10, 20)
     chosen, rejected = (i for i, (_, mask) in enumerate(sides) if not any(mask))
@@ -85,8 +77,7 @@ def test_fillers_are_pairs_without_targets_and_missing_margins_are_nothing(tmp_p
 def test_any_layout_gives_pairs_with_their_weights_and_which_side_is_which(tmp_path: Path) -> None:
     records = [_record(i, margin=1.5) for i in range(6)]
     workspace = Workspace(tmp_path).one("a.jsonl", records, PAIRS, packing={"pack": True})
-    ordered, flat = _build(workspace), _open(workspace)
-
+    ordered, flat = _build(workspace), open_reader(workspace)
     first, second = flat.preference_batch([0, 1]), ordered.get_batch([0, 1])
     sequence: Any = next(one for one in map(flat.__getitem__, range(len(flat))) if (one.labels != -100).any())
 
@@ -112,4 +103,4 @@ def test_builds_of_other_objectives_are_refused(tmp_path: Path) -> None:
         next(iter(_build(chats)))
     with pytest.raises(ConfigError, match=r"single answers with a label; .*objective: paired"):
         next(iter(_build(marked)))
-    assert _open(chats)[0].sides is None
+    assert open_reader(chats)[0].sides is None

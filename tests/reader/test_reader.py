@@ -28,6 +28,7 @@ from rowmill.reader import Batch, PackedSequence, Reader
 from rowmill.reader.layouts import join_flat, stack_padded
 from rowmill.schema import manifest
 from tests.support.reader_builds import STEPPED, TOKENIZER, current, delivered, make, open_reader, shard_of
+from tests.support.recipes import flip_bit
 from tests.support.tiers import draw
 
 DIVISORS = (1, 2, 4, 8)
@@ -162,7 +163,6 @@ def test_resumed_at_any_batch_equals_uninterrupted(
     expected = list(whole)
     seen = list(islice(first, data.draw(st.integers(0, len(expected)))))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-
     found = seen + list(second)
 
     assert len(found) == len(expected)
@@ -464,9 +464,7 @@ def test_shard_that_is_not_as_published_is_refused(
 
 def test_shard_that_is_missing_or_whose_bytes_changed_is_refused(copied: Path) -> None:
     shard = shard_of(copied, 0)
-    content = bytearray(shard.read_bytes())
-    content[60] ^= 1
-    shard.write_bytes(content)
+    flip_bit(shard, 60)
 
     assert len(open_reader(copied)) > 0
     with pytest.raises(IntegrityError, match="digest"):

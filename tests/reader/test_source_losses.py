@@ -234,7 +234,6 @@ def test_mean_is_weighted_and_none_without_a_target() -> None:
         segment_domains=np.array([-1]),
     )  # fmt: skip
     batch = make_layout("flat", pad_id=0, pad_to=None, as_torch=False, names=NAMES).make_batch([row])
-
     found = loss_by_source(np.array([9.0, 2, 4, 8]), batch)
 
     assert found.datasets["b"] == SourceLoss((2 - 2 + 4) / 2, 3)

@@ -1,6 +1,7 @@
 """Builds on an object store: how many requests they take, how they end where it fails, and two of them at once."""
 
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,20 +12,24 @@ import pytest
 from rowmill.build import runner, share, share_versions
 from rowmill.build.steps import Project, Step, open_project, plan_steps
 from rowmill.core import remote
-from rowmill.core.errors import BusyError, ConfigError, UnreachableError
+from rowmill.core.errors import BusyError, ConfigError, GateError, UnreachableError
+from rowmill.core.json import parse_sealed
 from rowmill.core.storage import Store
 from rowmill.executors import Share
 from rowmill.reader import Reader
 from rowmill.schema import manifest
+from rowmill.stages import catalog
+from tests.support import object_server
+from tests.support.cli_project import run
 from tests.support.object_server import ObjectServer, serving_s3fs
-from tests.support.recipes import CHAT, Workspace, chat
+from tests.support.recipes import CHAT, LENIENT, Workspace, chat
 from tests.support.shard_layouts import SHARD_LAYOUTS, write_layout
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 
-FIRST_BUILD, NOTHING_CHANGED, ONE_ROW_APPENDED = 600, 200, 400
+FIRST_BUILD, NOTHING_CHANGED, ONE_ROW_APPENDED = 600, 40, 400
 """Requests that a build of the demo may take."""
 
 
@@ -65,6 +70,167 @@ def test_requests_of_the_demo_stay_within_their_budgets(server: ObjectServer, tm
     assert first <= FIRST_BUILD, f"{first} requests"
     assert again <= NOTHING_CHANGED, f"{again} requests"
     assert appended <= ONE_ROW_APPENDED, f"{appended} requests"
+
+
+QUIET_NIGHT = 10
+"""Requests that a build of any number of datasets may take in which nothing changed; the command may take as many more.
+
+A listing takes one for each thousand files.
+"""
+
+
+def write_datasets(folder: Path, count: int, **changes: object) -> Project:
+    workspace = Workspace(folder, "s3://bucket/store")
+    urls = [workspace.write(f"{number}.jsonl", [chat(10 * number + i) for i in range(6)]) for number in range(count)]
+    datasets = {f"d{number}": {"source": {"train_urls": [url]}, "format": CHAT} for number, url in enumerate(urls)}
+    return workspace.recipe(datasets, **changes).project
+
+
+@pytest.mark.parametrize("are_digests", [True, False], ids=["tags of content", "tags of uploads"])
+def test_requests_of_a_quiet_night_do_not_grow_with_the_number_of_datasets(
+    are_digests: bool, server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a store with encryption by keys of its own, tags do not tell what was read; builds know what they wrote."""
+    if not are_digests:
+        tag_of = object_server.make_tag
+        monkeypatch.setattr(object_server, "make_tag", lambda content: tag_of(b"key" + content))
+    for count in (3, 6) if are_digests else (3,):
+        server.objects.clear()
+        project = write_datasets(tmp_path / str(count), count)
+        _, versions, steps = build(project, server)
+        assert steps == 5 * count + 2
+
+        # A row of statistics for each step that is reused for the first time, and the copy of small files.
+        assert build(project, server)[0] <= QUIET_NIGHT + steps + 1
+        requests, same, made = build(project, server)
+        assert (same, made) == (versions, 0)
+        assert requests <= QUIET_NIGHT
+
+    before = [server.requests]
+    for _ in range(2):
+        # The first one writes the report and the views.
+        run("build", str(tmp_path / str(count) / "configs" / "mini.yaml"), "--root", "s3://bucket/store")
+        before.append(server.requests)
+    assert before[2] - before[1] <= 2 * QUIET_NIGHT
+
+
+def test_quiet_night_behind_a_closed_gate_takes_as_few_requests(server: ObjectServer, tmp_path: Path) -> None:
+    project = write_datasets(tmp_path, 3, gates=LENIENT | {"nonempty": {"at_least": 100}})
+    requests: list[int] = []
+    for _ in range(3):
+        before = server.requests
+        with pytest.raises(GateError, match="nonempty"):
+            build(project, server)
+        requests.append(server.requests - before)
+
+    assert requests[-1] <= QUIET_NIGHT < requests[0]
+
+
+# ── The copy of small files ──
+
+
+COPY = "bucket/store/mini/small_files.json"
+
+
+@pytest.fixture
+def quiet(server: ObjectServer, project: Project) -> dict[str, bytes]:
+    """Return the objects of a store in which nothing changed since the last build."""
+    for _ in range(2):
+        build(project, server)
+    return dict(server.objects)
+
+
+def list_copied(objects: dict[str, bytes]) -> list[str]:
+    copied = parse_sealed(objects[COPY])
+    assert copied is not None
+    return [f"bucket/store/{path}" for path in copied["files"]]
+
+
+def choose_objects(objects: dict[str, bytes]) -> list[str]:
+    """Return a path of each kind of file that is copied, and of two of parts."""
+    stages = "|".join(stage.name for stage in catalog.STAGES)
+    varying = re.compile(rf"(rows[/-])?({stages})|scope=\w+|[0-9a-f]{{32}}|\d{{15,}}")
+    copied = {varying.sub("", path): path for path in list_copied(objects)}
+    assert len(copied) >= 9
+    return [*copied.values(), *(path for path in objects if path.endswith(("/rows.arrow", "/examples.arrow")))]
+
+
+@pytest.mark.parametrize("damage", ["removed", "other bytes", "other length"])
+def test_file_that_changed_since_it_was_copied_is_noticed_as_without_the_copy(
+    damage: str, server: ObjectServer, project: Project, quiet: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    noticed, paths = 0, choose_objects(quiet)
+    for path in paths:
+        content, middle = quiet[path], len(quiet[path]) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        changed = {"removed": None, "other bytes": flipped, "other length": content[:middle]}[damage]
+        ends: list[object] = []
+        requests: list[int] = []
+        for hidden in ((path, COPY), (path,)):
+            caplog.clear()
+            server.objects = {other: kept for other, kept in quiet.items() if other not in hidden}
+            server.objects |= {} if changed is None else {path: changed}
+            request_count, *outcome = build(project, server)
+            requests.append(request_count)
+            is_mended = server.objects.get(path) != changed
+            names = {re.sub(r"-\d{15,}", "", name) for name in server.objects}
+            ends.append((outcome, caplog.messages, is_mended, names))
+        noticed += is_mended
+        assert ends[0] == ends[1], path
+        assert requests[0] > requests[1], path
+        assert build(project, server)[2] == 0, path
+    assert noticed >= len(paths) // 2
+
+
+def test_pointer_that_another_builder_moved_is_noticed(
+    server: ObjectServer, tmp_path: Path, project: Project, quiet: dict[str, bytes]
+) -> None:
+    """To an earlier version, while the copy has the later one."""
+    Workspace(tmp_path).write("rows.jsonl", [chat(i) for i in range(21)])
+    _, other, _ = build(project, server)
+    copy = server.objects[COPY]
+    server.objects |= {path: content for path, content in quiet.items() if path.endswith("/pointer.json")}
+    server.objects[COPY] = copy
+
+    _, same, made = build(project, server)
+
+    assert (same, made) == (other, 0)
+    found = parse_sealed(server.objects[POINTER])
+    assert found is not None
+    assert found["version"] == other["rows/canonical_rows"]
+
+
+@pytest.mark.parametrize("copy", ["lost", "cut", "empty", "stale", "other"])
+def test_copy_that_is_not_whole_or_not_of_this_night_costs_requests_only(
+    copy: str, server: ObjectServer, tmp_path: Path, project: Project, quiet: dict[str, bytes]
+) -> None:
+    Workspace(tmp_path).write("rows.jsonl", [chat(i) for i in range(21)])
+    for _ in range(2):
+        _, versions, _ = build(project, server)
+    few = build(project, server)[0]
+    whole = server.objects[COPY]
+    changed = {"cut": whole[:-100], "empty": b"", "stale": quiet[COPY], "other": quiet[POINTER]}
+    server.objects = {path: content for path, content in server.objects.items() if path != COPY}
+    server.objects |= {COPY: changed[copy]} if copy in changed else {}
+
+    requests, same, made = build(project, server)
+    assert (same, made) == (versions, 0)
+    assert requests > few
+    assert server.objects[COPY] == whole
+    assert build(project, server) == (few, versions, 0)
+
+
+def test_copy_that_cannot_be_written_fails_no_build(server: ObjectServer, project: Project) -> None:
+    build(project, server)
+    objects = dict(server.objects)
+    requests, versions, _ = build(project, server)
+    server.objects = dict(objects)
+
+    server.fail("expired", after=requests - 1)
+
+    assert build(project, server) == (requests, versions, 0)
+    assert server.failed == 1
+    assert server.objects[COPY] == objects[COPY]
 
 
 def with_rows(folder: Path, root: str | None = "s3://bucket/store") -> Workspace:

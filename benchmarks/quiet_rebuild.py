@@ -1,8 +1,10 @@
 """What a build costs in which nothing changed: whole processes of `rowmill build` over many small datasets.
 
     python -m benchmarks.quiet_rebuild [datasets] [folder of another checkout, to measure it beside this one]
+    python -m benchmarks.quiet_rebuild [datasets] s3
 
-Processor seconds are those of the process and all it started. Each checkout builds a store of its own first.
+Processor seconds are those of the process and all it started. Each checkout builds a store of its own first. With `s3`
+the store is a local server that takes 20 ms for each request.
 """
 
 import json
@@ -61,9 +63,10 @@ def _rows(number: int) -> Iterator[dict[str, Any]]:
             yield {"messages": turns}
 
 
-def run_build(checkout: Path, project: Path) -> tuple[float, float]:
+def run_build(checkout: Path, project: Path, **variables: str) -> tuple[float, float]:
     """Build a project by one checkout's code in a process of its own; return its wall and processor seconds."""
-    environment = os.environ | {"PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
+    sources = f"{checkout / 'pipelines'}:{checkout / 'assets'}"
+    environment = os.environ | {"PYTHONPATH": sources, "HF_HUB_OFFLINE": "1"} | variables
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-c", BUILD], cwd=project, env=environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
@@ -87,5 +90,26 @@ def main(datasets: int, other: Path | None = None) -> None:
     emit("quiet_rebuild", datasets=datasets, **medians)
 
 
+def count_requests(datasets: int) -> None:
+    """Measure on a local object server: the first build that makes nothing, and one after it."""
+    from tests.support.object_server import list_s3_variables, serving
+
+    with tempfile.TemporaryDirectory() as folder, serving() as server:
+        project = write_project(Path(folder) / "p", datasets)
+        variables = {**list_s3_variables(server), "ROWMILL_STORE": "s3://bucket/store"}
+        run_build(ROOT, project, **variables)
+        server.latency_s = 0.02
+        measured: dict[str, float] = {}
+        for night in ("first", "second"):
+            before = server.requests
+            measured[f"{night}_s"] = round(run_build(ROOT, project, **variables)[0], 2)
+            measured[f"{night}_requests"] = server.requests - before
+    emit("quiet_rebuild_s3", datasets=datasets, **measured)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 30, Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    if sys.argv[2:] == ["s3"]:
+        count_requests(count)
+    else:
+        main(count, Path(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -10,8 +10,10 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_rowmill.factory import BLOCKED_BY
 from dagster_rowmill.names import dagster_name, make_asset_key
-from rowmill.build.steps import Project
+from dagster_rowmill.reporting import name_check_step
+from rowmill.build.steps import Project, plan_steps
 from rowmill.core.errors import GateError, PipelineError
 from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
 from rowmill.recipe.recipe import Freshness
@@ -36,14 +38,17 @@ def make_alert_sensors(project: Project, job: Any) -> list[dg.SensorDefinition]:
         description=f"Tells execution.alerts of {name} that a run failed, or that a check closed a gate.",
     )
     def failed(context: dg.RunFailureSensorContext) -> None:
-        failures = [event.step_failure_data.error for event in context.get_step_failure_events()]
-        others = [error for error in failures if error is None or not _is_closed_gate(error)]
-        if failures and not others:
-            _log(context, alert_text.announce(project))
-            return
-        cause = next((_find_cause(error) for error in others if error is not None), None)
-        text = context.failure_event.message if cause is None else cause.message
-        _log(context, alert_text.announce(project, error=PipelineError(text or "the run failed")))
+        places = _name_steps(project)
+        errors = [
+            _make_error(places.get(str(event.step_key), str(event.step_key)), event.step_failure_data)
+            for event in context.get_step_failure_events()
+        ]
+        _log(
+            context,
+            alert_text.announce(
+                project, errors=errors or [PipelineError(context.failure_event.message or "the run failed")]
+            ),
+        )
 
     @dg.run_status_sensor(
         name=f"alert_finished_{dagster_name(name)}",
@@ -91,14 +96,26 @@ def _make_overdue_sensor(project: Project, wanted: Freshness) -> dg.SensorDefini
     return overdue
 
 
-def _find_cause(error: Any) -> Any:
-    """Return the error that a step raised, without those that Dagster wraps it in."""
-    return error if error.cause is None else _find_cause(error.cause)
+def _name_steps(project: Project) -> dict[str, str]:
+    """Return the stage that each step of a run makes or judges."""
+    stages = {make_asset_key(step.key): "/".join(step.key[1:]) for step in plan_steps(project)}
+    return {name: stage for key, stage in stages.items() for name in (key.to_python_identifier(), name_check_step(key))}
 
 
-def _is_closed_gate(error: Any) -> bool:
-    """Return whether a step failed because a check did: the check's own step, or one behind its gate."""
-    return _find_cause(error).cls_name in (GateError.__name__, "DagsterAssetCheckFailedError")
+def _make_error(place: str, failure: Any) -> PipelineError:
+    """Return the error of a failed step: a closed gate if a check failed, of this step or of one before it."""
+    raised, given = failure.error, failure.user_failure_data
+    # The first error, without those that Dagster wraps it in.
+    while raised is not None and raised.cause is not None:
+        raised = raised.cause
+    if given is not None and given.description:
+        text = given.description
+    else:
+        text = "the step failed" if raised is None else raised.message.strip().removeprefix("rowmill.core.errors.")
+    is_closed = (given is not None and BLOCKED_BY in given.metadata) or (
+        raised is not None and raised.cls_name in (GateError.__name__, "DagsterAssetCheckFailedError")
+    )
+    return (GateError if is_closed else PipelineError)(f"{place}: {text}")
 
 
 def _log(context: Any, problems: list[str]) -> None:

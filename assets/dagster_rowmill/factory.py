@@ -55,6 +55,9 @@ CODE_VERSION_TAG: Final = "dagster/code_version"
 LOG_INTERVAL_S: Final = 5.0
 """A progress line in Dagster's log is an event in its database, so there is not one per part."""
 
+BLOCKED_BY: Final = "blocked_by"
+"""Metadata key of a step's failure that says which gates are closed."""
+
 PARTITIONED_ASSET: Final = "ranks"
 """The last part of the partitioned asset's key; no stage has this name."""
 
@@ -302,7 +305,7 @@ def open_asset_inputs(instance: dg.DagsterInstance, project: Project, step: Step
         raise dg.Failure(
             f"Gate closed; nothing was built.\n{lines}",
             allow_retries=False,
-            metadata={"blocked_by": dg.MetadataValue.md(lines)},
+            metadata={BLOCKED_BY: dg.MetadataValue.md(lines)},
         )
     return {key: manifests[key] for key in step.inputs}
 

@@ -22,7 +22,7 @@ from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
 from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
 from rowmill.alerts.history import end_causes, load_causes, save_causes
 from rowmill.core.config import validate_options
-from rowmill.core.errors import ConfigError, PipelineError
+from rowmill.core.errors import ConfigError, GateError, PipelineError
 from rowmill.core.storage import Store
 from rowmill.reports import alert_text, report_page
 from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, RECIPE, CliProject
@@ -213,7 +213,7 @@ def test_signature_of_an_address_is_told_nobody(tmp_path: Path, monkeypatch: pyt
     project = write_alerts(CliProject(tmp_path), *alerts)
     with receiving() as receiver:
         monkeypatch.setenv("HOOK", receiver.url)
-        [problem] = alert_text.announce(project.project, error=OSError(f"cannot read {signed}"))
+        [problem] = alert_text.announce(project.project, errors=[OSError(f"cannot read {signed}")])
 
     assert receiver.received[0]["lines"][0] == "cannot read https://example.org/a.jsonl"
     assert problem.endswith("ended with status 1 no answer of https://example.org/a.jsonl")
@@ -309,11 +309,13 @@ def test_mail_goes_to_no_server_whose_certificate_nobody_signed(tmp_path: Path) 
 # ── Once a night, to everybody ────────────────────────────────────────────────────────────────────
 
 
-def announce_nights(project: CliProject, monkeypatch: pytest.MonkeyPatch, *nights: tuple[int, BaseException]) -> None:
-    """Announce errors, each on a night of November."""
-    for night, error in nights:
+def announce_nights(
+    project: CliProject, monkeypatch: pytest.MonkeyPatch, *nights: tuple[int, *tuple[BaseException, ...]]
+) -> None:
+    """Announce the errors of some builds, each on a night of November."""
+    for night, *errors in nights:
         monkeypatch.setattr(alert_text, "datetime", FrozenDate(night))
-        alert_text.announce(project.project, error=error)
+        alert_text.announce(project.project, errors=errors)
 
 
 class FrozenDate:
@@ -343,6 +345,42 @@ def test_cause_is_told_once_a_night_with_the_number_of_nights(tmp_path: Path, mo
         "small: failed",
         "small: failed on the third night",
     ]
+
+
+def test_different_failures_of_a_night_are_both_told_and_the_same_one_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = write_alerts(CliProject(tmp_path), {"kind": "webhook", "url_env": "HOOK"})
+    chats, full = PipelineError("chats/raw_dataset: no such file"), "no space left; {} bytes are free, at 0x7f{}"
+    texts = [full.format("12,345", "a1"), full.format("9,876", "b2")]
+    notes = [PipelineError(f"notes/raw_dataset: {text}\nmore") for text in texts]
+    closed = GateError("tasks/canonical_rows: the gate is closed")
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        builds = [(1, chats), (1, chats, notes[0]), (1, notes[1], chats), (2, notes[0], chats), (2, closed, notes[1])]
+        announce_nights(project, monkeypatch, *builds)
+
+    said = [(message["title"], *message["lines"][:2]) for message in receiver.received]
+    assert [lines[0] for lines in said] == [
+        "small: failed",
+        "small: failed",
+        "small: failed on the second night",
+        "small: blocked",
+    ]
+    # What is new comes first, and nothing is told of the third build: only its numbers differ.
+    assert said[0][1] == "chats/raw_dataset: no such file"
+    assert said[1][1:] == (f"notes/raw_dataset: {texts[0]} (and 1 more)", "more")
+    assert said[2][1:] == (f"notes/raw_dataset: {texts[0]} (and 1 more)", "more")
+    assert said[3][1] == "tasks/canonical_rows: the gate is closed"
+
+
+def test_line_from_data_begins_no_other_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = write_alerts(CliProject(tmp_path), {"kind": "webhook", "url_env": "HOOK"})
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        announce_nights(project, monkeypatch, (1, PipelineError("a\x1b[31m\u202eb\u2028c")))
+
+    assert receiver.received[0]["lines"][:2] == ["a␛[31m\\u202eb", "c"]
 
 
 def test_published_build_ends_a_cause(tmp_path: Path) -> None:
@@ -390,7 +428,7 @@ def test_message_is_sent_again_only_to_those_who_missed_it(tmp_path: Path, monke
         monkeypatch.setenv("OTHER", second.url)
         said, pages = list[list[str]](), list[str]()
         for _ in range(3):
-            said.append(alert_text.announce(project.project, error=gone))
+            said.append(alert_text.announce(project.project, errors=[gone]))
             report_page.write_report(project.project)
             pages.append(project.project.store.read(report_page.report_path("small")).decode())
 

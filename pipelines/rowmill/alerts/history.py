@@ -5,7 +5,7 @@
 A target is noted once a message reached it, so a message that was refused is sent again, to those who missed it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 
@@ -27,11 +27,11 @@ def identify_target(alert: AnyAlert) -> str:
     return f"{alert.kind}-{digest_json(alert.model_dump(mode='json', exclude={'on'}))[:12]}"
 
 
-def load_causes(store: Store, recipe: str, event: AlertEvent, names: Collection[str], today: date) -> dict[str, Cause]:
-    """Return the causes of today's event by their names, each with tonight counted."""
+def load_causes(store: Store, recipe: str, event: AlertEvent, names: Iterable[str], today: date) -> dict[str, Cause]:
+    """Return the causes of today's event by their names, which begin with it, each with tonight counted."""
     known = _load_all(store, recipe)
     causes: dict[str, Cause] = {}
-    for name in [f"{event} {name}".strip() for name in sorted(names)] or [event]:
+    for name in [f"{event} {name}".strip() for name in names]:
         before = known.get(name, Cause())
         is_tonight = before.last == today.isoformat()
         causes[name] = before if is_tonight else Cause(before.nights + 1, today.isoformat())

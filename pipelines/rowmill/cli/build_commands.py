@@ -176,15 +176,15 @@ def _run_build(args: argparse.Namespace) -> int:
         project = open_project(args)
         for missing in alert_text.list_missing_secrets(project):
             print(f"! {missing}", file=sys.stderr)
-        published, error = alert_text.find_published_version(project), None
+        published, errors = alert_text.find_published_version(project), list[Exception]()
         try:
             return _try_and_build(args)
-        except Exception as raised:
-            error = raised
+        except Exception as error:
+            errors.append(error)
             raise
         finally:
             is_new = alert_text.find_published_version(project) not in (None, published)
-            for problem in alert_text.announce(project, error=error, published=is_new):
+            for problem in alert_text.announce(project, errors=errors, published=is_new):
                 print(f"! {problem}", file=sys.stderr)
 
 

@@ -8,9 +8,10 @@ https://reports.example.org/demo/report.html
 Correct the records, or raise gates.rejects.
 """
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from rowmill.alerts.history import end_causes, identify_target, load_causes, sav
 from rowmill.build.steps import Project
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
+from rowmill.core.console import escape_control_characters
 from rowmill.core.errors import GateError
 from rowmill.core.public_urls import public_text
 from rowmill.core.stage_names import GPU_PARTITIONS
@@ -33,13 +35,26 @@ MAX_LINE_CHARS = 400
 
 _NIGHTS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh"}
 
+_CHANGING_NUMBER = re.compile(r"0x[0-9a-f]+|(?<![^\s(=:,])\d[\d.,:]{3,}(?![^\s):;,%])")
+"""Sizes, times and addresses in the text of an error, which differ each time that it is raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a message is about: its cause by name, what happened, why, and what to do; a message may have several."""
+
+    cause: str
+    happened: str
+    reasons: tuple[str, ...] = ()
+    remedy: str = ""
+
 
 def announce(
-    project: Project, *, error: BaseException | None = None, published: bool = False, overdue: str = ""
+    project: Project, *, errors: Sequence[BaseException] = (), published: bool = False, overdue: str = ""
 ) -> list[str]:
     """Tell what became of a build to everybody who is to hear of it; return the problems of delivery, one line each.
 
-    `error` ended the build, `published` is whether trainers read a new one, `overdue` says how long there was none.
+    `errors` ended the build, `published` is whether trainers read a new one, `overdue` says how long there was none.
 
     Nothing that goes wrong here is raised: the build is what it is.
     """
@@ -50,19 +65,20 @@ def announce(
     try:
         view = load_build_view(project)
         today = datetime.now(UTC).date()
-        events: list[AlertEvent] = ["overdue"] if overdue else _choose_events(view, error, published=published)
-        for event in events:
-            results = _select_results(view, event)
-            names = {f"{result.check} {'/'.join(result.key[1:])}" for result in results} or {
-                find_published_version(project) or "" if event == "published" else type(error).__name__ if error else ""
-            }
-            causes = load_causes(store, recipe.name, event, names, today)
+        events = _list_news(view, errors, published=published, overdue=overdue)
+        for event, several in events.items():
+            news = {one.cause: one for one in several}
+            causes = load_causes(store, recipe.name, event, news, today)
             targets = {identify_target(alert): alert for alert in recipe.execution.alerts if event in alert.on}
             untold = [target for target in targets if any(target not in cause.told for cause in causes.values())]
             if not untold:
                 continue
-            nights = max(cause.nights for cause in causes.values())
-            message = compose_message(view, event, results, overdue or error, nights)
+            # First what nobody was told, then what has lasted longest.
+            ranked = sorted(
+                zip(causes.values(), news.values(), strict=True),
+                key=lambda pair: (targets.keys() <= {*pair[0].told}, -pair[0].nights),
+            )
+            message = compose_message(view, event, [one for _, one in ranked], ranked[0][0].nights)
             # At once: one that hangs must neither hold up the others nor outlast the time that Dagster gives a sensor.
             with ThreadPoolExecutor(len(untold)) as threads:
                 answers = list(threads.map(lambda target: deliver(targets[target], message), untold))  # noqa: B023
@@ -70,7 +86,7 @@ def announce(
             problems += [problem for problem in answers if problem is not None]
             causes = {name: replace(cause, told=(*cause.told, *told)) for name, cause in causes.items()}
             save_causes(store, recipe.name, causes, problems)
-        if published or not (overdue or error or view.missing or _select_results(view, "blocked")):
+        if published or not (view.missing or events.keys() & {"overdue", "failed", "blocked"}):
             end_causes(store, recipe.name, today)
     except Exception as failure:  # noqa: BLE001  (an alert never changes what a build ends with)
         problems.append(f"{type(failure).__name__}: {failure}")
@@ -82,54 +98,59 @@ def list_missing_secrets(project: Project) -> list[str]:
     return find_missing_secrets(project.recipe.execution.alerts)
 
 
-def _choose_events(view: BuildView, error: BaseException | None, *, published: bool) -> list[AlertEvent]:
-    if error is not None and not isinstance(error, GateError):
-        return ["failed"]
-    if error is not None or _select_results(view, "blocked"):
-        return ["blocked"]
-    return [*(["published"] if published else []), *(["warned"] if _select_results(view, "warned") else [])]
+def _list_news(
+    view: BuildView, errors: Sequence[BaseException], *, published: bool, overdue: str
+) -> dict[AlertEvent, list[News]]:
+    """Return what is told of each event that came about; a closed gate is told with the checks that failed."""
+    if overdue:
+        remedy = "See whether a run is queued or failed, the schedule is on, and Dagster's daemon runs."
+        return {"overdue": [News("", overdue, remedy=remedy)]}
+    blocking = [_describe_result(result) for result in view.failed if result.blocking]
+    warning = [_describe_result(result) for result in view.failed if not result.blocking and not result.waiver]
+    closed = [_describe_error(error) for error in errors if isinstance(error, GateError)]
+    events: dict[AlertEvent, list[News]] = {
+        "failed": [_describe_error(error) for error in errors if not isinstance(error, GateError)],
+        "blocked": [] if errors and not closed else blocking or closed,
+    }
+    if not any(events.values()):
+        lines = [view.verdict[2]] if view.changes is None else describe_changes(view.changes)
+        version = find_published_version(view.project) or ""
+        events = {"published": [News(version, lines[0], tuple(lines[1:]))] if published else [], "warned": warning}
+    return {event: news for event, news in events.items() if news}
 
 
-def _select_results(view: BuildView, event: AlertEvent) -> list[CheckResult]:
-    if event == "blocked":
-        return [result for result in view.failed if result.blocking]
-    if event == "warned":
-        return [result for result in view.failed if not result.blocking and not result.waiver]
-    return []
+def _describe_result(result: CheckResult) -> News:
+    place = "/".join(result.key[1:])
+    happened = f"{place}: {result.check} is {result.shown} ({result.what}); wanted {result.wanted}"
+    return News(f"{result.check} {place}", happened, tuple(result.causes[:3]), result.remedy)
 
 
-def compose_message(
-    view: BuildView, event: AlertEvent, results: Sequence[CheckResult], error: BaseException | str | None, nights: int
-) -> AlertMessage:
-    """Return the message about an event, in six lines."""
+def _describe_error(error: BaseException) -> News:
+    head, *rest = public_text(str(error)).splitlines() or [""]
+    name = type(error).__name__
+    remedy = "The log of the run has the full message; finished parts are kept, and the next build uses them."
+    cause = f"{name} {_CHANGING_NUMBER.sub('#', head)[:MAX_LINE_CHARS]}".strip()
+    return News(cause, head or name, tuple(rest[:3]), remedy)
+
+
+def compose_message(view: BuildView, event: AlertEvent, news: Sequence[News], nights: int) -> AlertMessage:
+    """Return the message about an event, in six lines; `nights` is how many the first of the news has lasted."""
     recipe = view.project.recipe.name
     repeated = f" on the {_NIGHTS.get(nights, f'{nights}th')} night" if nights > 1 else ""
-    verdict = view.verdict[2]
-    first, why, remedy = verdict, "", ""
-    if results:
-        result = results[0]
-        others = f" (and {len(results) - 1} more)" if len(results) > 1 else ""
-        measured = f"{result.check} is {result.shown} ({result.what}); wanted {result.wanted}"
-        first = f"{'/'.join(result.key[1:])}: {measured}{others}"
-        why, remedy = "; ".join(result.causes[:3]), result.remedy
-    elif error is not None:
-        head, *rest = public_text(str(error)).splitlines() or [type(error).__name__]
-        first, why = head, "; ".join(rest[:3])
-        remedy = "The log of the run has the full message; finished parts are kept, and the next build uses them."
+    first, *others = news
+    more = f" (and {len(others)} more)" if others else ""
+    reasons = first.reasons or [f"also {other.happened}" for other in others[:3]]
     readers, changes = _describe_published(view), view.changes
-    if changes is not None and event == "published":
-        first, *others = describe_changes(changes)
-        why = "; ".join(others)
-    elif changes is not None and changes.version == find_published_version(view.project):
+    if event != "published" and changes is not None and changes.version == find_published_version(view.project):
         # What is built now is compared with what trainers read, and is not published.
         counts = count_changes(changes)
         readers += f" Held back since then: {counts}." if counts else ""
     base = view.project.recipe.execution.reports_url
     link = "" if base is None else f"{base.rstrip('/')}/{quote(report_path(recipe).removeprefix('reports/'))}"
-    lines = [first, why, readers, link or f"rowmill report {recipe}", remedy]
-    return AlertMessage(
-        recipe, event, f"{recipe}: {event}{repeated}", tuple(line[:MAX_LINE_CHARS] for line in lines if line), link
-    )
+    lines = [first.happened + more, "; ".join(reasons), readers, link or f"rowmill report {recipe}", first.remedy]
+    # A name or a record in a line must not begin another.
+    shown = tuple(escape_control_characters(" ".join(line.splitlines()))[:MAX_LINE_CHARS] for line in lines if line)
+    return AlertMessage(recipe, event, f"{recipe}: {event}{repeated}", shown, link)
 
 
 def _describe_published(view: BuildView) -> str:

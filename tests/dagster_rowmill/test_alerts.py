@@ -1,17 +1,28 @@
 """Sensors of alerts: a broken night is told once, trainers keep their build, and the repaired one is told, too."""
 
+import logging
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from email import message_from_bytes, policy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
+import yaml
+from dagster._core.launcher.sync_in_memory_run_launcher import SyncInMemoryRunLauncher
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.test_utils import create_test_daemon_workspace_context, freeze_time
-from dagster._core.workspace.load_target import PythonFileTarget
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget, PythonFileTarget
 from dagster._daemon.freshness import FreshnessDaemon
+from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
+from dagster._daemon.sensor import execute_sensor_iteration
+from dagster._scheduler.scheduler import ScheduleIterationTimes, launch_scheduled_runs
 
 from dagster_rowmill import definitions
 from dagster_rowmill.names import make_asset_key
@@ -25,48 +36,101 @@ pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.Bet
 
 ALERTS = [{"kind": "webhook", "url_env": "HOOK", "on": ["failed", "blocked", "overdue", "published"]}]
 
+ENVIRONMENT_VARIABLES = pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.env:DeprecationWarning")
+"""Dagster reads a property of every schedule that it will not have in future."""
 
-def run_night(tiny: Tiny) -> dg.ExecuteInProcessResult:
-    """Run the nightly job, then the sensors that the daemon runs after it."""
-    defined = tiny.definitions()
-    job = defined.resolve_job_def("rebuild_tiny")
-    result = job.execute_in_process(instance=tiny.instance, raise_on_error=False)
-    kind = dg.DagsterEventType.RUN_SUCCESS if result.success else dg.DagsterEventType.RUN_FAILURE
-    [record] = [event for event in result.all_events if event.event_type == kind]
-    name = "alert_finished_tiny" if result.success else "alert_failed_tiny"
-    context = dg.build_run_status_sensor_context(
-        sensor_name=name, dagster_event=record, dagster_instance=tiny.instance, dagster_run=result.dagster_run
-    )
-    defined.resolve_sensor_def(name)(context if result.success else context.for_run_failure())
-    return result
+
+class Nights:
+    """Dagster's daemon on a clock that a test sets: its scheduler, its queue of runs and its sensors.
+
+    Everything runs in this process, so that schedules, runs, sensors and messages see the same clock.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Dagster keeps what it loaded from a file in a folder, and each test has recipes of its own.
+        origin = LoadableTargetOrigin(python_file=definitions.__file__, attribute="defs", working_directory=str(folder))
+        target = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(origin, location_name="rowmill"))
+        self.instance, self.workspace = instance, WorkspaceProcessContext(instance, target)
+        self.monkeypatch, self.schedules = monkeypatch, dict[str, ScheduleIterationTimes]()
+
+    def wait_until(self, now: datetime) -> list[dg.DagsterRun]:
+        """Let the clock show a time, and the daemon do what is due; return the rebuilds that it ran."""
+        before = {run.run_id for run in self.instance.get_runs()}
+        logger = logging.getLogger("daemon")
+        with freeze_time(now), self.monkeypatch.context() as patched:
+            patched.setattr(alert_text, "datetime", Mock(now=Mock(return_value=now)))
+            list(launch_scheduled_runs(self.workspace, logger, now, self.schedules))
+            with QueuedRunCoordinatorDaemon(interval_seconds=0) as queue:
+                list(queue.run_iteration(self.workspace))
+            list(execute_sensor_iteration(self.workspace, logger, None, None))
+        runs = [run for run in self.instance.get_runs() if run.run_id not in before]
+        return [run for run in runs if run.job_name.startswith("rebuild_")]
+
+
+@pytest.fixture
+def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return what starts the nights of a project, once it is written."""
+    home = tmp_path / "home"
+    home.mkdir()
+    # Ours, but that runs are in this process, and wait for no slot of a pool: a clock that stands does not free any.
+    settings = yaml.safe_load((Path(definitions.__file__).parent / "dagster.yaml").read_text(encoding="utf-8"))
+    del settings["concurrency"]["pools"]
+    launcher = {"module": SyncInMemoryRunLauncher.__module__, "class": SyncInMemoryRunLauncher.__name__}
+    (home / "dagster.yaml").write_text(yaml.safe_dump(settings | {"run_launcher": launcher}), encoding="utf-8")
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setenv("ROWMILL_CONFIGS", str(tmp_path / "configs"))
+    monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / ".rowmill"))
+    # Runs of a clock that stands in the past are not old.
+    monkeypatch.setenv("ROWMILL_HISTORY_DAYS", "0")
+    with dg.DagsterInstance.get() as instance, ExitStack() as opened:
+
+        def start() -> Nights:
+            started = Nights(instance, tmp_path, monkeypatch)
+            opened.enter_context(started.workspace)
+            return started
+
+        yield start
 
 
 @pytest.mark.slow
+@ENVIRONMENT_VARIABLES
 def test_broken_night_is_told_once_and_the_repaired_one_is_published(
-    tiny_folder: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nights: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny: Tiny = tiny_folder
+    """From the ticks at 02:00 and 02:30 of three nights to the messages that servers on loopback get."""
     port = take_free_ports()
     mail = {"kind": "email", "server": f"127.0.0.1:{port}", "sender": "a@example.org", "to": ["b@example.org"]}
     alerts = [*ALERTS, {**mail, "encryption": "none"}]
     execution = {**RECIPE["execution"], "alerts": alerts, "reports_url": "https://reports.example.org"}
     with receiving() as receiver, receiving_mail(port) as mails:
         monkeypatch.setenv("HOOK", receiver.url)
-        tiny.write(execution=execution)
-        assert run_night(tiny).success
+        with dg.DagsterInstance.get() as instance:
+            tiny = Tiny(tmp_path, instance).write(execution=execution | {"cron": "0,30 2 * * *", "schedule_on": True})
+        daemon: Nights = nights()
+
+        def sleep(day: int) -> list[str]:
+            """Return how the runs ended that a night's two ticks started."""
+            looks = [(1, 59, 0), (2, 0, 20), (2, 1, 0), (2, 30, 20), (2, 31, 0)]
+            started = [daemon.wait_until(datetime(2026, 11, day, *look, tzinfo=UTC)) for look in looks]
+            # A tick is one run, however often the daemon looks.
+            assert [len(runs) for runs in started] == [0, 1, 0, 1, 0]
+            assert {run.tags["dagster/schedule_name"] for runs in started for run in runs} == {"nightly_tiny"}
+            return [run.status.value for runs in started for run in runs]
+
+        assert sleep(1) == ["SUCCESS"] * 2
         before, yesterday = alert_text.find_published_version(tiny.project), read_sequences(tiny)
         # Half of an upload: the file ends within a record, and a part of it is not what was asked for.
         whole = (tiny.folder / "data" / "tasks.jsonl").read_text()
         half = whole[: len(whole) // 2] + "".join('{"prompt": "half an upl\n' for _ in range(9))
         (tiny.folder / "data" / "tasks.jsonl").write_text(half)
-        assert [run_night(tiny).success for _ in range(2)] == [False, False]
+        assert sleep(2) == ["FAILURE"] * 2
         during, read_meanwhile = alert_text.find_published_version(tiny.project), read_sequences(tiny)
         page = tiny.project.store.read(report_page.report_path("tiny")).decode()
         (tiny.folder / "data" / "tasks.jsonl").write_text(whole)
         # Some of five rows are for training.
         for i in range(60, 65):
             tiny.append("tasks", task(i))
-        assert run_night(tiny).success
+        assert sleep(3) == ["SUCCESS"] * 2
 
     assert [message["event"] for message in receiver.received] == ["published", "blocked", "published"]
     blocked, published = receiver.received[1]["lines"], receiver.received[2]["lines"]
@@ -86,6 +150,34 @@ def test_broken_night_is_told_once_and_the_repaired_one_is_published(
     assert "rows +0 -30" in page
     assert during == before != alert_text.find_published_version(tiny.project)
     assert read_meanwhile == yesterday != read_sequences(tiny)
+
+
+@pytest.mark.slow
+@ENVIRONMENT_VARIABLES
+def test_failures_of_different_steps_are_both_told_and_the_same_one_once(
+    tmp_path: Path, nights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        with dg.DagsterInstance.get() as instance:
+            execution = {**RECIPE["execution"], "alerts": ALERTS, "cron": "*/30 2 * * *", "schedule_on": True}
+            tiny = Tiny(tmp_path, instance).write(execution=execution)
+        daemon: Nights = nights()
+        daemon.wait_until(datetime(2026, 11, 1, 1, 59, tzinfo=UTC))
+        for day, minute, dataset in ((1, 0, "chats"), (1, 30, "tasks"), (2, 0, None), (2, 30, None)):
+            if dataset is not None:
+                (tiny.folder / "data" / f"{dataset}.jsonl").unlink()
+            [run] = daemon.wait_until(datetime(2026, 11, day, 2, minute, 20, tzinfo=UTC))
+            assert run.status.value == "FAILURE"
+
+    said = [message["lines"] for message in receiver.received]
+    titles = [message["title"] for message in receiver.received]
+    assert titles == ["tiny: failed", "tiny: failed", "tiny: failed on the second night"]
+    assert said[0][0].startswith("chats/raw_dataset: found no data at data/chats.jsonl (")
+    # What is new comes first; on the next night, what has lasted longest, and both are told together.
+    assert said[1][0].startswith("tasks/raw_dataset: found no data at data/tasks.jsonl (")
+    assert said[1][1].startswith("also chats/raw_dataset: found no data at data/chats.jsonl (")
+    assert (said[1][0].endswith(" (and 1 more)"), len(said)) == (True, 3)
 
 
 def read_sequences(tiny: Tiny) -> list[list[int]]:

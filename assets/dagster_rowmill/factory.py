@@ -183,6 +183,7 @@ def make_stage_asset(
                     # Judged without saving: a page that shows a result opens no gate.
                     results=judge.preview_checks(placed.store, report.manifest, chosen.shown_thresholds),
                     changes=metadata.describe_changes(placed, report, changes),
+                    readers=metadata.describe_readers(placed, report.manifest),
                     build_changes=changes,
                     logged=build_record.load_log_results(placed, report.manifest),
                 ),

@@ -80,26 +80,27 @@ def make_stage_page(
     reports_url: str = "",
     *,
     results: Sequence[CheckResult] = (),
-    changes: str = "",
+    changes: Sequence[str] = (),
+    readers: str = "",
     build_changes: BuildChanges | None = None,
     logged: Mapping[str, LogResult] = MappingProxyType({}),
 ) -> MetadataPage:
     """Return the page of a stage that was just run or reused.
 
-    `reports_url` is the base URL of served reports; `results` and `changes` are for the summary; `build_changes` are
-    shown as a table; `logged` is what became of logging the output to trackers.
+    `reports_url` is the base URL of served reports; `results`, `changes` and `readers` are for the summary;
+    `build_changes` are shown as a table; `logged` is what became of logging the output to trackers.
     """
     manifest = report.manifest
     path = f"{report_page.report_path(manifest.key[0])}#{'/'.join(manifest.key[1:])}"
     link = link_report(store, path, reports_url)
-    summary = write_summary(manifest, results, changes, str(link.value) if reports_url else "")
+    summary = write_summary(manifest, results, changes, str(link.value) if reports_url else "", readers)
     # A page shows entries in this order: what a reader asks first comes first, and bookkeeping last.
     names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
     table = None if build_changes is None else tabulate_changes(build_changes)
     return {
         SUMMARY_KEY: dg.MetadataValue.md(summary),
-        "report": link,
         **({CHANGES_KEY: _make_table_entry(table)} if table is not None and table.rows else {}),
+        "report": link,
         **show_trackers(logged.values()),
         **_show_numbers(manifest),
         **{f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(manifest).items()},
@@ -110,8 +111,13 @@ def make_stage_page(
     }
 
 
-def write_summary(output: Manifest, results: Sequence[CheckResult], changes: str, link: str) -> str:
-    """Return the first entry of a page as Markdown; `link` is the address of the report, empty if it is not served."""
+def write_summary(
+    output: Manifest, results: Sequence[CheckResult], changes: Sequence[str], link: str, readers: str = ""
+) -> str:
+    """Return the first entry of a page as Markdown; `link` is the address of the report, empty if it is not served.
+
+    Each of `changes` begins a line; `readers` says whether trainers read the output, empty where they read no such one.
+    """
     size = sum(file.bytes for part in output.parts for file in part.files.values())
     counts = [
         *console.summarize_output(output).split(" · "),
@@ -119,9 +125,14 @@ def write_summary(output: Manifest, results: Sequence[CheckResult], changes: str
         f"made in {arrays.format_seconds(output.seconds)}",
     ][:3]
     between = " · " if len(" · ".join(counts)) <= MAX_LINE_CHARS else LINE_BREAK
-    lines = textwrap.wrap(changes, MAX_LINE_CHARS, break_long_words=False, break_on_hyphens=False)
+    lines = [
+        line
+        for change in changes
+        for line in textwrap.wrap(change, MAX_LINE_CHARS, break_long_words=False, break_on_hyphens=False)
+    ]
+    answer = [*_describe_results(results), *([f"**{readers}**"] if readers else [])]
     texts = [
-        LINE_BREAK.join([*_describe_results(results), *([f"[report]({link})"] if link else [])]),
+        LINE_BREAK.join([*answer, *([f"[report]({link})"] if link else [])]),
         between.join(f"**{count}**" for count in counts),
         LINE_BREAK.join(lines),
     ]
@@ -152,22 +163,29 @@ def find_build_changes(project: Project, report: StepReport) -> BuildChanges | N
     return build_view.load_build_view(project).changes if is_new else None
 
 
-def describe_changes(project: Project, report: StepReport, changes: BuildChanges | None = None) -> str:
-    """Return what is new since the version before this one, and of the ranks whether trainers read them."""
+def describe_readers(project: Project, output: Manifest) -> str:
+    """Return whether trainers read these ranks; empty for every other stage."""
+    if output.stage != GPU_PARTITIONS:
+        return ""
+    is_read = alert_text.find_published_version(project) == output.version
+    return "Trainers read this version" if is_read else "Trainers do not read this version"
+
+
+def describe_changes(project: Project, report: StepReport, changes: BuildChanges | None = None) -> list[str]:
+    """Return what is new since the version before this one, and of the ranks since the last build, in short lines."""
     output = report.manifest
     notes = [report.held.sentence] if report.held is not None else []
-    if output.stage == GPU_PARTITIONS:
-        is_read = alert_text.find_published_version(project) == output.version
-        notes.append("Trainers read this version" if is_read else "Trainers do not read this version")
     if changes is not None:
-        return "; ".join([*notes, *describe_build_changes(changes, names_bins=False)])
+        first, *others = describe_build_changes(changes, names_bins=False)
+        since, _, counts = first.partition(": ")
+        return [*notes, f"S{since[1:]}:", *counts.split("; "), *others]
     if report.reused:
-        return "; ".join(["Unchanged since " + _format_time(output.built_at), *notes])
+        return ["Unchanged since " + _format_time(output.built_at), *notes]
     before = comparison.find_previous_version(project, output)
     if before is None:
-        return "; ".join(["The first version", *notes])
+        return ["The first version", *notes]
     changed = [_format_change(change) for change in comparison.compare_stage_facts(before, output)]
-    return "; ".join([f"Since {_format_time(before.built_at)}: {', '.join(changed) or 'the same numbers'}", *notes])
+    return [f"Since {_format_time(before.built_at)}: {', '.join(changed) or 'the same numbers'}", *notes]
 
 
 def _format_time(built_at: str) -> str:

@@ -91,10 +91,15 @@ def _iterate_events(
     asset = make_asset_key(step.key)
     served = project.recipe.execution.reports_url or os.environ.get("ROWMILL_REPORTS_URL", "")
     changed = metadata.find_build_changes(project, report)
-    changes = metadata.describe_changes(project, report, changed)
-    logged = build_record.load_log_results(project, report.manifest)
     page = metadata.make_stage_page(
-        report, project.store, served, results=results, changes=changes, build_changes=changed, logged=logged
+        report,
+        project.store,
+        served,
+        results=results,
+        changes=metadata.describe_changes(project, report, changed),
+        readers=metadata.describe_readers(project, report.manifest),
+        build_changes=changed,
+        logged=build_record.load_log_results(project, report.manifest),
     )
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from iterate_materializations(step, report.manifest)

@@ -217,10 +217,13 @@ def test_first_screen_of_the_ranks_says_what_is_new_and_whether_trainers_read_it
     tiny.run()
     quiet = tiny.shown("gpu_partitions").metadata["summary"].value
 
-    shown = " ".join(str(page["summary"].value).replace("\\\n", " ").split())
-    assert "Trainers read this version" in " ".join(str(first).replace("\\\n", " ").split())
-    assert "Trainers read this version; since " in shown
-    assert ": files: 1 changed; rows +1 -0; tokens +15 -0" in shown
+    # The verdict, who reads it, and what is new, a line each, before anything else but the report's address.
+    answer, _, news = (text.split("\\\n") for text in str(page["summary"].value).split("\n\n"))
+    assert answer[:2] == ["**Passed** · 2 checks", "**Trainers read this version**"]
+    assert "\\\n".join(answer[:2]) == str(first).partition("\n\n")[0] == str(quiet).partition("\n\n")[0]
+    assert (news[0][:8], news[0][-5:]) == ("Since 20", " UTC:")
+    assert news[1:4] == ["files: 1 changed", "rows +1 -0", "tokens +15 -0"]
+    assert list(page)[:3] == ["summary", "since the last build", "report"]
     assert len(str(page["summary"].value)) < 1_000
     table: Any = page["since the last build"].value
     [row] = table.records

@@ -356,6 +356,13 @@ def _accept_it_for_one_run(visit: Visit) -> None:
     visit.page.get_by_text("waived: for one run: narrators are wanted in this batch").first.wait_for()
     # The recipe alone would not have built it.
     visit.go("/assets/demo/gpu_partitions", "Unsynced")
+    # What is new, and whether it may be trained on, without scrolling.
+    visit.page.set_viewport_size({"width": 1440, "height": 900})
+    visit.page.get_by_text("since the last build").first.wait_for()
+    summary = visit.page.locator(".dagster-markdown").filter(has_text="Trainers read this version").first
+    for words in ("Passed", "Since 20", "files: 1 changed", "rows +"):
+        box = summary.get_by_text(words).last.bounding_box()
+        assert box["y"] + box["height"] <= 900, words
 
 
 def _see_it_green_again(visit: Visit) -> None:

@@ -48,9 +48,9 @@ def describe_changes(changes: BuildChanges, *, names_bins: bool = True) -> list[
 
 
 def tabulate_changes(changes: BuildChanges) -> DisplayTable:
-    """Return a row for each dataset that changed."""
+    """Return a row for each dataset that changed; the widest columns, which a narrow page cuts, are the last."""
     return DisplayTable(
-        ("dataset", "files", "rows", "tokens", "drift", "of", "moved most"),
+        ("dataset", "rows", "tokens", "drift", "of", "files", "moved most"),
         tuple(_list_cells(one) for one in changes.datasets),
     )
 
@@ -63,10 +63,10 @@ def _list_cells(changed: DatasetChanges) -> tuple[str, ...]:
     drift = "" if shift is None else "too few rows" if shift.index is None else f"{shift.index:.3f}"
     return (
         changed.dataset,
-        f"{files} and {more:,} more" if more else files,
         *counts,
         drift,
         shift.distribution if shift is not None else "",
+        f"{files} and {more:,} more" if more else files,
         ", ".join(_list_bins(shift)) if shift is not None else "",
     )
 

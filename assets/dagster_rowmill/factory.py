@@ -171,7 +171,7 @@ def make_stage_asset(
             context.log.info("%s: %s, %s", "/".join(step.key[1:]), how, console.summarize_output(report.manifest))
             for event in iterate_materializations(step, report.manifest):
                 context.log_event(event)
-            for result in build_record.log_outputs(placed, [report.manifest]):
+            for result in build_record.log_outputs(placed, [report.manifest], begin=context.log.info):
                 (context.log.warning if result.problem else context.log.info)(result.sentence)
             changes = metadata.find_build_changes(placed, report)
             return dg.MaterializeResult(

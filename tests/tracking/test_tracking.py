@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from importlib.util import find_spec
@@ -17,6 +18,8 @@ from socketserver import TCPServer
 from threading import Thread
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rowmill.core.errors import ConfigError
@@ -403,7 +406,82 @@ def test_options_that_name_no_place_are_refused_before_anything_is_built(tracker
     assert "secret" not in str(refused.value).replace("without secrets", "")
 
 
+# ── Names from data ──
+
+HOSTILE_COLUMNS = [
+    "a\nb\tc",
+    "\x1b[31mred\u202e",
+    "long " * 2_000 + "1",
+    "long " * 2_000 + "2",
+    "ä 👍 `\"'{}",
+    *map(str, range(900)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tracker",
+    [
+        pytest.param({"kind": "mlflow", "tracking_uri": "sqlite:///mlflow.db"}, marks=MLFLOW),
+        pytest.param({"kind": "wandb", "mode": "offline"}, marks=WANDB),
+        pytest.param(EVENTS_FILE, marks=OPENLINEAGE),
+    ],
+    ids=lambda tracker: tracker["kind"],
+)
+def test_columns_of_any_name_and_number_are_logged_in_bounds(
+    tracker: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    tasks = RECIPE["datasets"]["tasks"] | {"source": {"train_urls": ["data/tasks.parquet"]}}
+    project = write(tmp_path, tracker, datasets={"tasks": tasks})
+    rows = [{"prompt": f"Is {i} a number?", "response": "Yes.", **dict.fromkeys(HOSTILE_COLUMNS, i)} for i in range(30)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data" / "tasks.parquet")
+    [said] = build(project)
+
+    assert said.startswith(f"logged to {tracker['kind']}: ")
+    record = build_record.describe_build(project.project, project.current("gpu_partitions"))
+    names = [name for name, _ in record.stages["small/tasks/raw_dataset"].schema]
+    assert (len(names), names[-1]) == (501, "and 407 more columns")
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= 200
+    assert not any(ord(letter) < 32 or letter == "\u202e" for name in names for letter in name)
+    assert {"a␊b␉c", "␛[31mred\\u202e", "ä 👍 `\"'{}"} <= set(names)
+    if tracker["kind"] == "mlflow":
+        [run] = read_runs(tmp_path)
+        assert run["inputs"]["small/tasks"]["columns"] == names
+    if tracker["kind"] == "openlineage":
+        [event] = [event for event in read_events(tmp_path) if event["job"]["name"] == "small/tasks/raw_dataset"]
+        assert [field["name"] for field in event["outputs"][0]["facets"]["schema"]["fields"]] == names
+
+
 # ── What it costs ──
+
+
+@OPENLINEAGE
+@pytest.mark.slow
+def test_tracker_that_does_not_answer_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exports = [{"kind": "axolotl", "name": "axolotl", "split": "train", "unit": "unpacked", "sequence_len": 128}]
+    project = CliProject(tmp_path).write(exports=exports)
+    project.run("build", "--skip-preflight")
+    outputs = [project.current("gpu_partitions"), project.current("exports", "axolotl")]
+    monkeypatch.setattr(build_record, "log_build", partial(log_build, limit_s=3))
+    begun: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        project.write_recipe(exports=exports, execution={"workers": 1, "log_to": [{"kind": "openlineage", "url": url}]})
+        results = build_record.log_outputs(project.project, outputs, begin=begun.append)
+        monkeypatch.setattr(build_record, "SILENCE_S", 0.0)
+        again = build_record.log_outputs(project.project, outputs[1:], begin=begun.append)
+
+    assert [result.problem for result in results] == [
+        "no answer within 3 s",
+        "it did not answer before; the next build tries again",
+    ]
+    assert [result.problem for result in again] == ["no answer within 3 s"]
+    assert begun == [
+        "logging gpu_partitions to openlineage, for 60 s at most",
+        "logging exports/axolotl to openlineage, for 60 s at most",
+    ]
 
 
 @OPENLINEAGE

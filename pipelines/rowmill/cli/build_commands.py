@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
@@ -339,7 +340,8 @@ def build_stages(
             if trackers:
                 from rowmill.reports import build_record
 
-                for result in build_record.log_outputs(project, [report.manifest for _, report, _ in ended]):
+                outputs = [report.manifest for _, report, _ in ended]
+                for result in build_record.log_outputs(project, outputs, begin=partial(print, file=sys.stderr)):
                     print(f"{'! ' if result.problem else ''}{result.sentence}", file=sys.stderr)
             problem = report_to_dagster(project, ended)
     if problem is not None:

@@ -4,17 +4,21 @@
 
 Trackers hear of the ranks once trainers read them, with every stage that they were made of; OpenLineage hears of each
 export as well. A night without a new version reads the note and does nothing else.
+
+A build waits for its trackers, since its page says where it is on record, but for one that does not answer only once.
 """
 
 import logging
 import math
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
 import rowmill
 from rowmill.build.steps import Project, find_step, find_upstream_steps
 from rowmill.checks import judge
+from rowmill.core.console import escape_control_characters
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS
 from rowmill.core.storage import digest_json
 from rowmill.reader.published import find_published_version
@@ -24,13 +28,25 @@ from rowmill.sources import GeneratedSource, HuggingFaceSource
 from rowmill.stages import catalog
 from rowmill.tracking import OpenLineageTracker
 from rowmill.tracking.client import BuildRecord, LoggedCheck, LoggedStage
-from rowmill.tracking.delivery import LogResult, log_build
+from rowmill.tracking.delivery import TIME_LIMIT_S, LogResult, log_build
+
+SILENCE_S = 600.0
+"""Seconds for which this process leaves a tracker alone that did not answer: a build with ten exports waits once."""
+MAX_COLUMNS = 500
+"""Columns of a stage that trackers are told of: they refuse long schemas, and nobody reads them."""
+MAX_NAME_CHARS = 200
 
 _LOG = logging.getLogger("rowmill.tracking")
+_SILENT_SINCE: dict[str, float] = {}
+"""When a tracker did not answer this process, by its name."""
 
 
-def log_outputs(project: Project, outputs: Iterable[Manifest]) -> list[LogResult]:
+def log_outputs(
+    project: Project, outputs: Iterable[Manifest], *, begin: Callable[[str], object] = _LOG.info
+) -> list[LogResult]:
     """Log those of some outputs that are published to `execution.log_to`; return what became of it, by tracker.
+
+    `begin` is told in a line before trackers are waited for.
 
     Nothing that goes wrong here is raised: the build is what it is, and the next one tries again.
     """
@@ -50,8 +66,20 @@ def log_outputs(project: Project, outputs: Iterable[Manifest]) -> list[LogResult
             published = find_published_version(project.store, project.recipe.name)
             if output.stage == GPU_PARTITIONS and output.version != published:
                 continue
-            results = log_build(list(wanted.values()), describe_build(project, output), project.base)
-            known |= dict(zip(wanted, results, strict=True))
+            now = time.monotonic()
+            silent = {name for name in wanted if now - _SILENT_SINCE.get(name, -SILENCE_S) < SILENCE_S}
+            asked = {name: tracker for name, tracker in wanted.items() if name not in silent}
+            if asked:
+                kinds = ", ".join(tracker.kind for tracker in asked.values())
+                begin(f"logging {'/'.join(output.key[1:])} to {kinds}, for {TIME_LIMIT_S:.0f} s at most")
+            answers = dict(
+                zip(asked, log_build([*asked.values()], describe_build(project, output), project.base), strict=True)
+            )
+            _SILENT_SINCE.update((name, now) for name, result in answers.items() if result.is_silent)
+            waits = "it did not answer before; the next build tries again"
+            answers |= {name: LogResult(wanted[name].kind, problem=waits) for name in silent}
+            results = [answers[name] for name in wanted]
+            known |= answers
             project.store.write_sealed(_note_path(output), {name: asdict(result) for name, result in known.items()})
             logged += results
         except Exception as failure:  # noqa: BLE001  (a tracker never changes what a build ends with)
@@ -123,7 +151,7 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
             for name, value in output.facts.items()
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         },
-        schema=output.schema,
+        schema=_bound_columns(output.schema),
         inputs=tuple(output.inputs),
         sources=() if output.inputs else _list_sources(project, output.key[1]),
         checks=tuple(
@@ -138,6 +166,19 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
             for result in checks
         ),
     )
+
+
+def _bound_columns(columns: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return columns as trackers can show them: names of source columns are data, of any length, number and letters."""
+    shown = [(_bound_name(name), _bound_name(kind)) for name, kind in columns[:MAX_COLUMNS]]
+    more = len(columns) - MAX_COLUMNS
+    return (*shown, *([(f"and {more:,} more columns", "null")] if more > 0 else []))
+
+
+def _bound_name(name: str) -> str:
+    shown = escape_control_characters(name).replace("\n", "␊").replace("\t", "␉")
+    # The digest keeps two names apart that begin alike.
+    return shown if len(shown) <= MAX_NAME_CHARS else f"{shown[: MAX_NAME_CHARS - 14]}… {digest_json(name)[:12]}"
 
 
 def _list_sources(project: Project, dataset: str) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ TIME_LIMIT_S = 60.0
 PAUSES_S = (1.0, 5.0)
 """Seconds before the second and the third try."""
 
+_NO_ANSWER = "no answer within"
+
 _CLIENTS = {
     "mlflow": (("mlflow", "mlflow-skinny"), (3, 0), (4, 0)),
     "wandb": (("wandb",), (0, 21), (1, 0)),
@@ -44,6 +46,11 @@ class LogResult:
     kind: str
     address: str = ""
     problem: str = ""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the tracker did not answer, and was waited for."""
+        return self.problem.startswith(_NO_ANSWER)
 
     @property
     def shown(self) -> str:
@@ -141,7 +148,7 @@ def _call_client(tracker: AnyTracker, record: BuildRecord, folder: Path, limit_s
         try:
             said, errors = process.communicate(pickle.dumps((tracker, record, scratch)), timeout=limit_s)
         except subprocess.TimeoutExpired:
-            return {"problem": f"no answer within {limit_s:.0f} s", "may_pass": False}
+            return {"problem": f"{_NO_ANSWER} {limit_s:.0f} s", "may_pass": False}
         finally:
             # Also what the client started and left running.
             with suppress(ProcessLookupError):

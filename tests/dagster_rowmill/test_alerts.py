@@ -26,7 +26,6 @@ from dagster._scheduler.scheduler import ScheduleIterationTimes, launch_schedule
 
 from dagster_rowmill import definitions
 from dagster_rowmill.names import make_asset_key
-from rowmill.reader import Reader
 from rowmill.reports import alert_text, report_page
 from tests.alerts.test_alerts import receiving
 from tests.support.ports import take_free_ports
@@ -118,13 +117,13 @@ def test_broken_night_is_told_once_and_the_repaired_one_is_published(
             return [run.status.value for runs in started for run in runs]
 
         assert sleep(1) == ["SUCCESS"] * 2
-        before, yesterday = alert_text.find_published_version(tiny.project), read_sequences(tiny)
+        before, yesterday = alert_text.find_published_version(tiny.project), tiny.sequences()
         # Half of an upload: the file ends within a record, and a part of it is not what was asked for.
         whole = (tiny.folder / "data" / "tasks.jsonl").read_text()
         half = whole[: len(whole) // 2] + "".join('{"prompt": "half an upl\n' for _ in range(9))
         (tiny.folder / "data" / "tasks.jsonl").write_text(half)
         assert sleep(2) == ["FAILURE"] * 2
-        during, read_meanwhile = alert_text.find_published_version(tiny.project), read_sequences(tiny)
+        during, read_meanwhile = alert_text.find_published_version(tiny.project), tiny.sequences()
         page = tiny.project.store.read(report_page.report_path("tiny")).decode()
         (tiny.folder / "data" / "tasks.jsonl").write_text(whole)
         # Some of five rows are for training.
@@ -149,7 +148,7 @@ def test_broken_night_is_told_once_and_the_repaired_one_is_published(
     assert "<h2>Since the last build</h2>" in page
     assert "rows +0 -30" in page
     assert during == before != alert_text.find_published_version(tiny.project)
-    assert read_meanwhile == yesterday != read_sequences(tiny)
+    assert read_meanwhile == yesterday != tiny.sequences()
 
 
 @pytest.mark.slow
@@ -178,12 +177,6 @@ def test_failures_of_different_steps_are_both_told_and_the_same_one_once(
     assert said[1][0].startswith("tasks/raw_dataset: found no data at data/tasks.jsonl (")
     assert said[1][1].startswith("also chats/raw_dataset: found no data at data/chats.jsonl (")
     assert (said[1][0].endswith(" (and 1 more)"), len(said)) == (True, 3)
-
-
-def read_sequences(tiny: Tiny) -> list[list[int]]:
-    """Read what a trainer would get."""
-    readers = [Reader(tiny.store, "tiny", rank=rank, world_size=2, batch_size=2, verify=True) for rank in range(2)]
-    return [reader[i].input_ids.tolist() for reader in readers for i in range(len(reader))]
 
 
 @contextmanager

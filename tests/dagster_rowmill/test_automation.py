@@ -17,27 +17,17 @@ from tests.support.tiny_project import RECIPE, Tiny, chat
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 
 
-def asked_for(tiny: Tiny, definitions: dg.Definitions) -> dg.RunRequest:
-    """Return the run that the schedule asks for at its time."""
-    context = dg.build_schedule_context(tiny.instance, scheduled_execution_time=datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
-    [request] = list(definitions.resolve_schedule_def("nightly_tiny").evaluate_tick(context).run_requests or ())
-    return request
-
-
-def test_schedule_asks_for_one_run_each_night(tiny: Tiny) -> None:
+@pytest.mark.slow
+def test_schedule_asks_for_one_run_each_night_that_succeeds(tiny: Tiny) -> None:
     definitions = tiny.definitions()
-    request = asked_for(tiny, definitions)
-    assert definitions.resolve_schedule_def("nightly_tiny").cron_schedule == "0 2 * * *"
+    schedule, job = definitions.resolve_schedule_def("nightly_tiny"), definitions.resolve_job_def("rebuild_tiny")
+    context = dg.build_schedule_context(tiny.instance, scheduled_execution_time=datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
+    [request] = list(schedule.evaluate_tick(context).run_requests or ())
+    assert schedule.cron_schedule == "0 2 * * *"
     assert request.run_key == "tiny:2026-03-01T02:00"
     # No choice of partitions is needed.
     assert not any(name.startswith("dagster/") and "partition" in name for name in request.tags)
-
-
-@pytest.mark.slow
-def test_run_that_the_schedule_asks_for_succeeds(tiny: Tiny) -> None:
-    definitions = tiny.definitions()
-    tags = asked_for(tiny, definitions).tags
-    assert definitions.resolve_job_def("rebuild_tiny").execute_in_process(instance=tiny.instance, tags=tags).success
+    assert job.execute_in_process(instance=tiny.instance, tags=request.tags).success
 
 
 def test_sensor_fires_once_when_files_changed_and_settled_and_again_when_one_is_restored(tiny: Tiny) -> None:
@@ -142,7 +132,6 @@ def test_conditions_launch_nothing_behind_a_failed_blocking_check(tiny: Tiny) ->
     definitions = tiny.definitions()
     rows, examples = tiny.key("chats", "canonical_rows"), tiny.key("chats", "tokenized_examples")
     before = dg.evaluate_automation_conditions(definitions, instance=tiny.instance)
-
     tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "raw_dataset"), rows))
     after = dg.evaluate_automation_conditions(definitions, instance=tiny.instance, cursor=before.cursor)
 

@@ -46,11 +46,10 @@ def project(tmp_path: Path) -> CliProject:
     return CliProject(tmp_path).write()
 
 
-def test_build_of_the_command_line_stands_in_dagster_with_its_checks(
+def test_builds_of_the_command_line_stand_in_dagster_with_their_checks_and_leave_nothing_unsynced(
     project: CliProject, instance: dg.DagsterInstance
 ) -> None:
     project.run("build")
-
     steps = plan_steps(project.project)
     for step in steps:
         assert find_checked_version(instance, step.key) == project.current(*step.key[1:]).version
@@ -59,14 +58,15 @@ def test_build_of_the_command_line_stands_in_dagster_with_its_checks(
     # The gate before the ranks reads the same events as after a run of Dagster.
     last = next(step for step in steps if step.name == "gpu_partitions")
     assert set(open_asset_inputs(instance, project.project, last)) == set(last.inputs)
-
-
-def test_build_in_which_nothing_changed_adds_no_events(project: CliProject, instance: dg.DagsterInstance) -> None:
-    project.run("build")
+    assert list_unsynced(project, instance) == {}
     project.run("build")
     project.append_chat(1000)
+    project.run("build", "--only", "raw_dataset")
+    # What a change of the input leaves to be built again is marked, and only that.
+    assert list_unsynced(project, instance) == {"small/chats.canonical_rows": ["has a new dependency data version"]}
     project.run("build")
-
+    assert list_unsynced(project, instance) == {}
+    # The build in which nothing changed has added no events.
     keys = [dg.AssetKey(["small", f"{name}.canonical_rows"]) for name in ("chats", "notes")]
     assert [len(instance.fetch_materializations(key, limit=100).records) for key in keys] == [2, 1]
 
@@ -80,18 +80,6 @@ def list_unsynced(project: CliProject, instance: dg.DagsterInstance) -> dict[str
         for key in graph.materializable_asset_keys
         if resolver.get_status(key) is not StaleStatus.FRESH
     }
-
-
-def test_builds_of_the_command_line_leave_nothing_unsynced(project: CliProject, instance: dg.DagsterInstance) -> None:
-    project.run("build")
-    assert list_unsynced(project, instance) == {}
-
-    project.append_chat(1000)
-    project.run("build", "--only", "raw_dataset")
-    # What a change of the input leaves to be built again is marked, and only that.
-    assert list_unsynced(project, instance) == {"small/chats.canonical_rows": ["has a new dependency data version"]}
-    project.run("build")
-    assert list_unsynced(project, instance) == {}
 
 
 def test_version_that_rowmill_use_holds_is_shown_as_held_until_it_is_released(
@@ -115,7 +103,6 @@ def test_version_that_rowmill_use_holds_is_shown_as_held_until_it_is_released(
 def test_steps_before_a_closed_gate_stand_in_dagster_too(project: CliProject, instance: dg.DagsterInstance) -> None:
     project.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
     project.run("build", "--skip-preflight", status=ExitStatus.GATE_CLOSED)
-
     check = dg.AssetCheckKey(dg.AssetKey(["small", "chats.canonical_rows"]), "rejects")
     [record] = instance.event_log_storage.get_asset_check_execution_history(check, limit=5)
     assert record.event is not None

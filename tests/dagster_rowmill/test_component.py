@@ -83,7 +83,6 @@ def test_recipes_of_files_and_of_yaml_load_beside_the_projects_own_assets(
 ) -> None:
     shop.add("by_path", recipe="configs/tiny.yaml")
     shop.add("written_here", recipe=INLINE)
-
     loaded = load(shop, monkeypatch)
     graph = loaded.resolve_asset_graph()
     upstream = graph.get(dg.AssetKey(["written_here", "chats.raw_dataset"])).parent_keys
@@ -125,7 +124,6 @@ def test_mistake_is_an_error_of_four_parts_that_names_the_file(
 def test_recipe_that_may_not_stop_others_is_shown_with_its_error(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.add("bad-one", recipe=MISSPELT, on_error="show")
     shop.add("good", recipe=INLINE)
-
     graph = load(shop, monkeypatch).resolve_asset_graph()
     node = graph.get(dg.AssetKey(["bad_one", "cannot_be_loaded"]))
     assert "did you mean seq_len?" in (node.description or "")

@@ -43,8 +43,9 @@ def test_definitions_of_a_recipe_are_this_graph(tiny: Tiny) -> None:
     ]
 
 
-def test_assets_have_their_group_kinds_pool_and_partitions(tiny: Tiny) -> None:
-    graph = tiny.definitions().resolve_asset_graph()
+def test_assets_have_their_group_kinds_pool_and_partitions_and_one_job_schedule_and_sensor(tiny: Tiny) -> None:
+    definitions = tiny.definitions()
+    graph = definitions.resolve_asset_graph()
     examples, ranks = graph.get(tiny.key("chats", "tokenized_examples")), graph.get(tiny.key("ranks"))
 
     assert {graph.get(key).group_name for key in graph.get_all_asset_keys()} == {"tiny"}
@@ -56,29 +57,6 @@ def test_assets_have_their_group_kinds_pool_and_partitions(tiny: Tiny) -> None:
     assert graph.materializable_asset_keys == set(tiny.step_keys())
     assert ranks.partitions_def is not None
     assert ranks.partitions_def.get_partition_keys() == ["rank-00000-of-00002", "rank-00001-of-00002"]
-
-
-def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
-    tiny.write_recipe(gates={"unknown_roles": {"severity": "warn"}, "duplicates": {"severity": "error"}})
-    specs = [spec for checks in tiny.definitions().asset_checks or () for spec in checks.check_specs]
-    blocking = {spec.name: spec.blocking for spec in specs if spec.asset_key == tiny.key("chats", "canonical_rows")}
-    warn = {"unknown_roles", "unpinned_boundaries", "group_advice", "interval_mismatch"}
-    error = {
-        "nonempty", "accounted", "group_size", "rejects", "duplicates", "shrunk", "preference_data", "unread_text",
-    }  # fmt: skip
-    assert blocking == dict.fromkeys(warn, False) | dict.fromkeys(error, True)
-
-
-def test_checks_of_a_filter_are_there_where_a_dataset_asks_for_it(tiny: Tiny) -> None:
-    datasets = {**RECIPE["datasets"], "chats": {**RECIPE["datasets"]["chats"], "filters": {"near_duplicates": {}}}}
-    keys = tiny.write_recipe(datasets=datasets).definitions().resolve_asset_graph().asset_check_keys
-    assert {key.asset_key for key in keys if key.name == "near_duplicates"} == {tiny.key("chats", "canonical_rows")}
-    assert not {key.name for key in keys} & {"contaminated", "decontamination_items", "padding_share"}
-
-
-def test_a_recipe_has_one_job_one_schedule_one_sensor(tiny: Tiny) -> None:
-    definitions = tiny.definitions()
-
     assert [job.name for job in definitions.jobs or ()] == ["rebuild_tiny", "prune_history"]
     assert set(definitions.resolve_job_def("rebuild_tiny").asset_layer.executable_asset_keys) == set(tiny.step_keys())
     assert [schedule.name for schedule in definitions.schedules or ()] == ["nightly_tiny", "daily_prune_history"]
@@ -87,7 +65,22 @@ def test_a_recipe_has_one_job_one_schedule_one_sensor(tiny: Tiny) -> None:
     assert definitions.resolve_sensor_def("raw_files_tiny").default_status == dg.DefaultSensorStatus.STOPPED
 
 
-def test_execution_options_reach_dagster_and_change_no_code_version(tiny: Tiny) -> None:
+def test_checks_block_where_the_recipe_says_error_and_filters_have_theirs_where_asked_for(tiny: Tiny) -> None:
+    tiny.write_recipe(gates={"unknown_roles": {"severity": "warn"}, "duplicates": {"severity": "error"}})
+    specs = [spec for checks in tiny.definitions().asset_checks or () for spec in checks.check_specs]
+    blocking = {spec.name: spec.blocking for spec in specs if spec.asset_key == tiny.key("chats", "canonical_rows")}
+    warn = {"unknown_roles", "unpinned_boundaries", "group_advice", "interval_mismatch"}
+    error = {
+        "nonempty", "accounted", "group_size", "rejects", "duplicates", "shrunk", "preference_data", "unread_text",
+    }  # fmt: skip
+    assert blocking == dict.fromkeys(warn, False) | dict.fromkeys(error, True)
+    datasets = {**RECIPE["datasets"], "chats": {**RECIPE["datasets"]["chats"], "filters": {"near_duplicates": {}}}}
+    keys = tiny.write_recipe(datasets=datasets).definitions().resolve_asset_graph().asset_check_keys
+    assert {key.asset_key for key in keys if key.name == "near_duplicates"} == {tiny.key("chats", "canonical_rows")}
+    assert not {key.name for key in keys} & {"contaminated", "decontamination_items", "padding_share"}
+
+
+def test_code_version_changes_for_exactly_the_stages_that_read_an_option(tiny: Tiny) -> None:
     before = tiny.code_versions()
     tiny.write_recipe(execution={"schedule_on": True, "watch_sources": True, "owners": ["team:data"], "workers": 3})
     definitions = tiny.definitions()
@@ -95,6 +88,9 @@ def test_execution_options_reach_dagster_and_change_no_code_version(tiny: Tiny) 
     assert definitions.resolve_sensor_def("raw_files_tiny").default_status == dg.DefaultSensorStatus.RUNNING
     assert definitions.resolve_asset_graph().get(tiny.key("training_splits")).owners == ["team:data"]
     assert tiny.code_versions() == before
+    after = tiny.write_recipe(partitions={"world_size": 4}).code_versions()
+    changed = {key for key, version in after.items() if version != before[key]}
+    assert changed == {"tiny/training_splits", "tiny/gpu_partitions"}
 
 
 def test_order_of_training_is_overdue_after_the_hours_that_the_recipe_names(tiny: Tiny) -> None:
@@ -106,13 +102,6 @@ def test_order_of_training_is_overdue_after_the_hours_that_the_recipe_names(tiny
     by_six = {"freshness": {"hours": 4, "deadline": "0 6 * * *"}}
     graph = tiny.write_recipe(execution=by_six).definitions().resolve_asset_graph()
     assert graph.get(splits).freshness_policy == dg.FreshnessPolicy.cron("0 6 * * *", timedelta(hours=4))
-
-
-def test_code_version_changes_for_exactly_the_stages_that_read_an_option(tiny: Tiny) -> None:
-    before = tiny.code_versions()
-    after = tiny.write_recipe(partitions={"world_size": 4}).code_versions()
-    changed = {key for key, version in after.items() if version != before[key]}
-    assert changed == {"tiny/training_splits", "tiny/gpu_partitions"}
 
 
 def named(tiny: Tiny, name: str, **changes: Any) -> Tiny:
@@ -127,14 +116,11 @@ def test_recipe_with_a_hyphen_keeps_its_key_and_gets_a_group_without(tiny: Tiny)
     assert [job.name for job in definitions.jobs or ()] == ["rebuild_two_words", "prune_history"]
 
 
-def test_recipes_with_equal_dagster_names_are_one_error(tiny: Tiny) -> None:
+def test_recipes_and_datasets_with_equal_dagster_names_are_errors(tiny: Tiny) -> None:
     recipes = [named(tiny, name).path for name in ("two-words", "two_words")]
     with pytest.raises(ConfigError, match="named like another one") as caught:
         build_definitions(recipes, tiny.store, strict=True)
     assert all(str(path) in str(caught.value) for path in recipes)
-
-
-def test_datasets_with_equal_dagster_names_are_an_error(tiny: Tiny) -> None:
     chats = RECIPE["datasets"]["chats"]
     tiny.write_recipe(datasets={"a-b": chats, "a_b": chats})
     with pytest.raises(ConfigError, match="rename the dataset"):
@@ -173,7 +159,6 @@ def test_bad_recipe_is_one_asset_with_its_error_and_all_others_load(
 ) -> None:
     good, bad = named(tiny, "good"), named(tiny, "bad-one", seq_length=128)
     refused = named(tiny, "late", execution={"workers": 1, "cron": "0 25 * * *"})
-
     definitions = build_definitions([bad.path, good.path, refused.path], tiny.store)
     graph = definitions.resolve_asset_graph()
     broken = {key.to_user_string() for key in graph.get_all_asset_keys() if key.path[-1] == "cannot_be_loaded"}
@@ -245,6 +230,5 @@ def test_dagster_validates_the_workspace(tiny: Tiny, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("DAGSTER_HOME", str(tiny.folder))
     monkeypatch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
-
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

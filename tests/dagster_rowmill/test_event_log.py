@@ -111,7 +111,6 @@ def test_threads_take_turns_and_lose_nothing() -> None:
         with ThreadPoolExecutor(8) as threads:
             seen_so_far = list(threads.map(report, range(100)))
         records = instance.fetch_materializations(ASSET, limit=1000).records
-
     numbers = [one.asset_materialization.metadata["number"].value for one in records if one.asset_materialization]
     assert min(seen_so_far) >= 1
     assert sorted(map(str, numbers)) == sorted(map(str, range(100)))
@@ -149,16 +148,13 @@ def test_without_a_home_the_error_names_dagster_home(monkeypatch: pytest.MonkeyP
         KeptEventLog.from_config_value(None, {})
 
 
-def test_commits_do_not_wait_for_the_disk_where_the_log_is_written_ahead(home: Path) -> None:
+def test_commits_wait_for_the_disk_only_where_the_log_is_not_written_ahead(home: Path, tmp_path: Path) -> None:
     log = KeptEventLog(str(home / "history" / "runs"))
 
     for lent in (log.index_connection(), log.run_connection("one")):
         with lent as connection:
             found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
         assert found == ["wal", NORMAL]
-
-
-def test_commits_to_a_file_without_such_a_log_wait_for_the_disk(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "events.db") as connection:
         event_log.commit_without_waiting(connection, None)
         assert connection.execute("PRAGMA synchronous").fetchone() == (FULL,)

@@ -13,14 +13,16 @@ EXPORTS = [
 ROWS, HELD = ("exports", "rows"), ("exports", "held")
 
 
-def test_exports_are_assets_behind_the_order_and_the_shards(tiny: Tiny) -> None:
+def test_exports_are_assets_behind_the_order_and_the_shards_with_code_versions_of_their_own(tiny: Tiny) -> None:
     graph = tiny.write(exports=EXPORTS).definitions().resolve_asset_graph()
-
     for name in (ROWS, HELD):
         parents = {"/".join(key.path[1:]) for key in graph.get(tiny.key(*name)).parent_keys}
         assert parents == {"chats.packed_shards", "tasks.packed_shards", "training_splits"}
     checks = {check.name for check in graph.asset_check_keys if check.asset_key == tiny.key(*ROWS)}
     assert checks == {"conservation"}
+    before = tiny.write(exports=EXPORTS).code_versions()
+    after = tiny.write_recipe(exports=[{**EXPORTS[0], "shard_sequences": 3}, EXPORTS[1]]).code_versions()
+    assert {key for key in before if before[key] != after[key]} == {"tiny/exports.rows"}
 
 
 @pytest.mark.slow
@@ -34,12 +36,6 @@ def test_run_materializes_exports_and_the_next_reuses_them(tiny: Tiny) -> None:
     assert reused(second)["exports/rows"]
     made = tiny.current(*ROWS)
     assert open_export(tiny.project.store.local(locate_export(made))).count("tokens") == made.facts["tokens"]
-
-
-def test_code_version_moves_with_the_options_of_its_own_export_alone(tiny: Tiny) -> None:
-    before = tiny.write(exports=EXPORTS).code_versions()
-    after = tiny.write_recipe(exports=[{**EXPORTS[0], "shard_sequences": 3}, EXPORTS[1]]).code_versions()
-    assert {key for key in before if before[key] != after[key]} == {"tiny/exports.rows"}
 
 
 @pytest.mark.slow
@@ -59,7 +55,6 @@ def test_failed_check_anywhere_keeps_exports_unbuilt_and_a_later_run_of_one_alon
 @pytest.mark.slow
 def test_bound_made_tighter_closes_exports_that_were_open(tiny: Tiny) -> None:
     tiny.write(unknown_roles=1, gates={"unknown_roles": {"at_most": 0.1}}, exports=EXPORTS).run()
-
     tiny.write_recipe(gates={"unknown_roles": {"at_most": 0.001}}, exports=[{**EXPORTS[0], "shard_sequences": 3}])
     result = tiny.run_asset(*ROWS)
     assert built(result) == set()

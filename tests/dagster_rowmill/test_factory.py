@@ -10,13 +10,8 @@ from dagster_rowmill import factory
 from dagster_rowmill.factory import RETRY_POLICY, LogProgress, only_infrastructure_errors
 from rowmill.build import runner
 from rowmill.core.errors import GateError, IntegrityError, SourceError
+from tests.core.test_transient_errors import caused
 from tests.support.tiny_project import Tiny
-
-
-def caused(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
-
 
 PASSING = [OSError(errno.EIO, "input/output error"), caused(IntegrityError("a worker died"), BrokenProcessPool("gone"))]
 FINAL = [PermissionError("no"), ValueError("a bug"), GateError("closed"), SourceError("found no data")]
@@ -44,7 +39,6 @@ def test_progress_says_a_line_every_five_seconds_with_speed_and_time_left() -> N
     lines: list[str] = []
     now = 0.0
     progress = LogProgress(lines.append, clock=lambda: now)
-
     for second in range(1, 13):
         now = float(second)
         rows = 100 * second
@@ -59,7 +53,6 @@ def test_progress_says_a_line_every_five_seconds_with_speed_and_time_left() -> N
 @pytest.mark.slow
 def test_each_rank_that_was_made_is_a_materialization_with_its_own_content(tiny: Tiny) -> None:
     made = {step.name: (step, report.manifest) for step, report, _ in runner.build(tiny.project)}
-
     shown = list(factory.iterate_materializations(*made["gpu_partitions"]))
     assert [one.partition for one in shown] == ["rank-00000-of-00002", "rank-00001-of-00002"]
     assert {one.asset_key for one in shown} == {dg.AssetKey(["tiny", "ranks"])}

@@ -125,7 +125,6 @@ def test_ranks_stay_blocked_for_every_bypass_and_yesterdays_stay_readable(
     yesterday = published.read_bytes()
     built_before = besieged.version("gpu_partitions")
     door(besieged)
-
     result = besieged.run_asset("gpu_partitions")
     assert refusals(result)[RANKS_STEP].startswith("Gate closed; nothing was built.")
     assert besieged.version("gpu_partitions") == built_before
@@ -145,13 +144,6 @@ def test_downstream_is_refused_however_it_is_selected(broken: Tiny, what: str, w
     assert "Gate closed" in refusals(result)[broken.key("chats", what).to_python_identifier()]
 
 
-def test_asset_and_downstream_without_checks_stop_at_the_first_gate(tiny: Tiny) -> None:
-    result = tiny.run_only(dg.AssetSelection.assets(*tiny.step_keys()).without_checks())
-    # No check ran, so there is neither a failure nor a pass.
-    assert built(result) == {("tiny", "chats", "raw_dataset"), ("tiny", "tasks", "raw_dataset")}
-    assert "never judged" in refusals(result)["tiny__chats_canonical_rows"]
-
-
 def test_rebuild_without_checks_closes_the_gate_for_the_new_version(materialized: Tiny) -> None:
     materialized.write(unknown_roles=12)
     materialized.run_asset("chats", "raw_dataset")
@@ -159,15 +151,18 @@ def test_rebuild_without_checks_closes_the_gate_for_the_new_version(materialized
     assert "unknown_roles was never judged" in refusals(materialized.run_asset(*EXAMPLES))[EXAMPLES_STEP]
 
 
-def test_never_built_input_is_refused(tiny: Tiny) -> None:
+def test_inputs_never_built_or_never_judged_are_refused(tiny: Tiny) -> None:
     said = refusals(tiny.run_asset(*ROWS))["tiny__chats_canonical_rows"]
     assert "tiny/chats/raw_dataset: it was never built" in said
+    result = tiny.run_only(dg.AssetSelection.assets(*tiny.step_keys()).without_checks())
+    # No check ran, so there is neither a failure nor a pass.
+    assert built(result) == {("tiny", "chats", "raw_dataset"), ("tiny", "tasks", "raw_dataset")}
+    assert "never judged" in refusals(result)["tiny__chats_canonical_rows"]
 
 
 def test_tightened_bound_closes_until_its_check_has_run(tiny: Tiny) -> None:
     check = dg.AssetSelection.checks(dg.AssetCheckKey(tiny.key(*ROWS), "unknown_roles"))
     tiny.write(unknown_roles=1, gates={"unknown_roles": {"at_most": 0.1}}).run()
-
     tiny.write_recipe(gates={"unknown_roles": {"at_most": 0.05}})
     assert "unknown_roles was never judged" in refusals(tiny.run_asset(*EXAMPLES))[EXAMPLES_STEP]
     # The check applies the new bound to the version that is there, without building anything.
@@ -178,28 +173,18 @@ def test_tightened_bound_closes_until_its_check_has_run(tiny: Tiny) -> None:
     assert "wanted at most 0.1 %" in refusals(tiny.run_asset(*EXAMPLES))[EXAMPLES_STEP]
 
 
-def test_waiver_within_its_bound_opens_and_shows_as_a_warning(broken: Tiny) -> None:
+def test_waiver_opens_within_its_bound_and_shows_as_a_warning(broken: Tiny) -> None:
+    result = broken.write_recipe(gates={"waivers": [_waiver(at_most=0.15)]}).run()
+    failed = [one.description for one in result.get_asset_check_evaluations() if not one.passed]
+    assert built(result) & BELOW == set()
+    assert "unknown_roles: 20 %" in str(failed)
     result = broken.write_recipe(gates={"waivers": [_waiver(at_most=0.25)]}).run()
-
     failed = [one for one in result.get_asset_check_evaluations() if not one.passed]
     evaluation = next(one for one in failed if one.check_name == "unknown_roles")
     assert refusals(result) == {}
     assert evaluation.severity == dg.AssetCheckSeverity.WARN
     assert "narrators are wanted here" in (evaluation.description or "")
     assert "narrators are wanted here" in str(broken.shown("gpu_partitions").metadata["table waivers"].value)
-
-
-def test_waiver_beyond_its_bound_opens_nothing(broken: Tiny) -> None:
-    result = broken.write_recipe(gates={"waivers": [_waiver(at_most=0.15)]}).run()
-    failed = [one.description for one in result.get_asset_check_evaluations() if not one.passed]
-    assert built(result) & BELOW == set()
-    assert "unknown_roles: 20 %" in str(failed)
-
-
-def test_manifest_that_is_gone_closes_the_gate(materialized: Tiny) -> None:
-    _kept_manifest(materialized).unlink()
-    said = refusals(materialized.run_asset("gpu_partitions"))[RANKS_STEP]
-    assert f"version {materialized.version(*ROWS)} is not kept" in said
 
 
 def _kept_manifest(tiny: Tiny) -> Path:
@@ -220,19 +205,15 @@ def _forge_pass(tiny: Tiny, threshold: gates.Threshold) -> None:
     tiny.instance.report_runless_asset_event(passed)
 
 
-def test_forged_pass_in_the_event_log_opens_nothing(broken: Tiny) -> None:
+def test_forged_events_open_nothing(broken: Tiny) -> None:
     threshold = next(one for one in _thresholds(broken) if one.check == "unknown_roles")
     _forge_pass(broken, threshold)
-
     said = refusals(broken.run_asset(*EXAMPLES))[EXAMPLES_STEP]
     # Lock (a) believes it; lock (b) does not.
     believed = _result(broken, threshold, broken.version(*ROWS))
     assert believed is not None
     assert believed.passed
     assert "unknown_roles: 20 %" in said
-
-
-def test_forged_materialization_opens_nothing(broken: Tiny) -> None:
     forged = dg.AssetMaterialization(broken.key(*ROWS), tags={"dagster/data_version": "0" * 32})
     broken.instance.report_runless_asset_event(forged)
     assert "is not kept" in refusals(broken.run_asset(*EXAMPLES))[EXAMPLES_STEP]
@@ -253,69 +234,58 @@ def test_planned_or_crashed_check_does_not_hide_an_earlier_result(materialized: 
     assert refusals(materialized.run_asset(*EXAMPLES)) == {}
 
 
-def test_result_of_another_version_does_not_count(materialized: Tiny) -> None:
+def test_kept_manifest_and_result_of_this_version_open_the_gate_and_no_others(materialized: Tiny) -> None:
     threshold = _thresholds(materialized)[0]
     assert _result(materialized, threshold, materialized.version(*ROWS)) is not None
     assert _result(materialized, threshold, "0" * 32) is None
-
-
-def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(materialized: Tiny) -> None:
     reading, version = steps.find_step(materialized.project, ("tiny", *EXAMPLES)), materialized.version(*ROWS)
     opened = factory.open_asset_inputs(materialized.instance, materialized.project, reading)
     assert {key: one.version for key, one in opened.items()} == {("tiny", *ROWS): version}
     assert opened["tiny", *ROWS] == manifest.load_version(Store(materialized.store), ("tiny", *ROWS), version)
+    _kept_manifest(materialized).unlink()
+    said = refusals(materialized.run_asset("gpu_partitions"))[RANKS_STEP]
+    assert f"version {materialized.version(*ROWS)} is not kept" in said
 
 
 # ── Versions other than the current ones ───────────────────────────────────────────────────────
-@pytest.fixture
-def outdated(tiny: Tiny) -> Tiny:
-    """Return a project whose ranks hold rows that fail today: a tighter bound came, and the rows alone were mended."""
+
+
+def test_ranks_and_kept_versions_made_of_rows_that_fail_today_are_refused(tiny: Tiny) -> None:
+    # A tighter bound came, and the rows alone were mended.
     loose = {"unknown_roles": {"at_most": 0.5}}
     assert tiny.write(unknown_roles=12, gates=RECIPE["gates"] | loose).run().success
     tiny.write(rows=61)
     rows = [tiny.key("chats", stage) for stage in ("raw_dataset", "canonical_rows")]
     assert tiny.run_only(dg.AssetSelection.assets(*rows) | dg.AssetSelection.checks_for_assets(*rows)).success
     tiny.run_only(dg.AssetSelection.checks_for_assets(*tiny.step_keys()))
-    return tiny
-
-
-def test_ranks_of_shards_from_rows_that_fail_today_stay_blocked(outdated: Tiny) -> None:
-    said = refusals(outdated.run_asset("gpu_partitions"))[RANKS_STEP]
+    said = refusals(tiny.run_asset("gpu_partitions"))[RANKS_STEP]
     assert "tiny/chats/canonical_rows, version" in said
     assert "an ancestor of this input: unknown_roles: 20 %" in said
     with pytest.raises(GateError, match=r"an ancestor of this input: unknown_roles: 20 % .*; wanted at most 1 %"):
-        runner.build(outdated.project, only=["gpu_partitions"])
-
-
-def test_kept_version_made_of_rows_that_fail_today_is_refused(outdated: Tiny) -> None:
-    old = outdated.version("chats", "packed_shards")
-    assert outdated.run().success
-    now = outdated.version("chats", "packed_shards")
-
-    result = outdated.run_asset("chats", "packed_shards", config=_version("tiny__chats_packed_shards", old))
+        runner.build(tiny.project, only=["gpu_partitions"])
+    old = tiny.version("chats", "packed_shards")
+    assert tiny.run().success
+    now = tiny.version("chats", "packed_shards")
+    result = tiny.run_asset("chats", "packed_shards", config=_version("tiny__chats_packed_shards", old))
     assert "an ancestor of this input: unknown_roles: 20 %" in refusals(result)["tiny__chats_packed_shards"]
-    assert outdated.current("chats", "packed_shards").version == now != old
+    assert tiny.current("chats", "packed_shards").version == now != old
 
 
-def test_kept_version_of_the_ranks_is_published_whole_and_read(materialized: Tiny) -> None:
+def test_kept_version_of_the_ranks_is_published_whole_and_read_although_the_current_one_fails(
+    materialized: Tiny,
+) -> None:
     """Its order, its shards and its ranks, and nothing built since."""
-    old, rows = materialized.current("gpu_partitions").version, _sequences(materialized)
+    old, rows = materialized.current("gpu_partitions").version, materialized.sequences()
     materialized.write(rows=80).run()
-    assert len(_sequences(materialized)) > len(rows)
+    assert len(materialized.sequences()) > len(rows)
 
     assert refusals(materialized.run_asset("gpu_partitions", config=_version(RANKS_STEP, old))) == {}
     assert materialized.current("gpu_partitions").version == old
-    assert _sequences(materialized) == rows
-
-
-@pytest.mark.campaign
-def test_kept_version_passes_although_the_current_one_fails(materialized: Tiny) -> None:
-    old, rows = materialized.current("gpu_partitions").version, _sequences(materialized)
+    assert materialized.sequences() == rows
     assert materialized.write(rows=80).run().success
     assert not materialized.write(rows=90, unknown_roles=20).run().success
-
     assert refusals(materialized.run_asset("gpu_partitions", config=_version(RANKS_STEP, old))) == {}
-    assert _sequences(materialized) == rows
+    assert materialized.sequences() == rows
 
 
 def test_waiver_on_what_is_only_waited_for_is_named_by_all_that_is_built_on_it(tiny: Tiny) -> None:
@@ -328,11 +298,6 @@ def test_waiver_on_what_is_only_waited_for_is_named_by_all_that_is_built_on_it(t
 
 def _version(step: str, version: str) -> dict[str, Any]:
     return {"ops": {step: {"config": {"version": version}}}}
-
-
-def _sequences(tiny: Tiny) -> list[list[int]]:
-    reader = Reader(tiny.store, "tiny", rank=0, world_size=2, batch_size=2, verify=True)
-    return [reader[i].input_ids.tolist() for i in range(len(reader))]
 
 
 def _result(tiny: Tiny, threshold: gates.Threshold, version: str) -> dg.AssetCheckEvaluation | None:

@@ -1,8 +1,5 @@
 """The commands that stand before Dagster: a whole recipe in one process, and the server's home."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import dagster as dg
@@ -16,17 +13,10 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def materialize(tiny: Tiny, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    home = str(tiny.folder / "home")
-    places = {"ROWMILL_CONFIGS": str(tiny.path.parent), "ROWMILL_STORE": tiny.store, "DAGSTER_HOME": home}
-    command = [sys.executable, "-m", "dagster_rowmill.materialize", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | places, capture_output=True, text=True, check=False)
-
-
 def test_materialize_says_a_line_per_stage_reports_and_is_seen_by_the_user_interface(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = materialize(tiny, "tiny")
+    done = tiny.start("-m", "dagster_rowmill.materialize", "tiny")
     stages = [line.split(":")[0] for line in done.stdout.splitlines() if ": made in " in line]
     assert done.returncode == 0, done.stderr
     assert len(stages) == 12
@@ -40,7 +30,7 @@ def test_materialize_says_a_line_per_stage_reports_and_is_seen_by_the_user_inter
 
 @pytest.mark.campaign
 def test_materialize_of_broken_data_fails_and_says_which_check_and_what_to_do(tiny: Tiny) -> None:
-    done = materialize(tiny.write(unknown_roles=12), "tiny")
+    done = tiny.write(unknown_roles=12).start("-m", "dagster_rowmill.materialize", "tiny")
 
     assert done.returncode == 1
     assert "chats/canonical_rows: unknown_roles: 20 %" in done.stdout
@@ -50,7 +40,7 @@ def test_materialize_of_broken_data_fails_and_says_which_check_and_what_to_do(ti
 
 
 def test_materialize_of_an_unknown_recipe_names_those_there_are(tiny: Tiny) -> None:
-    done = materialize(tiny, "tinny")
+    done = tiny.start("-m", "dagster_rowmill.materialize", "tinny")
     assert done.returncode == 2
     assert "choose tiny" in done.stderr
     assert "Traceback" not in done.stderr
@@ -58,8 +48,7 @@ def test_materialize_of_an_unknown_recipe_names_those_there_are(tiny: Tiny) -> N
 
 def test_materialize_refuses_days_of_history_before_anything_runs(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROWMILL_HISTORY_DAYS", "many")
-
-    done = materialize(tiny, "tiny")
+    done = tiny.start("-m", "dagster_rowmill.materialize", "tiny")
     assert (done.returncode, done.stdout) == (2, "")
     assert "ROWMILL_HISTORY_DAYS: expected a number of days, got 'many'" in done.stderr
     assert not Path(tiny.store).exists()
@@ -77,24 +66,18 @@ def test_home_is_absolute_and_its_settings_are_not_overwritten(tmp_path: Path, m
     assert settings.read_text(encoding="utf-8") == "telemetry: {enabled: false}\n"
 
 
-def test_home_that_is_set_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_that_is_set_is_used_expanded_and_accepted_as_dagster_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "mine"))
     assert ui.prepare_home(tmp_path / "project") == tmp_path / "mine"
-
-
-def test_home_of_the_user_is_expanded_as_dagster_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DAGSTER_HOME", "~/mine")
     monkeypatch.chdir(tmp_path)
-
     assert ui.prepare_home(tmp_path / "project") == tmp_path / "mine"
     with dg.DagsterInstance.get():
         assert (tmp_path / "mine" / "history" / "runs" / "index.db").is_file()
     assert not (tmp_path / "~").exists()
-
-
-def test_settings_of_the_home_are_accepted_by_dagster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     with dg.DagsterInstance.from_config(str(ui.prepare_home(tmp_path))) as instance:
         assert not instance.telemetry_enabled
         assert instance.run_monitoring_enabled

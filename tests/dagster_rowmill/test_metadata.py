@@ -48,9 +48,6 @@ def test_plot_fits_the_event_log_or_is_left_to_the_report(bins: int) -> None:
     shown = metadata.make_stage_page(report(histograms={"lengths": histogram}), STORE)["plot lengths"]
     assert len(shown.value) <= 2 * metadata.MAX_PLOT_BYTES
     assert isinstance(shown, dg.TextMetadataValue) == (bins == 5000)
-
-
-def test_empty_histogram_has_no_picture() -> None:
     empty = Histogram("Lengths", "tokens", (0.0, 1.0), (0,))
     page = metadata.make_stage_page(report(histograms={"lengths": empty}), STORE)
     assert not any(key.startswith("plot") for key in page)
@@ -63,14 +60,6 @@ def test_tables_show_thirty_rows_at_most(shown: int) -> None:
     assert len(page["table roles"].records) == min(shown, 30)
 
 
-def test_trained_share_is_of_the_tokens_that_a_model_sees() -> None:
-    counts = {"trained": 30, "context": 60, "template": 10, "truncated": 900}
-    ledger = tuple(("train", name, count) for name, count in counts.items())
-    page = metadata.make_stage_page(report(token_ledger=ledger), STORE)
-    assert page["trained_share"].value == pytest.approx(0.3)
-    assert page["tokens"].value == 100
-
-
 def test_text_from_data_stays_out_of_markdown() -> None:
     facts = name_facts(replace(PACKED, content_hash=CALLS_OUT))
     table = DisplayTable(("role", CALLS_OUT), ((CALLS_OUT, {"nested": CALLS_OUT}),))
@@ -79,27 +68,44 @@ def test_text_from_data_stays_out_of_markdown() -> None:
         facts=facts, tables={"roles": table}, histograms={"lengths": histogram}, ledger=(("rejected", CALLS_OUT, 1),),
         samples={"rejects": (CALLS_OUT,)},
     )  # fmt: skip
-
     page = metadata.make_stage_page(made, STORE) | metadata.make_check_page(_result(samples=(CALLS_OUT,)), STORE)
-
     markdown = [value.value for value in page.values() if isinstance(value, dg.MarkdownMetadataValue)]
     assert markdown
     # A picture's own text is encoded, so that it ends no link and makes no request.
     assert not any("http" in re.sub(r"\(data:image/svg\+xml[^\s()!]+\)", "", text) for text in markdown)
 
 
-def test_facts_that_are_no_numbers_are_left_out() -> None:
+def test_facts_that_are_no_numbers_are_left_out_and_shares_are_of_what_a_model_sees() -> None:
     odd = replace(PACKED, limit_cost=float("nan"), shard_digests=True, packing_losses={"examples": (0, 1)})
     page = metadata.make_stage_page(report(facts=name_facts(odd)), STORE)
     assert page["fill"].value == pytest.approx(0.5)
     assert page["dagster/row_count"].value == 7
     assert not {"limit_cost", "shard_digests", "packing_losses", "padding_share", "content_hash"} & set(page)
+    counts = {"trained": 30, "context": 60, "template": 10, "truncated": 900}
+    ledger = tuple(("train", name, count) for name, count in counts.items())
+    page = metadata.make_stage_page(report(token_ledger=ledger), STORE)
+    assert page["trained_share"].value == pytest.approx(0.3)
+    assert page["tokens"].value == 100
+    facts = name_facts(RawDatasetFacts(nonempty=9, records=9, files=1, empty_files=0, parts=18))
+    page = metadata.make_stage_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts=facts), STORE)
+    assert (page["parts"].value, page["build_parts"].value) == (18, 0)
 
 
-def test_ledger_shows_what_was_kept_and_then_the_most_frequent_reasons() -> None:
+def test_ledger_stands_beside_tables_that_do_not_repeat_it() -> None:
     ledger = (("rejected", "too_long", 1), ("rejected", "duplicate", 9), ("kept", "", 3))
     page = metadata.make_stage_page(report(ledger=ledger), STORE)
     assert [record.data["reason"] for record in page["table ledger"].records] == ["", "duplicate", "too_long"]
+    table = DisplayTable(("reason", "records"), (("too_long", 1),))
+    made = report(
+        tables={"lengths": table, "rejects": table, "what_if": table},
+        histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (1,))},
+        ledger=(("kept", "", 1),),
+    )
+    page = metadata.make_stage_page(made, STORE)
+    assert {key for key in page if key.startswith("table")} == {"table what_if", "table ledger"}
+    rejects = DisplayTable(("reason", "records", "for_example"), (("too_long", 1, "a:1"),))
+    page = metadata.make_stage_page(report(tables={"rejects": rejects}, ledger=(("rejected", "too_long", 1),)), STORE)
+    assert {"table rejects", "table ledger"} <= set(page)
 
 
 @pytest.mark.parametrize(("name", "column"), plots.DRAWN_COLUMNS.items())
@@ -109,14 +115,11 @@ def test_table_of_files_or_ranks_is_drawn_too(name: str, column: str) -> None:
     assert {f"plot {name}", f"table {name}"} <= set(page)
 
 
-def test_columns_are_shown_with_their_arrow_types_and_what_they_hold() -> None:
+def test_page_begins_with_its_summary_shows_columns_and_ends_with_bookkeeping() -> None:
     schema = (("input_ids", "list<int32>"), ("labels", "list<int32>"))
     columns = metadata.make_stage_page(report(schema=schema), STORE)["columns"].schema.columns
     assert tuple((column.name, column.type) for column in columns) == schema
     assert columns[0].description == "Token ids."
-
-
-def test_page_begins_with_its_summary_and_ends_with_bookkeeping() -> None:
     keys = list(metadata.make_stage_page(report(schema=(("input_ids", "list<int32>"),)), STORE))
 
     # Dagster shows a schema under its own key above all metadata.
@@ -136,36 +139,6 @@ def test_partition_metadata_has_the_ranks_counts_and_digest() -> None:
     assert {key: value.value for key, value in page.items()} == {"rank sequences": 1, "rank content": "1f"}
 
 
-def test_parts_there_are_and_parts_this_build_made_are_two_numbers() -> None:
-    facts = name_facts(RawDatasetFacts(nonempty=9, records=9, files=1, empty_files=0, parts=18))
-    page = metadata.make_stage_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts=facts), STORE)
-    assert (page["parts"].value, page["build_parts"].value) == (18, 0)
-
-
-def test_table_that_repeats_a_picture_or_a_ledger_is_left_out() -> None:
-    table = DisplayTable(("reason", "records"), (("too_long", 1),))
-    made = report(
-        tables={"lengths": table, "rejects": table, "what_if": table},
-        histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (1,))},
-        ledger=(("kept", "", 1),),
-    )
-
-    page = metadata.make_stage_page(made, STORE)
-    assert {key for key in page if key.startswith("table")} == {"table what_if", "table ledger"}
-
-
-def test_table_of_rejects_with_rows_to_look_at_stands_beside_the_ledger() -> None:
-    rejects = DisplayTable(("reason", "records", "for_example"), (("too_long", 1, "a:1"),))
-    page = metadata.make_stage_page(report(tables={"rejects": rejects}, ledger=(("rejected", "too_long", 1),)), STORE)
-    assert {"table rejects", "table ledger"} <= set(page)
-
-
-def test_check_without_a_value_is_not_plotted() -> None:
-    page = metadata.make_check_page(_result(value=None), STORE)
-    assert "value" not in page
-    assert page["threshold"].value == "at most 0.01"
-
-
 def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_elsewhere() -> None:
     served = metadata.make_stage_page(report(), STORE, "http://127.0.0.1:3001/")
     check = metadata.make_check_page(_result(), STORE, "http://127.0.0.1:3001")
@@ -174,6 +147,9 @@ def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_else
     assert check["expectations"].value == ("http://127.0.0.1:3001/r/expectations/d-canonical_rows.html#unknown_roles")
     assert isinstance(served["report"], dg.UrlMetadataValue)
     assert metadata.make_stage_page(report(), STORE)["report"].value == "/store/reports/r/report.html"
+    page = metadata.make_check_page(_result(value=None), STORE)
+    assert "value" not in page
+    assert page["threshold"].value == "at most 0.01"
 
 
 def _result(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> CheckResult:
@@ -209,7 +185,7 @@ def write(project: Project, step: Step, report: StepReport) -> str:
 
 
 @pytest.mark.slow
-def test_summary_of_every_stage_is_a_verdict_and_three_numbers(builds: Builds) -> None:
+def test_summary_is_a_verdict_three_numbers_and_what_changed(builds: Builds) -> None:
     project, reports = builds
     for step, report in reports:
         verdict, numbers, _ = (text := write(project, step, report)).split("\n\n")
@@ -217,10 +193,6 @@ def test_summary_of_every_stage_is_a_verdict_and_three_numbers(builds: Builds) -
         assert re.match(r"\*\*Passed\*\* · (\d+ checks?|\d+ of \d+ checks warn\\\n`\w+` )", verdict)
         assert verdict.endswith(f"[report]({LINK})")
         assert numbers.count("**") == 6
-
-
-def test_news_are_the_numbers_that_changed_since_the_version_before(builds: Builds) -> None:
-    project, reports = builds
     news = {"/".join(step.key[1:]): write(project, step, report).rpartition("\n\n")[2] for step, report in reports}
     assert all(len(line) <= metadata.MAX_LINE_CHARS + 1 for one in news.values() for line in one.splitlines())
     assert re.fullmatch(r"Since \d{4}-\d\d-\d\d \d\d:\d\d UTC: rows \+1", news["chats/canonical_rows"])
@@ -232,7 +204,6 @@ def test_failed_checks_are_named_with_their_values_and_nothing_is_saved(tiny: Ti
     raw, rows = project.graph.steps[:2]
     report = runner.build(project, only=["raw_dataset"])[0][1]
     made = runner.run_step(project, rows, {raw.key: report.manifest})
-
     verdict, failure, *_ = write(project, rows, made).splitlines()
     assert re.fullmatch(r"\*\*Blocked\*\* · 1 of \d+ checks failed\\", verdict)
     assert failure == "`unknown_roles` 20 %\\"

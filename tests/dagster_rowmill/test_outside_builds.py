@@ -66,7 +66,6 @@ def test_outputs_of_a_build_before_the_history_are_shown_with_checks_and_times(
 def test_failed_check_of_an_earlier_build_is_shown_as_failed(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
     project.run("build", "--skip-preflight", status=ExitStatus.GATE_CLOSED)
-
     report_unknown_outputs(instance, project.project)
     check = dg.AssetCheckKey(dg.AssetKey(["small", "chats.canonical_rows"]), "rejects")
     [record] = instance.event_log_storage.get_asset_check_execution_history(check, limit=5)
@@ -74,8 +73,11 @@ def test_failed_check_of_an_earlier_build_is_shown_as_failed(tmp_path: Path, ins
     assert not record.evaluation.passed
 
 
-def test_output_of_a_run_that_is_still_going_is_left_to_it(built: CliProject, instance: dg.DagsterInstance) -> None:
-    step, made = load_outputs(built)[0]
+def test_output_of_a_run_that_is_still_going_is_left_to_it_and_old_code_is_marked(
+    built: CliProject, instance: dg.DagsterInstance
+) -> None:
+    (step, made), (old_step, old), *_ = load_outputs(built)
+    _overwrite(built.project.store, replace(old, code_version="older"))
     run_id = "3d2f8c50-0000-4000-8000-000000000000"
     _overwrite(built.project.store, replace(made, run_id=run_id))
     run = dg.DagsterRun(job_name="rebuild_small", run_id=run_id, status=dg.DagsterRunStatus.STARTED)
@@ -85,24 +87,16 @@ def test_output_of_a_run_that_is_still_going_is_left_to_it(built: CliProject, in
     assert instance.get_latest_materialization_event(make_asset_key(step.key)) is None
     instance.report_run_failed(run)
     assert report_unknown_outputs(instance, built.project) == (1, 0)
+    _, materialization = shown(instance, old_step)
+    assert (materialization.tags or {})["dagster/code_version"] == "older" != old_step.code_version
 
 
 def _overwrite(store: Store, made: Manifest) -> None:
     manifest.make_current(store, manifest.save_manifest(store, made))
 
 
-def test_output_of_an_older_version_of_the_code_is_marked_as_outdated(
-    built: CliProject, instance: dg.DagsterInstance
-) -> None:
-    step, made = load_outputs(built)[0]
-    _overwrite(built.project.store, replace(made, code_version="older"))
-    report_unknown_outputs(instance, built.project)
-    _, materialization = shown(instance, step)
-    assert (materialization.tags or {})["dagster/code_version"] == "older" != step.code_version
-
-
-def test_sensor_reports_each_build_once_and_looks_no_further_until_the_next(
-    built: CliProject, instance: dg.DagsterInstance
+def test_sensor_reports_each_build_once_or_says_that_the_storage_does_not_answer(
+    built: CliProject, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sensor = make_outside_builds_sensor([built.project])
 
@@ -122,16 +116,11 @@ def test_sensor_reports_each_build_once_and_looks_no_further_until_the_next(
     assert second == "nothing was built since the last tick"
     assert third == "1 outputs of other builds reported"
 
-
-def test_storage_that_does_not_answer_is_said_in_the_tick(
-    built: CliProject, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def fail(*_: object) -> None:
         raise OSError("the storage does not answer")
 
     monkeypatch.setattr(manifest, "prefetch_current", fail)
-
-    said = make_outside_builds_sensor([built.project])(dg.build_sensor_context(instance=instance))
+    said = sensor(dg.build_sensor_context(instance=instance))
     assert isinstance(said, dg.SkipReason)
     assert said.skip_message == "the storage does not answer"
 

@@ -132,16 +132,11 @@ def test_job_prunes_the_history_that_it_is_written_to(
 ) -> None:
     runs = {run(instance, rows) for _ in range(2)}
     monkeypatch.setenv(history.DAYS_VARIABLE, "7")
-
     result = history.prune_history.execute_in_process(instance=instance)
     assert result.success
     assert kept(instance) == {*runs, result.run_id}
     said = [one.user_message for one in instance.all_logs(result.run_id)]
     assert "0 runs deleted; runs of the last 7 days are kept" in said
-
-
-def test_schedule_is_on_by_default() -> None:
-    assert history.make_pruning_schedule().default_status == dg.DefaultScheduleStatus.RUNNING
 
 
 @pytest.mark.parametrize("given", ["-1", "many", "1.5"])
@@ -152,8 +147,9 @@ def test_variable_that_is_no_number_of_days_is_an_error(given: str, monkeypatch:
 
 
 @pytest.mark.usefixtures("instance")
-def test_shipped_settings_keep_ticks_for_a_time() -> None:
+def test_schedule_is_on_by_default_and_shipped_settings_keep_ticks_for_a_time() -> None:
     settings = yaml.safe_load(default_settings().read_text(encoding="utf-8"))
     with dg.DagsterInstance.get() as opened:
         assert opened.get_settings("retention") == settings["retention"]
     assert set(settings["retention"]) == {"schedule", "sensor", "auto_materialize"}
+    assert history.make_pruning_schedule().default_status == dg.DefaultScheduleStatus.RUNNING

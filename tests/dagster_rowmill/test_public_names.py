@@ -15,19 +15,16 @@ PAGE = ROOT / "docs/how-to/run-it-for-a-team.md"
 EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_public_names_are_these() -> None:
+def test_public_names_are_these_and_others_attribute_errors() -> None:
     assert dagster_rowmill.__all__ == ["Recipe", "StorageResource", "build_definitions", "materialize_recipe"]
+    with pytest.raises(AttributeError, match="'dagster_rowmill' has no attribute 'defs_of'"):
+        _ = dagster_rowmill.defs_of  # pyrefly: ignore[missing-attribute]
 
 
 @pytest.mark.parametrize("name", dagster_rowmill.__all__)
 def test_public_name_loads_and_is_explained(name: str) -> None:
     assert callable(getattr(dagster_rowmill, name))
     assert f"| `{name}(" in PAGE.read_text(encoding="utf-8")
-
-
-def test_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'dagster_rowmill' has no attribute 'defs_of'"):
-        _ = dagster_rowmill.defs_of  # pyrefly: ignore[missing-attribute]
 
 
 def test_example_of_the_page_gives_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

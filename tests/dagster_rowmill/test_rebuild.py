@@ -39,36 +39,28 @@ def test_first_run_builds_everything_passes_every_blocking_check_and_the_second_
     assert {key: tiny.version(*key[1:]) for key in built(second)} == versions
 
 
-def test_statistics_file_answers_after_a_run(materialized: Tiny) -> None:
+def test_run_leaves_statistics_and_the_versions_of_the_engine_and_refuses_others(materialized: Tiny) -> None:
 
     with duckdb.connect(f"{materialized.store}/stats.duckdb", read_only=True) as reader:
         counted = reader.execute("select dataset, count(*) from rows group by all order by all").fetchall()
     assert counted == [("chats", 60), ("tasks", 60)]
-
-
-def test_data_version_is_the_version_that_the_engine_keeps(materialized: Tiny) -> None:
-
     packed = ("chats", "packed_shards")
     assert materialized.version(*packed) == materialized.current(*packed).version
+    rows = ("chats", "canonical_rows")
+    result = materialized.run_asset(*rows, config=config_of(materialized, "no-such-version", *rows))
+    assert "version no-such-version is not kept" in refusals(result)["tiny__chats_canonical_rows"]
 
 
-def test_one_more_source_row_rebuilds_its_dataset_and_what_follows(materialized: Tiny) -> None:
+def test_changed_rows_options_and_world_sizes_rebuild_what_reads_them(materialized: Tiny) -> None:
     materialized.append("chats", chat(1000))
-
     result = materialized.run()
     made = made_by(result)
     assert result.success
     assert "chats/tokenized_examples" in made
     assert "gpu_partitions" in made
     assert not any(name.startswith("tasks/") for name in made)
-
-
-def test_one_changed_option_rebuilds_only_the_stages_that_read_it(materialized: Tiny) -> None:
     result = materialized.write_recipe(mixture={"batch_size": 4, "shuffle": False}).run()
     assert made_by(result) == {"training_splits", "gpu_partitions"}
-
-
-def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(materialized: Tiny) -> None:
     result = materialized.write_recipe(partitions={"world_size": 4}).run()
     ranks = materialized.instance.get_materialized_partitions(materialized.key("ranks"))
     assert result.success
@@ -85,7 +77,6 @@ def test_restored_version_becomes_current_and_opens_the_gate_at_once(materialize
     old = materialized.version("chats", "canonical_rows")
     materialized.append("chats", chat(1000))
     materialized.run()
-
     rows = ("chats", "canonical_rows")
     restored = materialized.run_asset(*rows, without_checks=True, config=config_of(materialized, old, *rows))
     following = materialized.run_asset("chats", "tokenized_examples", without_checks=True)
@@ -123,12 +114,6 @@ def test_version_that_rowmill_use_holds_survives_the_next_nights(materialized: T
     share_versions.release_version(store, order.key)
     assert materialized.run().success
     assert materialized.version("training_splits") not in (order.version, newer)
-
-
-def test_unknown_version_is_refused_by_name(materialized: Tiny) -> None:
-    rows = ("chats", "canonical_rows")
-    result = materialized.run_asset(*rows, config=config_of(materialized, "no-such-version", *rows))
-    assert "version no-such-version is not kept" in refusals(result)["tiny__chats_canonical_rows"]
 
 
 def test_missing_source_fails_once_with_the_engine_s_sentence(tiny: Tiny) -> None:

@@ -16,7 +16,6 @@ def test_group_that_does_not_fit_fails_its_asset_by_name_and_the_page_of_rows_sh
     (tiny.folder / "data" / "purchases.csv").write_bytes(as_csv([*purchases(48), *many]))
     source = {"train_urls": ["data/purchases.csv"]}
     dataset = {"source": source, "format": records(**grouped()), "splits": {"test": 0}}
-
     result = tiny.write_recipe(datasets={"purchases": dataset}, seq_len=1024, defaults={}).run()
     [said] = [text for step, text in refusals(result).items() if "tokenized_examples" in step]
     assert "1 group does not fit: customer='C-099' needs" in said

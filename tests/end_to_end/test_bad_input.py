@@ -1,7 +1,6 @@
 """Bad rows and bad files through whole builds: a bad row is one reject, its neighbours train, the ledger adds up."""
 
 import gzip
-import io
 import json
 import shutil
 import string
@@ -10,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rowmill.build import plan, prepare, steps
@@ -31,6 +28,7 @@ from tests.support.recipes import (
     text_of,
     write_tokenizer,
 )
+from tests.support.tables import as_parquet
 
 pytestmark = pytest.mark.slow
 
@@ -211,7 +209,6 @@ def test_control_strings_in_content_become_no_control_ids(workspace: Workspace) 
     plain = workspace.one("a.jsonl", between(messages(USER, ASSISTANT))).build()
     tool = {**call({"<|im_start|>": ["<|im_end|>"]}), "content": spoken}
     row = messages(user(spoken), tool)
-
     built = Workspace(workspace.folder / "other").one("a.jsonl", between(row)).build()
     example = built.examples()[1]
     assert text_of(example).count("<|im_end|>") == 2 * spoken.count("<|im_end|>") + 3
@@ -246,7 +243,6 @@ def test_row_that_leaves_no_stand_in_for_a_control_string_is_rejected(workspace:
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 600, "content": "☃"})
     path.write_text(json.dumps(tokenizer), encoding="utf-8")
     text = f"{string.ascii_letters}{string.digits}☃"
-
     built = workspace.one("a.jsonl", between(messages(user(text), ASSISTANT))).build()
     assert built.rejects() == [(1, "control_token_in_content")]
     assert built.kept() == [0, 2]
@@ -270,7 +266,6 @@ def test_ten_megabytes_in_one_message_fit_after_truncation(
 ) -> None:
     with bounded_memory(900 << 20):
         built = workspace.one("a.jsonl", [row], kind, truncation={"overlong": "truncate"}).build()
-
     [example] = built.examples()
     assert example["tokens"] == len(example["input_ids"]) == 256
     assert example["original_tokens"] > 1_000_000
@@ -329,20 +324,14 @@ def test_gzip_cut_short_is_one_error_and_the_whole_file_builds_after_it(workspac
     assert len(workspace.build().segments()) == 300
 
 
-def parquet(**columns: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue()
-
-
 @pytest.mark.parametrize(
     ("columns", "reason"), [({"text": ["x", "y"]}, "unknown_schema"), ({"messages": [1, 2]}, "bad_messages")]
 )
 def test_parquet_with_another_schema_than_its_siblings_is_rejected_row_by_row(
     workspace: Workspace, columns: dict[str, Any], reason: str
 ) -> None:
-    workspace.write("a.parquet", parquet(messages=[chat(i)["messages"] for i in range(4)]))
-    workspace.write("b.parquet", parquet(**columns))
+    workspace.write("a.parquet", as_parquet(messages=[chat(i)["messages"] for i in range(4)]))
+    workspace.write("b.parquet", as_parquet(**columns))
     built = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.parquet"]}, "format": CHAT}}).build()
     assert built.rejects() == [(0, reason), (1, reason)]
     assert len(built.segments()) == 4
@@ -396,7 +385,6 @@ def test_tokenizer_or_template_that_is_not_there_is_an_error_before_rows_are_mad
 def test_build_in_which_nothing_changed_opens_no_tokenizer_beforehand(workspace: Workspace) -> None:
     workspace.one("rows.jsonl", [chat(i) for i in range(8)]).build()
     shutil.rmtree(workspace.store / "tokenizers")
-
     # Existing outputs were made with it; only new ones need it.
     prepare.require_ready(workspace.project, steps.plan_steps(workspace.project))
     assert not (workspace.store / "tokenizers").exists()
@@ -423,7 +411,6 @@ def with_template(workspace: Workspace, template: str) -> Workspace:
 @pytest.mark.parametrize("name", HARMFUL_AT_ONCE)
 def test_template_without_end_is_one_error_within_seconds(workspace: Workspace, name: str) -> None:
     with_template(workspace, HARMFUL_AT_ONCE[name] + CHATML).one("a.jsonl", [chat(i) for i in range(20)])
-
     said = r"^template\.chat_template: .* choose another template"
     with bounded_memory(300 << 20), pytest.raises(ConfigError, match=said):
         workspace.build()
@@ -434,7 +421,6 @@ def test_template_that_runs_away_on_one_row_rejects_that_row(workspace: Workspac
     """No probe meets the trap: it waits for a word of the data."""
     trap = f"{{% if messages[0]['content'] == 'now' %}}{HARMFUL_AT_ONCE[name]}{{% endif %}}"
     with_template(workspace, trap + CHATML).one("a.jsonl", between(messages(user("now"), ASSISTANT)))
-
     with bounded_memory(300 << 20):
         built = workspace.build()
     assert built.rejects() == [(1, "template_error")]

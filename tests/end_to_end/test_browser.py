@@ -127,7 +127,6 @@ def visit(browser: Any, server: Server) -> Visit:
 def test_demo_is_built_looked_at_and_refused_by_a_red_check(visit: Visit) -> None:
     _build_and_look(visit, widths=((1440, 900),))
     ranks = visit.server.materialized("demo", "gpu_partitions")
-
     _break(visit.server.home.parent / "configs" / "demo" / "data" / "chats-1.jsonl")
     _see_it_refused(visit)
 
@@ -214,7 +213,6 @@ def test_mlflow_shows_the_datasets_of_a_published_build(browser: Any, mlflow_ser
         (configs / "demo.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
         command = [sys.executable, "-m", "rowmill.cli.main", "build", str(configs / "demo.yaml")]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-
     [address] = re.findall(r"^logged to mlflow: (http\S+)$", said, re.MULTILINE)
     visit = open_page(browser, None)
     visit.go(address, "rowmill.version")
@@ -231,7 +229,6 @@ def test_demo_from_materialize_all_through_a_red_check_to_a_scheduled_night(visi
     _build_and_look(visit, widths=((1920, 1080), (1440, 900)))
     chats = visit.server.home.parent / "configs" / "demo" / "data" / "chats-1.jsonl"
     good = chats.read_bytes()
-
     _break(chats)
     ranks = visit.server.materialized("demo", "gpu_partitions")
     _see_it_refused(visit)

@@ -10,7 +10,6 @@ import dagster as dg
 import pytest
 import yaml
 
-from rowmill.reader import Reader
 from tests.support.cli_project import CliProject
 from tests.support.dagster_server import ROOT, Server, eventually, serving
 from tests.support.tiny_project import Tiny
@@ -61,20 +60,20 @@ def test_run_that_is_killed_is_noticed_started_again_and_leaves_yesterday_readab
     settings["run_monitoring"]["poll_interval_seconds"] = 1
     (home / "dagster.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     tiny.run()
-    yesterday = _sequences(tiny)
+    yesterday = tiny.sequences()
     tiny.write(rows=4_000)
     with serving(tiny.path.parent, Path(tiny.store), home) as server:
         run = server.launch("rebuild_tiny")
         eventually(lambda: server.materialized("tiny", "chats.raw_dataset"), "the run has begun")
         os.kill(server.process_of(run), signal.SIGKILL)
 
-        after_kill = _sequences(tiny)
+        after_kill = tiny.sequences()
         assert server.ended_run(run) == "FAILURE"
         again = eventually(lambda: _retry_of(server, run), "the run was started again")
         assert server.ended_run(again) == "SUCCESS"
 
     assert after_kill == yesterday
-    assert len(_sequences(tiny)) > len(yesterday)
+    assert len(tiny.sequences()) > len(yesterday)
 
 
 def _retry_of(server: Server, run: str) -> str:
@@ -85,18 +84,11 @@ def _retry_of(server: Server, run: str) -> str:
     return ""
 
 
-def _sequences(tiny: Tiny) -> list[list[int]]:
-    reader = Reader(tiny.store, "tiny", rank=0, world_size=2, batch_size=2, verify=True)
-    return [reader[i].input_ids.tolist() for i in range(len(reader))]
-
-
 def test_files_of_the_project_that_are_named_like_libraries_hide_none(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
     for name in ("click", "datasets", "duckdb", "numpy", "orjson", "polars", "pyarrow", "rich", "sqlalchemy", "yaml"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the project')\n", encoding="utf-8")
-
     shutil.copy(ROOT / "workspace.yaml", tmp_path)
-
     with serving(tmp_path / "configs", tmp_path / ".rowmill", tmp_path / ".dagster", root=tmp_path) as server:
         assert server.ended_run(server.launch("rebuild_small")) == "SUCCESS"
     assert "a file of the project" not in (tmp_path / ".dagster/log").read_text(encoding="utf-8")

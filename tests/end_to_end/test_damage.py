@@ -19,7 +19,7 @@ from rowmill.core.storage import digest_file
 from rowmill.inspection import verify
 from rowmill.schema import manifest
 from tests.support.cli_project import run
-from tests.support.recipes import CHAT, LENIENT, PAIR, Workspace, chat, current, pair
+from tests.support.recipes import CHAT, LENIENT, PAIR, Workspace, chat, current, flip_bit, pair
 from tests.support.tables import RECORDS, as_csv, purchases
 from tests.support.tiers import mark_all_but
 
@@ -67,12 +67,6 @@ def versions(project: steps.Project) -> dict[str, str]:
 def damages(project: steps.Project) -> list[tuple[str, ...]]:
     """Return what `verify --deep` finds damaged, by step."""
     return [one.damage for one in verify.verify_recipe(project, deep=True)]
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def empty(path: Path) -> None:
@@ -131,7 +125,7 @@ def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Wo
 def test_damage_that_the_thread_of_the_statistics_meets_is_repaired(copy: Workspace) -> None:
     made = copy.build().manifest("chats", "tokenized_examples")
     tables = f"stats/examples/**/version={made.version}/*.parquet"
-    flip(copy.store / made.files("examples")[0].path)
+    flip_bit(copy.store / made.files("examples")[0].path)
     for table in copy.store.glob(tables):
         table.unlink()
 
@@ -151,7 +145,7 @@ def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Workspa
 
 
 # ── files of parts ──
-@pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty]))
+@pytest.mark.parametrize("spoil", mark_all_but([flip_bit], [flip_bit, cut, empty]))
 def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
     copy: Workspace, clean: dict[str, str], spoil: Callable[[Path], None]
 ) -> None:
@@ -169,7 +163,7 @@ def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
 
 def test_a_damaged_part_alone_is_made_again(copy: Workspace, caplog: pytest.LogCaptureFixture) -> None:
     damaged = current(copy.project, "chats", "canonical_rows").parts[0].files["rows"]
-    flip(copy.store / damaged.path)
+    flip_bit(copy.store / damaged.path)
     write(copy, **CHANGED).build()
 
     assert copy.project.store.content(damaged).size == damaged.bytes
@@ -177,7 +171,7 @@ def test_a_damaged_part_alone_is_made_again(copy: Workspace, caplog: pytest.LogC
             for line in caplog.messages] == [True]  # fmt: skip
 
 
-@pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty, Path.unlink]))
+@pytest.mark.parametrize("spoil", mark_all_but([flip_bit], [flip_bit, cut, empty, Path.unlink]))
 def test_build_in_which_nothing_changed_makes_again_what_its_report_shows(
     copy: Workspace, spoil: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +185,6 @@ def test_build_in_which_nothing_changed_makes_again_what_its_report_shows(
     read = {"canonical_rows": "rejects", "tokenized_examples": "examples", "packed_shards": "segments shard"}
     for stage, name in ((stage, name) for stage, names in read.items() for name in names.split()):
         spoil(copy.store / current(copy.project, "chats", stage).files(name)[0].path)
-
     run("build", str(copy.config))
     assert digest_store(copy) == whole
     assert page.exists()
@@ -206,8 +199,7 @@ def test_damage_that_cannot_be_made_again_has_its_own_status(copy: Workspace, mo
     monkeypatch.chdir(copy.folder)
     made = current(copy.project, "chats", "tokenized_examples")
     run("use", str(copy.config), "chats/tokenized_examples", made.version)
-    flip(copy.store / made.files("examples")[0].path)
-
+    flip_bit(copy.store / made.files("examples")[0].path)
     damaged = run("build", str(copy.config), status=ExitStatus.DAMAGED)
     assert "it cannot be made again: mini/chats/tokenized_examples is held" in damaged.err
     run("build", str(copy.config), status=ExitStatus.DAMAGED)
@@ -216,7 +208,7 @@ def test_damage_that_cannot_be_made_again_has_its_own_status(copy: Workspace, mo
 def test_damage_of_an_output_of_other_options_is_not_made_again_under_new_ones(copy: Workspace) -> None:
     made = current(copy.project, "chats", "tokenized_examples")
     damaged = made.files("examples")[0]
-    flip(copy.store / damaged.path)
+    flip_bit(copy.store / damaged.path)
     project = write(copy, seq_len=200).project
 
     with pytest.raises(DamagedFileError, match="the options of mini/chats/tokenized_examples changed since"):
@@ -224,7 +216,7 @@ def test_damage_of_an_output_of_other_options_is_not_made_again_under_new_ones(c
     assert manifest.is_current(project.store, made)
 
 
-@pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty, Path.unlink]))
+@pytest.mark.parametrize("spoil", mark_all_but([flip_bit], [flip_bit, cut, empty, Path.unlink]))
 def test_damaged_staged_copy_of_a_source_is_made_again(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     workspace = Workspace(tmp_path).one("rows.csv", b"prompt,answer\na b c,d e f\ng h i,j k l\n", PAIR)
     workspace.build(only=["raw_dataset"])
@@ -236,7 +228,7 @@ def test_damaged_staged_copy_of_a_source_is_made_again(tmp_path: Path, spoil: Ca
     assert len(built.rows_of("rows", "canonical_rows", file="rows")) == 2
 
 
-@pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty, Path.unlink]))
+@pytest.mark.parametrize("spoil", mark_all_but([flip_bit], [flip_bit, cut, empty, Path.unlink]))
 def test_damaged_staged_copies_are_made_again_by_a_step_with_other_options(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
@@ -260,7 +252,7 @@ def test_damaged_staged_copies_are_made_again_by_a_step_with_other_options(
     assert {path: path.read_bytes() for path in staged} == staged
 
 
-@pytest.mark.parametrize("spoil", mark_all_but([flip], [flip, cut, empty]))
+@pytest.mark.parametrize("spoil", mark_all_but([flip_bit], [flip_bit, cut, empty]))
 def test_damaged_evidence_of_a_table_is_made_again(
     tmp_path: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -274,11 +266,11 @@ def test_damaged_evidence_of_a_table_is_made_again(
         return workspace.build(only=rows).versions()
 
     assert build(tmp_path / "damaged", spoil) == build(tmp_path / "whole", lambda _: None)
-    assert sum("seen.json" in line and "made again" in line for line in caplog.messages) == (spoil is flip)
+    assert sum("seen.json" in line and "made again" in line for line in caplog.messages) == (spoil is flip_bit)
 
 
 def test_changed_source_cannot_repair_its_damaged_outputs(copy: Workspace) -> None:
-    flip(copy.store / current(copy.project, "chats", "canonical_rows").parts[0].files["rows"].path)
+    flip_bit(copy.store / current(copy.project, "chats", "canonical_rows").parts[0].files["rows"].path)
     write(copy, **CHANGED).write("chats.jsonl", [chat(i) for i in range(5)])
     step = steps.find_step(copy.project, ("mini", "chats", "tokenized_examples"))
     inputs = gate.open_inputs(copy.project, step)
@@ -292,8 +284,7 @@ def test_discard_removes_outputs_of_damaged_inputs_and_the_next_build_is_complet
     copy: Workspace, whole: Workspace
 ) -> None:
     published = copy.store / "mini/gpu_partitions/current.json"
-    flip(copy.store / current(copy.project, "chats", "canonical_rows").parts[0].files["rows"].path)
-
+    flip_bit(copy.store / current(copy.project, "chats", "canonical_rows").parts[0].files["rows"].path)
     lines = verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
     stages = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")
     assert [line.partition(":")[0].rpartition("/")[2] for line in lines] == list(stages)

@@ -125,7 +125,6 @@ def test_astrai_masks_whole_messages_with_the_options_of_the_page(template: str 
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs/demo/tokenizer", bos_token="<|endoftext|>")
     roles = ["system", "user", "assistant", "user", "assistant"]
     messages = [{"role": role, "content": f"Text {i}."} for i, role in enumerate(roles)]
-
     options["template"] = {"chat_template": template}
     [made] = sft_tokenize([{"messages": messages}], tokenizer, max_seq_len=512, options=options)
     assert not isinstance(made, Rejected)

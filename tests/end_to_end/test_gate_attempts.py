@@ -19,7 +19,7 @@ from rowmill.cli import main
 from rowmill.core.errors import PipelineError
 from rowmill.reader import Reader
 from rowmill.schema import manifest
-from tests.support.recipes import CHAT, LENIENT, Workspace, chat
+from tests.support.recipes import CHAT, LENIENT, Workspace, chat, flip_bit
 from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
@@ -294,10 +294,7 @@ def _other_rank_s_file(store: Path, current: dict[str, Any]) -> None:
 
 
 def _file_edited(store: Path, current: dict[str, Any]) -> None:
-    path = store / current["ranks"][min(current["ranks"])]["files"][0][0]
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
+    flip_bit(store / current["ranks"][min(current["ranks"])]["files"][0][0])
 
 
 @pytest.mark.parametrize("change", [_ranks_swapped, _version_edited, _other_rank_s_file, _file_edited])

@@ -25,7 +25,7 @@ from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.rows import Rejected
 from rowmill.tokenization.encoded_batch import Example, make_columns
 from rowmill.tokenization.token_truncation import prepend_bos
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, pair, text_of
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, open_reader, pair, text_of
 
 WEIGHED = {"loss": {"weights": True}}
 SOME = (0, 0.5, 1, 2, 0.25, None)
@@ -73,12 +73,6 @@ def numbers(rows: Sequence[dict[str, Any]]) -> list[float]:
     return sorted(weight for row in rows for weight in row[WEIGHT_COLUMN] if weight)
 
 
-def rank_rows(built: Built) -> list[dict[str, Any]]:
-    files = [item for part in built.manifest("gpu_partitions").parts for item in part.files.items()]
-    tables = [built.project.store.table(file) for name, file in files if name.startswith("data/")]
-    return [row for table in tables for row in table.to_pylist()]
-
-
 def shard_rows(built: Built, *datasets: str) -> list[dict[str, Any]]:
     return [row for name in datasets or ["rows"] for row in built.rows_of(name, "packed_shards", file="shard")]
 
@@ -109,12 +103,12 @@ def test_weights_from_messages_over_segments_to_ranks(mixed: Built) -> None:
             first += length
             segments += 1
     assert segments > len(examples) / 2
-    rows = [*shard_rows(mixed, "chats", "pairs", "texts"), *rank_rows(mixed)]
+    rows = [*shard_rows(mixed, "chats", "pairs", "texts"), *mixed.rank_rows()]
     require_weights_where_labels_are(rows)
     assert all(set(row[WEIGHT_COLUMN]) <= {0, 1} for row in rows if row["dataset"] in ("pairs", "texts"))
     parts = [part for name in ("chats", "pairs", "texts") for part in mixed.manifest(name, "packed_shards").parts]
     shards = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
-    ranks = rank_rows(mixed)
+    ranks = mixed.rank_rows()
     assert any(row["filler"] for row in ranks)
     assert numbers(ranks) == numbers([row for one in shards for row in mixed.project.store.table(one).to_pylist()])
 
@@ -185,7 +179,6 @@ def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
 def test_scaled_weights_scale_every_token_and_move_none(mixed: Built, weights: list[float], factor: float) -> None:
     rows = [weighed(chat(1, turns=2), one) for one in (weights, [factor * weight for weight in weights])]
     tokenizer = str(mixed.project.base / "tokenizer")
-
     made = sft_tokenize(rows, tokenizer, max_seq_len=256, options={"format": CHAT, **WEIGHED})
     if not any(weights):
         assert all(isinstance(one, Rejected) and one.reason == "no_loss_tokens" for one in made)
@@ -323,7 +316,6 @@ def test_bos_put_before_moves_weights_with_their_tokens() -> None:
         span_messages=np.zeros(1, np.int64), span_kinds=np.zeros(1, np.int8), original_tokens=2, original_trained=1,
         weights=np.array([0, 0.5], np.float32),
     )  # fmt: skip
-
     led = prepend_bos(whole, 1)
     assert led.ids.tolist() == [1, 5, 6]
     assert led.weights is not None
@@ -337,7 +329,6 @@ def test_examples_with_and_without_weights_share_columns(sizes: list[tuple[int, 
     for one, (_, has_weights) in zip(examples, sizes, strict=True):
         if not has_weights:
             one.weights = None
-
     found = make_columns([(i, 0, one) for i, one in enumerate(examples)]).token_weights
     expected = [one.mask.astype(np.float32) if one.weights is None else one.weights for one in examples]
     assert np.array_equal(found, np.concatenate(expected))
@@ -350,7 +341,6 @@ def test_truncation_keeps_the_weight_of_every_message_that_stays(tmp_path: Path,
     rows = [weighed(chat(i, turns=5, words=12), weights) for i in range(4)]
     truncation = {"overlong": overlong, "max_length": 120}
     built = Workspace(tmp_path).one("a.jsonl", rows, truncation=truncation, **WEIGHED).build()
-
     seen: set[float] = set()
     rendered = [m for row in rows for m in row["messages"]]
     for one in built.examples():
@@ -363,30 +353,27 @@ def test_truncation_keeps_the_weight_of_every_message_that_stays(tmp_path: Path,
 
 
 # ── Reader and exports ─────────────────────────────────────────────────────────────────────────────
-def read(built: Built, *, rank: int = 0, world_size: int = 1, as_torch: bool = False, **options: Any) -> Reader:
-    root = str(built.project.base / ".rowmill")
-    return Reader(root, "mini", rank=rank, world_size=world_size, as_torch=as_torch, **options)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("layout", ["flat", "padded"])
 def test_reader_gives_weights_beside_labels_and_none_to_padding(mixed: Built, rank: int, layout: LayoutName) -> None:
-    batches = list(read(mixed, rank=rank, world_size=3, layout=layout))
+    batches = list(open_reader(mixed, rank, 3, layout=layout))
     assert batches
     for batch in batches:
         assert batch[WEIGHT_COLUMN].dtype == np.float32
         assert batch[WEIGHT_COLUMN].shape == batch["labels"].shape
         assert np.array_equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
-    reader = read(mixed, layout=layout, pad_to=200)
+    reader = open_reader(mixed, layout=layout, pad_to=200)
     batch = reader.get_batch([0])
     assert batch[WEIGHT_COLUMN].shape == (1, 200)
     assert batch[WEIGHT_COLUMN][0, len(reader[0].input_ids) :].tolist() == [0] * (200 - len(reader[0].input_ids))
 
 
 def test_reader_of_all_ranks_returns_the_weights_on_disk_or_the_default(mixed: Built) -> None:
-    weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in read(mixed)])
-    assert sorted(weights[weights > 0].tolist()) == numbers(rank_rows(mixed))
-    reader = read(mixed)
+    weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in open_reader(mixed)])
+    assert sorted(weights[weights > 0].tolist()) == numbers(mixed.rank_rows())
+    reader = open_reader(mixed)
     kept, plain = reader[0], type(reader[1])(reader[1].input_ids, reader[1].labels, reader[1].seq_lengths)
     view = reader.take(2).map(lambda row: plain if np.array_equal(row.input_ids, plain.input_ids) else row)
     batch = view.get_batch([0, 1])
@@ -397,23 +384,22 @@ def test_reader_of_all_ranks_returns_the_weights_on_disk_or_the_default(mixed: B
 
 @pytest.mark.slow
 def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
-    reader = read(Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build(), world_size=2)
+    reader = open_reader(Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build(), 0, 2)
     assert reader[0].loss_weights is None
     assert all(WEIGHT_COLUMN not in batch for batch in reader)
 
 
 def test_weights_as_tensors_are_float32(mixed: Built) -> None:
     torch = pytest.importorskip("torch")
-    batch = next(iter(read(mixed, as_torch=True)))
+    batch = next(iter(open_reader(mixed, as_torch=True)))
     assert batch[WEIGHT_COLUMN].dtype == torch.float32
     assert torch.equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
 
 
 def test_exports_hold_the_weights_of_the_shards(mixed: Built) -> None:
-    ranks = numbers(rank_rows(mixed))
+    ranks = numbers(mixed.rank_rows())
     at = {name: mixed.project.store.local(mixed.manifest("exports", name).parts[0].files["manifest.json"].path).parent
           for name in ("own", "tinker")}  # fmt: skip
-
     own = [row for path in sorted((at["own"] / "data").iterdir()) for row in pq.read_table(path).to_pylist()]
     lines = [json.loads(line) for path in (at["tinker"] / "data").iterdir() for line in path.read_text().splitlines()]
     assert numbers(own) == ranks
@@ -506,7 +492,6 @@ def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_pat
         tokenizer=str(real_data / "tokenizers/qwen3"),
         seq_len=512,
     )
-
     built = workspace.build()
     found = {name: built.examples(name) for name in ("plain", "own", "scaled")}
     names = [name for name in found["plain"][0] if name not in ("example_id", "row_ids")]
@@ -520,4 +505,4 @@ def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_pat
         assert row["loss_mask"] == found["own"][number]["loss_mask"]
     everything = [row for rows in found.values() for row in rows]
     total = sum(sum(row.get(WEIGHT_COLUMN, map(float, row["loss_mask"]))) for row in everything)
-    assert sum(sum(row[WEIGHT_COLUMN]) for row in rank_rows(built)) == total
+    assert sum(sum(row[WEIGHT_COLUMN]) for row in built.rank_rows()) == total

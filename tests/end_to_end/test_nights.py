@@ -2,12 +2,9 @@
 
 import gzip
 import json
-import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +12,17 @@ import dagster as dg
 import pytest
 
 from dagster_rowmill import materialize
-from rowmill.reader import Reader
 from tests.support.recipes import CHAT, Workspace
 from tests.support.recipes import chat as row
 from tests.support.tiers import mark_all_but
 from tests.support.tiny_project import RECIPE, Tiny, chat
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, instance: dg.DagsterInstance) -> Tiny:
     return Tiny(tmp_path, instance).write()
-
-
-def sequences(tiny: Tiny) -> list[list[int]]:
-    """Read all that a trainer would get, every file compared with its digest."""
-    readers = [Reader(tiny.store, "tiny", rank=rank, world_size=2, batch_size=2, verify=True) for rank in range(2)]
-    return [reader[i].input_ids.tolist() for reader in readers for i in range(len(reader))]
-
-
-def start(tiny: Tiny, program: str) -> "subprocess.CompletedProcess[str]":
-    """Run a program on the project in a process of its own."""
-    home = str(tiny.folder / "home")
-    places = {"ROWMILL_CONFIGS": str(tiny.path.parent), "ROWMILL_STORE": tiny.store, "DAGSTER_HOME": home}
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | places, capture_output=True, text=True, check=False)
 
 
 def said(result: dg.ExecuteInProcessResult) -> str:
@@ -50,16 +31,15 @@ def said(result: dg.ExecuteInProcessResult) -> str:
 
 def test_bad_file_leaves_yesterday_readable_says_which_and_the_next_night_is_whole(tiny: Tiny) -> None:
     tiny.run()
-    yesterday = sequences(tiny)
+    yesterday = tiny.sequences()
     packed = gzip.compress(b"".join(json.dumps(chat(i)).encode() + b"\n" for i in range(1000, 1200)))
     new = tiny.folder / "data" / "chats-2.jsonl.gz"
     new.write_bytes(packed[: len(packed) // 2])
     both = {"train_urls": ["data/chats.jsonl", "data/chats-2.jsonl.gz"]}
     chats = RECIPE["datasets"]["chats"] | {"source": both}
     tiny.write_recipe(datasets=RECIPE["datasets"] | {"chats": chats})
-
     bad = tiny.run()
-    after_bad = sequences(tiny)
+    after_bad = tiny.sequences()
     new.write_bytes(packed)
     good = tiny.run()
 
@@ -68,13 +48,13 @@ def test_bad_file_leaves_yesterday_readable_says_which_and_the_next_night_is_who
     assert "Traceback" not in said(bad)
     assert after_bad == yesterday
     assert good.success
-    assert len(sequences(tiny)) > len(yesterday)
+    assert len(tiny.sequences()) > len(yesterday)
 
 
 @pytest.mark.campaign
 def test_full_disk_leaves_yesterday_readable_says_whose_and_is_made_up_for_once_there_is_room(tiny: Tiny) -> None:
     tiny.write(rows=600).run()
-    yesterday = sequences(tiny)
+    yesterday = tiny.sequences()
     tiny.write(rows=700)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, hard))
@@ -82,8 +62,7 @@ def test_full_disk_leaves_yesterday_readable_says_whose_and_is_made_up_for_once_
         full = tiny.run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    after_full = sequences(tiny)
+    after_full = tiny.sequences()
     roomy = tiny.run()
 
     assert not full.success
@@ -91,7 +70,7 @@ def test_full_disk_leaves_yesterday_readable_says_whose_and_is_made_up_for_once_
     assert "free space there" in said(full)
     assert after_full == yesterday
     assert roomy.success
-    assert sequences(tiny) != yesterday
+    assert tiny.sequences() != yesterday
 
 
 @pytest.mark.campaign
@@ -100,9 +79,8 @@ def test_full_disk_leaves_yesterday_readable_says_whose_and_is_made_up_for_once_
 )
 def test_night_that_is_killed_leaves_yesterday_readable_and_the_next_makes_up_for_it(tiny: Tiny, at: str) -> None:
     tiny.run()
-    yesterday = sequences(tiny)
+    yesterday = tiny.sequences()
     tiny.append("chats", chat(1000))
-
     # Killed by itself when it is about to put a file of that place under its name.
     program = f"""
 import os, signal, sys
@@ -113,14 +91,14 @@ sys.addaudithook(watch)
 from dagster_rowmill import materialize
 materialize.main(["tiny"])
 """
-    killed = start(tiny, program)
-    after_kill = sequences(tiny)
+    killed = tiny.start("-c", program)
+    after_kill = tiny.sequences()
     next_night = tiny.run()
 
     assert killed.returncode == -signal.SIGKILL
     assert after_kill == yesterday
     assert next_night.success
-    assert sequences(tiny) != yesterday
+    assert tiny.sequences() != yesterday
 
 
 def test_night_without_changes_runs_no_check_and_imports_no_library_for_them(tiny: Tiny) -> None:
@@ -131,7 +109,7 @@ from dagster_rowmill import materialize
 assert materialize.main(["tiny"]) == 0
 print([name for name in ("great_expectations", "transformers", "torch", "ray") if name in sys.modules])
 """
-    quiet = start(tiny, program)
+    quiet = tiny.start("-c", program)
     assert (quiet.returncode, quiet.stdout.split()[-1]) == (0, "[]"), quiet.stderr
 
 
@@ -148,7 +126,6 @@ def test_nights_of_thirty_datasets_write_little_about_what_changed_and_a_quiet_o
         workspace.recipe(datasets).build()
         kept = [path for name in ("profiles", "changes") for path in workspace.store.rglob(f"{name}/*.json")]
         sizes.append(sum(path.stat().st_size for path in kept))
-
     first, second, third, quiet = sizes
     assert 0 < first < second < third == quiet
     # Ten nights may write a megabyte a night.

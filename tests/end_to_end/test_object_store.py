@@ -53,7 +53,6 @@ def test_requests_of_the_demo_stay_within_their_budgets(server: ObjectServer, tm
     config = tmp_path / "configs" / "demo" / "demo.yaml"
     local = runner.build(open_project(config))
     project = open_project(config, "s3://bucket/store")
-
     first, versions, made = build(project, server)
     server.latency_s = 0.02
     again, same, made_again = build(project, server)
@@ -337,7 +336,6 @@ def test_three_shares_of_each_stage_make_what_one_build_makes(server: ObjectServ
     urls = [workspace.write(f"{first:03}.jsonl", rows[first : first + 200]) for first in range(0, len(rows), 200)]
     local = workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": CHAT, **groups}}).build()
     project, built = Workspace(tmp_path, "s3://bucket/store").project, dict[str, str]()
-
     for job in share.list_jobs(project):
         if job.command == "build":
             built = build(project, server, *job.stages)[1]

@@ -42,7 +42,6 @@ def pin(workspace: Workspace, **columns: Any) -> Path:
 def test_advice_proposes_a_contract_with_its_evidence_and_writes_nothing(tmp_path: Path) -> None:
     rows = [*sales(), {**sale(1), "customer": "guest", "price": "NA"}]
     workspace = project(tmp_path, as_csv(rows))
-
     said = run("advise", str(workspace.config)).out
     assert "  # 1,501 values: 1,500 integers, 1 texts\n" in said
     assert "  # 1 do not fit, such as 'guest' (data/sales.csv line 1502)\n  customer: {type: integer}\n" in said
@@ -58,7 +57,6 @@ def test_file_that_advice_writes_is_the_contract_that_a_build_would_propose(tmp_
     free = workspace.build(only=TO_ROWS)
     values = yaml.safe_load(pin(workspace).read_text(encoding="utf-8"))
     pinned = workspace.build(only=TO_ROWS)
-
     contract = validate_options(TableContract, values, "file")
     assert workspace.project.recipe.datasets["rows"].format.model_dump()["table"] == contract.model_dump()
     assert (contract.delimiter, contract.group, contract.order) == (",", ("customer",), "day")
@@ -81,7 +79,6 @@ def test_pinned_columns_decide_over_what_the_data_would_propose(tmp_path: Path) 
     workspace = project(tmp_path, as_csv([*sales(40), {**sale(1), "price": "free"}, {**sale(2), "customer": "guest"}]))
     price, note = {"type": "number", "na": ["free"]}, {"type": "text", "use": False}
     pin(workspace, price=price, customer={"type": "integer"}, paid={"type": "text"}, note=note)
-
     made = workspace.build(only=TO_ROWS)
     assert types_of(made) == {"customer": "integer", "day": "string", "price": "decimal", "paid": "string"}
     assert '"price":null,"paid":"True"}' in rows_of(made)[-1]["record"]
@@ -134,7 +131,6 @@ def test_dates_of_a_custom_format_order_records(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(rows), {**form, "table": {"columns": {
         "g": {"type": "text"}, "t": {"type": "datetime", "format": "d%Y%m%d %H"},
     }}})  # fmt: skip
-
     ordered = sorted(rows_of(workspace.build(only=TO_ROWS)), key=lambda row: int(row["order_key"]))
     assert '"t":"d20231201 09"' in ordered[0]["record"]
     assert '"t":"d20240301 10"' in ordered[2]["record"]
@@ -178,16 +174,13 @@ def test_invalid_contract_is_refused_at_load(tmp_path: Path, table: dict[str, An
     assert said in str(caught.value)
 
 
-def test_file_with_a_mistake_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mini/rows\.table\.yaml: columns\.day: .*needs a format"):
-        load(tmp_path, file="columns: {day: {type: date}}")
-
-
-def test_file_of_no_dataset_and_a_second_contract_are_refused(tmp_path: Path) -> None:
+def test_file_with_a_mistake_of_no_dataset_or_beside_a_contract_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no records dataset 'other'"):
         load(tmp_path / "a", file="columns: {a: {type: text}}", name="other")
     with pytest.raises(ConfigError, match=r"rows\.format\.table: .*rows\.table\.yaml is its table contract, too"):
         load(tmp_path / "b", {"columns": COLUMNS}, file="columns: {a: {type: text}}")
+    with pytest.raises(ConfigError, match=r"mini/rows\.table\.yaml: columns\.day: .*needs a format"):
+        load(tmp_path / "c", file="columns: {day: {type: date}}")
 
 
 def test_contract_files_are_not_recipes(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def built(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pyt
 
 
 @pytest.mark.parametrize("dataset", list(ROWS))
-def test_every_record_ends_in_one_state_of_the_ledger(built: Project, dataset: str) -> None:
+def test_every_record_and_token_ends_in_one_state_or_class(built: Project, dataset: str) -> None:
     canonical = current(built, dataset, "canonical_rows")
     tokenized = current(built, dataset, "tokenized_examples")
 
@@ -71,15 +71,9 @@ def test_every_record_ends_in_one_state_of_the_ledger(built: Project, dataset: s
     for made in (canonical, tokenized):
         lines = current_rows(built, dataset, made.stage, file="ledger")
         assert len({row["row_id"] for row in lines}) == len(lines) == sum(count for _, _, count in made.ledger)
-
-
-@pytest.mark.parametrize("dataset", list(ROWS))
-def test_every_token_ends_in_one_class(built: Project, dataset: str) -> None:
-    tokenized = current(built, dataset, "tokenized_examples")
     original = sum(
         one["original_tokens"] for one in current_rows(built, dataset, "tokenized_examples", file="examples")
     )
-
     assert sum(count for _, name, count in tokenized.token_ledger if name != "dropped") == original
     packed = current(built, dataset, "packed_shards")
     assert packed.facts["tokens"] + packed.facts["tokens_left_out"] == tokenized.facts["tokens"]
@@ -111,11 +105,22 @@ def test_ids_of_untruncated_chats_equal_transformers(built: Project, dataset: st
     assert compared > 100 or dataset == "tau" or zephyr_prints_no_tools
 
 
-def test_sentencepiece_and_byte_level_take_the_fast_path(built: Project) -> None:
+def test_fast_path_is_taken_rows_that_never_fit_keep_their_end_and_a_second_build_reuses_all(built: Project) -> None:
     made = current(built, "fastchat", "tokenized_examples")
     assert made.details["engine"]["name"] == "gigatoken"
     assert made.facts["reference_path_texts"] < made.facts["examples"] / 10
     assert made.facts["fast_path_mismatches"] == 0
+    examples = current_rows(built, "tau", "tokenized_examples", file="examples")
+    shortened = [row for row in examples if row["original_tokens"] > row["tokens"]]
+
+    # Without the tools, which zephyr does not print, every dialogue fits.
+    assert bool(shortened) is ("tinyllama" not in built.recipe.tokenizer_choice.name)
+    for row in shortened:
+        removed = row["exchanges_removed"] + row["reasoning_removed"] + row["tokens_cut"]
+        assert row["original_tokens"] == row["tokens"] + removed
+        assert row["tokens"] <= 4096
+        assert row["trained_tokens"] > 0
+    assert all(report.reused for _, report, _ in runner.build(built))
 
 
 def test_pairs_train_exactly_the_answer_and_its_end(built: Project) -> None:
@@ -129,20 +134,3 @@ def test_pairs_train_exactly_the_answer_and_its_end(built: Project) -> None:
         row = rows[example["row_ids"][0]]
         assert tokenizer.decode(trained[:-1]).strip() == row["output"].strip()
         assert sum(example["loss_mask"]) == example["trained_tokens"] == len(trained)
-
-
-def test_rows_that_never_fit_keep_their_last_exchange(built: Project) -> None:
-    examples = current_rows(built, "tau", "tokenized_examples", file="examples")
-    shortened = [row for row in examples if row["original_tokens"] > row["tokens"]]
-
-    # Without the tools, which zephyr does not print, every dialogue fits.
-    assert bool(shortened) is ("tinyllama" not in built.recipe.tokenizer_choice.name)
-    for row in shortened:
-        removed = row["exchanges_removed"] + row["reasoning_removed"] + row["tokens_cut"]
-        assert row["original_tokens"] == row["tokens"] + removed
-        assert row["tokens"] <= 4096
-        assert row["trained_tokens"] > 0
-
-
-def test_second_build_reuses_everything(built: Project) -> None:
-    assert all(report.reused for _, report, _ in runner.build(built))

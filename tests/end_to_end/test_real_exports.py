@@ -64,7 +64,6 @@ def test_real_problems_are_cut_by_their_end_as_olmo_core_cuts(
     math = {"math": {"source": source, "format": form, "filters": {"max_items": 800}}}
     kinds = {"olmo": {"kind": "olmo_core"}, "river": {"kind": "astrai_bin"}}
     built = built_of(Workspace(tmp_path_factory.mktemp("math")), real_data, math, kinds, seq_len=512)
-
     went_in = Counter(examples(built, ["math"], at_most=512))
     assert Counter(readers.olmo(folder_in(built, "olmo"), "<u4")) == went_in
     [stored] = readers.astrai_bin(folder_in(built, "river")).values()

@@ -124,7 +124,9 @@ def packed(project: Project) -> Counter[bytes]:
     return found
 
 
-def test_every_sequence_is_shown_once_per_epoch(built: dict[str, Project], order: list[bytes]) -> None:
+def test_every_sequence_is_shown_once_per_epoch_in_one_order_for_any_number_of_ranks(
+    built: dict[str, Project], order: list[bytes]
+) -> None:
     sequences = packed(built["epochs"])
     whole = sequences.total() + -sequences.total() % BATCH
 
@@ -136,13 +138,8 @@ def test_every_sequence_is_shown_once_per_epoch(built: dict[str, Project], order
         assert fillers.total() == whole - sequences.total()
         assert all(len(one) == 2 * 8 for one in fillers)
     assert order[:whole] != order[whole:]
-
-
-@pytest.mark.parametrize("world_size", [2, 6, 8])
-def test_other_numbers_of_ranks_are_shown_the_same_order(
-    built: dict[str, Project], order: list[bytes], world_size: int
-) -> None:
-    assert order_read_by(built["epochs"], world_size) == order
+    for world_size in (2, 6, 8):
+        assert order_read_by(built["epochs"], world_size) == order
 
 
 def test_eight_ranks_become_six_in_the_middle_of_an_epoch(built: dict[str, Project], order: list[bytes]) -> None:

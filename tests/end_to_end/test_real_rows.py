@@ -192,7 +192,6 @@ def test_what_a_record_says_is_printed_or_counted_as_dropped(
     for record, text in printed[dataset]:
         said = {name: record[name] for name in SAID[dataset] if record.get(name) is not None}
         lost += [leaf for leaf in leaves(said) if not is_printed(leaf, text)]
-
     dropped = built.manifest(dataset, "tokenized_examples").facts["dropped_kinds"]
     assert len(printed[dataset]) > 5
     # Qwen3 prints the reasoning of the last turn only; what it leaves out is counted, piece by piece.
@@ -200,24 +199,20 @@ def test_what_a_record_says_is_printed_or_counted_as_dropped(
     assert set(dropped) <= {"reasoning"}
 
 
-def test_weights_of_messages_decide_what_trains(built: Built, printed: dict[str, list[tuple[Any, str]]]) -> None:
+def test_weights_chosen_sides_and_labels_decide_what_trains(
+    built: Built, printed: dict[str, list[tuple[Any, str]]], real_data: Path
+) -> None:
     for (record, _), row in zip(printed["v1_sft"], built.examples("v1_sft"), strict=True):
         starts = [*row["span_starts"], row["tokens"]]
         spans = zip(row["span_messages"], starts, starts[1:], strict=False)
         trained = {message for message, start, stop in spans if message >= 0 and any(row["loss_mask"][start:stop])}
         weights = [one["loss_weight"] if one["role"] == "assistant" else 0 for one in record["messages"]]
         assert trained == {i for i, weight in enumerate(weights) if weight > 0}
-
-
-def test_chosen_side_alone_reaches_the_tokens(printed: dict[str, list[tuple[Any, str]]]) -> None:
     for record, text in printed["chosen"]:
         rejected = record["rejected"]["value"].strip()
         assert record["chosen"]["value"].strip() in text
         answer = text.rpartition("<|im_start|>assistant\n")[2]
         assert rejected not in answer or rejected in record["chosen"]["value"]
-
-
-def test_undesired_answers_are_left_out_and_counted(built: Built, real_data: Path) -> None:
     undesired = sum(not record["label"] for record in records_of(real_data / FILES["desired"][0]))
     assert undesired > 0
     assert rejects_of(built, "desired")["skipped_by_format"] == undesired

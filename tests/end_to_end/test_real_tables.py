@@ -88,7 +88,6 @@ def rows_of(built: Built) -> list[dict[str, str]]:
 def test_trained_tokens_of_a_real_table_read_back_as_its_rows(tmp_path: Path, real_data: Path, case: str) -> None:
     file, name, form = CASES[case]
     tokenizer = Tokenizer.from_file(str(real_data / "tokenizers" / name / "tokenizer.json"))
-
     built = workspace(tmp_path, real_data, file, name, form).build(only=TO_EXAMPLES)
     parsed, schema = read_back(built, tokenizer, form), schema_of(built)
     assert {span.kind for one in parsed for span in one.spans} == {"record", "delimiter"}
@@ -141,7 +140,6 @@ def test_night_of_the_weather_with_a_reading_of_another_kind_stops_with_its_cell
     cells = file.read_text(encoding="utf-8").splitlines()[-1].split(",")
     with file.open("a", encoding="utf-8") as night:
         night.write(",".join([*cells[:10], "calm", *cells[11:]]) + "\n")
-
     after = made.build(only=TO_EXAMPLES[:2])
     said = after.manifest("rows", "canonical_rows").samples["table_drift"]
     place = f"data/nyc_weather_hourly.csv line {ROWS + 2}"
@@ -153,7 +151,6 @@ def test_night_of_the_weather_with_a_reading_of_another_kind_stops_with_its_cell
 def test_hours_of_the_weather_are_an_hour_apart_but_for_gaps(tmp_path: Path, real_data: Path) -> None:
     _, _, form = CASES["weather, series by origin"]
     timed = {**form, "time_series": {**SERIES, "timestamp_interval_seconds": 3600}}
-
     built = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", timed).build(only=TO_EXAMPLES[:2])
     assert 0 < built.manifest("rows", "canonical_rows").facts["interval_mismatch"] < 0.01
 
@@ -162,7 +159,6 @@ def test_hours_of_the_weather_are_an_hour_apart_but_for_gaps(tmp_path: Path, rea
 def test_origins_of_the_weather_fit_no_example_and_the_plan_says_so(tmp_path: Path, real_data: Path) -> None:
     form = {"data": {"group_training_examples_by": "origin", "order_training_examples_by": "time_hour"}}
     made = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", form)
-
     said = r"1 group does not fit: origin='EWR' needs \d+ tokens .* limit 8192"
     with pytest.raises(ContextOverflowError, match=said):
         made.build(only=TO_EXAMPLES)
@@ -227,7 +223,6 @@ def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
     names = ("smollm3", "qwen3", "tinyllama")
     smol, qwen, tiny = (framed(*opened(real_data, name), style="reference") for name in names)
     columns = '"customer_id":<unk>,"date":<unk>,"amount":<unk>,"category":<unk>'
-
     asked = f"Generate a JSONL dataset with the following columns:  {columns}"
     assert smol.prompt_text + smol.bos_text == f"<|im_start|>user\n {asked} <|im_end|> \n assistant\n<|im_start|>"
     assert qwen.prompt_text + qwen.bos_text == f"<|im_start|>user\n {asked} \n assistant\n<|im_start|>"
@@ -240,7 +235,6 @@ def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
 def test_reference_prompt_of_two_columns_has_the_ids_of_the_original(real_data: Path) -> None:
     schema = RecordSchema((Column("a", "string"), Column("b", "string")))
     made = framed(*opened(real_data, "smollm3"), style="reference", schema=schema)
-
     ids = (
         "128011 882 198 20400 264 4823 43 10550 449 279 2768 8310 25 220 330 64 794 27 3200 29 1359 65 794 27 3200 29 "
         "220 128012 720 18328 198"

@@ -109,7 +109,6 @@ def test_rows_are_searched_by_text_dataset_reason_and_length(browser: Any, repor
     shown = page.locator("#rows-list .row:visible")
     every = shown.count()
     reason, least = page.locator("#search-reason"), page.locator("#search-min")
-
     reason.select_option("bad_messages")
     chosen = shown.evaluate_all("rows => rows.map(row => row.dataset.reason)")
     assert set(chosen) == {"bad_messages"}
@@ -155,7 +154,6 @@ def test_token_shows_its_numbers_when_pointed_at_and_by_keyboard(browser: Any, r
     facts, tokens = sequence.locator(".facts"), sequence.locator(".tokens i")
     ids = str(sequence.get_attribute("data-ids")).split(",")
     trained = [at for at, label in enumerate(str(sequence.get_attribute("data-labels")).split(",")) if label]
-
     tokens.nth(trained[0]).hover()
     said = facts.inner_text()
     assert said.startswith(f"token {trained[0]} · id {ids[trained[0]]} · ")
@@ -181,7 +179,6 @@ def test_pictures_of_the_report_are_taken(browser: Any, report: Path) -> None:
     opened = Opened(browser, report, 1300, "light")
     page = opened.page
     pictures = os.environ.get("ROWMILL_SCREENSHOTS")
-
     mask, flow = page.locator(".sequence").first, page.locator("#flow")
     mask.locator(".tokens i").nth(40).hover()
 

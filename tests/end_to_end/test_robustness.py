@@ -160,15 +160,10 @@ def test_killed_build_is_finished_by_the_next_with_the_same_bytes(
     assert_same(workspace.build(), undisturbed)
 
 
-@pytest.mark.campaign
-def test_killed_build_leaves_no_manifest_of_the_stage_it_was_in(workspace: Workspace) -> None:
+def test_killed_build_leaves_no_manifest_and_the_next_keeps_the_finished_parts(workspace: Workspace) -> None:
     assert killed(workspace, "chats/tokenized_examples/parts/.*/part.json", 2)
     assert (workspace.store / "mini/chats/canonical_rows/pointer.json").exists()
     assert not list((workspace.store / "mini/chats/tokenized_examples").glob("manifests/*"))
-
-
-def test_build_after_a_kill_keeps_the_finished_parts(workspace: Workspace) -> None:
-    assert killed(workspace, "chats/tokenized_examples/parts/.*/part.json", 2)
     report = workspace.build().report("chats", "tokenized_examples")
     assert report.parts > 2
     assert report.parts_reused == 1

@@ -18,13 +18,12 @@ import pytest
 from numpy.typing import NDArray
 
 from rowmill.core.errors import ConfigError
-from rowmill.reader import Reader
 from rowmill.reader.layouts import join_flat, stack_padded
 from rowmill.schema.examples import BATCH_NAMES
 from rowmill.schema.manifest import Manifest
 from rowmill.shards import native
 from tests.reader.test_index_layout import run_reader_alone
-from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat
+from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat, open_reader
 
 LIKELIEST = 3
 TEACHER = {
@@ -93,12 +92,6 @@ def test_reading_fields_imports_no_pandas(mixed: Built, padded: Built) -> None:
     assert run_reader_alone(mixed) == run_reader_alone(padded) == "True []"
 
 
-def rank_rows(built: Built) -> list[dict[str, Any]]:
-    parts = built.manifest("gpu_partitions").parts
-    files = [file for part in parts for name, file in part.files.items() if name.startswith("data/")]
-    return [row for file in files for row in built.project.store.table(file).to_pylist()]
-
-
 def export_rows(built: Built, name: str) -> list[dict[str, Any]]:
     part = built.manifest("exports", name).parts[0]
     files = [file for path, file in part.files.items() if path.endswith(".parquet")]
@@ -152,7 +145,7 @@ def test_numbers_of_every_shard_are_those_of_their_tokens(name: str, request: py
 
 
 def test_ranks_hold_the_numbers_of_all_rows_and_fillers_none(mixed: Built) -> None:
-    segments = segments_of(rank_rows(mixed))
+    segments = segments_of(mixed.rank_rows())
     require_own_numbers(segments)
     own = [one for one in segments if one["dataset"] == "rollouts"]
     examples = [row for row in mixed.examples("rollouts") if row["split"] == "train"]
@@ -162,30 +155,22 @@ def test_ranks_hold_the_numbers_of_all_rows_and_fillers_none(mixed: Built) -> No
 
 def test_content_hash_covers_every_number() -> None:
     one = native.make_fillers(1, pad_id=3, dataset="a", weighted=False, token_fields={"logprobs": pa.float32()})
-    segments = native.recover_segments(one)
-    other = replace(segments, token_fields={"logprobs": np.array([0, -0.5], np.float32)})
-
+    pairs = {"logprobs": pa.list_(pa.float16(), 2)}
+    fillers = native.make_fillers(1, pad_id=3, dataset="a", weighted=False, token_fields=pairs, multiple=4)
     assert one.column("logprobs").to_pylist() == [[0, 0]]
-    assert native.hash_sequences(segments) != native.hash_sequences(other)
-
-
-@pytest.mark.parametrize("token", [0, 1])
-@pytest.mark.parametrize("place", [0, 1])
-def test_content_hash_covers_every_number_of_a_list(token: int, place: int) -> None:
-    kind = pa.list_(pa.float16(), 2)
-    fillers = native.make_fillers(1, pad_id=3, dataset="a", weighted=False, token_fields={"logprobs": kind}, multiple=4)
-    segments = native.recover_segments(fillers)
-    changed = np.zeros((2, 2), np.float16)
-    changed[token, place] = -0.5
-
-    other = replace(segments, token_fields={"logprobs": changed})
     assert fillers.column("logprobs").to_pylist() == [[[0, 0]] * 4]
-    assert native.hash_sequences(segments) != native.hash_sequences(other)
+    changes: list[tuple[pa.Table, Any]] = [(one, np.array([0, -0.5], np.float32))]
+    for number in range(4):
+        changed = np.zeros((2, 2), np.float16)
+        changed.flat[number] = -0.5
+        changes.append((fillers, changed))
+    for table, changed in changes:
+        segments = native.recover_segments(table)
+        other = replace(segments, token_fields={"logprobs": changed})
+        assert native.hash_sequences(segments) != native.hash_sequences(other)
 
 
 # ── Reader ─────────────────────────────────────────────────────────────────────────────────────────
-def open_rank(built: Built, rank: int, **options: Any) -> Reader:
-    return Reader(str(built.project.base / ".rowmill"), "mini", rank=rank, world_size=2, as_torch=False, **options)
 
 
 def require_own_batch(batch: Mapping[str, Any], spans: NDArray[np.int64], count: int) -> None:
@@ -213,7 +198,7 @@ def require_own_batch(batch: Mapping[str, Any], spans: NDArray[np.int64], count:
 def test_flat_batches_have_each_number_at_its_token(name: str, request: pytest.FixtureRequest) -> None:
     built: Built = request.getfixturevalue(name)
     for rank in range(2):
-        for batch in open_rank(built, rank, pad_to=512):
+        for batch in open_reader(built, rank, 2, pad_to=512):
             spans = batch["seq_idx"]
             if "cu_seqlens" in batch:
                 ends = batch["cu_seqlens_padded"][:-1] + np.diff(batch["cu_seqlens"])
@@ -222,7 +207,7 @@ def test_flat_batches_have_each_number_at_its_token(name: str, request: pytest.F
 
 
 def test_padded_batches_have_each_number_at_its_token(mixed: Built) -> None:
-    for batch in open_rank(mixed, 0, layout="padded", batch_size=2):
+    for batch in open_reader(mixed, 0, 2, layout="padded", batch_size=2):
         counts = batch["segment_ids"].max(axis=1) + 1
         firsts = (np.cumsum(counts) - counts)[:, None]
         spans = np.where(batch["segment_ids"] >= 0, batch["segment_ids"] + firsts, -1)
@@ -230,11 +215,10 @@ def test_padded_batches_have_each_number_at_its_token(mixed: Built) -> None:
 
 
 def test_sequences_without_fields_join_those_that_have_some(mixed: Built) -> None:
-    reader = open_rank(mixed, 0)
+    reader = open_reader(mixed, 0, 2)
     rows = (reader[i] for i in range(len(reader)))
     one = next(row for row in rows if not np.isnan(row.row_fields["reward"]).any())
     bare = replace(one, token_fields={}, row_fields={})
-
     flat = join_flat([bare, one], pad_id=0, length=None)
     stacked = stack_padded([bare, one], pad_id=0, length=None)
     zeros, segments = [0.0] * len(one.input_ids), len(one.seq_lengths)
@@ -252,7 +236,7 @@ def test_exports_hold_the_numbers_of_their_tokens(mixed: Built, name: str) -> No
     segments = rows if name == "single" else segments_of(rows)
     require_own_numbers(segments)
     trained = sorted(one for row in segments for one in row["advantages"])
-    assert trained == sorted(one for row in rank_rows(mixed) if not row["filler"] for one in row["advantages"])
+    assert trained == sorted(one for row in mixed.rank_rows() if not row["filler"] for one in row["advantages"])
     assert all(not any(label >= 0 and not a for label, a in zip(row["labels"], row["advantages"], strict=True))
                for row in segments if row["reward"])  # fmt: skip
 

@@ -79,7 +79,6 @@ def test_nulls_that_arrow_added_do_not_reach_the_prompt(tmp_path: Path) -> None:
         {**said(content="no call", reasoning="none is needed"), "tools": tools[:1]},
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-
     from_json = texts(tmp_path / "json", rows)
     parquet = built_of(tmp_path / "parquet", (tmp_path / "rows.parquet").read_bytes(), "a.parquet")
 
@@ -108,7 +107,6 @@ def test_rows_without_a_target_are_rejected_when_sequences_are_packed_too(tmp_pa
 def test_one_turn_too_many_takes_the_oldest_and_not_the_later_ones(tmp_path: Path) -> None:
     row = chat(3, turns=4, words=10)
     whole = built_of(tmp_path / "whole", [row]).examples()[0]["tokens"]
-
     [cut] = built_of(tmp_path / "cut", [row], truncation={"max_length": whole - 1}).examples()
     is_left = [message["content"] in text_of(cut) for message in row["messages"]]
     assert is_left == [False, False, True, True, True, True, True, True]
@@ -125,7 +123,6 @@ def test_results_never_stay_without_their_calls(tmp_path: Path) -> None:
         ]
     messages.append({"role": "assistant", "content": "that is it"})
     whole = built_of(tmp_path / "whole", [{"messages": messages}]).examples()[0]["tokens"]
-
     kept: list[int] = []
     for k, limit in enumerate((whole, 2 * whole // 3, whole // 3)):
         built = built_of(tmp_path / str(k), [{"messages": messages}], truncation={"max_length": limit})
@@ -150,7 +147,6 @@ def test_quoted_control_strings_in_calls_results_and_reasoning_stay_text(tmp_pat
             {"role": "assistant", "content": "done"},
         ]
     }  # fmt: skip
-
     (one,) = built_of(tmp_path, [row]).examples()
     assert text_of(one).count(quote) == 5
     assert one["input_ids"].count(2) == 4  # the template's own ends of turn

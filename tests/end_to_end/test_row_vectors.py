@@ -89,7 +89,6 @@ def test_two_exchanges_weigh_where_they_train_and_as_much_as_their_messages(tmp_
     """A user's message that weighs something trains, as by any flag; the one without a number weighs 1."""
     row = talk("U1 A1 U2 A2")
     row["messages"][0]["loss_weight"], row["messages"][1]["weight"] = 0.25, 0.5
-
     (one,) = examples(tmp_path, row, loss={"weights": True})
     stretches = ((range(1, 8), 0.25), (range(12, 17), 0.5), (range(30, 35), 1))
     weights = {place: weight for places, weight in stretches for place in places}
@@ -122,7 +121,6 @@ def test_truncation_of_44_tokens(tmp_path: Path, limit: int, text: str, stages: 
 def test_truncation_of_reasoning_keeps_13_tokens_as_context(tmp_path: Path) -> None:
     row = talk("U A")
     row["messages"][1]["reasoning"] = "abcdefghijklmnopqrst"
-
     (whole,) = examples(tmp_path / "whole", row, THINKING)
     (cut,) = examples(tmp_path / "cut", row, THINKING, truncation={"max_length": 36})
     assert whole["tokens"] == 43
@@ -172,7 +170,6 @@ def test_every_supervised_message_of_a_split_row_trains_in_exactly_one_example(
 ) -> None:
     row = talk("S " + " ".join(f"U{i} A{i}" for i in range(5)))
     options = {"truncation": {"overlong": "split", "max_length": limit}, "template": {"turns": turns}}
-
     found = workspace(tmp_path).one("a.jsonl", [row], CHAT, **options).examples()
     texts = [shown(one) for one in found]
     assert [sum(f"⟦A{i}<e>⟧" in text for text in texts) for i in range(5)] == [1] * 5
@@ -186,7 +183,6 @@ def test_every_supervised_message_of_a_split_row_trains_in_exactly_one_example(
 def test_narrower_supervision_trains_a_part_of_what_the_wider_trains(tmp_path: Path, options: dict[str, Any]) -> None:
     row = talk("S U1 A1 U2 A2")
     row["messages"][2]["reasoning"], row["messages"][4]["reasoning"] = "one", "two"
-
     (wide,) = examples(tmp_path / "wide", row, THINKING)
     (narrow,) = examples(tmp_path / "narrow", row, THINKING, loss=options)
 
@@ -197,7 +193,6 @@ def test_narrower_supervision_trains_a_part_of_what_the_wider_trains(tmp_path: P
 def test_text_of_an_untrained_message_changes_no_mask_but_its_own(tmp_path: Path) -> None:
     first, second = talk("S U1 A1 U2 A2"), talk("S U1 A1 U2 A2")
     second["messages"][3]["content"] = "quite another question"
-
     (one,) = examples(tmp_path / "one", first)
     (other,) = examples(tmp_path / "other", second)
     assert shown(other) == shown(one).replace("U2", "quite another question")

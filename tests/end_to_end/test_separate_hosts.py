@@ -81,10 +81,8 @@ def test_two_builders_on_separate_hosts_end_with_the_same_versions(
     server: ObjectServer, temporary: Path, tmp_path: Path
 ) -> None:
     workspace = write_two_datasets(tmp_path, {"kind": "local"})
-
     builders = [start_build(temporary, workspace) for _ in range(2)]
     ended = [(*one.communicate(timeout=PATIENCE_S), one.returncode) for one in builders]
-
     for _, printed, status in ended:
         assert status == ExitStatus.SUCCESS, printed
     assert not list(temporary.iterdir())

@@ -63,7 +63,6 @@ class ArrayModel:
 @pytest.mark.parametrize("layout", ["flat", "padded"])
 def test_loss_of_trees_is_that_of_the_examples_in_numpy(built: Built, layout: str) -> None:
     model = ArrayModel(VOCABULARY)
-
     found = 0.0
     for batch in read_batches(built, as_torch=False, layout=layout):
         for row, allowed in enumerate(tree_mask(batch)):
@@ -101,7 +100,6 @@ def test_loop_of_the_page_prints_the_mean_loss_of_the_examples(
 
     monkeypatch.chdir(built.project.base)
     exec(loop.replace('"dialogues"', '"mini"'), {"model": log_probabilities})
-
     total, weight = sum_example_log_probabilities(built)
     assert float(capsys.readouterr().out) == pytest.approx(total / weight, rel=1e-10)
 

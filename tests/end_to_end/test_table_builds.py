@@ -1,7 +1,6 @@
 """Records in whole builds: rows, schema, splits, examples, ledger and shards of small tables."""
 
 import datetime as dt
-import io
 import json
 from collections import Counter
 from decimal import Decimal
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
@@ -18,9 +16,11 @@ from rowmill.build import steps
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
 from rowmill.inspection import dry_run
 from rowmill.kinds.tables.partition_plan import TablePlan
+from tests.end_to_end.test_table_drift import facts_of, rows_of
 from tests.support.recipes import Built, Workspace, lines, tokenizer_json
 from tests.support.tables import (
     as_csv,
+    as_parquet,
     as_written,
     cells,
     grouped,
@@ -64,14 +64,6 @@ def built_of(
     return Workspace(folder).one(name, content, form, splits={"test": test}).build(only=TO_EXAMPLES)
 
 
-def rows_of(made: Built) -> list[dict[str, Any]]:
-    return made.rows_of("rows", "canonical_rows", file="rows")
-
-
-def facts_of(made: Built) -> dict[str, Any]:
-    return made.manifest("rows", "canonical_rows").facts
-
-
 # ── Every record comes back ────────────────────────────────────────────────────────────────────────
 @pytest.mark.slow
 @pytest.mark.parametrize("cap", mark_all_but([2], [1, 2, None]))
@@ -86,7 +78,8 @@ def test_trained_tokens_of_every_mode_and_cap_read_back_as_the_rows(tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_examples_hold_the_generation_prompt_and_the_mask_is_false_on_the_prompt_alone(
+@pytest.mark.slow
+def test_examples_hold_the_generation_prompt_and_are_those_of_the_plan_before_the_build(
     tmp_path: Path, mode: str
 ) -> None:
     made = built(tmp_path, MODES[mode])
@@ -97,12 +90,6 @@ def test_examples_hold_the_generation_prompt_and_the_mask_is_false_on_the_prompt
         assert one["loss_mask"] == [False] * prompt + [True] * (len(one["input_ids"]) - prompt)
         assert one["input_ids"][-1] == frame["eos_id"]
     assert TOKENIZER.decode(frame["prompt_ids"], skip_special_tokens=False) == frame["prompt_text"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_plan_before_the_build_and_the_build_have_the_same_numbers(tmp_path: Path, mode: str) -> None:
-    made = built(tmp_path, MODES[mode])
     plan, facts = planned(made.project), made.manifest("rows", "tokenized_examples").facts
     train = plan.facts["train"]
     assert (train["examples"], train["tokens"]) == (facts["examples"], facts["tokens"])
@@ -153,7 +140,6 @@ def test_sequential_examples_lead_with_group_and_order_and_count_their_records(t
 
 def test_prefill_holds_the_first_records_of_every_train_series_as_trained(tmp_path: Path) -> None:
     made = built(tmp_path, SERIES)
-
     prefill = made.rows_of("rows", "tokenized_examples", file="prefill")
     text = "".join(trained_texts(made, TOKENIZER))
     assert [one["group_key"] for one in prefill] == [f'"C-{i:03d}"' for i in range(12)]
@@ -165,7 +151,6 @@ def test_prefill_holds_the_first_records_of_every_train_series_as_trained(tmp_pa
 @pytest.mark.slow
 def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
     made = built(tmp_path, {}, count=1200)
-
     types = {one.name: (one.type, one.nullable) for one in schema_of(made).columns}
     assert types == {
         "customer": ("string", False), "day": ("string", False), "amount": ("decimal", False),
@@ -180,7 +165,6 @@ def test_new_row_that_fits_no_type_moves_no_row_to_another_split(tmp_path: Path)
     workspace = table(Workspace(tmp_path), as_csv(rows), {}, seq_len=256, splits={"test": 0.3})
     before = {row["record"]: row["split"] for row in rows_of(workspace.build(only=TO_EXAMPLES))}
     workspace.write("table.csv", as_csv([*rows, {"a": "01", "b": "1e5"}]))
-
     made = workspace.build(only=TO_EXAMPLES[:2])
     columns = made.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]
     assert [one["type"] for one in columns] == ["integer", "decimal"]
@@ -189,7 +173,6 @@ def test_new_row_that_fits_no_type_moves_no_row_to_another_split(tmp_path: Path)
 
 def test_json_numbers_keep_their_digits_and_absent_keys_stay_absent(tmp_path: Path) -> None:
     content = b'{"a":42.50,"b":1180591620717411303424}\n{"a":1,"b":null,"c":[1,2.50]}\n'
-
     made = built_of(tmp_path, "rows.jsonl", content, records())
     records_of = [row["record"] for row in rows_of(made)]
     assert records_of == ['{"a":42.50,"b":1180591620717411303424}', '{"a":1,"b":null,"c":[1,2.50]}']
@@ -206,10 +189,7 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
         "t": pa.array([dt.date(2024, 1, 15), dt.date(2024, 1, 16)]).cast(pa.timestamp("us")),
         "l": pa.array([[1, 2], []], pa.list_(pa.int32())),
     }
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
-
-    made = built_of(tmp_path, "rows.parquet", sink.getvalue(), records())
+    made = built_of(tmp_path, "rows.parquet", as_parquet(**columns), records())
     assert [one.type for one in schema_of(made).columns] == ["integer", "float", "decimal", "datetime", "list"]
     first, second = (row["record"] for row in rows_of(made))
     assert first == '{"i":1,"f":18.0,"d":42.50,"t":"2024-01-15T00:00:00","l":[1,2]}'
@@ -231,7 +211,6 @@ def test_row_is_assembled_left_out_or_rejected_and_tokens_add_up(tmp_path: Path)
     assembly = {"on_overflow": "reject", "max_seq_length": 400}
     form = {"training": {"num_input_records_to_sample": 25}, "assembly": assembly}
     rows = [*purchases(60), {**purchases(1)[0], "note": "word " * 300}]
-
     made = table(Workspace(tmp_path), as_csv(rows), form).build(only=TO_EXAMPLES)
     manifest = made.manifest("rows", "tokenized_examples")
     assert sorted(manifest.ledger) == [("kept", "", 25), ("not_sampled", "", 35), ("rejected", "record_overflow", 1)]
@@ -244,7 +223,6 @@ def test_row_is_assembled_left_out_or_rejected_and_tokens_add_up(tmp_path: Path)
 
 def test_resampled_rows_are_shown_again_under_names_of_their_own(tmp_path: Path) -> None:
     made = built(tmp_path, {"training": {"num_input_records_to_sample": 150}, "data": {"max_sequences_per_example": 1}})
-
     examples = made.examples()
     names = [one["example_id"] for one in examples]
     assert len(names) == len(set(names)) == 150
@@ -321,23 +299,17 @@ def series(folder: Path, times: list[str], **time_series: Any) -> Built:
     return Workspace(folder).one("table.csv", as_csv(rows), form).build(only=TO_EXAMPLES)
 
 
-def test_ambiguous_dates_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"%d/%m/%Y and %m/%d/%Y both read"):
-        series(tmp_path, ["01/02/2024", "02/02/2024"])
-
-
-def test_dates_of_one_reading_order_the_series(tmp_path: Path) -> None:
-    made = series(tmp_path, ["25/02/2024", "01/02/2024", "13/01/2024"])
+def test_dates_and_times_order_the_series_unless_they_are_ambiguous(tmp_path: Path) -> None:
+    made = series(tmp_path / "dates", ["25/02/2024", "01/02/2024", "13/01/2024"])
     assert known(made)["order"] == "%d/%m/%Y"
     [text] = trained_texts(made, TOKENIZER)
     assert [text.index(f'"v":{i}') for i in (2, 1, 0)] == sorted(text.index(f'"v":{i}') for i in range(3))
-
-
-def test_times_of_day_keep_their_order_and_roll_over_midnight(tmp_path: Path) -> None:
-    made = series(tmp_path, ["22:00", "23:00", "00:00", "01:00"], timestamp_interval_seconds=3600)
+    made = series(tmp_path / "times", ["22:00", "23:00", "00:00", "01:00"], timestamp_interval_seconds=3600)
     assert facts_of(made)["interval_mismatch"] == 0
     [text] = trained_texts(made, TOKENIZER)
     assert [text.index(f'"v":{i}') for i in range(4)] == sorted(text.index(f'"v":{i}') for i in range(4))
+    with pytest.raises(ConfigError, match=r"%d/%m/%Y and %m/%d/%Y both read"):
+        series(tmp_path / "ambiguous", ["01/02/2024", "02/02/2024"])
 
 
 @pytest.mark.slow
@@ -386,7 +358,6 @@ def test_equal_rows_of_a_table_stay_in_one_split_and_are_no_copies(tmp_path: Pat
 @pytest.mark.parametrize("mode", MODES)
 def test_private_examples_hold_one_unit_and_sequences_one_example(tmp_path: Path, mode: str) -> None:
     made = built(tmp_path, {**MODES[mode], "privacy": {"dp_enabled": True}}, only=())
-
     units = [one["input_ids"].count(known(made)["frame"]["bos_id"]) for one in made.examples()]
     assert set(units) == {1}
     assert mode == "grouped" or {len(one["row_ids"]) for one in made.examples()} == {1}
@@ -457,7 +428,6 @@ def test_budgets_of_train_series_are_between_seven_tenths_and_the_record_budget(
 def test_reference_wire_prints_as_the_original_and_counts_what_it_changes(tmp_path: Path) -> None:
     content = lines([{"a": 42.5, "b": 1}, {"a": 1, "b": None}]) + b'{"a":0.000000000001,"b":3}\n'
     form = records(codec={"wire": "reference"}, data={"max_sequences_per_example": 1})
-
     made = built_of(tmp_path, "rows.jsonl", content, form)
     texts = sorted(text.split("<|im_start|>")[1].split("<|im_end|>")[0] for text in trained_texts(made, TOKENIZER))
     assert texts == ['{"a":0.0,"b":3.0}\n', '{"a":1.0,"b":null}\n', '{"a":42.5,"b":1.0}\n']

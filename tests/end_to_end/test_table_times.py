@@ -106,7 +106,6 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], str]] = {
 def test_ambiguous_time_is_named_with_its_cell_and_line_and_blocks(tmp_path: Path, problem: str) -> None:
     form, rows, said = PROBLEMS[problem]
     workspace = project(tmp_path, form, as_csv(rows))
-
     built = workspace.build(only=TO_ROWS)
     with pytest.raises(GateError, match="ambiguous_times"):
         workspace.build(only=TO_EXAMPLES)
@@ -141,25 +140,21 @@ def test_times_that_have_one_order_are_not_ambiguous(tmp_path: Path, case: str) 
 @pytest.mark.parametrize(("count", "blocks"), [(98, True), (100, False)])
 def test_one_record_in_more_than_a_hundred_only_warns(tmp_path: Path, count: int, blocks: bool) -> None:
     workspace = project(tmp_path, SERIES, as_csv(rows_at([*minutes(count), minutes(count)[-1]])))
-
     _, results = workspace.build(only=TO_ROWS).steps["rows", "canonical_rows"]
     [result] = [one for one in results if one.check == "ambiguous_times"]
     assert (result.passed, result.blocking) == (False, blocks)
     assert blocks or result.severity == "warn"
 
 
-def test_largest_of_several_problems_is_the_share(tmp_path: Path) -> None:
+def test_largest_of_several_problems_is_the_share_of_all_times_that_were_read(tmp_path: Path) -> None:
     times = [*minutes(40, "Z"), "2024-05-01T08:00:00", "2024-05-01T08:01:00Z", "2024-05-01T08:02:00Z"]
     built = project(tmp_path, SERIES, as_csv(rows_at(times))).build(only=TO_ROWS)
     problems = [one.partition(",")[0] for one in sentences_of(built)]
     assert share_of(built) == pytest.approx(3 / 43)
     assert problems == ["mixed zones: 1 record", "repeated time: 3 records"]
-
-
-def test_zones_of_duplicates_are_a_share_of_all_times_that_were_read(tmp_path: Path) -> None:
     rows = [{"t": "2024-05-01T08:00:00Z", "v": "1"}] * 30 + [{"t": "2024-05-01T09:00:00", "v": "1"}] * 10
     groups = {"filters": {"deduplicate": "exact"}, "splits": {"test": 0}}
-    built = Workspace(tmp_path).one("t0.csv", as_csv(rows), SERIES, **groups).build(only=TO_ROWS)
+    built = Workspace(tmp_path / "duplicates").one("t0.csv", as_csv(rows), SERIES, **groups).build(only=TO_ROWS)
     assert built.manifest("rows", "canonical_rows").facts["kept"] == 2
     assert share_of(built) == 0.25
 

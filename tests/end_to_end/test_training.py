@@ -70,7 +70,6 @@ def test_run_that_stops_in_an_epoch_goes_on_with_the_same_batches(
     built: steps.Project, script: ModuleType, losses: list[float], tmp_path: Path
 ) -> None:
     kept = tmp_path / "run.pt"
-
     stopped = script.run(reader_of(built), VOCABULARY, steps=7, checkpoint=kept)
     resumed = script.run(reader_of(built), VOCABULARY, steps=20, checkpoint=kept)
 
@@ -88,7 +87,6 @@ def test_loss_of_each_packed_segment_is_its_loss_alone(
     model.eval()
     batch = reader_of(built, batch_size=4).get_batch(range(12))
     borders = batch["cu_seq_lens_q"].tolist()
-
     with torch.no_grad():
         packed = by_segment(model(**batch).logits[0], batch["labels"][0], borders)
         blind = by_segment(model(input_ids=batch["input_ids"]).logits[0], batch["labels"][0], borders)

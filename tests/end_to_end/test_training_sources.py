@@ -69,7 +69,6 @@ def test_documented_lines_of_a_loop_give_the_loss_of_each_source(
 ) -> None:
     batch = next(iter(open_reader(built)))
     logits = compute_logits(model, batch)
-
     names = run_lines("token_losses", torch=torch, rowmill=rowmill, dist=group, logits=logits, batch=batch)
 
     assert capsys.readouterr().out
@@ -105,9 +104,7 @@ def test_loss_of_transformers_is_the_shifted_one(built: Built, model: Any) -> No
     ahead = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
     losses = torch.nn.functional.cross_entropy(logits[0], ahead[0], reduction="none")
     unweighted = {name: value for name, value in batch.items() if name != "loss_weights"}
-
     found = rowmill.loss_by_source(losses, unweighted, shifted=True)
-
     own = model.loss_function(logits=logits.detach(), labels=labels, vocab_size=logits.shape[-1])
     count = len(found.names.datasets)
     assert float(found.sums[0, :count].sum() / found.sums[1, :count].sum()) == pytest.approx(float(own), rel=1e-5)
@@ -142,9 +139,7 @@ def test_documented_callback_logs_what_trl_evaluates(built: Built, model: Any, t
         model, config, train_dataset=rows, eval_dataset=rows.select([0]), processing_class=tokenizer,
         callbacks=[callback],
     )  # fmt: skip
-
     trainer.train()
-
     logged = [line for line in trainer.state.log_history if set(line) >= {*TOPICS, "step"}]
     assert len(logged) == len(list(reader.train_sets()["chats"]))
     assert all(np.isfinite(line[name].loss) or not line[name].tokens for line in logged for name in TOPICS)

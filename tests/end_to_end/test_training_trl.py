@@ -88,7 +88,6 @@ def test_batches_of_the_documented_trainer_are_those_of_our_reader(
     built: steps.Project, rows: Any, model_folder: Path, tmp_path: Path, page: str
 ) -> None:
     theirs = list(trainer_of(rows, model_folder, tmp_path, page).get_train_dataloader())
-
     ours = list(Reader(built.store.root, "chats", rank=0, world_size=1, batch_size=1, as_torch=True))
     assert len(theirs) == len(ours) > 50
     for one, other in zip(theirs, ours, strict=True):
@@ -103,9 +102,7 @@ def test_larger_batches_of_the_trainer_are_joined_rows(
     built: steps.Project, rows: Any, model_folder: Path, tmp_path: Path
 ) -> None:
     trainer = trainer_of(rows, model_folder, tmp_path, PAGES[0], per_device_train_batch_size=3)
-
     theirs = next(iter(trainer.get_train_dataloader()))
-
     reader = Reader(built.store.root, "chats", rank=0, world_size=1, as_torch=True)
     ours = reader.get_batch([0, 1, 2])
     assert all(torch.equal(theirs[name], ours[name]) for name in FROM_OUR_SHARDS)

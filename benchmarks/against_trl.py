@@ -184,27 +184,32 @@ PEERS = (("trl", "TRL"), ("axolotl", "axolotl"), ("encode_batch", "encode_batch"
 """What is drawn beside ours, where it was measured, and its label."""
 
 
-def find_last_results() -> dict[str, dict[str, Any]]:
-    """Return the last result of each workload that was measured against TRL."""
+def find_last_results() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return by workload and peer the last result in which that peer ran in turn with us."""
     lines = (measure.ROOT / "benchmarks/results.jsonl").read_text(encoding="utf-8").splitlines()
-    results = [json.loads(line) for line in lines]
-    last = {one["workload"]: one for one in results if one.get("benchmark") == "against_trl" and "times" in one}
-    return {name: last[name] for name in WORKLOADS if name in last}
+    results = [one for one in map(json.loads, lines) if one.get("benchmark") == "against_trl"]
+    last = {(one["workload"], peer): one for one in results for peer, _ in PEERS if peer in one}
+    return {
+        name: {peer: last[name, peer] for peer, _ in PEERS if (name, peer) in last}
+        for name in WORKLOADS
+        if (name, "trl") in last
+    }
 
 
 def draw() -> str:
-    """Return the plot of the last results of each workload: million tokens per second of all that ran in turn."""
+    """Return the plot of the last results of each workload: million tokens per second, a peer's when it last ran."""
     drawn = find_last_results()
-    fastest = max(one["trl"]["tokens"] / one["median_s"] for one in drawn.values())
+    fastest = max(of_peer["trl"]["trl"]["tokens"] / of_peer["trl"]["median_s"] for of_peer in drawn.values())
     parts, y = list[str](), 56
-    for name, result in drawn.items():
+    for name, of_peer in drawn.items():
+        result = of_peer["trl"]
         tokens = result["trl"]["tokens"]
         note = f"{result['rows']:,} rows, {tokens / 1e6:.1f} M tokens: {result['times']:.1f} times as fast as TRL"
         parts.append(f'<text x="16" y="{y}" font-weight="600">{WORKLOADS[name].label}</text><text x="624" y="{y}" '
                      f'text-anchor="end" fill="#555">{note}</text>')  # fmt: skip
         bars = [("rowmill", result["median_s"], "#2563eb")]
-        bars += [(label, statistics.median(result[f"{peer}_runs_s"]), "#9ca3af")
-                 for peer, label in PEERS if peer in result]  # fmt: skip
+        bars += [(label, statistics.median(of_peer[peer][f"{peer}_runs_s"]), "#9ca3af")
+                 for peer, label in PEERS if peer in of_peer]  # fmt: skip
         for label, seconds, colour in bars:
             y += 22
             width = max(2, round(380 * tokens / seconds / fastest))

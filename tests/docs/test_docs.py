@@ -246,10 +246,11 @@ def test_benchmarks_page_has_the_last_results_against_peers() -> None:
     last = against_trl.find_last_results()
     shown = {(name, label.strip("`")) for _, label, _, _, name in rows}
     assert shown == {
-        (name, label) for name, found in last.items() for peer, label in against_trl.PEERS if peer in found
+        (name, label) for name, of_peer in last.items() for peer, label in against_trl.PEERS if peer in of_peer
     }
     for ours, label, theirs, ratio, name in rows:
-        peer, found = label.strip("`").lower(), last[name]
+        peer = label.strip("`").lower()
+        found = last[name][peer]
         seconds = statistics.median(found[f"{peer}_runs_s"])
         assert float(ours) == found["median_s"]
         assert float(theirs) == pytest.approx(seconds, abs=0.051)

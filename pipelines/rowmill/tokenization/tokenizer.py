@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, compute_offsets, find_distinct
+from rowmill.core.arrays import Bools, Ints, compute_offsets, find_distinct
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.tokenization.reference_sample import Stretch
@@ -481,11 +481,18 @@ class Encoder:
         begins = np.flatnonzero([piece.start == 0 for piece in pieces])
         return rejoin_pieces(encoded, [piece.text for piece in pieces], np.diff(begins, append=len(pieces)))
 
+    @cached_property
+    def _added_tokens(self) -> tuple[dict[int, str], Bools]:
+        """The added tokens by id, and which of the engine's ids they have: bool[ids]."""
+        added = {token_id: content for token_id, content, _ in self.card.added if content}
+        is_added = np.zeros(max((len(self._token_lengths.lengths), *(token_id + 1 for token_id in added))), bool)
+        is_added[list(added)] = True
+        return added, is_added
+
     def find_control_strings(self, texts: Sequence[str], encoded: EncodedTexts) -> set[str]:
         """Return the added tokens that occur in a batch, also those of which an engine made other tokens."""
-        added = {token_id: content for token_id, content, _ in self.card.added if content}
-        made = encoded.ids[np.isin(encoded.ids, np.fromiter(added, np.int32, len(added)))]
-        found = {added[token_id] for token_id in find_distinct(made).tolist()}
+        added, is_added = self._added_tokens
+        found = {added[token_id] for token_id in find_distinct(encoded.ids[is_added[encoded.ids]]).tolist()}
         # Searched together: with one automaton a millisecond for a million characters, one by one a hundred.
         others = sorted(set(added.values()) - found, key=len, reverse=True)
         if others:

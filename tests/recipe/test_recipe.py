@@ -102,6 +102,17 @@ def test_a_mistake_is_reported_in_four_parts(dataset: dict[str, Any], top: dict[
     assert expected in _refusal(dataset, **top)
 
 
+def test_a_mistyped_key_is_reported_before_the_option_that_it_leaves_missing() -> None:
+    values = {"tokenizer": "t", "seq_lenn": 64, "datasets": {"a": {"source": SOURCE}}}
+    with pytest.raises(ConfigError) as refusal:
+        recipe.parse_recipe(values, name="demo", where="demo.yaml")
+
+    first, second = str(refusal.value).splitlines()
+    assert first.startswith("demo.yaml: seq_lenn: unknown key; allowed here: ")
+    assert first.endswith("; did you mean seq_len?")
+    assert second == "demo.yaml: seq_len: is missing and has no default; add it"
+
+
 STEPS = {"batch_size": 4, "steps": 2}
 
 

@@ -209,7 +209,8 @@ def describe_type(value: object) -> str:
 def validate_options(model: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
     """Validate `values` against `model`; every problem becomes one line `where.path: what; allowed; remedy`.
 
-    Raises ConfigError with one line per problem, in the order of the fields.
+    Raises ConfigError with one line per problem: unknown keys first, because a mistyped key explains why its option is
+    missing; then in the order of the fields.
     """
     refused = [f"{where}: {path}: {text}" if path else f"{where}: {text}" for path, text in _find_non_finite(values)]
     if refused:
@@ -242,7 +243,7 @@ def format_problems(error: ValidationError, model: type[BaseModel], where: str) 
     """Yield each of pydantic's errors as one four-part line."""
     reasons: dict[tuple[str, ...], list[str]] = {}
     mismatched: set[tuple[str, ...]] = set()
-    for one in error.errors():
+    for one in sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden"):
         steps, models, kinds = _follow_location(model, one["loc"])
         reason = _explain_unknown_key(model, steps, models, kinds) if one["type"] == "extra_forbidden" else None
         reasons.setdefault(tuple(steps), []).append(reason or _explain_problem(one, models))

@@ -130,6 +130,45 @@ def test_a_dead_worker_is_an_error_and_the_next_map_has_new_workers(pool: LocalP
     start_workers(pool)
 
 
+class TwoFactsError(Exception):
+    """An error that cannot be made again from its arguments, as libraries have them."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} because {why}")
+
+
+class Unreadable:
+    """A task that a worker cannot unpickle."""
+
+    def __init__(self) -> None:
+        self.number = 1
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise ModuleNotFoundError("No module named 'theirs'")
+
+
+def raise_two_facts(number: int) -> None:
+    raise TwoFactsError(f"task {number} failed", "of the data")
+
+
+@pytest.mark.parametrize(
+    ("function", "task", "expected", "message"),
+    [
+        (raise_two_facts, 7, RuntimeError, "TwoFactsError: task 7 failed because of the data"),
+        (str, Unreadable(), ModuleNotFoundError, "No module named 'theirs'"),
+    ],
+)
+def test_an_error_that_cannot_be_sent_reaches_the_caller_by_its_text(
+    pool: LocalPool, function: Any, task: object, expected: type[Exception], message: str
+) -> None:
+    started = pool.start(LARGE)
+    if started is not None:
+        started.result()
+    with pytest.raises(expected, match=message):
+        list(pool.map(function, [task], size_bytes=LARGE))
+    start_workers(pool)
+
+
 def test_a_closed_pool_has_ended_its_processes_and_may_start_others() -> None:
     pool = WorkerPool(1)
     pool.start_in_background().result(timeout=60)

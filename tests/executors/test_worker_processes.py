@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rowmill.executors import base
 from rowmill.executors.local import HAS_FORK_SERVER, hold_interrupts, start_processes
 from tests.support.meeting import MEETING_VARIABLE, meet_as_told
 
@@ -49,6 +50,42 @@ def test_what_the_fork_server_opened_is_opened_by_no_worker(tmp_path: Path) -> N
     command, env = [sys.executable, "-c", SHARED], os.environ | {MEETING_VARIABLE: f"2:{tmp_path}"}
     shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True, cwd=os.getcwd())
     assert shown.stdout.strip() == "[(True, False), (True, False)]"
+
+
+FAILING = """
+import os
+from rowmill.core.errors import IntegrityError
+from rowmill.executors import LocalPool, open_in_workers
+from rowmill.executors.local import INLINE_BELOW_BYTES
+from tests.executors import test_local, test_worker_processes
+
+if __name__ == "__main__":
+    open_in_workers(test_worker_processes.break_setup)
+    pool = LocalPool(2)
+    STARTED
+    try:
+        list(pool.map(test_local.take_time, range(400), size_bytes=INLINE_BELOW_BYTES))
+    except IntegrityError as error:
+        print(error)
+"""
+
+
+def break_setup() -> None:
+    """Leave this process, and those forked from it, unable to set up a worker."""
+
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    base.limit_to_one_thread = refuse
+
+
+@pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
+@pytest.mark.parametrize("start", ["pass", "pool.start(INLINE_BELOW_BYTES)"], ids=["fork server", "forked"])
+def test_why_a_worker_cannot_be_set_up_is_in_the_error(start: str) -> None:
+    command = [sys.executable, "-c", FAILING.replace("STARTED", start)]
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True, cwd=os.getcwd())
+    assert shown.stdout.startswith("a worker process could not be set up (RuntimeError: can't start new thread); ")
 
 
 def test_worker_ends_when_the_leash_is_closed_whatever_it_does() -> None:

@@ -230,7 +230,9 @@ def open_all(path: list[str], calls: list[tuple[str, str, list[str]]]) -> None:
     """Import the engine by a path, and call module-level functions by their names."""
     limit_to_one_thread()
     sys.path[:] = path
-    importlib.import_module("rowmill.stages.catalog")
+    # A worker imports again what cannot be imported here, and says what is wrong; the fork server would only be gone.
+    with contextlib.suppress(Exception):
+        importlib.import_module("rowmill.stages.catalog")
     call_all(calls)
     # What was opened stays: walking it at every collection cost ten per cent of a part, and would unshare it.
     gc.collect()

@@ -18,6 +18,7 @@ import gc
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -39,6 +40,9 @@ from rowmill.core.config import Config
 from rowmill.core.errors import IntegrityError
 from rowmill.executors import base
 from rowmill.executors.base import call_with, call_with_file, write_shared
+
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
 
 HAS_FORK_SERVER = sys.platform == "linux"
 
@@ -101,13 +105,51 @@ def hold_interrupts() -> Generator[None]:
                 signal.raise_signal(signal.SIGINT)
 
 
+class WorkerStartError(BrokenExecutor):
+    """A worker process could not be started or set up; the message continues `a worker process`."""
+
+
+_SETUP_ERRORS: list[Exception] = []
+"""Why this process, a worker, is not set up."""
+
+
 def start_worker(watched: Any, leash: Any = None) -> None:
     """Be set up as a worker: one thread per library; end when `leash`, the other end of `watched`, is closed."""
-    if leash is not None:
-        # A fork copied it, and as long as anyone has it open, no worker ends with the calling process.
-        leash.close()
-    base.limit_to_one_thread()
-    threading.Thread(target=_exit_with_parent, args=(watched,), daemon=True).start()
+    try:
+        if leash is not None:
+            # A fork copied it, and as long as anyone has it open, no worker ends with the calling process.
+            leash.close()
+        threading.Thread(target=_exit_with_parent, args=(watched,), daemon=True).start()
+        base.limit_to_one_thread()
+    except Exception as error:  # noqa: BLE001  (the first task raises it: of an initializer, the pool would lose it)
+        _SETUP_ERRORS.append(error)
+
+
+def run_task(content: bytes) -> Any:
+    """Return the result of a pickled function and its arguments.
+
+    A worker that fails outside a task, even by unpickling one, ends without its error reaching the calling process;
+    and an error that cannot be unpickled there breaks the whole pool. So all of them are raised here.
+
+    Raises
+    ------
+    WorkerStartError
+        If this worker could not be set up.
+    RuntimeError
+        In place of the task's error, if that cannot be sent.
+
+    """
+    for error in _SETUP_ERRORS:
+        raise WorkerStartError(f"could not be set up ({type(error).__name__}: {error})") from error
+    try:
+        function, *arguments = pickle.loads(content)  # noqa: S301  (from our own calling process)
+        return function(*arguments)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301  (made here)
+        except Exception:  # noqa: BLE001  (what a class of errors does when it is made again)
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 def _exit_with_parent(watched: Any) -> None:
@@ -116,6 +158,13 @@ def _exit_with_parent(watched: Any) -> None:
     if parent is not None:
         wait([parent.sentinel, watched])
         os._exit(1)
+
+
+def submit_task(pool: ProcessPoolExecutor, function: Callable[..., ResultT], *arguments: object) -> "Future[ResultT]":
+    """Give a pool a task."""
+    content = pickle.dumps((function, *arguments))
+    with hold_interrupts():
+        return pool.submit(run_task, content)
 
 
 def do_nothing() -> None:
@@ -155,7 +204,7 @@ def fork_processes(workers: int) -> tuple[ProcessPoolExecutor, Any] | None:
             # Python 3.12 warns of any thread, the idle ones too.
             warnings.simplefilter("ignore", DeprecationWarning)
             # The first task forks all processes, and then starts the thread that feeds them.
-            pool.submit(do_nothing)
+            submit_task(pool, do_nothing)
     return pool, leash
 
 
@@ -216,7 +265,7 @@ class WorkerPool:
             def start() -> None:
                 try:
                     with hold_interrupts():
-                        self._open().submit(do_nothing).result()
+                        submit_task(self._open(), do_nothing).result()
                 except BaseException as error:  # noqa: BLE001  (whoever waits for it gets it)
                     starting.set_exception(error)
                 else:
@@ -227,10 +276,14 @@ class WorkerPool:
         return self._starting
 
     def wait_for_pool(self) -> ProcessPoolExecutor:
-        """Return the pool once its processes can be had."""
-        if self._starting is not None:
-            self._starting.result()
-        return self._open()
+        """Return the pool once its processes can be had; WorkerStartError, or that of the pool, if they cannot."""
+        try:
+            if self._starting is not None:
+                self._starting.result()
+            return self._open()
+        except (EOFError, OSError) as error:
+            # A fork server that died, or a limit of processes, memory or open files.
+            raise WorkerStartError(f"could not be started ({type(error).__name__}: {error})") from error
 
     def _open(self) -> ProcessPoolExecutor:
         return self._keep(*start_processes(self.workers)) if self._pool is None else self._pool
@@ -258,9 +311,6 @@ class WorkerPool:
         self.are_forked = False
         atexit.unregister(self.close)
 
-
-TaskT = TypeVar("TaskT")
-ResultT = TypeVar("ResultT")
 
 INLINE_BELOW_BYTES = 8 << 20
 """Less work than this is nearly done when the fork server is ready: measured 2.5 s, and 3 to 8 MB/s per
@@ -335,13 +385,12 @@ class LocalPool:
         return {}
 
     def _map_in_pool(self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
-        pool = self._processes.wait_for_pool()
         remote_index.forget_absences()
         pending: deque[Future[ResultT]] = deque()
         try:
+            pool = self._processes.wait_for_pool()
             for task in tasks:
-                with hold_interrupts():
-                    pending.append(pool.submit(function, task))
+                pending.append(submit_task(pool, function, task))
                 # Two tasks per worker in flight keep all busy; more would only hold memory.
                 if len(pending) > 2 * self.workers:
                     yield pending.popleft().result()
@@ -353,11 +402,14 @@ class LocalPool:
             if not isinstance(error, Exception):
                 # Interrupted: nobody waits for what the workers are at, and the next build does it again.
                 self._processes.end_now()
-            if type(error).__name__ == "BrokenProcessPool":
+            if isinstance(error, BrokenExecutor):
+                # The next map starts others.
+                self._processes.close()
                 self._processes.forget()
+                problem = str(error) if isinstance(error, WorkerStartError) else "died (killed, or out of memory)"
                 raise IntegrityError(
-                    "a worker process died (killed, or out of memory); finished parts are kept; build again, with "
-                    "fewer execution.workers if memory was short"
+                    f"a worker process {problem}; finished parts are kept; build again, with fewer execution.workers "
+                    "if memory was short"
                 ) from error
             raise
         finally:

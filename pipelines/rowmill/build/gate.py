@@ -27,14 +27,7 @@ SHOWN_DIGITS: Final = 2
 
 
 def add_run_waivers(project: Project, waivers: Sequence[Mapping[str, Any]], where: str) -> Project:
-    """Return the project with these waivers before its recipe's own; the project itself without any.
-
-    Raises
-    ------
-    ConfigError
-        If a waiver is invalid; with `where` and its number.
-
-    """
+    """Return the project with these waivers before its recipe's own; the project itself without any."""
     if not waivers:
         return project
     added: list[Waiver] = []
@@ -92,16 +85,9 @@ def _round_outwards(value: float, direction: str) -> float | int:
 def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
     """Return the current manifest of every input whose gates are open.
 
-    The inputs of a step that is held at a version are those it was made of, and those of a step that reads a held one
-    agree with it.
-
-    Raises
-    ------
-    GateError
-        If a check is closed; the message gives each one's value, threshold and remedy.
-    IntegrityError
-        If an input is not built; the message names all stages before it that are not, and the command that builds them.
-
+    The inputs of a step that is held at a version are those it was made of, and those of a step that reads a held
+    one agree with it. Raises GateError with each closed check, or IntegrityError with all stages before it that are not
+    built and the command that builds them.
     """
     held = find_held_version(project.store, step.key)
     if held is not None:
@@ -156,16 +142,7 @@ MAX_NAMED_STEPS: Final = 12
 
 
 def open_held_inputs(project: Project, held: HeldVersion) -> dict[StageKey, Manifest]:
-    """Return what a held version was made of; all its ancestors must pass under the present thresholds.
-
-    Raises
-    ------
-    GateError
-        If a check is closed.
-    IntegrityError
-        If the version is not kept any more.
-
-    """
+    """Return what a held version was made of; all its ancestors must pass under the present thresholds."""
     made = manifest.load_version(project.store, held.key, held.version)
     inputs = manifest.load_inputs(project.store, made)
     require_open_ancestry(project, inputs.values())
@@ -176,14 +153,6 @@ def open_generated_source(project: Project, step: Step) -> dict[StageKey, Manife
     """Return the generated records that a step reads as its source; empty for every other step.
 
     They and all that they were made of are judged, as all other inputs are.
-
-    Raises
-    ------
-    SourceError
-        If nothing was generated, or both stages have something and the source names none.
-    GateError
-        Naming each closed check with its number, threshold and remedy.
-
     """
     source = None if step.inputs or step.dataset is None else project.recipe.datasets[step.dataset].source
     if not isinstance(source, GeneratedSource):
@@ -194,14 +163,7 @@ def open_generated_source(project: Project, step: Step) -> dict[StageKey, Manife
 
 
 def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated: Iterable[Manifest] = ()) -> None:
-    """Refuse inputs with an ancestor that fails its checks under the current thresholds; see `checks/upstream.py`.
-
-    Raises
-    ------
-    GateError
-        If a check is closed; the message gives each one's value, threshold and remedy.
-
-    """
+    """Refuse inputs with an ancestor that fails its checks under the current thresholds; see `checks/upstream.py`."""
     graph = project.graph
 
     def thresholds(output: Manifest) -> Sequence[Threshold]:
@@ -222,12 +184,6 @@ def require_one_history(inputs: Mapping[StageKey, Manifest]) -> None:
     """Refuse inputs if one was built from another version of the other.
 
     That happens if an older version of a stage was made current and the later stages were not rebuilt.
-
-    Raises
-    ------
-    IntegrityError
-        If they conflict; the message names the input that must be built again.
-
     """
     for key, made in sorted(inputs.items()):
         for other, found in inputs.items():

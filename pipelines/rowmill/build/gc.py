@@ -50,14 +50,6 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
 
     The published version of the ranks and everything it was built from is kept. Holds the locks of all stages, so that
     no build reuses or publishes what is being removed, and no share is writing.
-
-    Raises
-    ------
-    BusyError
-        If a build of the recipe, or a share of one, is running.
-    IntegrityError
-        If the published version cannot be determined.
-
     """
     steps = plan_steps(project)
     store, keys = project.store, [step.key for step in steps]

@@ -92,16 +92,7 @@ def require_no_mistakes(
     """Refuse a build that cannot succeed, naming all mistakes; return remarks on what may be one.
 
     `before_trial` is called with the names of the datasets that are tried, once nothing is known to be missing.
-
-    Raises
-    ------
-    GateError
-        If the first records already close gates, and nothing else is wrong.
-    UnreachableError
-        If sources cannot be reached, and nothing else is wrong.
-    ConfigError
-        With all mistakes, one per paragraph.
-
+    Raises GateError or UnreachableError if nothing else is wrong, else ConfigError with a paragraph per mistake.
     """
     findings = find_mistakes(project, plan_steps(project) if steps is None else steps, before_trial)
     mistakes = [finding.error for finding in findings if finding.error is not None]

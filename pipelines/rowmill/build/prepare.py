@@ -125,16 +125,7 @@ def list_waivers(context: StageContext, step: Step) -> list[str]:
 
 
 def require_ready(project: Project, steps: Iterable[Step]) -> None:
-    """Check that other requirements of some steps, such as tokenizer and template, are met before any step runs.
-
-    Raises
-    ------
-    UnreachableError
-        If requirements cannot be reached, and no other is missing.
-    ConfigError
-        With one line per missing requirement, naming recipe and dataset.
-
-    """
+    """Check that other requirements of some steps, such as tokenizer and template, are met before any step runs."""
     problems = find_unmet_requirements(project, steps)
     if problems:
         raise join_errors(list(problems.values()), "\n".join(dict.fromkeys(map(str, problems.values()))))
@@ -212,14 +203,7 @@ class _HostCheck:
 
 
 def require_equal_hosts(project: Project, *, again: bool = False) -> None:
-    """Check all hosts of a recipe's executor, once per process, or `again`; what runs on this machine alone passes.
-
-    Raises
-    ------
-    ConfigError
-        With a line per host that differs or lacks something.
-
-    """
+    """Check all hosts of a recipe's executor, once per process, or `again`; what runs on this machine alone passes."""
     executor = open_shared_executor(project.recipe)
     asked = (project.recipe.execution.executor, project.store.root)
     if not executor.spans_hosts or (asked in _CHECKED and not again):

@@ -82,14 +82,7 @@ class BackgroundStatistics:
         self._pending.append((step, self._threads.submit(write)))
 
     def collect(self, *, waits: bool = False) -> Iterator[Step]:
-        """Yield the steps whose files turned out to be damaged, of those written so far, or, with `waits`, of all.
-
-        Raises
-        ------
-        Exception
-            Any other error of the thread.
-
-        """
+        """Yield the steps whose files turned out to be damaged, of those written so far, or, with `waits`, of all."""
         while self._pending and (waits or self._pending[0][1].done()):
             step, written = self._pending.popleft()
             try:
@@ -168,14 +161,9 @@ def read_and_repair(
 ) -> ResultT:
     """Call a function that reads stored files, again after each damaged one was made again by its stage.
 
-    Whatever a build reads, it reads through this: a step or a share of it (`reader`, with its inputs), and what is read
-    of finished steps, such as the report.
-
-    Raises
-    ------
-    DamagedFileError
-        If a file cannot be made again: its stage is held at a version, or makes another one now.
-
+    Whatever a build reads, it reads through this: a step or a share of it (`reader`, with its inputs), and what is
+    read of finished steps, such as the report. Raises DamagedFileError if a file cannot be made again: its stage is
+    held at a version, or makes another one now.
     """
     for _ in range(MAX_REPAIRS):
         try:

@@ -68,14 +68,7 @@ def make_share(
 ) -> list[ShareReport]:
     """Make a share's parts of all stages whose inputs are built; `only` names stages.
 
-    Raises
-    ------
-    ConfigError
-        If a stage in `only` is not divided into shares, a tokenizer or template is missing, or another share was made
-        with other versions of what decides bytes.
-    GateError
-        At the end, if a check of an input blocks.
-
+    Raises GateError at the end, if a check of an input blocks.
     """
     divided = dict.fromkeys(step.name for step in list_divided_steps(project))
     for name in only:

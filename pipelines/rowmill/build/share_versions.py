@@ -83,14 +83,7 @@ FOLDER_NAME = "share_versions"
 
 
 def claim_versions(store: Store, key: StageKey, share: Share) -> None:
-    """Record the versions of this process for a share of a stage.
-
-    Raises
-    ------
-    ConfigError
-        If a share of the stage was made with other versions.
-
-    """
+    """Record the versions of this process for a share of a stage."""
     record = f"{_folder(key)}/{_own_digest()}-{share.number}-of-{share.total}.json"
     is_new = not store.exists(record)
     if is_new:
@@ -106,14 +99,7 @@ def claim_versions(store: Store, key: StageKey, share: Share) -> None:
 
 
 def require_own_versions(store: Store, key: StageKey) -> None:
-    """Check that the shares of a stage, if any were made since its last build, had the versions of this process.
-
-    Raises
-    ------
-    ConfigError
-        If one had others.
-
-    """
+    """Check that the shares of a stage, if any were made since its last build, had the versions of this process."""
     names = store.list(_folder(key))
     if not names:
         return

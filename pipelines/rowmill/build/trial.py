@@ -59,14 +59,7 @@ def make_context(
 
 
 def run_stages(project: Project, trial: Project, dataset: str, last: StageDeclaration) -> dict[StageKey, Manifest]:
-    """Run the stages of a dataset on a trial's store, up to the last one; return their outputs in order.
-
-    Raises
-    ------
-    PipelineError
-        As a build does.
-
-    """
+    """Run the stages of a dataset on a trial's store, up to the last one; return their outputs in order."""
     outputs: dict[StageKey, Manifest] = {}
     for step in plan_steps(trial):
         if step.dataset == dataset and step.name in catalog.list_stages_up_to(last):

@@ -47,14 +47,7 @@ ResultT = TypeVar("ResultT")
 
 
 def call_with_time_limit(function: Callable[[], ResultT], limit_s: float) -> ResultT:
-    """Call a function on a thread; after the time limit the thread is abandoned, and ends when its call returns.
-
-    Raises
-    ------
-    TimeoutError
-        If the function does not return in time.
-
-    """
+    """Call a function on a thread; after the time limit the thread is abandoned, and ends when its call returns."""
     outcome: Future[ResultT] = Future()
 
     def call() -> None:
@@ -195,13 +188,7 @@ def retry_request(
 ) -> ResultT:
     """Send an idempotent request; for messages, `address` is the public URL and `action` a participle such as "read".
 
-    Raises
-    ------
-    FileNotFoundError
-        If the storage reports that the path does not exist.
-    UnreachableError
-        If the storage fails, refuses or does not answer in every attempt.
-
+    Raises FileNotFoundError if the storage says that the path is absent, UnreachableError if no attempt succeeds.
     """
     wait = read_retry_policy()
     began, attempt = time.monotonic(), 0
@@ -249,16 +236,7 @@ def _fetch_range(fs: Any, path: str, begin: int, end: int) -> bytes:
 
 
 def read_end(url: str, address: str, length: int) -> tuple[bytes, int]:
-    """Return the last bytes of a file, at most `length`, and the file's size: a request for each.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the storage reports that the file does not exist.
-    SourceError
-        If it does not report the file's size.
-
-    """
+    """Return the last bytes of a file, at most `length`, and the file's size: a request for each."""
     fs, path = open_filesystem(url)
 
     def fetch() -> tuple[bytes, int]:
@@ -343,14 +321,7 @@ def _match_steps(fs: Any, folder: str, steps: Sequence[str], address: str) -> It
 
 
 def open_file(fs: Any, path: str, address: str) -> BinaryIO:
-    """Open a file for reading.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the storage reports that the file does not exist.
-
-    """
+    """Open a file for reading."""
     opened = retry_request(fs, address, "read", lambda: fs.open(path, "rb"), size_bytes=0)
     return cast(BinaryIO, io.BufferedReader(_RemoteFile(fs, path, address, opened), _READ_AHEAD_BYTES))
 
@@ -538,14 +509,7 @@ class PutResult:
 
 
 def can_put_conditionally(fs: Any) -> bool:
-    """Return whether a storage is to take conditions: S3, unless the environment says otherwise.
-
-    Raises
-    ------
-    ConfigError
-        If the environment variable has another value than `none`.
-
-    """
+    """Return whether a storage is to take conditions: S3, unless the environment says otherwise."""
     chosen = os.environ.get(VARIABLE, "")
     if chosen not in ("", "none"):
         raise ConfigError(f"{VARIABLE}: {chosen!r} is invalid; allowed is none; correct or unset it")
@@ -554,16 +518,7 @@ def can_put_conditionally(fs: Any) -> bool:
 
 
 def put_if_unchanged(fs: Any, path: str, address: str, content: bytes, tag: str | None) -> PutResult:
-    """Write a file if it still has a version tag, or, without one, if it is still absent.
-
-    Raises
-    ------
-    ConfigError
-        If the server takes no conditions.
-    UnreachableError
-        If it fails, refuses or does not answer in every attempt.
-
-    """
+    """Write a file if it still has a version tag, or, without one, if it is still absent."""
 
     def put() -> str | None:
         return _put(fs, path, address, content, tag)

@@ -171,11 +171,7 @@ class Store:
     def content(self, file: File) -> pa.Buffer:
         """Read a whole file that a stage wrote, and compare its digest.
 
-        Raises
-        ------
-        DamagedFileError
-            If it is missing, or its digest is another than the one written down.
-
+        Raises DamagedFileError if it is missing, or its digest is another.
         """
         try:
             content = self._read_buffer(file.path, file.bytes)
@@ -194,14 +190,7 @@ class Store:
         return self._parse_table(self.content(file), columns)
 
     def unchecked_table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a Parquet file without a recorded digest, such as a table of statistics.
-
-        Raises
-        ------
-        DamagedFileError
-            If it is no Parquet file, or the checksum of one of its pages, where it has them, is another.
-
-        """
+        """Read a Parquet file without a recorded digest, such as a table of statistics."""
         try:
             return self._parse_table(self._read_buffer(relative), columns)
         except (FileNotFoundError, PipelineError):
@@ -480,14 +469,7 @@ class Store:
 
 @contextmanager
 def explain_disk_full(store: Store, what: str) -> Generator[None]:
-    """Turn the operating system's error for a full disk into one that names the storage and the remedy.
-
-    Raises
-    ------
-    PipelineError
-        If a write in the block, in this process or a worker, failed because the disk is full.
-
-    """
+    """Turn the operating system's error for a full disk into one that names the storage and the remedy."""
     try:
         yield
     except OSError as error:

@@ -179,14 +179,7 @@ class OtherSharesMissingError(Exception):
 
 
 def parse_share(text: str) -> Share:
-    """Parse `I/N`.
-
-    Raises
-    ------
-    ConfigError
-        If it has another form, or I is not one of 1 to N.
-
-    """
+    """Parse `I/N`."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     share = Share(int(match[1]), int(match[2])) if match else None
     if share is None or not 1 <= share.number <= share.total:

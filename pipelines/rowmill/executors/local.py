@@ -130,14 +130,7 @@ def run_task(content: bytes) -> Any:
 
     A worker that fails outside a task, even by unpickling one, ends without its error reaching the calling process;
     and an error that cannot be unpickled there breaks the whole pool. So all of them are raised here.
-
-    Raises
-    ------
-    WorkerStartError
-        If this worker could not be set up.
-    RuntimeError
-        In place of the task's error, if that cannot be sent.
-
+    Raises WorkerStartError if this worker could not be set up.
     """
     for error in _SETUP_ERRORS:
         raise WorkerStartError(f"could not be set up ({type(error).__name__}: {error})") from error

@@ -47,14 +47,7 @@ class RayConnection:
         self._is_lost = False
 
     def open(self) -> Any:
-        """Return Ray, connected; a connection that the process has already is used if it is to the same cluster.
-
-        Raises
-        ------
-        ConfigError
-            If no cluster answers, or the process is connected to another one: Ray connects a process to one at a time.
-
-        """
+        """Return Ray, connected; a connection that the process has already is used if it is to the same cluster."""
         ray = import_ray()
         if ray.is_initialized():
             _require_same_cluster(self._address, str(ray.get_runtime_context().gcs_address))
@@ -85,11 +78,7 @@ class RayConnection:
     def list_nodes(self) -> list[dict[str, Any]]:
         """Return the nodes that are alive and have cores.
 
-        Raises
-        ------
-        UnreachableError
-            If the cluster does not answer. It is raised before Ray ends the process, a minute after its head has gone.
-
+        Raises UnreachableError if it does not answer, before Ray ends the process a minute after its head has gone.
         """
         ray = self.open()
         try:
@@ -198,11 +187,7 @@ class TaskCall:
 def run_call(content: bytes, shared: object) -> object:
     """Return the result of a pickled call, with the shared value as its last argument unless that is None.
 
-    Raises
-    ------
-    TransientTaskError
-        If another attempt may succeed. Other errors are returned as `FailedTask`.
-
+    Raises TransientTaskError if another attempt may succeed; other errors are returned as `FailedTask`.
     """
     # Threads are limited before the libraries are imported that the function needs, so it comes pickled.
     _limit_threads()
@@ -239,11 +224,7 @@ RETRIES = 5
 def take_result(reference: Any, timeout_s: float | None = None) -> Any:
     """Wait for a task, and return its result.
 
-    Raises
-    ------
-    IntegrityError
-        If the task was lost too often. An error of the task itself is raised as it was.
-
+    Raises an error of the task as it was, and IntegrityError if the task was lost too often.
     """
     ray = import_ray()
     try:
@@ -327,14 +308,7 @@ class RayTasks:
         return self._capacity
 
     def _require_large_enough(self) -> None:
-        """Check that some node takes a task; a cluster that has none yet may start one that does.
-
-        Raises
-        ------
-        ConfigError
-            With the largest node.
-
-        """
+        """Check that some node takes a task; a cluster that has none yet may start one that does."""
         reserved = {"CPU": self._options.cpus_per_task, "memory": self._options.memory_per_task or 0}
         resources = [node["Resources"] for node in self._connection.list_nodes()]
         fits = [all(node.get(name, 0) >= value for name, value in reserved.items()) for node in resources]
@@ -350,12 +324,6 @@ class RayTasks:
         """Run a function on each node that takes tasks, beside those that run there.
 
         A node that joins the cluster meanwhile is asked too; one that leaves is left out, as no task reaches it.
-
-        Raises
-        ------
-        ConfigError
-            If a node cannot run it twice.
-
         """
         ray = self._connection.open()
         call, results, failed = TaskCall(function, (), os.getcwd()).pickle(), dict[str, ResultT](), set[str]()

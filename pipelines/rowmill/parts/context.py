@@ -97,14 +97,8 @@ class WorkContext:
     def map(self, function: PartFunction[InputsT], inputs: Sequence[InputsT], *, shared: object = None) -> MappedParts:
         """Return a part for each of the inputs: finished ones are reused, the others are made by the executor.
 
-        Equal inputs give one part, made once. `shared` is handed to the function after the place, and sent once per
-        worker.
-
-        Raises
-        ------
-        OtherSharesMissingError
-            If a share is made, and parts of others are not finished.
-
+        Equal inputs give one part, made once. `shared` is handed to the function after the place, and sent once
+        per worker. Raises OtherSharesMissingError where a share is made, and parts of others are not finished.
         """
         names = [function.identify(each) for each in inputs]
         self.mapped.update(names)
@@ -223,12 +217,7 @@ def format_generated(valid_fraction: float | str, kept: int, rejected: int) -> t
 def compute_share(count: float, total: float) -> float:
     """Return a share, 0 if the total is 0, rounded so that it is equal on every machine.
 
-    Raises
-    ------
-    ValueError
-        If more are counted than there are: the two numbers count different things, such as rows before and after
-        duplicates were removed.
-
+    A share above 1 is an error: its numbers count different things, such as rows before and after duplicates went.
     """
     if count > total:
         raise ValueError(f"{count:,} of {total:,} is no share: both must count the same rows, those that are written")

@@ -55,12 +55,6 @@ def identify(value: object) -> Json:
     """Describe a value by what decides a part's content, as JSON: files by digest, arrays and tables by their bytes.
 
     Of a dataclass these are its fields, except those with `field(compare=False)`.
-
-    Raises
-    ------
-    TypeError
-        If it is of a type whose identity is not known, such as a path or an open file.
-
     """
     match value:
         case None | bool() | int() | float() | str():

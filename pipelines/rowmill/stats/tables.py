@@ -312,16 +312,7 @@ def read_part_rows(
     sources: Sequence[tuple[Part, File]],
     read_domain: ReadDomain | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a long table from files of parts, in groups of about `GROUP_ROWS`.
-
-    Raises
-    ------
-    SchemaError
-        If a part's file lacks a column.
-    DamagedFileError
-        If a part's file cannot be read.
-
-    """
+    """Yield the rows of a long table from files of parts, in groups of about `GROUP_ROWS`."""
     schema, seq_len = SCHEMAS[table], manifest.card.get("seq_len")
     read = [name for name in schema.names if name not in _ADDED_COLUMNS.get(table, ())]
     read += _READ_INSTEAD.get(table, ("shard_row",) if "sequence_id" in read else ())
@@ -457,14 +448,7 @@ def split_stage_key(key: StageKey) -> tuple[str, str]:
 
 
 def write_table(store: Store, table: str, recipe: str, scope: str, version: str, content: pa.Table) -> None:
-    """Write one version of a table; writing the same content again leaves the file alone.
-
-    Raises
-    ------
-    SchemaError
-        If `content` lacks a column of the table or has one of another type; extra columns are ignored.
-
-    """
+    """Write one version of a table; writing the same content again leaves the file alone."""
     path = _first_file_path(table, recipe, scope, version)
     encoded = _encode_parquet(cast_to_schema(content, SCHEMAS[table], f"table {table}"))
     if not (store.exists(path) and store.read(path) == encoded):
@@ -501,12 +485,6 @@ def write_manifest_tables(
     Long tables are copied column by column in batches, and only if the version's copy does not exist yet; short ones
     come from the manifest itself. `reused` marks a build that found its output instead of making it: of the rows for
     reuses only the last is kept, of those for builds all. `read_domain` reads the domain of a rejected record.
-
-    Raises
-    ------
-    SchemaError
-        If a part file or a table of the manifest lacks a column, which is a bug of the stage that wrote it.
-
     """
     if reused and not store.is_local:
         # By the names of files alone: a version's tables may all have been written under the present schemas.

@@ -433,12 +433,6 @@ def query_views(store: Store, sql: str, *, recipe: str | None = None) -> tuple[t
 
     The query can read the statistics and nothing else: no other file, no network, no extension, no Python variable. It
     cannot write.
-
-    Raises
-    ------
-    ConfigError
-        If the statement is not one SELECT, or DuckDB refuses it; the message lists the views.
-
     """
     import duckdb
 

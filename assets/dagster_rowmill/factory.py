@@ -27,8 +27,7 @@ from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
 from dagster_rowmill.resources import RunGatesResource, StorageResource
 from rowmill.build import gate, runner, steps
-from rowmill.build.gate import propose_run_waivers
-from rowmill.build.share_versions import find_held_version, follow_held_versions
+from rowmill.build.gate import find_held_version, follow_held_versions, propose_run_waivers
 from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.checks import judge
 from rowmill.checks.gates import Threshold

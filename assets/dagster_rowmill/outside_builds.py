@@ -29,9 +29,8 @@ from dagster_rowmill.factory import (
 from dagster_rowmill.history import find_current_versions, report_event
 from dagster_rowmill.names import make_asset_key
 from rowmill.build import runner
-from rowmill.build.gate import propose_run_waivers
+from rowmill.build.gate import find_held_version, propose_run_waivers
 from rowmill.build.runner import StepReport
-from rowmill.build.share_versions import find_held_version
 from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks import judge
 from rowmill.checks.judge import CheckResult

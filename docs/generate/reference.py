@@ -29,6 +29,7 @@ from rowmill.checks import catalog, gates
 from rowmill.checks.gates import Bound, Expectation, Waiver
 from rowmill.conversation.options import TemplateChoice
 from rowmill.core import console
+from rowmill.core.completions import Teacher
 from rowmill.core.config import Config, describe_field
 from rowmill.core.storage import Store
 from rowmill.executors import LocalExecutor, RayExecutor
@@ -46,7 +47,6 @@ from rowmill.packing.options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Dataset, Execution, Freshness, Recipe
-from rowmill.recipe.teacher import Teacher
 from rowmill.schema import ledger
 from rowmill.schema.rows import RowKind
 from rowmill.sources.encodings import CODECS

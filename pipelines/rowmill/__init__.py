@@ -160,7 +160,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt na
         try:
             value = getattr(import_module(module), own_name)
         except ModuleNotFoundError as error:
-            from rowmill.core.extras import explain_missing_package
+            from rowmill.core.errors import explain_missing_package
 
             raise explain_missing_package(f"rowmill.{name}", error) or error from error
         globals()[name] = value

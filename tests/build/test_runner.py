@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rowmill import stats
-from rowmill.build import gate, plan, runner, steps
+from rowmill.build import gate, prepare, runner, steps
 from rowmill.build.runner import BackgroundStatistics
 from rowmill.checks.gates import list_thresholds
 from rowmill.cli import main
@@ -347,7 +347,7 @@ def test_waiver_opens_the_gate_is_shown_on_later_stages_and_closes_it_when_withd
 
 # ── Forecasts ──────────────────────────────────────────────────────────────────────────────────────
 def forecasts(workspace: Workspace) -> dict[str, tuple[str, str]]:
-    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in plan.forecast_steps(workspace.project)}
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in prepare.forecast_steps(workspace.project)}
 
 
 def test_plan_of_a_new_project_says_what_must_be_made_and_builds_nothing(workspace: Workspace) -> None:

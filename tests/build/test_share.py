@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.build import gc, share, share_versions
+from rowmill.build import gc, prepare, share
 from rowmill.build.share import ShareOutcome, ShareReport
 from rowmill.core.errors import BusyError, ConfigError
 from rowmill.executors import Share
@@ -84,7 +84,7 @@ def test_a_share_writes_no_manifest_no_pointer_and_no_statistics(with_rows: Work
     make_all_shares(with_rows, "tokenized_examples")
     changed = {path for path, content in list_files(with_rows).items() if before.get(path) != content}
     assert {path for path in changed if path.startswith("stats")} == set()
-    assert {Path(path).parent.name for path in changed if path.endswith(".json")} == {share_versions.FOLDER_NAME}
+    assert {Path(path).parent.name for path in changed if path.endswith(".json")} == {prepare.SHARE_VERSIONS_FOLDER}
 
 
 # ── Shares twice, gaps, other versions ─────────────────────────────────────────────────────────────

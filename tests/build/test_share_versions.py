@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.build import gc, share, share_versions
+from rowmill.build import gc, prepare, share
 from rowmill.core.errors import ConfigError
 from rowmill.executors import Share
 from tests.build.test_share import TOTAL, make_all_shares, write_chats
@@ -20,9 +20,9 @@ MIXED = r"mini/rows/canonical_rows: share 1/3 was made with pyarrow 9.0 instead 
 @contextmanager
 def on_another_host() -> Generator[None]:
     """Have another version of a package that decides bytes."""
-    other = share_versions.describe_versions() | {"pyarrow": "9.0"}
+    other = prepare.describe_versions() | {"pyarrow": "9.0"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(share_versions, "describe_versions", lambda: other)
+        patch.setattr(prepare, "describe_versions", lambda: other)
         yield
 
 
@@ -44,7 +44,7 @@ def begun(tmp_path: Path) -> Workspace:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_another_share_is_refused_and_makes_nothing(begun: Workspace, number: int) -> None:
-    parts_and_records = ("part.json", f"{share_versions.FOLDER_NAME}/*")
+    parts_and_records = ("part.json", f"{prepare.SHARE_VERSIONS_FOLDER}/*")
     before = [sorted(begun.store.rglob(pattern)) for pattern in parts_and_records]
     with pytest.raises(ConfigError, match=MIXED):
         share.make_share(begun.project, Share(number, TOTAL), only=[STAGE])
@@ -68,6 +68,6 @@ def test_a_build_of_the_shares_ends_their_records(begun: Workspace, plain: Built
         built = begun.build(only=["raw_dataset", STAGE])
 
     assert built.report("rows", STAGE).parts_reused > 0
-    assert not list(begun.store.rglob(share_versions.FOLDER_NAME))
+    assert not list(begun.store.rglob(prepare.SHARE_VERSIONS_FOLDER))
     # Parts that an output names are reused after an upgrade, as ever.
     assert begun.build(only=["raw_dataset", STAGE]).digests() == plain.digests()

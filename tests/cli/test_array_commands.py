@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.build import share_versions
+from rowmill.build.prepare import SHARE_VERSIONS_FOLDER
 from rowmill.cli.error_boundary import ExitStatus
 from tests.support.cli_project import run
 from tests.support.recipes import CHAT, Workspace, chat
@@ -66,7 +66,7 @@ def test_three_processes_make_all_parts_and_a_build_reuses_them(tmp_path: Path) 
     whole = workspace.build()
     assert whole.versions() == plain.versions()
     assert whole.digests() == plain.digests()
-    assert not list(workspace.store.rglob(share_versions.FOLDER_NAME))
+    assert not list(workspace.store.rglob(SHARE_VERSIONS_FOLDER))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.build import plan, runner, steps
+from rowmill.build import prepare, runner, steps
 from rowmill.cli import main
 from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_error
 from rowmill.core.errors import (
@@ -121,7 +121,7 @@ def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(tmp_path: Path, m
     def broken(_: steps.Project) -> None:
         raise KeyError("part_id")
 
-    monkeypatch.setattr(plan, "forecast_steps", broken)
+    monkeypatch.setattr(prepare, "forecast_steps", broken)
     err = CliProject(tmp_path).write().run("plan", status=ExitStatus.INTERNAL_ERROR).err
     assert err.startswith("a bug of rowmill, not of your recipe or data: KeyError: 'part_id'; the traceback is in ")
     assert "please report it with that file" in err

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core import config
+from rowmill.core.config import DEPTH_LIMIT, SIZE_LIMIT, parse_yaml
 from rowmill.core.errors import ConfigError
-from rowmill.core.yaml_text import DEPTH_LIMIT, SIZE_LIMIT, parse_yaml
 from rowmill.recipe import recipe
 from tests.support.tiers import draw
 

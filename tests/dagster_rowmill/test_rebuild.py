@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from dagster_rowmill import materialize
-from rowmill.build import share_versions
+from rowmill.build import gate
 from tests.support.tiny_project import Tiny, built, chat, refusals, reused
 
 pytestmark = pytest.mark.slow
@@ -98,7 +98,7 @@ def test_version_that_rowmill_use_holds_survives_the_next_nights(materialized: T
     assert newer != order.version
 
     for held in (ranks, order):
-        share_versions.hold_version(store, held)
+        gate.hold_version(store, held)
     materialized.append("chats", chat(200))
     night = materialized.run()
 
@@ -107,11 +107,11 @@ def test_version_that_rowmill_use_holds_survives_the_next_nights(materialized: T
     assert materialized.current("gpu_partitions").version == ranks.version
     assert json.loads(store.read("tiny/gpu_partitions/current.json"))["version"] == ranks.version
     # The order alone: new ranks of it take the shards that it orders, not the current ones.
-    share_versions.release_version(store, ranks.key)
+    gate.release_version(store, ranks.key)
     night = materialized.run()
     assert night.success, refusals(night)
     assert materialized.current("gpu_partitions").inputs == ranks.inputs
-    share_versions.release_version(store, order.key)
+    gate.release_version(store, order.key)
     assert materialized.run().success
     assert materialized.version("training_splits") not in (order.version, newer)
 

@@ -21,8 +21,7 @@ from rowmill import exports, sources, stats
 from rowmill.build.steps import Project
 from rowmill.checks import catalog, gates
 from rowmill.cli import main
-from rowmill.core.config import Config, describe_field
-from rowmill.core.yaml_text import parse_yaml
+from rowmill.core.config import Config, describe_field, parse_yaml
 from rowmill.exports import base
 from rowmill.kinds.catalog import Format
 from rowmill.recipe import recipe

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.build import plan, prepare, steps
+from rowmill.build import prepare, steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from tests.support.recipes import (
     CHAT,
@@ -372,7 +372,7 @@ def test_tokenizer_or_template_that_is_not_there_is_an_error_before_rows_are_mad
 
     def attempt() -> object:
         if how == "plan":
-            return plan.forecast_steps(workspace.project)
+            return prepare.forecast_steps(workspace.project)
         # Dagster runs one stage after another, which a build of some stages does too.
         return workspace.build(only=("raw_dataset", "canonical_rows") if how == "stage" else ())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rowmill.build import runner, share, share_versions
+from rowmill.build import prepare, runner, share
 from rowmill.build.steps import Project, Step, open_project, plan_steps
 from rowmill.core import remote
 from rowmill.core.errors import BusyError, ConfigError, GateError, UnreachableError
@@ -347,7 +347,7 @@ def test_three_shares_of_each_stage_make_what_one_build_makes(server: ObjectServ
     assert built == local.versions()
     made = [path for path in server.objects if path.endswith("/part.json")]
     assert len(made) > 10
-    assert not any(share_versions.FOLDER_NAME in path for path in server.objects)
+    assert not any(prepare.SHARE_VERSIONS_FOLDER in path for path in server.objects)
 
 
 # ── Two builders ───────────────────────────────────────────────────────────────────────────────────

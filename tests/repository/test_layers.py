@@ -62,7 +62,7 @@ PLANTED = {
     "pipelines/rowmill/packing/plan.py": "from rowmill.recipe import recipe",
     "pipelines/rowmill/kinds/tables/prompt.py": "import rowmill.recipe.recipe",
     "pipelines/rowmill/kinds/tables/schema.py": "from rowmill.stages import base",
-    "pipelines/rowmill/parts/shuffle.py": "import rowmill.kinds.shared.splits",
+    "pipelines/rowmill/parts/functions.py": "import rowmill.kinds.shared.splits",
     "pipelines/rowmill/kinds/text.py": "from rowmill.kinds.tables.options import Records",
     "pipelines/rowmill/build/runner.py": "import dagster",
     "pipelines/rowmill/stages/raw_dataset.py": "from rowmill.stages import parsed_records",

@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 from rowmill.core.storage import File, Store
 from rowmill.executors.local import LocalPool
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, identify, part_function
-from rowmill.parts.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
+from rowmill.parts.functions import (
+    PartInputs,
+    PartPlace,
+    PartResult,
+    choose_buckets,
+    collect_buckets,
+    count_buckets,
+    cut_blocks,
+    identify,
+    part_function,
+    write_buckets,
+)
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext

@@ -15,7 +15,7 @@ import huggingface_hub
 import pytest
 import yaml
 
-from rowmill.build import plan, steps
+from rowmill.build import prepare, steps
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError, IntegrityError, UnreachableError
 from rowmill.recipe.recipe import json_schema
@@ -71,7 +71,7 @@ def other_tokenizer(folder: Path) -> Path:
 
 
 def forecasts(workspace: Workspace) -> dict[str, tuple[str, str]]:
-    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in plan.forecast_steps(workspace.project)}
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in prepare.forecast_steps(workspace.project)}
 
 
 # ── Folders ────────────────────────────────────────────────────────────────────────────────────────

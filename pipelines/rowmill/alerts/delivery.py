@@ -19,7 +19,7 @@ from typing import Any
 
 from rowmill.alerts.options import AlertEvent, AnyAlert, CommandAlert, EmailAlert, WebhookAlert
 from rowmill.core.errors import PipelineError
-from rowmill.core.public_urls import public_text
+from rowmill.core.remote import public_text
 
 TIMEOUT_S = 10
 """Seconds that an address, a mail server or a command has for its answer."""

@@ -1,15 +1,19 @@
-"""The gate before a step: which checks close it, and the waivers of one run.
+"""The gate before a step: which checks close it, the versions that `rowmill use` holds, and the waivers of one run.
+
+    training_splits ──► gpu_partitions @ 4f2a     held: the order goes forward, the ranks stay as they were published
+
+A held version is one small file beside the stage's pointer, so that a night sees it wherever it runs.
 
 A run's waivers are failures that a person accepts where it is started, in addition to the recipe's. The next run has
 only those again: what this run published stays published, and the check is red again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Final
 
-from rowmill.build.share_versions import HeldVersion, find_held_version, follow_held_versions
 from rowmill.build.steps import Project, Step, find_upstream_steps
 from rowmill.checks import judge, upstream
 from rowmill.checks.catalog import CHECKS_BY_NAME
@@ -17,8 +21,9 @@ from rowmill.checks.gates import RUN_WAIVER_PREFIX, Threshold, Waiver, find_unkn
 from rowmill.checks.judge import CheckResult
 from rowmill.core import config
 from rowmill.core.errors import ConfigError, IntegrityError, PipelineError
+from rowmill.core.storage import Store
 from rowmill.schema import manifest
-from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder, parse_stage_key
 from rowmill.sources import GeneratedSource
 from rowmill.sources.generated import find_generated_version
 from rowmill.stages import catalog
@@ -80,6 +85,70 @@ def _round_outwards(value: float, direction: str) -> float | int:
         return int(exact)
     step = Decimal(1).scaleb(exact.adjusted() - SHOWN_DIGITS + 1)
     return float(exact.quantize(step, rounding=ROUND_CEILING if direction == "at_most" else ROUND_FLOOR))
+
+
+# ── Versions that `rowmill use` holds ──
+
+
+@dataclass(frozen=True, slots=True)
+class HeldVersion:
+    """A stage's chosen version, and the time of the choice."""
+
+    key: StageKey
+    version: str
+    since: str
+
+    @property
+    def sentence(self) -> str:
+        """Where it is held, since when, and how builds go forward again."""
+        stage = "/".join(self.key[1:])
+        return (
+            f"held at version {self.version[:12]} since {self.since[:16].replace('T', ' ')} UTC by `rowmill use`; "
+            f"`rowmill use {self.key[0]} {stage} --release` lets builds go forward"
+        )
+
+
+def hold_version(store: Store, output: Manifest) -> HeldVersion:
+    """Keep a version current in every build until it is released."""
+    held = HeldVersion(output.key, output.version, datetime.now(UTC).isoformat(timespec="seconds"))
+    store.write_sealed(_held_file(output.key), {"version": held.version, "since": held.since})
+    return held
+
+
+def release_version(store: Store, key: StageKey) -> HeldVersion | None:
+    """Let builds make a stage again; return what was held, or None."""
+    held = find_held_version(store, key)
+    store.remove(_held_file(key))
+    return held
+
+
+def find_held_version(store: Store, key: StageKey) -> HeldVersion | None:
+    """Return the version at which a stage is held, or None."""
+    found = store.read_sealed(_held_file(key))
+    return None if found is None else HeldVersion(key, found["version"], found["since"])
+
+
+def follow_held_versions(store: Store, inputs: Mapping[StageKey, Manifest]) -> dict[StageKey, Manifest]:
+    """Return a step's inputs with those that a held one was made of: all inputs belong to one history."""
+    followed = dict(inputs)
+    for key, made in inputs.items():
+        origins = {parse_stage_key(name): version for name, version in made.inputs.items()}
+        others = {
+            origin: version
+            for origin, version in origins.items()
+            if origin in followed and followed[origin].version != version
+        }
+        # Only a conflict is worth a look at the storage.
+        if others and find_held_version(store, key) is not None:
+            followed |= {origin: manifest.load_version(store, origin, version) for origin, version in others.items()}
+    return followed
+
+
+def _held_file(key: StageKey) -> str:
+    return f"{get_stage_folder(key)}/held.json"
+
+
+# ── The inputs of a step ──
 
 
 def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:

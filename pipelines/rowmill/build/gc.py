@@ -15,8 +15,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rowmill import stats
-from rowmill.build import share, share_versions
-from rowmill.build.share_versions import find_held_version
+from rowmill.build import share
+from rowmill.build.gate import find_held_version
+from rowmill.build.prepare import SHARE_VERSIONS_FOLDER
 from rowmill.build.steps import Project, plan_steps
 from rowmill.checks import cross_stage, drift, judge
 from rowmill.core.storage import Store
@@ -119,7 +120,7 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
         "parts": ("part", parts),
         "staged": ("staged copy", staged),
         # The parts of shares go, too, unless a build has named them.
-        share_versions.FOLDER_NAME: ("share's versions", set[str]()),
+        SHARE_VERSIONS_FOLDER: ("share's versions", set[str]()),
     }
     for place, (kind, names) in named.items():
         yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)

@@ -1,4 +1,4 @@
-"""A step before it is made: its inputs, its identity, its executor, and the hosts that will run its tasks.
+"""A step before it is made: its inputs, its identity, its executor, the hosts that will run its tasks, and a forecast.
 
 A step's code version is a digest of the options it reads, the stage's VERSION and the waivers it is built under;
 Dagster compares code versions. Its fingerprint is a digest of the code version, its inputs' versions (content, not
@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rowmill import sources
-from rowmill.build.steps import Project, Step, iterate_gate_waivers
+from rowmill.build.gate import find_held_version, follow_held_versions, open_generated_source
+from rowmill.build.steps import Project, Step, iterate_gate_waivers, plan_steps
 from rowmill.checks import expectation_suite, judge
+from rowmill.core import remote_index
 from rowmill.core.errors import (
     ConfigError,
     MissingPackageError,
@@ -24,15 +26,15 @@ from rowmill.core.errors import (
     join_errors,
     place_error,
 )
-from rowmill.core.storage import Store, explain_disk_full
-from rowmill.executors import AnyExecutor, Executor, LocalPool
+from rowmill.core.storage import Store, digest_json, explain_disk_full
+from rowmill.executors import AnyExecutor, Executor, LocalPool, Share
 from rowmill.executors.base import describe_difference, describe_versions
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.sources import Files, SourceFile, find_files, read_first_bytes
 from rowmill.stages.base import PreparedStage, StageContext
-from rowmill.tokenization import stored_tokenizers
+from rowmill.tokenization import stored_tokenizers, tokenizer_source
 
 _EXECUTORS: dict[tuple[AnyExecutor, int], Executor] = {}
 
@@ -228,3 +230,123 @@ def require_equal_hosts(project: Project, *, again: bool = False) -> None:
             "object store or a shared folder, install the same versions, and give the hosts credentials"
         )
     _CHECKED.add(asked)
+
+
+# ── The versions of the packages that shares ran with ──
+
+
+SHARE_VERSIONS_FOLDER = "share_versions"
+"""Folder of a stage's records `<digest of the versions>-<share>.json`. A share writes its own before it makes a part,
+and then reads those of the others: of two that start at once with different versions, at least one sees the other. A
+build compares them with its own before it takes parts of shares."""
+
+
+def claim_versions(store: Store, key: StageKey, share: Share) -> None:
+    """Record the versions of this process for a share of a stage."""
+    record = f"{_folder(key)}/{_own_digest()}-{share.number}-of-{share.total}.json"
+    is_new = not store.exists(record)
+    if is_new:
+        store.write_sealed(record, {"share": str(share), "versions": describe_versions()})
+        remote_index.forget_absences()
+    try:
+        require_own_versions(store, key)
+    except ConfigError:
+        if is_new:
+            # It has made nothing.
+            store.remove(record)
+        raise
+
+
+def require_own_versions(store: Store, key: StageKey) -> None:
+    """Check that the shares of a stage, if any were made since its last build, had the versions of this process."""
+    names = store.list(_folder(key))
+    if not names:
+        return
+    other = next((name for name in names if not name.startswith(f"{_own_digest()}-")), None)
+    if other is None:
+        return
+    record = store.read_sealed(f"{_folder(key)}/{other}") or {"share": "?", "versions": {}}
+    raise ConfigError(
+        f"{'/'.join(key)}: share {record['share']} was made with "
+        f"{describe_difference(describe_versions(), record['versions'])}; the same versions give the same bytes; "
+        "install those of the share here, or remove the parts of shares with rowmill gc and make all shares with one "
+        "set of versions"
+    )
+
+
+def forget_versions(store: Store, key: StageKey) -> None:
+    """Remove the records of a stage whose output was made of the parts."""
+    if store.list(_folder(key)):
+        store.remove(_folder(key))
+
+
+def _folder(key: StageKey) -> str:
+    return f"{get_stage_folder(key)}/{SHARE_VERSIONS_FOLDER}"
+
+
+def _own_digest() -> str:
+    return digest_json(describe_versions())
+
+
+# ── What a build would do with each step, and why, for `rowmill plan` ──
+
+
+@dataclass(frozen=True, slots=True)
+class StepForecast:
+    """The forecast of one step: the action, and the reason."""
+
+    step: Step
+    action: str
+    why: str
+    manifest: Manifest | None = None
+    """The output that would be reused."""
+
+
+@tokenizer_source.hold_commits()
+def forecast_steps(project: Project) -> list[StepForecast]:
+    """Forecast each step; writes nothing except scans of changed sources.
+
+    A step after one that must be made is forecast as `make if changed`: its input's content is not known yet.
+    """
+    require_ready(project, plan_steps(project))
+    known: dict[StageKey, Manifest] = {}
+    return [_forecast_step(project, step, known) for step in plan_steps(project)]
+
+
+def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]) -> StepForecast:
+    """Forecast one step from the manifests `known` before it; adds the step's manifest if it would be reused."""
+    if step.on_demand:
+        command = f"rowmill {step.stage.command} {step.recipe}"
+        return StepForecast(step, "on request", f"`{command}` makes it from a trained model")
+    held = find_held_version(project.store, step.key)
+    if held is not None:
+        known[step.key] = manifest.load_version(project.store, step.key, held.version)
+        return StepForecast(step, "held", held.sentence, known[step.key])
+    waiting = [key for key in step.inputs if key not in known]
+    if waiting:
+        return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} must be made first")
+    inputs = follow_held_versions(project.store, {key: known[key] for key in step.inputs})
+    inputs |= open_generated_source(project, step)
+    context = make_stage_context(project, step, inputs)
+    fingerprint, prepared = prepare_step(context, step)
+    kept = find_reusable_output(project.store, step, fingerprint, prepared)
+    if kept is not None:
+        known[step.key] = kept
+        moved = find_outside_change(step, context, kept)
+        same = f"; {moved}, with the same tokenizer" if moved else ""
+        return StepForecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}{same}", kept)
+    earlier = manifest.load_current_if_intact(project.store, step.key)
+    return StepForecast(
+        step, "make", find_outside_change(step, context, earlier) or _explain_rebuild(step, earlier, inputs)
+    )
+
+
+def _explain_rebuild(step: Step, earlier: Manifest | None, inputs: Mapping[StageKey, Manifest]) -> str:
+    if earlier is None:
+        return "never built"
+    if earlier.code_version != step.code_version:
+        return "its options changed"
+    moved = [key for key, one in inputs.items() if earlier.inputs.get("/".join(key)) != one.version]
+    if moved:
+        return f"{'/'.join(moved[0][1:])} changed"
+    return "its template or kept files changed" if step.inputs else "its source files changed"

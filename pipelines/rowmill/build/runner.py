@@ -27,20 +27,20 @@ from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 
 from rowmill import stats
-from rowmill.build import share_versions
-from rowmill.build.gate import open_inputs, require_one_history, require_open_ancestry
+from rowmill.build.gate import HeldVersion, find_held_version, open_inputs, require_one_history, require_open_ancestry
 from rowmill.build.prepare import (
     find_outside_change,
     find_reusable_output,
+    forget_versions,
     index_outputs,
     list_waivers,
     make_stage_context,
     open_shared_executor,
     prepare_step,
     require_equal_hosts,
+    require_own_versions,
     require_ready,
 )
-from rowmill.build.share_versions import HeldVersion, find_held_version
 from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
 from rowmill.checks import expectation_suite, judge
 from rowmill.checks.gates import list_loosened_checks
@@ -254,7 +254,7 @@ def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> 
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
             require_ready(project, [reader for reader in plan_steps(project) if step.key in reader.inputs])
         require_equal_hosts(project)
-        share_versions.require_own_versions(context.store, step.key)
+        require_own_versions(context.store, step.key)
         changed = find_outside_change(step, context, manifest.load_current_if_intact(context.store, step.key))
         if changed is not None:
             downstream = ", ".join("/".join(later.key[1:]) for later in find_downstream_steps(project, step.key))
@@ -263,7 +263,7 @@ def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> 
         output = manifest.save_manifest(
             context.store, make_manifest(context, step, draft, fingerprint, started, request.run_id)
         )
-        share_versions.forget_versions(context.store, step.key)
+        forget_versions(context.store, step.key)
         report = StepReport(
             output,
             reused=False,

@@ -4,7 +4,7 @@
 
 A share writes parts, and nothing that names them: no manifest, no pointer, no statistics. So any number of shares may
 run at once, twice, or beside a build; what two of them make has the same bytes, because they have the same versions
-(`share_versions.py`).
+(`prepare.py`).
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
-from rowmill.build import share_versions
-from rowmill.build.gate import open_inputs, require_one_history
+from rowmill.build.gate import find_held_version, open_inputs, require_one_history
 from rowmill.build.prepare import (
+    claim_versions,
     find_reusable_output,
     has_current_options,
     index_outputs,
@@ -24,7 +24,6 @@ from rowmill.build.prepare import (
     require_ready,
 )
 from rowmill.build.runner import read_and_repair
-from rowmill.build.share_versions import find_held_version
 from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.storage import explain_disk_full
@@ -112,7 +111,7 @@ def _make_share_of_step(project: Project, step: Step, share: Share, progress: Pr
         fingerprint, prepared = prepare_step(context, step)
         if find_reusable_output(context.store, step, fingerprint, prepared) is not None:
             return ShareReport(step, ShareOutcome.BUILT)
-        share_versions.claim_versions(context.store, step.key, share)
+        claim_versions(context.store, step.key, share)
         try:
             prepared.make()
         except OtherSharesMissingError as stopped:

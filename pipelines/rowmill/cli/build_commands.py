@@ -98,7 +98,7 @@ def add_build_commands(commands: "Commands") -> None:
 def _run_plan(args: argparse.Namespace) -> int:
     if args.stages:
         return print_jobs(args)
-    from rowmill.build import plan, preflight
+    from rowmill.build import preflight, prepare
     from rowmill.inspection import dry_run
     from rowmill.reports.console import render_plan, render_remarks, render_table_plans
     from rowmill.tokenization import tokenizer_source
@@ -108,7 +108,7 @@ def _run_plan(args: argparse.Namespace) -> int:
         project = open_project(args)
         with _show_trial():
             remarks = preflight.require_no_mistakes(project)
-        forecasts = plan.forecast_steps(project)
+        forecasts = prepare.forecast_steps(project)
         if args.json:
             from rowmill.reports import json_output
 

@@ -67,7 +67,7 @@ def name_missing_package(error: BaseException, arguments: Sequence[str]) -> Base
     """Return an error that names the extra to install, if the exception is a missing optional package; else itself."""
     if not isinstance(error, ModuleNotFoundError):
         return error
-    from rowmill.core.extras import explain_missing_package
+    from rowmill.core.errors import explain_missing_package
 
     return explain_missing_package(f"rowmill {' '.join(arguments[:1])}", error) or error
 

@@ -88,7 +88,7 @@ def _run_diff(args: argparse.Namespace) -> int:
 
 
 def _run_use(args: argparse.Namespace) -> int:
-    from rowmill.build import runner, share_versions
+    from rowmill.build import gate, runner
     from rowmill.reports.console import render_step
     from rowmill.reports.summary import render_released_version, render_used_version
     from rowmill.schema import manifest
@@ -101,7 +101,7 @@ def _run_use(args: argparse.Namespace) -> int:
             f"`rowmill versions {args.recipe} {args.key}` lists the kept versions"
         )
     if args.release:
-        hold = share_versions.release_version(project.store, step.key)
+        hold = gate.release_version(project.store, step.key)
         show(render_released_version(project, step, hold))
         current = manifest.load_current(project.store, step.key)
         if hold is not None and current is not None:
@@ -112,7 +112,7 @@ def _run_use(args: argparse.Namespace) -> int:
     version = _match_version(args.version, versions, f"{project.recipe.name}/{args.key}")
     report = runner.run_step(project, step, {}, version=version)
     results = runner.check_step(project, step, report.manifest)
-    hold = share_versions.hold_version(project.store, report.manifest)
+    hold = gate.hold_version(project.store, report.manifest)
     _show_in_dagster(project, step, replace(report, held=hold), results)
     show(render_used_version(project, step, report.version))
     show(render_step(step, report, results))

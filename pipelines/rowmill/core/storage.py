@@ -48,7 +48,7 @@ from rowmill.core.errors import (
     SourceError,
 )
 from rowmill.core.json import parse_sealed, seal_object
-from rowmill.core.public_urls import public_url
+from rowmill.core.remote import public_url
 from rowmill.core.remote_index import CONCURRENT_REQUESTS, ObjectFacts, RemoteIndex
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS, TRAINING_SPLITS
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rowmill.build import trial
-from rowmill.build.plan import forecast_steps
+from rowmill.build.prepare import forecast_steps
 from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
 from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_rows

@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 
 from rowmill.build.steps import Project, plan_steps
+from rowmill.core.completions import Teacher
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.kinds.joint_rows import ParsedFiles, require_joint_rows
 from rowmill.recipe.recipe import Recipe
-from rowmill.recipe.teacher import Teacher
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import generated_series, parsed_records, teacher_scores

@@ -1,5 +1,5 @@
-"""Work in parts, which knows neither recipes nor stages: `functions.py` makes parts, `context.py` maps over them.
+"""Work in parts, which knows neither recipes nor stages.
 
-`shuffle.py` brings lines of all parts together, `accounts.py` says what became of their records, and `rewriting.py`
-removes rows from finished parts.
+`functions.py` makes parts, and brings lines of all parts together; `context.py` maps over them; `accounts.py` says what
+became of their records, and rewrites finished parts.
 """

@@ -18,6 +18,7 @@ from rowmill.checks.gates import Gates, find_unknown_dataset
 from rowmill.conversation.options import Loss, Template
 from rowmill.conversation.truncation import Truncation
 from rowmill.core import config
+from rowmill.core.completions import Teacher
 from rowmill.core.config import Config, describe_type
 from rowmill.core.errors import ConfigError, join_choices, suggest_name
 from rowmill.core.stage_names import PARSED_RECORDS
@@ -32,7 +33,6 @@ from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.kinds.shared.splits import Splits
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
-from rowmill.recipe.teacher import Teacher
 from rowmill.schema.examples import Objective, RolloutFields, join_fields
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource, Source

@@ -23,7 +23,7 @@ from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.console import escape_control_characters
 from rowmill.core.errors import GateError
-from rowmill.core.public_urls import public_text
+from rowmill.core.remote import public_text
 from rowmill.core.stage_names import GPU_PARTITIONS
 from rowmill.reports.build_changes import count_changes, describe_changes
 from rowmill.reports.build_view import BuildView, load_build_view

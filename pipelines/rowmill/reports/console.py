@@ -17,8 +17,8 @@ from rowmill.stages import catalog
 if TYPE_CHECKING:
     from rowmill.build.comparison import NumberComparison, ScopeComparison
     from rowmill.build.gc import CollectedGarbage
-    from rowmill.build.plan import StepForecast
     from rowmill.build.preflight import Finding
+    from rowmill.build.prepare import StepForecast
     from rowmill.build.runner import StepReport
     from rowmill.build.steps import Project, Step
     from rowmill.checks.judge import CheckResult

@@ -14,8 +14,8 @@ from rowmill.reports.build_view import STATISTICS_STAGES
 from rowmill.reports.console import format_key
 
 if TYPE_CHECKING:
-    from rowmill.build.plan import StepForecast
     from rowmill.build.preflight import Finding
+    from rowmill.build.prepare import StepForecast
     from rowmill.build.runner import StepReport
     from rowmill.build.steps import Project, Step
     from rowmill.checks.judge import CheckResult

@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from rowmill import stats
-from rowmill.build.share_versions import HeldVersion, find_held_version
+from rowmill.build.gate import HeldVersion, find_held_version
 from rowmill.build.steps import Project, Step, find_downstream_steps
 from rowmill.checks.judge import CheckResult, run_checks
 from rowmill.core.arrays import format_count, format_percent, format_size, join_facts

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Discriminator, Tag
 
 from rowmill.core.errors import PipelineError
-from rowmill.core.public_urls import public_url
+from rowmill.core.remote import public_url
 from rowmill.sources import urls
 from rowmill.sources.file_formats import describe_reading, find_file_format
 from rowmill.sources.files import (

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, field_serializer, model_validator
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, SourceError, join_choices
 from rowmill.core.json import Json
-from rowmill.core.public_urls import public_url
+from rowmill.core.remote import public_url
 from rowmill.core.storage import Store
 from rowmill.sources import urls
 from rowmill.sources.dialect import QUOTE, DialectOptions

@@ -9,7 +9,7 @@ moved project gives the same records. `http` and `https` URLs are taken literall
 server lists no files.
 
 A source file is a regular file: a pipe or a device has no end and cannot be read twice. Every storage error becomes one
-`SourceError` that names the file without its secrets (`remote.py`, `public_urls.py`).
+`SourceError` that names the file without its secrets (`remote.py`).
 """
 
 import glob
@@ -27,7 +27,7 @@ from urllib.parse import unquote
 
 from rowmill.core import remote
 from rowmill.core.errors import ConfigError, PipelineError, SourceError
-from rowmill.core.public_urls import public_url
+from rowmill.core.remote import public_url
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _EXPANSION_LIMIT = 100_000

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.core.arrays import Bools, Tokens, compute_offsets, make_list_array, split_lists
-from rowmill.core.completions import CompletionsServer
+from rowmill.core.completions import CompletionsServer, Teacher
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import RAW_DATASET, TEACHER_SCORES, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File
@@ -36,7 +36,6 @@ from rowmill.parts.accounts import RejectLog, count_accounts
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Recipe
-from rowmill.recipe.teacher import Teacher
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected, parse_row_id

@@ -21,7 +21,7 @@ from rowmill.packing.layout import measure_padded_room, round_up
 from rowmill.packing.pack_plan import count_sequences, slice_too_long
 from rowmill.parts.accounts import RowLocator, describe_rejects
 from rowmill.parts.context import StageOutput, compute_share
-from rowmill.parts.shuffle import cut_blocks
+from rowmill.parts.functions import cut_blocks
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import TruncationStatsFacts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest

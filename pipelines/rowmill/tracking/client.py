@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rowmill.core.errors import ConfigError, PipelineError
-from rowmill.core.public_urls import public_text
+from rowmill.core.remote import public_text
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.tracking.options import AnyTracker, MlflowTracker, OpenLineageTracker, WandbTracker
 

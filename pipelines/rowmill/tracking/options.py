@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from rowmill.core.config import Config
-from rowmill.core.public_urls import public_url
+from rowmill.core.remote import public_url
 
 
 def _require_no_login(address: str) -> str:

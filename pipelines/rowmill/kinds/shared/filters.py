@@ -26,7 +26,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from rowmill.core.arrays import find_distinct
 from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json, from_json
-from rowmill.core.public_urls import public_url
+from rowmill.core.remote import public_url
 from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Message, Rejected, Row
 from rowmill.sources.files import Files, require_known_suffixes
 from rowmill.sources.limits import Limits

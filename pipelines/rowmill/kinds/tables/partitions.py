@@ -36,8 +36,15 @@ from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.kinds.tables.time_order import DAY, SortKey
 from rowmill.packing.pack_plan import cut_groups
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.parts.shuffle import collect_buckets, cut_blocks, write_buckets
+from rowmill.parts.functions import (
+    PartInputs,
+    PartPlace,
+    PartResult,
+    collect_buckets,
+    cut_blocks,
+    part_function,
+    write_buckets,
+)
 from rowmill.schema.manifest import Part
 from rowmill.sources.reading import load_scans
 

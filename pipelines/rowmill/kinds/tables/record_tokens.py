@@ -28,8 +28,15 @@ from rowmill.kinds.tables.partition_plan import PartitionPlan
 from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function, write_table
-from rowmill.parts.shuffle import cut_blocks
+from rowmill.parts.functions import (
+    PartInputs,
+    PartPlace,
+    PartResult,
+    RowFileInputs,
+    cut_blocks,
+    part_function,
+    write_table,
+)
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected

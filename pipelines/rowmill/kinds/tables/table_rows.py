@@ -55,9 +55,9 @@ from rowmill.kinds.tables.partitions import (
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.table_contract import TableContract, is_non_finite_shape
 from rowmill.kinds.tables.table_lengths import CHARACTERS_PER_TOKEN, advise_group_column, size_histogram
+from rowmill.parts.accounts import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import MappedParts
-from rowmill.parts.rewriting import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part

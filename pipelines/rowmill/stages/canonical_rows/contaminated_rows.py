@@ -4,7 +4,7 @@
     part ─► texts ─► n-grams looked up in the index ─► candidates ─► compared word by word ─► contamination.arrow
                                                                                                 │ action: reject
                                                                                                 ▼
-                                                                         the part without them (`parts/rewriting.py`)
+                                                                         the part without them (`parts/accounts.py`)
 
 A search is kept under the part's and the index's fingerprints: the next build searches new parts only.
 """
@@ -25,8 +25,8 @@ from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store
 from rowmill.kinds.shared.filters import Benchmark
 from rowmill.kinds.shared.messages import get_at_path, is_mapping
+from rowmill.parts.accounts import plan_removal, rewrite_parts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function
-from rowmill.parts.rewriting import plan_removal, rewrite_parts
 from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected

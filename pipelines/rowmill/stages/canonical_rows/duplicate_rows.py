@@ -19,9 +19,19 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints, are_among, compute_offsets, find_distinct
 from rowmill.core.storage import File
 from rowmill.kinds.shared import filters
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.parts.rewriting import RewriteInputs, rewrite_parts, tabulate_removed
-from rowmill.parts.shuffle import BlockLines, choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
+from rowmill.parts.accounts import RewriteInputs, rewrite_parts, tabulate_removed
+from rowmill.parts.functions import (
+    BlockLines,
+    PartInputs,
+    PartPlace,
+    PartResult,
+    choose_buckets,
+    collect_buckets,
+    count_buckets,
+    cut_blocks,
+    part_function,
+    write_buckets,
+)
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import StageContext

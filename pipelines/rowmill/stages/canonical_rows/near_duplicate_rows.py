@@ -5,7 +5,7 @@
     parts of a block ─► lines (key, row) in buckets by the first bits of the key       a task per block of 4 Mi lines
     a bucket of all blocks ─► sorted by key ─► lines whose key another row has, too    a task per bucket
                                              │
-    keys of two rows or more ─► ranks ─► parts/rewriting.py
+    keys of two rows or more ─► ranks ─► parts/accounts.py
 
 Only rows that share a band's key with another are looked at together. The calling process holds the lines whose keys
 are shared and no others, so its memory follows the number of candidates, not of rows. The buckets of blocks, as large
@@ -24,10 +24,20 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Integers, Ints, compute_offsets, expand_ranges, find_distinct, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
+from rowmill.parts.accounts import RewriteInputs, plan_removal, rewrite_parts
 from rowmill.parts.context import scratch_folder
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function
-from rowmill.parts.rewriting import RewriteInputs, plan_removal, rewrite_parts
-from rowmill.parts.shuffle import choose_buckets, collect_buckets, count_buckets, cut_blocks, write_buckets
+from rowmill.parts.functions import (
+    PartInputs,
+    PartPlace,
+    PartResult,
+    RowFileInputs,
+    choose_buckets,
+    collect_buckets,
+    count_buckets,
+    cut_blocks,
+    part_function,
+    write_buckets,
+)
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.near_duplicates import (

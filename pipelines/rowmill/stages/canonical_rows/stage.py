@@ -28,8 +28,8 @@ from rowmill.kinds.shared.columns import KNOWN_ROLES
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS, identify_removal_filters
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.parts import accounts
+from rowmill.parts.accounts import SPLITS, RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
-from rowmill.parts.rewriting import SPLITS, RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts

@@ -28,10 +28,9 @@ from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_content_splits, assign_split
 from rowmill.kinds.shared.unread import UnreadTextCounter, list_present_columns
 from rowmill.kinds.tokens import WITHOUT_FIELD
-from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
+from rowmill.parts.accounts import RejectLog, count_accounts, count_rows, write_accounts
 from rowmill.parts.context import compute_share, scan_rows
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.parts.rewriting import count_rows
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, Part

@@ -27,7 +27,7 @@ def test_unfinished_files_are_removed_and_finished_ones_stay(tmp_path: Path) -> 
     alone = workspace.store / "mini" / "gpu_partitions" / "current.json.4567.tmp"
     for path in (beside, alone):
         path.write_bytes(b"half")
-    named = collect_garbage(workspace.project, keep=1, dry_run=True).items
+    named = collect_garbage(workspace.project, keep=1, dry_run=True)
     assert sorted((one.kind, one.path, one.size_bytes) for one in named) == sorted(
         ("unfinished file", str(path.relative_to(workspace.store)), 4) for path in (beside, alone)
     )

@@ -6,7 +6,7 @@ from threading import Lock
 
 import pytest
 
-from rowmill.core.storage import Store, sync_files
+from rowmill.core.storage import Store
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 64, 100])
@@ -25,7 +25,7 @@ def test_every_file_and_its_folder_is_synced(tmp_path: Path, monkeypatch: pytest
         sync_one(handle)
 
     monkeypatch.setattr(os, "fsync", note_file)
-    sync_files(store, iter(paths))
+    store.sync(iter(paths))
 
     assert synced == {os.stat(store.path(one)).st_ino for path in paths for one in (path, path.split("/")[0])}
 
@@ -37,8 +37,8 @@ def test_a_file_that_cannot_be_synced_is_an_error(tmp_path: Path) -> None:
         store.write(path, b"content")
 
     with pytest.raises(FileNotFoundError):
-        sync_files(store, paths)
+        store.sync(paths)
 
 
 def test_files_of_an_object_store_need_no_sync() -> None:
-    sync_files(Store("memory://syncs"), ["absent"])
+    Store("memory://syncs").sync(["absent"])

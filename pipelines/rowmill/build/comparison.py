@@ -84,11 +84,8 @@ def compare_versions(project: Project, before: Manifest, after: Manifest) -> lis
 
 def find_previous_version(project: Project, output: Manifest) -> Manifest | None:
     """Return the newest kept version of a stage that was built before this one, or None."""
-    earlier = [
-        one
-        for one in manifest.list_versions(project.store, output.key)
-        if one.version != output.version and one.built_at < output.built_at
-    ]
+    versions = manifest.list_versions(project.store, output.key)
+    earlier = [one for one in versions if one.version != output.version and one.built_at < output.built_at]
     return earlier[-1] if earlier else None
 
 
@@ -109,17 +106,15 @@ def collect_lineage(project: Project, output: Manifest) -> dict[StageKey, Manife
         one = waiting.pop()
         found[one.key] = one
         for name, version in one.inputs.items():
-            try:
-                waiting.append(manifest.load_version(project.store, tuple(name.split("/")), version))
-            except IntegrityError:
-                continue  # removed by gc
+            kept = _load_if_kept(project.store, manifest.parse_stage_key(name), version)
+            waiting += [] if kept is None else [kept]
     for key, one in list(found.items()):
         if one.stage == TOKENIZED_EXAMPLES:
             # No manifest names the statistics of examples, since they are no stage's input.
             at = (*key[:-1], truncation_stats.STAGE.name)
             versions = manifest.list_versions(project.store, at)
-            kept = [statistics for statistics in versions if statistics.inputs.get("/".join(key)) == one.version]
-            found |= {at: kept[-1]} if kept else {}
+            of_examples = [other for other in versions if other.inputs.get("/".join(key)) == one.version]
+            found |= {at: of_examples[-1]} if of_examples else {}
     return found
 
 
@@ -344,6 +339,7 @@ def _compare_builds(project: Project, published: Mapping[str, Any], made: Mappin
 
 
 def _load_if_kept(store: Store, key: StageKey, version: str) -> Manifest | None:
+    """Return a version; None if it was removed by gc."""
     try:
         return manifest.load_version(store, key, version)
     except IntegrityError:

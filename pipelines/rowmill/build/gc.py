@@ -39,14 +39,7 @@ class GarbageItem:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedGarbage:
-    """The items that were removed, or would be."""
-
-    items: tuple[GarbageItem, ...]
-
-
-def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedGarbage:
+def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> list[GarbageItem]:
     """Remove versions that are neither among a stage's newest `keep`, nor current, nor needed by such a version.
 
     The published version of the ranks and everything it was built from is kept. Holds the locks of all stages, so that
@@ -96,7 +89,7 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
             for item in items:
                 store.remove(item.path)
             store.remove_unfinished()
-    return CollectedGarbage(tuple(items))
+    return items
 
 
 def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator[tuple[str, str]]:

@@ -8,9 +8,10 @@ data.
 
 import tempfile
 import uuid
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rowmill import sources
@@ -24,7 +25,6 @@ from rowmill.core.errors import (
     PipelineError,
     SourceError,
     join_errors,
-    place_error,
 )
 from rowmill.core.storage import Store, digest_json, explain_disk_full
 from rowmill.executors import AnyExecutor, Executor, LocalPool, Share
@@ -150,7 +150,8 @@ def find_unmet_requirements(project: Project, steps: Iterable[Step]) -> dict[Sta
                 require(make_stage_context(project, step, {}))
         # Not damage to the store, which is repaired where the step runs.
         except (ConfigError, SourceError, MissingPackageError) as error:
-            problems[step.key] = place_error(step.recipe, error)
+            problems[step.key] = type(error)(f"{step.recipe}: {error}")
+            problems[step.key].__cause__ = error.__cause__
     return problems
 
 
@@ -163,45 +164,36 @@ def has_current_options(project: Project, step: Step) -> bool:
 _CHECKED: set[tuple[AnyExecutor, str]] = set()
 
 
-@dataclass(frozen=True, slots=True)
-class _HostCheck:
-    """What a host must be able to do: `probe` is a file below the root that the calling process wrote."""
-
-    root: str
-    probe: str
-    content: bytes
-    base: Path
-    sources: tuple[SourceFile, ...]
-    versions: tuple[tuple[str, str], ...]
-
-    def __call__(self) -> list[str]:
-        """Return what this host lacks."""
-        different = describe_difference(dict(self.versions), describe_versions())
-        if different:
-            return [f"has {different}"]
-        problems, store = list[str](), Store(self.root)
-        try:
-            if store.read(self.probe) == self.content:
-                own = f"{self.probe}-{uuid.uuid4().hex}"
-                store.write(own, self.content)
-                store.remove(own)
-            else:
-                problems.append(f"has another {self.root}")
-        except FileNotFoundError:
-            problems.append(f"does not see what this process wrote to {store.address('')}")
-        except OSError as error:
-            problems.append(f"cannot use the storage root {store.address('')}: {error}")
-        try:
-            for file in self.sources:
-                read_first_bytes(file, self.base)
-        except OSError as error:
-            problems.append(f"cannot read a source: {error}")
-        try:
-            with tempfile.TemporaryFile() as scratch:
-                scratch.write(self.content)
-        except OSError as error:
-            problems.append(f"has no temporary folder to write to: {error}")
-        return problems
+def _check_host(
+    root: str, probe: str, content: bytes, base: Path, sources: Sequence[SourceFile], versions: Mapping[str, str]
+) -> list[str]:
+    """Return what this host lacks; `probe` is a file below the root that the calling process wrote."""
+    different = describe_difference(versions, describe_versions())
+    if different:
+        return [f"has {different}"]
+    problems, store = list[str](), Store(root)
+    try:
+        if store.read(probe) == content:
+            own = f"{probe}-{uuid.uuid4().hex}"
+            store.write(own, content)
+            store.remove(own)
+        else:
+            problems.append(f"has another {root}")
+    except FileNotFoundError:
+        problems.append(f"does not see what this process wrote to {store.address('')}")
+    except OSError as error:
+        problems.append(f"cannot use the storage root {store.address('')}: {error}")
+    try:
+        for file in sources:
+            read_first_bytes(file, base)
+    except OSError as error:
+        problems.append(f"cannot read a source: {error}")
+    try:
+        with tempfile.TemporaryFile() as scratch:
+            scratch.write(content)
+    except OSError as error:
+        problems.append(f"has no temporary folder to write to: {error}")
+    return problems
 
 
 def require_equal_hosts(project: Project, *, again: bool = False) -> None:
@@ -213,9 +205,9 @@ def require_equal_hosts(project: Project, *, again: bool = False) -> None:
     probe, content = f".probe-{uuid.uuid4().hex}", uuid.uuid4().bytes
     # The first file of each source; rows of other kinds of source are in the store.
     sources = [dataset.source for dataset in project.recipe.datasets.values()]
-    first_files = tuple(find_files(source, project.base)[0] for source in sources if isinstance(source, Files))
-    versions = tuple(describe_versions().items())
-    check = _HostCheck(project.store.root, probe, content, project.base, first_files, versions)
+    first_files = [find_files(source, project.base)[0] for source in sources if isinstance(source, Files)]
+    root = project.store.root
+    check = partial(_check_host, root, probe, content, project.base, first_files, describe_versions())
     project.store.write(probe, content)
     try:
         found = executor.run_on_hosts(check)

@@ -1,15 +1,10 @@
-"""Run the steps of a build: reuse or make each output, check it, and record it.
-
-Statistics of finished steps, written by a thread while the next steps run (decision 39).
-
-Statistics are copies of columns of an output for SQL queries. No step reads them, and a build with workers waits for
-them with all workers idle otherwise.
-
-Run the steps of a recipe: reuse or make each output, write its manifest, run its checks, and publish it.
-
-No stage imports another; the runner passes each stage its inputs.
+"""Run the steps of a build: reuse or make each output, write its manifest, run its checks, record and publish it.
 
     plan_steps ─► open_inputs (the gate) ─► run_step ─► manifest ─► run_checks ─► next step
+
+No stage imports another; the runner passes each stage its inputs. Statistics are copies of columns of an output for SQL
+queries. No step reads them, and a build with workers would wait for them with all workers idle: a thread writes them
+while the next steps run (decision 39).
 """
 
 import logging
@@ -54,7 +49,7 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import exports
-from rowmill.stages.base import Publish, StageContext
+from rowmill.stages.base import StageContext
 from rowmill.stages.catalog import find_stage
 from rowmill.tokenization import tokenizer_source
 
@@ -89,9 +84,6 @@ class BackgroundStatistics:
                 written.result()
             except DamagedFileError:
                 yield step
-
-
-# ── Run the steps of a recipe: reuse or make each output, write its manifest, run its checks, and publis ──
 
 
 _LOG = logging.getLogger("rowmill.build")
@@ -141,8 +133,18 @@ def run_step(
     meanwhile; without it they are written before this returns.
     """
     require_one_history(inputs)
-    asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id, looks_ahead, statistics)
-    run = partial(_run_or_reuse, asked, inputs)
+    run = partial(
+        _run_or_reuse,
+        project,
+        step,
+        inputs,
+        ranks=tuple(ranks),
+        version=version,
+        progress=progress,
+        run_id=run_id,
+        looks_ahead=looks_ahead,
+        statistics=statistics,
+    )
     with index_outputs(project, [step]):
         # Another version than the one asked for is no repair.
         if version is not None:
@@ -187,20 +189,6 @@ MAX_REPAIRS = 100
 """Maximum number of damaged files that one run makes again: a disk that loses more should be replaced."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RunRequest:
-    """The arguments of `run_step`, besides the inputs."""
-
-    project: Project
-    step: Step
-    ranks: tuple[str, ...]
-    version: str | None
-    progress: ProgressCallback | None
-    run_id: str
-    looks_ahead: bool
-    statistics: BackgroundStatistics | None
-
-
 def _discard_damaged_file(project: Project, damage: DamagedFileError, reader: Step | None) -> Step | None:
     """Remove a damaged file, so that the step that wrote it makes it again; return that step, None if it is no step's.
 
@@ -224,46 +212,56 @@ def _discard_damaged_file(project: Project, damage: DamagedFileError, reader: St
     return owner
 
 
-def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> StepReport:
+def _run_or_reuse(
+    project: Project,
+    step: Step,
+    inputs: Mapping[StageKey, Manifest],
+    *,
+    ranks: tuple[str, ...],
+    version: str | None,
+    progress: ProgressCallback | None,
+    run_id: str,
+    looks_ahead: bool,
+    statistics: BackgroundStatistics | None,
+) -> StepReport:
     started = time.monotonic()
-    project, step = request.project, request.step
+    store, name = project.store, "/".join(step.key)
     pool = open_shared_executor(project.recipe)
-    context = replace(
-        make_stage_context(project, step, inputs), pool=pool, progress=request.progress, ranks=request.ranks
-    )
-    name = "/".join(step.key)
-    with (
-        explain_disk_full(project.store, name),
-        project.store.lock(f"{manifest.get_stage_folder(step.key)}/.lock", what=name),
-    ):
-        if request.version is not None:
-            return _restore_version(request, context, started)
-        held_version = find_held_version(context.store, step.key)
+    context = replace(make_stage_context(project, step, inputs), pool=pool, progress=progress, ranks=ranks)
+    record = partial(_record_report, project, step, statistics=statistics)
+    with explain_disk_full(store, name), store.lock(f"{manifest.get_stage_folder(step.key)}/.lock", what=name):
+        if version is not None:
+            kept = manifest.load_version(store, step.key, version)
+            inputs = manifest.load_inputs(store, kept)
+            require_open_ancestry(project, inputs.values())
+            for one in _list_opened_outputs(store, kept):
+                manifest.verify_files(store, one)
+            manifest.make_current(store, kept)
+            return record(replace(context, inputs=inputs), report_kept_version(kept, started))
+        held_version = find_held_version(store, step.key)
         if held_version is not None:
             # Current again, in case a run of Dagster chose another version, without reading its files.
-            kept = manifest.load_version(context.store, context.key, held_version.version)
-            manifest.make_current(context.store, kept)
-            held_context = replace(context, inputs=manifest.load_inputs(context.store, kept))
-            return replace(_record_report(request, held_context, _report_reuse(kept, started)), held=held_version)
+            kept = manifest.load_version(store, step.key, held_version.version)
+            manifest.make_current(store, kept)
+            held_context = replace(context, inputs=manifest.load_inputs(store, kept))
+            return replace(record(held_context, report_kept_version(kept, started)), held=held_version)
         fingerprint, prepared = prepare_step(context, step)
-        kept = find_reusable_output(context.store, step, fingerprint, prepared)
+        kept = find_reusable_output(store, step, fingerprint, prepared)
         if kept is not None:
-            manifest.make_current(context.store, kept)
-            return _record_report(request, context, _report_reuse(kept, started))
-        if request.looks_ahead:
+            manifest.make_current(store, kept)
+            return record(context, report_kept_version(kept, started))
+        if looks_ahead:
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
             require_ready(project, [reader for reader in plan_steps(project) if step.key in reader.inputs])
         require_equal_hosts(project)
-        require_own_versions(context.store, step.key)
-        changed = find_outside_change(step, context, manifest.load_current_if_intact(context.store, step.key))
+        require_own_versions(store, step.key)
+        changed = find_outside_change(step, context, manifest.load_current_if_intact(store, step.key))
         if changed is not None:
             downstream = ", ".join("/".join(later.key[1:]) for later in find_downstream_steps(project, step.key))
             _LOG.warning("%s: %s; it is made again, and so are the stages after it: %s", name, changed, downstream)
         draft = prepared.make()
-        output = manifest.save_manifest(
-            context.store, make_manifest(context, step, draft, fingerprint, started, request.run_id)
-        )
-        forget_versions(context.store, step.key)
+        output = manifest.save_manifest(store, make_manifest(context, step, draft, fingerprint, started, run_id))
+        forget_versions(store, step.key)
         report = StepReport(
             output,
             reused=False,
@@ -272,78 +270,62 @@ def _run_or_reuse(request: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> 
             rows_made=draft.rows_made,
             seconds=time.monotonic() - started,
         )
-        return _record_report(request, context, report)
+        return record(context, report)
 
 
-def _report_reuse(kept: Manifest, started: float) -> StepReport:
+def report_kept_version(kept: Manifest, started: float | None = None) -> StepReport:
+    """Return the report of a version that is used as it is, `started` a monotonic time."""
     parts = stats.count_parts(kept)
-    return StepReport(
-        kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=time.monotonic() - started
-    )
+    seconds = 0.0 if started is None else time.monotonic() - started
+    return StepReport(kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=seconds)
 
 
-def report_kept_version(kept: Manifest) -> StepReport:
-    """Return the report of a version that is used as it is."""
-    return _report_reuse(kept, time.monotonic())
-
-
-def _record_report(request: _RunRequest, context: StageContext, report: StepReport) -> StepReport:
-    step, store = request.step, context.store
+def _record_report(
+    project: Project,
+    step: Step,
+    context: StageContext,
+    report: StepReport,
+    *,
+    statistics: BackgroundStatistics | None,
+) -> StepReport:
+    """Publish an output if none of its checks blocks, else the earlier publication stays; write its statistics."""
+    store, output = context.store, report.manifest
     if step.stage.publish is not None:
-        _publish_output(request.project, step, context, report.manifest, step.stage.publish)
+        results = judge.run_checks(store, output, step.thresholds)
+        if not any(result.blocking for result in results):
+            loosened = [line for one in plan_steps(project) for line in list_loosened_checks(one.key, one.thresholds)]
+            if step.name == GPU_PARTITIONS:
+                from rowmill.build import comparison
+
+                comparison.note_changes(project, output)
+            step.stage.publish(context, output, results, loosened)
     # Only canonical rows are made of a source's records, whose domain can be read.
     domain_key = None
     if step.name == CANONICAL_ROWS:
-        domain_key = request.project.recipe.datasets[step.key[1]].format.domain_key
+        domain_key = project.recipe.datasets[step.key[1]].format.domain_key
     record = partial(
         stats.record_manifest,
         store,
-        report.manifest,
+        output,
         step.stage.stats_inputs,
         reused=report.reused,
         parts_reused=report.parts_reused,
         read_domain=None if domain_key is None else partial(read_domain, domain_key),
     )
+
+    def record_if_current() -> None:
+        # Another build may have made another version current since, which it records itself.
+        name = "/".join(output.key)
+        with explain_disk_full(store, name), store.lock(f"{manifest.get_stage_folder(output.key)}/.lock", what=name):
+            if manifest.is_current(store, output):
+                record()
+
     # A remote store's tables are copied from what the step has just read, which is not kept for long.
-    if request.statistics is None or not (store.is_local or report.reused):
+    if statistics is None or not (store.is_local or report.reused):
         record()
     else:
-        request.statistics.submit(step, partial(_record_if_current, store, report.manifest, record))
+        statistics.submit(step, record_if_current)
     return report
-
-
-def _record_if_current(store: Store, made: Manifest, record: Callable[[], None]) -> None:
-    """Record a manifest, unless another build has made another version current since, which it records itself."""
-    name = "/".join(made.key)
-    with (
-        explain_disk_full(store, name),
-        store.lock(f"{manifest.get_stage_folder(made.key)}/.lock", what=name),
-    ):
-        if manifest.is_current(store, made):
-            record()
-
-
-def _publish_output(project: Project, step: Step, context: StageContext, output: Manifest, publish: Publish) -> None:
-    """Run an output's checks, and publish it if none blocks; otherwise the earlier publication stays."""
-    results = judge.run_checks(project.store, output, step.thresholds)
-    if not any(result.blocking for result in results):
-        loosened = [line for one in plan_steps(project) for line in list_loosened_checks(one.key, one.thresholds)]
-        if step.name == GPU_PARTITIONS:
-            from rowmill.build import comparison
-
-            comparison.note_changes(project, output)
-        publish(context, output, results, loosened)
-
-
-def _restore_version(request: _RunRequest, context: StageContext, started: float) -> StepReport:
-    project = request.project
-    kept = manifest.load_version(context.store, context.key, request.version)
-    inputs = manifest.load_inputs(context.store, kept)
-    require_open_ancestry(project, inputs.values())
-    for one in _list_opened_outputs(context.store, kept):
-        manifest.verify_files(context.store, one)
-    manifest.make_current(context.store, kept)
-    return _record_report(request, replace(context, inputs=inputs), _report_reuse(kept, started))
 
 
 def _list_opened_outputs(store: Store, output: Manifest) -> Iterator[Manifest]:
@@ -437,49 +419,37 @@ def build(
     # A reused output adds at most a small file for each step, which is a request where the store is remote.
     threads = 1 if project.store.is_local else 4
     is_whole = not only and datasets is None
-    with index_outputs(project, chosen, is_whole=is_whole), BackgroundStatistics(threads) as statistics:
-        return _build_steps(project, chosen, statistics, progress=progress, begin=begin, finish=finish)
-
-
-def _build_steps(
-    project: Project,
-    chosen: Sequence[Step],
-    statistics: BackgroundStatistics,
-    *,
-    progress: ProgressCallback | None,
-    begin: Callable[[Step], None] | None,
-    finish: Callable[[Step, StepReport, list[CheckResult]], None] | None,
-) -> list[tuple[Step, StepReport, list[CheckResult]]]:
-    require_ready(project, chosen)
     done: list[tuple[Step, StepReport, list[CheckResult]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"
     closed: dict[str, None] = {}
     left_out: dict[StageKey, None] = {}
+    with index_outputs(project, chosen, is_whole=is_whole), BackgroundStatistics(threads) as statistics:
+        require_ready(project, chosen)
 
-    def mend(*, waits: bool = False) -> None:
-        for damaged in statistics.collect(waits=waits):
-            run_step(project, damaged, open_inputs(project, damaged), progress=progress, run_id=run_id)
+        def mend(*, waits: bool = False) -> None:
+            for damaged in statistics.collect(waits=waits):
+                run_step(project, damaged, open_inputs(project, damaged), progress=progress, run_id=run_id)
 
-    for step in chosen:
-        mend()
-        if left_out.keys() & {*step.inputs, *step.gates} and find_held_version(project.store, step.key) is None:
-            left_out[step.key] = None
-            continue
-        try:
-            inputs = open_inputs(project, step)
-        except GateError as error:
-            # One message per closed check; the causes of a check are indented below it.
-            closed |= dict.fromkeys(re.split(r"\n(?=\S)", str(error)))
-            left_out[step.key] = None
-            continue
-        if begin is not None:
-            begin(step)
-        report = run_step(project, step, inputs, progress=progress, run_id=run_id, statistics=statistics)
-        results = check_step(project, step, report.manifest)
-        done.append((step, report, results))
-        if finish is not None:
-            finish(step, report, results)
-    mend(waits=True)
+        for step in chosen:
+            mend()
+            if left_out.keys() & {*step.inputs, *step.gates} and find_held_version(project.store, step.key) is None:
+                left_out[step.key] = None
+                continue
+            try:
+                inputs = open_inputs(project, step)
+            except GateError as error:
+                # One message per closed check; the causes of a check are indented below it.
+                closed |= dict.fromkeys(re.split(r"\n(?=\S)", str(error)))
+                left_out[step.key] = None
+                continue
+            if begin is not None:
+                begin(step)
+            report = run_step(project, step, inputs, progress=progress, run_id=run_id, statistics=statistics)
+            results = check_step(project, step, report.manifest)
+            done.append((step, report, results))
+            if finish is not None:
+                finish(step, report, results)
+        mend(waits=True)
     if closed:
         names = ", ".join("/".join(key[1:]) for key in left_out)
         raise GateError("\n".join([*closed, f"not built because of that: {names}"]))

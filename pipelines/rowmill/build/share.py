@@ -124,25 +124,18 @@ def find_missing_input(project: Project, step: Step) -> StageKey | None:
 
     Sources are not read: whether they changed since they were scanned is for the next build to see.
     """
-    for key in dict.fromkeys((*step.inputs, *step.gates)):
-        found = _find_unbuilt(project, find_step(project, key))
-        if found is not None:
-            return found
-    return None
-
-
-def _find_unbuilt(project: Project, step: Step) -> StageKey | None:
-    if find_held_version(project.store, step.key) is not None:
-        return None
-    earlier = find_missing_input(project, step)
-    made = manifest.load_current_if_intact(project.store, step.key)
-    if earlier is not None or made is None or not has_current_options(project, step):
-        return earlier or step.key
-    held = {key for key in step.inputs if find_held_version(project.store, key) is not None}
-    for key in (key for key in step.inputs if key not in held):
-        current = manifest.load_current_if_intact(project.store, key)
-        if current is None or made.inputs.get("/".join(key)) != current.version:
-            return step.key
+    for before in (find_step(project, key) for key in dict.fromkeys((*step.inputs, *step.gates))):
+        if find_held_version(project.store, before.key) is not None:
+            continue
+        if (earlier := find_missing_input(project, before)) is not None:
+            return earlier
+        made = manifest.load_current_if_intact(project.store, before.key)
+        if made is None or not has_current_options(project, before):
+            return before.key
+        for key in (key for key in before.inputs if find_held_version(project.store, key) is None):
+            current = manifest.load_current_if_intact(project.store, key)
+            if current is None or made.inputs.get("/".join(key)) != current.version:
+                return before.key
     return None
 
 

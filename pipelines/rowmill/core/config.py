@@ -24,13 +24,14 @@ the value exists.
 import ast
 import inspect
 import math
+import os
 import re
 import stat
 import textwrap
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise, starmap
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin
 
@@ -91,59 +92,43 @@ def explain_place(
 ) -> str | None:
     """Say where an unknown key belongs; None if no group has it, or too many do.
 
-    `written` is the path of the group that holds the key, `kinds` the kinds of the groups on the way to it.
+    `written` is the path of the group that holds the key, `kinds` the kinds of the groups on the way to it. Of the
+    groups that have an option of the name, the likeliest are named: of the written kinds, on the same way, near.
     """
     here = tuple(written)
-    places = [_PlaceFromHere(place, here, kinds) for place in iterate_option_places(root) if place.name == name]
-    usable = [place for place in places if place.is_named and (place.group != here or place.other_kinds)]
-    if not usable:
-        return None
-    nearest = min(one.rank for one in usable)
+    likeliest: tuple[bool, bool, int] | None = None
     kinds_by_group: dict[tuple[str, ...], list[str]] = {}
-    for one in usable:
-        if one.rank == nearest:
-            kinds_by_group.setdefault(one.group, []).extend(one.kinds_to_name)
-    if len(kinds_by_group) > MAX_PLACES:
-        return None
-    if list(kinds_by_group) == [here]:
-        return f"{name} is an option of kind {join_choices(kinds_by_group[here])}; delete it, or choose that kind"
-    return f"{name} belongs {join_choices(starmap(_describe_group, kinds_by_group.items()))}; move it there"
-
-
-def _describe_group(group: tuple[str, ...], kinds: Sequence[str]) -> str:
-    """Name a group, with the kinds that have the option."""
-    path = ".".join("NAME" if step == ANY_NAME else step for step in group)
-    where = f"under {path}" if path else "at the top level of the recipe"
-    return f"{where} (kind {join_choices(dict.fromkeys(kinds))})" if kinds else where
-
-
-class _PlaceFromHere:
-    """A place as seen from where a key was written: names that users chose are those of the way there."""
-
-    def __init__(self, place: OptionPlace, here: tuple[str, ...], kinds: Mapping[tuple[str, ...], str]) -> None:
-        # The names on the way to `here`, as far as both ways are the same.
+    for place in iterate_option_places(root):
+        if place.name != name:
+            continue
+        # Names that users chose are those on the way to `here`, as far as both ways are the same.
         filled: list[str] = []
         for i, step in enumerate(place.group):
             is_shared = tuple(filled) == here[:i] and i < len(here)
             filled.append(here[i] if step == ANY_NAME and is_shared else step)
-        self.group = tuple(filled)
-        self.here = here
-        shared = next((i for i, (a, b) in enumerate(zip(self.group, here, strict=False)) if a != b), None)
-        self._shared = min(len(self.group), len(here)) if shared is None else shared
-        self.other_kinds = [kind for length, kind in place.kinds if kinds.get(self.group[:length], kind) != kind]
-        missing = [kind for length, kind in place.kinds if self.group[:length] not in kinds]
-        self.kinds_to_name = [*self.other_kinds, *missing][-1:]
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the place lies below the written one, or no name has to be guessed to go there."""
-        return ANY_NAME not in self.group or self._shared == len(self.here)
-
-    @property
-    def rank(self) -> tuple[bool, bool, int]:
-        """How unlikely the place is meant: of another kind, neither above nor below, far away."""
-        is_beside = self._shared < min(len(self.group), len(self.here))
-        return bool(self.other_kinds), is_beside, len(self.group) + len(self.here) - 2 * self._shared
+        group, shared = tuple(filled), len(os.path.commonprefix([tuple(filled), here]))
+        other_kinds = [kind for length, kind in place.kinds if kinds.get(group[:length], kind) != kind]
+        has_to_guess = ANY_NAME in group and shared < len(here)
+        if has_to_guess or (place.group == here and not other_kinds):
+            continue
+        is_beside = shared < min(len(group), len(here))
+        rank = bool(other_kinds), is_beside, len(group) + len(here) - 2 * shared
+        if likeliest is None or rank < likeliest:
+            likeliest, kinds_by_group = rank, {}
+        if rank == likeliest:
+            missing = [kind for length, kind in place.kinds if group[:length] not in kinds]
+            kinds_by_group.setdefault(group, []).extend([*other_kinds, *missing][-1:])
+    if not 1 <= len(kinds_by_group) <= MAX_PLACES:
+        return None
+    if list(kinds_by_group) == [here]:
+        return f"{name} is an option of kind {join_choices(kinds_by_group[here])}; delete it, or choose that kind"
+    described: list[str] = []
+    for group, group_kinds in kinds_by_group.items():
+        path = ".".join("NAME" if step == ANY_NAME else step for step in group)
+        where = f"under {path}" if path else "at the top level of the recipe"
+        of_kinds = f" (kind {join_choices(dict.fromkeys(group_kinds))})" if group_kinds else ""
+        described.append(f"{where}{of_kinds}")
+    return f"{name} belongs {join_choices(described)}; move it there"
 
 
 # ── Parses YAML text into plain values, within bounds ──
@@ -367,18 +352,31 @@ def validate_options(model: type[ConfigT], values: Mapping[str, Any], where: str
     Raises ConfigError with one line per problem: unknown keys first, because a mistyped key explains why its option is
     missing; then in the order of the fields.
     """
-    refused = [f"{where}: {path}: {text}" if path else f"{where}: {text}" for path, text in _find_non_finite(values)]
-    if refused:
-        raise ConfigError("\n".join(refused))
+    problems = [f"{where}: {path}: {text}" if path else f"{where}: {text}" for path, text in _find_non_finite(values)]
+    if problems:
+        raise ConfigError("\n".join(problems))
     # Validated as JSON, so that strictness fits YAML: a list may fill a tuple, `"3"` is not an integer.
     try:
-        content = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
+        return model.model_validate_json(orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS))
     except TypeError as error:
         raise ConfigError(f"{where}: {error}; a recipe holds only JSON types; write it as a string") from None
-    try:
-        return model.model_validate_json(content)
     except ValidationError as error:
-        raise ConfigError("\n".join(format_problems(error, model, where))) from None
+        reported = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    reasons: dict[tuple[str, ...], list[str]] = {}
+    mismatched: set[tuple[str, ...]] = set()
+    for one in reported:
+        steps, models, kinds = _follow_location(model, one["loc"])
+        reason = _explain_unknown_key(model, steps, models, kinds) if one["type"] == "extra_forbidden" else None
+        reasons.setdefault(tuple(steps), []).append(reason or _explain_problem(one, models))
+        if one["type"] in _EXPECTED_TYPES:
+            mismatched.add(tuple(steps))
+    for path, found in reasons.items():
+        # An error inside a value shows which of its types was meant; its mismatch with the others is not reported.
+        if path in mismatched and any(other[: len(path)] == path and other != path for other in reasons):
+            continue
+        # A value of several types (`true` or a number) has one error per type.
+        problems.append(": ".join(part for part in (where, ".".join(path), "; or ".join(dict.fromkeys(found))) if part))
+    raise ConfigError("\n".join(problems))
 
 
 def _find_non_finite(value: object, path: str = "") -> Iterator[tuple[str, str]]:
@@ -392,24 +390,6 @@ def _find_non_finite(value: object, path: str = "") -> Iterator[tuple[str, str]]
     elif isinstance(value, (list, tuple)):
         for number, inner in enumerate(cast("Sequence[object]", value)):
             yield from _find_non_finite(inner, f"{path}.{number}" if path else str(number))
-
-
-def format_problems(error: ValidationError, model: type[BaseModel], where: str) -> Iterator[str]:
-    """Yield each of pydantic's errors as one four-part line."""
-    reasons: dict[tuple[str, ...], list[str]] = {}
-    mismatched: set[tuple[str, ...]] = set()
-    for one in sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden"):
-        steps, models, kinds = _follow_location(model, one["loc"])
-        reason = _explain_unknown_key(model, steps, models, kinds) if one["type"] == "extra_forbidden" else None
-        reasons.setdefault(tuple(steps), []).append(reason or _explain_problem(one, models))
-        if one["type"] in _EXPECTED_TYPES:
-            mismatched.add(tuple(steps))
-    for path, found in reasons.items():
-        # An error inside a value shows which of its types was meant; its mismatch with the others is not reported.
-        if path in mismatched and any(other[: len(path)] == path and other != path for other in reasons):
-            continue
-        # A value of several types (`true` or a number) has one error per type.
-        yield ": ".join(part for part in (where, ".".join(path), "; or ".join(dict.fromkeys(found))) if part)
 
 
 _EXPECTED_TYPES = {
@@ -467,34 +447,22 @@ def _explain_problem(one: Any, models: set[type[BaseModel]]) -> str:
 
 
 def _suggest_value(wanted: str, group: str, got: object, models: set[type[BaseModel]]) -> str | None:
-    """Return what was probably meant by a value of another type."""
-    if wanted == "a list" and isinstance(got, str) and got in _list_tags(models):
-        return f"a list: [{{kind: {got}}}]"
+    """Return what was probably meant by a value of another type, such as the option that a group is named after."""
+    tags = _list_tags(models)
     if wanted == "a list" and isinstance(got, str):
-        return f"a list of it: [{got}]"
+        return f"a list: [{{kind: {got}}}]" if got in tags else f"a list of it: [{got}]"
     if wanted == "a list" and isinstance(got, Mapping):
         # As YAML on one line, as far as a hint needs it.
         pairs = [f"{key}: {inner}" for key, inner in got.items() if isinstance(inner, str | int | float)]
         return f"a list of it: [{{{', '.join([*pairs[:2], *['…'] * (len(got) > len(pairs[:2]))])}}}]"
-    return _suggest_mapping(group, got, models) if wanted == "a mapping" else None
-
-
-def _suggest_mapping(group: str, got: object, models: set[type[BaseModel]]) -> str | None:
-    """Return the mapping that a value means: `{kind: chat}`, or the option that a group is named after."""
-    if isinstance(got, int | float) and not isinstance(got, bool):
-        numeric = sorted(
-            name
-            for model in models
-            for name, field in model.model_fields.items()
-            if float in get_args(field.annotation)
-        )
+    options = [(name, field) for model in models for name, field in model.model_fields.items()]
+    if wanted == "a mapping" and isinstance(got, int | float) and not isinstance(got, bool):
+        numeric = sorted(name for name, field in options if float in get_args(field.annotation))
         return join_choices(f"{{{name}: {got}}}" for name in numeric) if 1 <= len(numeric) <= 2 else None
-    if not isinstance(got, str):
-        return None
-    if got in _list_tags(models):
-        return f"{{kind: {got}}}"
-    named = {name for model in models for name in model.model_fields if name.endswith(f"_{group}")}
-    return f"{{{named.pop()}: {got}}}" if len(named) == 1 else None
+    if wanted == "a mapping" and isinstance(got, str):
+        named = {name for name, _ in options if name.endswith(f"_{group}")}
+        return f"{{kind: {got}}}" if got in tags else f"{{{named.pop()}: {got}}}" if len(named) == 1 else None
+    return None
 
 
 def _suggest_kind(tag: str, tags: Sequence[str], models: set[type[BaseModel]]) -> str | None:
@@ -581,22 +549,20 @@ class DescribedJsonSchema(GenerateJsonSchema):
 @cache
 def _read_field_docstrings(model: type[Config]) -> dict[str, str]:
     """Return the docstrings of a model's own and inherited fields."""
-    inherited = [_read_field_docstrings(base) for base in reversed(model.__bases__) if issubclass(base, Config)]
-    own = dict(_iterate_field_docstrings(model))
-    return {name: text for docstrings in (*inherited, own) for name, text in docstrings.items()}
-
-
-def _iterate_field_docstrings(model: type[Config]) -> Iterator[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for base in reversed(model.__bases__):
+        found |= _read_field_docstrings(base) if issubclass(base, Config) else {}
     try:
         source = textwrap.dedent(inspect.getsource(model))
     except (OSError, TypeError):
         # A model made by `create_model` has no source; its fields have descriptions.
-        return
+        return found
     tree = ast.parse(source).body[0]
     assert isinstance(tree, ast.ClassDef)
     for field, behind in pairwise(tree.body):
         match field, behind:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                yield name, inspect.cleandoc(text)
+                found[name] = inspect.cleandoc(text)
             case _:
                 pass
+    return found

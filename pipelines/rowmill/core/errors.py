@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from difflib import get_close_matches
 from gzip import BadGzipFile
-from typing import Final, TypeVar
+from typing import Final
 
 
 class PipelineError(Exception):
@@ -99,16 +99,6 @@ class MissingPackageError(PipelineError, ImportError):
 
 class BusyError(PipelineError, RuntimeError):
     """Another build of the same recipe is running and did not finish in time."""
-
-
-ErrorT = TypeVar("ErrorT", bound=PipelineError)
-
-
-def place_error(where: str, error: ErrorT) -> ErrorT:
-    """Return an error of the same class and cause whose message begins with a place."""
-    placed = type(error)(f"{where}: {error}")
-    placed.__cause__ = error.__cause__
-    return placed
 
 
 def join_errors(errors: Sequence[PipelineError], message: str) -> PipelineError:

@@ -158,14 +158,10 @@ def seal_object(value: "Mapping[str, Any] | DataclassInstance", *, compresses: b
 
 def parse_sealed(content: bytes) -> dict[str, Any] | None:
     """Return the JSON object that `seal_object` wrote as these bytes; None if they are cut, empty or changed."""
-    if content.startswith(_ZSTD_MAGIC):
-        return _parse_compressed(content)
-    found = _parse_object(content)
-    seal = None if found is None else found.pop(SEAL_KEY, None)
-    return found if found is not None and seal == _compute_seal(orjson.dumps(found)) else None
-
-
-def _parse_compressed(content: bytes) -> dict[str, Any] | None:
+    if not content.startswith(_ZSTD_MAGIC):
+        found = _parse_object(content)
+        seal = None if found is None else found.pop(SEAL_KEY, None)
+        return found if found is not None and seal == _compute_seal(orjson.dumps(found)) else None
     try:
         with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:
             whole = stream.read()

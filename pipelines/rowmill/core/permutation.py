@@ -38,12 +38,7 @@ def hash_labels(*labels: int | str) -> int:
 
     Labels carry dataset names, not numbers, so that adding a dataset does not reshuffle the others.
     """
-    return hash_label_json(orjson.dumps(labels))
-
-
-def hash_label_json(text: bytes) -> int:
-    """Hash labels that are already one compact JSON array, as `hash_labels` does."""
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(orjson.dumps(labels), digest_size=8).digest(), "little")
 
 
 def make_label_hasher(*labels: int | str) -> Callable[[int], int]:

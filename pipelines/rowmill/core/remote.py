@@ -209,7 +209,9 @@ def retry_request(
             is_over = attempt >= wait.tries or time.monotonic() - began > 1.5 * wait.timeout_s
             if is_over or not _may_answer_later(refusal):
                 # The storage's error may contain the URL's secrets, so an equivalent error replaces it.
-                raise unreachable_error(address, action, refusal, attempt) from public_cause(refusal)
+                # Its class still tells transient and lasting failures apart.
+                kind = ConnectionError if _may_answer_later(refusal) else PermissionError
+                raise unreachable_error(address, action, refusal, attempt) from kind(public_reason(refusal))
         # Threads that were told to slow down at once must not come back at once.
         time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
 
@@ -453,13 +455,6 @@ def _may_answer_later(error: BaseException) -> bool:
     return not isinstance(error, LASTING_ERRORS) and find_s3_code(error) not in _LASTING_S3_CODES
 
 
-def public_cause(error: BaseException) -> OSError:
-    """Return an error without a URL whose class tells missing, transient and lasting failures apart."""
-    if is_absent(error):
-        return FileNotFoundError(public_reason(error))
-    return ConnectionError(public_reason(error)) if _may_answer_later(error) else PermissionError(public_reason(error))
-
-
 def unreachable_error(address: str, action: str, error: BaseException, attempts: int = 1) -> SourceError:
     """Return the error for a failure of a disk or a storage."""
     lasting = is_absent(error) or isinstance(error, IsADirectoryError | NotADirectoryError)
@@ -520,9 +515,24 @@ def can_put_conditionally(fs: Any) -> bool:
 
 def put_if_unchanged(fs: Any, path: str, address: str, content: bytes, tag: str | None) -> PutResult:
     """Write a file if it still has a version tag, or, without one, if it is still absent."""
+    condition: dict[str, str] = {"mode": "create"} if tag is None else {"IfMatch": tag}
 
     def put() -> str | None:
-        return _put(fs, path, address, content, tag)
+        """Return the tag of the written file; None if the condition is not met."""
+        try:
+            written: Any = fs.pipe_file(path, content, **condition)
+        except OSError as error:
+            code = find_s3_code(error)
+            if code in UNMET_S3_CODES or (tag is not None and is_absent(error)):
+                return None
+            if code in UNSUPPORTED_S3_CODES:
+                raise ConfigError(
+                    f"{address}: the server refuses a write with a condition ({public_reason(error)}); If-Match and "
+                    "If-None-Match keep one build from replacing the output of another unnoticed; use a server that "
+                    f"has them, or set {VARIABLE}=none and never run two builds at once"
+                ) from None
+            raise
+        return str(written["ETag"])
 
     new = retry_request(fs, address, "written", put, size_bytes=len(content))
     if new is not None:
@@ -536,25 +546,6 @@ def put_if_unchanged(fs: Any, path: str, address: str, content: bytes, tag: str 
     # An attempt has written although its answer was lost, and the next one met its own file.
     facts = fetch_info(fs, path, address) or {}
     return PutResult(str(facts.get("ETag", "")))
-
-
-def _put(fs: Any, path: str, address: str, content: bytes, tag: str | None) -> str | None:
-    """Return the tag of the written file; None if the condition is not met."""
-    condition: dict[str, str] = {"mode": "create"} if tag is None else {"IfMatch": tag}
-    try:
-        written: Any = fs.pipe_file(path, content, **condition)
-    except OSError as error:
-        code = find_s3_code(error)
-        if code in UNMET_S3_CODES or (tag is not None and is_absent(error)):
-            return None
-        if code in UNSUPPORTED_S3_CODES:
-            raise ConfigError(
-                f"{address}: the server refuses a write with a condition ({public_reason(error)}); If-Match and "
-                "If-None-Match keep one build from replacing the output of another unnoticed; use a server that has "
-                f"them, or set {VARIABLE}=none and never run two builds at once"
-            ) from None
-        raise
-    return str(written["ETag"])
 
 
 # ── URLs without user names, passwords, signatures and tokens, before they are recorded ──

@@ -44,19 +44,16 @@ class Executor(Protocol):
     @property
     def workers(self) -> int:
         """How many tasks run at once, as far as is known now."""
-        ...
 
     @property
     def spans_hosts(self) -> bool:
         """Whether tasks may run on other hosts than the calling process."""
-        ...
 
     def start(self, size_bytes: int) -> Future[None] | None:
         """Start what tasks on so much input will need, and return at once, so that the caller goes on meanwhile.
 
         The future is done when workers take tasks; there is none where nothing is started.
         """
-        ...
 
     def map(
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
@@ -66,15 +63,12 @@ class Executor(Protocol):
         `size_bytes` is how much input there is. `shared` is sent once per worker, not with each task; its arrays are
         read-only.
         """
-        ...
 
     def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
         """Run a function once on each host of an executor that spans hosts; return the results by the hosts' names."""
-        ...
 
     def close(self) -> None:
         """Stop what the executor started."""
-        ...
 
 
 # ── Values that all tasks of a map share ──

@@ -180,8 +180,14 @@ def fork_processes(workers: int) -> tuple[ProcessPoolExecutor, Any] | None:
 
     What `open_in_workers` named is opened first, which this process will want as well.
     """
-    if not (HAS_FORK_SERVER and _wait_for_ending_threads()):
+    if not HAS_FORK_SERVER:
         return None
+    # A thread that was told to end gets a moment for it.
+    deadline = time.monotonic() + THREAD_END_SECONDS
+    while _list_busy_threads():
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.001)
     open_here()
     if _list_busy_threads():
         return None
@@ -199,16 +205,6 @@ def fork_processes(workers: int) -> tuple[ProcessPoolExecutor, Any] | None:
             # The first task forks all processes, and then starts the thread that feeds them.
             submit_task(pool, do_nothing)
     return pool, leash
-
-
-def _wait_for_ending_threads() -> bool:
-    """Return whether this process has no busy thread; one that was told to end gets a moment for it."""
-    deadline = time.monotonic() + THREAD_END_SECONDS
-    while _list_busy_threads():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 def _list_busy_threads() -> list[str]:

@@ -97,13 +97,18 @@ def write_accounts(
         same = pa.repeat(pa.scalar(of_kept), len(kept))
         return pa.chunked_array([same, pa.array(rest, pa.string())], pa.string())
 
+    if log.row_ids:
+        rejects = place.write("rejects", log.table())
+    else:
+        # Parts without rejects share one file.
+        path, content = f"{place.stage_folder}/no_rejects.arrow", _encode_no_rejects()
+        if not place.store.exists(path):
+            place.store.write(path, content)
+        rejects = File(path=path, bytes=len(content), digest=digest_bytes(content), rows=0)
     row_ids = pa.chunked_array([*kept.chunks, others], pa.string())
     stages = column(log.stage, [log.stage] * len(others))
     columns = [row_ids, stages, column(KEPT, states), column("", reasons)]
-    return {
-        "rejects": _write_rejects(place, log),
-        "ledger": place.write("ledger", pa.Table.from_arrays(columns, schema=LEDGER_SCHEMA)),
-    }
+    return {"rejects": rejects, "ledger": place.write("ledger", pa.Table.from_arrays(columns, schema=LEDGER_SCHEMA))}
 
 
 def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NOT_TAKEN) -> dict[str, Any]:
@@ -115,19 +120,8 @@ def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NO
     }
 
 
-def _write_rejects(place: PartPlace, log: RejectLog) -> File:
-    """Write a part's rejects; parts without rejects share one file."""
-    if log.row_ids:
-        return place.write("rejects", log.table())
-    path = f"{place.stage_folder}/no_rejects.arrow"
-    content = _empty_rejects()
-    if not place.store.exists(path):
-        place.store.write(path, content)
-    return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=0)
-
-
 @lru_cache(maxsize=1)
-def _empty_rejects() -> bytes:
+def _encode_no_rejects() -> bytes:
     return encode_table(RejectLog("none").table())
 
 

@@ -165,29 +165,16 @@ class Dataset(Config):
     """The server that `rowmill score` asks for the likeliest ids of trained tokens; null: none."""
 
     @model_validator(mode="after")
-    def _require_packable_rows(self) -> "Dataset":
-        """Refuse a packing strategy that the kind's rows do not support, before a row is read."""
+    def _check_options(self) -> "Dataset":
+        # Refuses a packing strategy that the kind's rows do not support, before a row is read.
         self.packing.strategy_for(self.row_kind)
-        return self
-
-    @model_validator(mode="after")
-    def _require_records_format(self) -> "Dataset":
         if isinstance(self.source, GeneratedSource) and self.format.get_joint_rows() is None:
             raise ValueError(
                 f"source.generated: {self.source.generated} holds records of a table, but format.kind is "
                 f"{self.format.kind}; expected records; set format: {{kind: records}}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> "Dataset":
         self.format.check_options(self)
-        return self
-
-    @model_validator(mode="after")
-    def _check_teacher(self) -> "Dataset":
-        problem = self.find_teacher_problem()
-        if problem:
+        if problem := self.find_teacher_problem():
             raise ValueError(problem)
         return self
 
@@ -583,12 +570,8 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _ranks_share_every_step(self) -> "Recipe":
+    def _ranks_share_every_step_and_waivers_name_datasets(self) -> "Recipe":
         check_world_size(self.partitions.world_size, self.mixture.batch_sizes)
-        return self
-
-    @model_validator(mode="after")
-    def _waivers_name_datasets(self) -> "Recipe":
         for waiver in self.gates.waivers:
             if problem := find_unknown_dataset(waiver, self.datasets):
                 raise ValueError(f"gates.waivers: {problem}")
@@ -733,8 +716,6 @@ class Recipe(Config):
     @property
     def total_workers(self) -> int:
         """The number of worker processes to use on this machine."""
-        import os
-
         return self.execution.workers or len(os.sched_getaffinity(0))
 
     @property
@@ -758,16 +739,15 @@ def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
 
     Raises ConfigError with one line per problem: where, what, what is allowed, what to do.
     """
-    resolved = path.resolve()
+    path = path.resolve()
     try:
-        str(resolved).encode()
+        str(path).encode()
     except UnicodeEncodeError:
-        shown = os.fsencode(resolved).decode("utf-8", "backslashreplace")
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
         raise ConfigError(
             f"{shown}: this path is not UTF-8; a project's paths are recorded as text, so they must be UTF-8; rename "
             "the file or folder"
         ) from None
-    path = path.resolve()
     configs = next((folder for folder in path.parents if folder.name == "configs"), path.parent)
     alike = [
         other

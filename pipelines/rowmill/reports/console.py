@@ -16,7 +16,7 @@ from rowmill.stages import catalog
 
 if TYPE_CHECKING:
     from rowmill.build.comparison import NumberComparison, ScopeComparison
-    from rowmill.build.gc import CollectedGarbage
+    from rowmill.build.gc import GarbageItem
     from rowmill.build.preflight import Finding
     from rowmill.build.prepare import StepForecast
     from rowmill.build.runner import StepReport
@@ -323,17 +323,17 @@ def _format_change(line: "NumberComparison") -> str:
     return f"{100 * change:+.2f} points" if line.is_share else f"{change:+,.6g}"
 
 
-def render_collected(garbage: "CollectedGarbage", *, dry_run: bool) -> RenderableType:
+def render_collected(garbage: "Sequence[GarbageItem]", *, dry_run: bool) -> RenderableType:
     """Show what was removed, or would be removed, stage by stage."""
-    if not garbage.items:
+    if not garbage:
         return Text("nothing to remove", DIM)
     rows: list[Sequence[object]] = []
-    for key in dict.fromkeys(item.key for item in garbage.items):
-        items = [item for item in garbage.items if item.key == key]
+    for key in dict.fromkeys(item.key for item in garbage):
+        items = [item for item in garbage if item.key == key]
         kinds = Counter(item.kind for item in items)
         named = join_facts(format_count(count, kind, ITEM_PLURALS.get(kind, "")) for kind, count in kinds.items())
         rows.append((format_key(key), named, format_size(sum(item.size_bytes for item in items))))
-    total = format_size(sum(item.size_bytes for item in garbage.items))
+    total = format_size(sum(item.size_bytes for item in garbage))
     return Group(make_grid(["", "would remove" if dry_run else "removed", total], rows, indent=0))
 
 

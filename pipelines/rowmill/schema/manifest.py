@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from rowmill.core.errors import BusyError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import EXPORTS
-from rowmill.core.storage import File, Store, digest_json, sync_files
+from rowmill.core.storage import File, Store, digest_json
 
 StageKey: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
@@ -111,7 +111,7 @@ def save_manifest(store: Store, manifest: Manifest) -> Manifest:
     All files that it names are synced to disk first. Returns the manifest with `version` set.
     """
     complete = replace(manifest, version=manifest.content_digest())
-    sync_files(store, (file.path for part in complete.parts for file in part.files.values()))
+    store.sync(file.path for part in complete.parts for file in part.files.values())
     at = get_stage_folder(complete.key)
     written = [f"{at}/versions/{complete.version}.json", f"{at}/manifests/{complete.fingerprint}.json"]
     store.write_sealed_list(written, complete)
@@ -263,11 +263,8 @@ def verify_files(store: Store, manifest: Manifest) -> None:
 def read_manifest(store: Store, path: str) -> Manifest | None:
     """Return a manifest; None if it is missing, damaged or edited."""
     raw = store.read_sealed(path)
-    return None if raw is None else parse_manifest(raw)
-
-
-def parse_manifest(raw: dict[str, Any]) -> Manifest:
-    """Rebuild a manifest from its JSON."""
+    if raw is None:
+        return None
     raw["key"] = tuple(raw["key"])
     raw["parts"] = tuple(parse_part(part) for part in raw["parts"])
     raw["ledger"] = tuple((str(s), str(r), int(n)) for s, r, n in raw["ledger"])

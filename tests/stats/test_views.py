@@ -216,9 +216,7 @@ def test_tables_hold_rows_and_rejects_of_all_parts_and_examples_without_tokens(s
 def test_tables_of_many_small_parts_writes_few_row_groups(store: Store) -> None:
     one = filled(EXAMPLE_SCHEMA, [{"example_id": f"a:{i}#0"} for i in range(10)])
     parts = tuple(part_of(store, f"p{i}", examples=one) for i in range(40))
-    stats.write_manifest_tables(
-        store, manifest_of("tokenized_examples", "v1", parts=parts), feeds_of("tokenized_examples")
-    )
+    record(store, manifest_of("tokenized_examples", "v1", parts=parts))
 
     path = "stats/examples/recipe=support/scope=chats/version=v1/part-0.parquet"
     with pq.ParquetFile(store.path(path)) as written:
@@ -258,9 +256,7 @@ def test_column_that_is_missing_or_does_not_fit_names_the_file_or_table(store: S
     )
 
     with pytest.raises(SchemaError, match=r"parts/p/rejects.arrow: column detail is missing; expected .*; correct"):
-        stats.write_manifest_tables(
-            store, manifest_of("canonical_rows", "v1", parts=(part,)), feeds_of("canonical_rows")
-        )
+        record(store, manifest_of("canonical_rows", "v1", parts=(part,)))
 
     listed = pa.array([["x"]])
     parts = (_reject_part(store, "p0", pa.array(["x"])), _reject_part(store, "p1", listed))
@@ -271,9 +267,7 @@ def test_column_that_is_missing_or_does_not_fit_names_the_file_or_table(store: S
     table = DisplayTable(("seq_len", "examples_over", "trained_lost", "sequences"), (("4k", 1, 1, 1),))
 
     with pytest.raises(SchemaError, match=r"support/chats/truncation_stats: table what_if: a value does not fit"):
-        stats.write_manifest_tables(
-            store, manifest_of("truncation_stats", "v1", tables={"what_if": table}), feeds_of("truncation_stats")
-        )
+        record(store, manifest_of("truncation_stats", "v1", tables={"what_if": table}))
 
 
 def _reject_part(store: Store, name: str, detail: pa.Array) -> Part:

@@ -58,7 +58,6 @@ class BackgroundStatistics:
     """Writes the statistics of steps, on some threads; leaving its block stops what has not begun."""
 
     def __init__(self, threads: int) -> None:
-        """Start no thread yet."""
         self._threads = ThreadPoolExecutor(threads, "write-statistics")
         self._pending: deque[tuple[Step, Future[None]]] = deque()
 

@@ -22,6 +22,7 @@ from rowmill.cli.projects import (
 )
 from rowmill.cli.version_commands import print_jobs
 from rowmill.core.errors import ConfigError, GateError, PipelineError, suggest_name
+from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -425,7 +426,10 @@ def add_generation_commands(commands: "Commands") -> None:
         help="parse only these files and store nothing (default: generation.text_urls)",
     )
     generate = add_command(
-        commands, "generate", _run_generate, "generate series, groups or records with the recipe's backend"
+        commands,
+        "generate",
+        partial(_run_after_training, stage=GENERATED_SERIES),
+        "generate series, groups or records with the recipe's backend",
     )
     score = add_command(
         commands, "score", _run_score, "ask a teacher's server for the likeliest ids of every trained token"
@@ -449,13 +453,11 @@ def add_generation_commands(commands: "Commands") -> None:
 def _run_parse(args: argparse.Namespace) -> int:
     from rowmill.inspection import generated_output
     from rowmill.reports.console import render_parsed_files
-    from rowmill.stages import parsed_records
 
-    stage = parsed_records.STAGE.name
     if not args.files:
-        return _run_after_training(args, stage)
+        return _run_after_training(args, PARSED_RECORDS)
     project = open_project(args)
-    datasets = generated_output.select_datasets(project, stage, args.dataset)
+    datasets = generated_output.select_datasets(project, PARSED_RECORDS, args.dataset)
     if len(datasets) > 1:
         raise ConfigError(f"several datasets are generated: {', '.join(datasets)}; choose one with --dataset")
     parsed = generated_output.parse_files(project, datasets[0], args.files)
@@ -463,12 +465,6 @@ def _run_parse(args: argparse.Namespace) -> int:
     if args.output:
         generated_output.write_json_lines(Path(args.output), parsed.records)
     return ExitStatus.SUCCESS
-
-
-def _run_generate(args: argparse.Namespace) -> int:
-    from rowmill.stages import generated_series
-
-    return _run_after_training(args, generated_series.STAGE.name)
 
 
 _TEACHER_FLAGS = {

@@ -607,16 +607,13 @@ def _strip_link_secrets(url: str) -> str:
     after = rest[len(authority) :]
     if scheme.lower() not in SCHEMES_WITHOUT_LOGIN:
         authority = authority.rpartition("@")[2]
-    return f"{scheme}://{authority}{_digest_query(after) if is_web else after}"
-
-
-def _digest_query(after: str) -> str:
-    path, _, query = after.partition("#")[0].partition("?")
-    if _RECORDED_QUERY.fullmatch(query):
-        return f"{path}?{query}"
-    given = parse_qsl(query, keep_blank_values=True)
-    signing = _AZURE_SIGNATURE_PARAMETERS if any(name == "sig" for name, _ in given) else frozenset[str]()
-    kept = [one for one in given if not _SIGNATURE_PARAMETER.fullmatch(one[0]) and one[0] not in signing]
-    if not kept:
-        return path
-    return f"{path}?query={hashlib.sha256(urlencode(kept).encode()).hexdigest()[:_DIGEST_CHARS]}"
+    if is_web:
+        path, _, query = after.partition("#")[0].partition("?")
+        if not _RECORDED_QUERY.fullmatch(query):
+            given = parse_qsl(query, keep_blank_values=True)
+            signing = _AZURE_SIGNATURE_PARAMETERS if any(name == "sig" for name, _ in given) else frozenset[str]()
+            kept = [one for one in given if not _SIGNATURE_PARAMETER.fullmatch(one[0]) and one[0] not in signing]
+            digest = hashlib.sha256(urlencode(kept).encode()).hexdigest()[:_DIGEST_CHARS]
+            query = f"query={digest}" if kept else ""
+        after = f"{path}?{query}" if query else path
+    return f"{scheme}://{authority}{after}"

@@ -79,7 +79,6 @@ class RemoteIndex:
     """Listings and small contents of some folders; paths are relative to the root."""
 
     def __init__(self, list_files: Callable[[str], Mapping[str, ObjectFacts]]) -> None:
-        """Take the function that lists all files below a folder."""
         self._list_files = list_files
         self._folders: dict[str, _Folder] = {}
         self._first_tags: dict[str, str] = {}
@@ -150,22 +149,16 @@ class RemoteIndex:
         """Return a file's facts; None if it is absent. `covers(path)` must hold."""
         with self._lock:
             known = self._folder_of(path)
-            assert known is not None
-            if path not in known.files and not known.is_complete:
-                self._list(path)
-                known = self._folder_of(path)
-                assert known is not None
+            if known is None or not (path in known.files or known.is_complete):
+                known = self._list(path)
             return known.files.get(path)
 
     def list_names(self, path: str) -> list[str]:
         """Return the sorted names in a folder; empty if it is absent. `covers(path)` must hold."""
         with self._lock:
             known = self._folder_of(path)
-            assert known is not None
-            if not known.is_complete:
-                self._list(path)
-                known = self._folder_of(path)
-                assert known is not None
+            if known is None or not known.is_complete:
+                known = self._list(path)
             return sorted(known.names.get(path, ()))
 
     def covers(self, path: str) -> bool:
@@ -249,10 +242,11 @@ class RemoteIndex:
         name = self._name_of(path)
         return None if name is None else self._folders[name]
 
-    def _list(self, path: str) -> None:
+    def _list(self, path: str) -> _Folder:
         name = self._name_of(path)
         assert name is not None
         self._note_listing(name, self._list_files(name))
+        return self._folders[name]
 
     def _note_listing(self, name: str, files: Mapping[str, ObjectFacts]) -> None:
         is_first = name not in self._seen

@@ -74,11 +74,6 @@ class Executor(Protocol):
 # ── Values that all tasks of a map share ──
 
 
-def call_with(function: Callable[..., ResultT], shared: object, task: object) -> ResultT:
-    """Call a function of a task with a value that this process holds."""
-    return function(task, shared)
-
-
 def call_with_file(function: Callable[..., ResultT], folder: str, task: object) -> ResultT:
     """Call a function of a task with the value that `write_shared` put into a folder."""
     return function(task, _read_shared(folder))
@@ -166,7 +161,6 @@ class OtherSharesMissingError(Exception):
     """Ends the run of a stage whose next pass needs parts of other shares: `made` were made now, `missing` are left."""
 
     def __init__(self, made: int, missing: int) -> None:
-        """Note how many parts were made, and how many belong to other shares and are not finished."""
         super().__init__(f"{made} parts made, {missing} of other shares are missing")
         self.made = made
         self.missing = missing

@@ -39,7 +39,7 @@ from rowmill.core import remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import IntegrityError
 from rowmill.executors import base
-from rowmill.executors.base import call_with, call_with_file, write_shared
+from rowmill.executors.base import call_with_file, write_shared
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -225,7 +225,6 @@ class WorkerPool:
     """Processes that start when they are first asked for, and again after they were lost; closed at exit at latest."""
 
     def __init__(self, workers: int) -> None:
-        """Note the number of processes; none is started."""
         self.workers = workers
         self.are_forked = False
         """Whether the processes were forked from the calling process."""
@@ -324,7 +323,6 @@ class LocalPool:
     """Ordered map over processes; with one worker, in the calling process. Closed at exit at the latest."""
 
     def __init__(self, workers: int) -> None:
-        """Note the number of workers; processes start with the first map that is worth them."""
         self.workers = workers
         self._processes = WorkerPool(workers)
 
@@ -343,9 +341,9 @@ class LocalPool:
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
     ) -> Iterator[ResultT]:
         """Yield the results in task order, as `Executor.map` says."""
-        inline = function if shared is None else partial(call_with, function, shared)
+        rest = () if shared is None else (shared,)
         if self.workers == 1 or size_bytes < self._inline_below:
-            yield from map(inline, tasks)
+            yield from (function(task, *rest) for task in tasks)
             return
         waiting = iter(tasks)
         if HAS_FORK_SERVER and INLINE_BELOW_BYTES:
@@ -354,7 +352,7 @@ class LocalPool:
                 if started.done():
                     waiting = chain((task,), waiting)
                     break
-                yield inline(task)
+                yield function(task, *rest)
             else:
                 return
         if shared is None:

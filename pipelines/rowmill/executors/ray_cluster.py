@@ -41,7 +41,6 @@ class RayConnection:
     """A process's connection to the cluster at an address."""
 
     def __init__(self, address: str) -> None:
-        """Note the address; the first use connects."""
         self._address = address
         self._is_own = False
         self._is_lost = False
@@ -293,7 +292,6 @@ class RayTasks:
     """Ordered map over the tasks of a cluster."""
 
     def __init__(self, options: RayExecutor) -> None:
-        """Note the options."""
         self._options = options
         self._connection = RayConnection(options.address)
         self._capacity, self._capacity_at = 1, -CAPACITY_AGE_S

@@ -255,9 +255,8 @@ MAX_VALUE_CHARS = 200
 
 def describe_rejects(context: WorkContext, parts: Sequence[Part], reasons: Mapping[str, int]) -> tuple[str, ...]:
     """Describe the most frequent reject reasons: count, and the first record's place and detail."""
-    most_first = sort_by_count(reasons)
     locator, lines = RowLocator(context), list[str]()
-    for rank, (reason, count) in enumerate(most_first[:SHOWN_REASONS]):
+    for rank, (reason, count) in enumerate(sort_by_count(reasons)[:SHOWN_REASONS]):
         line = f"{reason}: {count:,}"
         first = _find_first_reject(context.store, parts, reason)
         if first is not None:
@@ -265,22 +264,20 @@ def describe_rejects(context: WorkContext, parts: Sequence[Part], reasons: Mappi
             line += f", the first is {locator.locate(row_id, reads_lines=rank == 0)}"
             line += f": {clean_value(detail)}" if detail else ""
         lines.append(line)
-    rest = most_first[SHOWN_REASONS:]
-    if rest:
-        lines.append(f"{format_count(len(rest), 'other reason')}: {sum(count for _, count in rest):,}")
-    return tuple(lines)
+    return (*lines, *_count_others("reason", reasons))
 
 
 def describe_values(noun: str, counts: Mapping[str, int], first: str) -> tuple[str, ...]:
     """Describe the most frequent values: `role 'narrator': 54`; `first` is a place of the most frequent one."""
-    most_first = sort_by_count(counts)
-    lines = [f"{noun} {clean_value(value)!r}: {count:,}" for value, count in most_first[:SHOWN_REASONS]]
+    lines = [f"{noun} {clean_value(value)!r}: {count:,}" for value, count in sort_by_count(counts)[:SHOWN_REASONS]]
     if lines and first:
         lines[0] += f", the first is {first}"
-    rest = most_first[SHOWN_REASONS:]
-    if rest:
-        lines.append(f"{format_count(len(rest), f'other {noun}')}: {sum(count for _, count in rest):,}")
-    return tuple(lines)
+    return (*lines, *_count_others(noun, counts))
+
+
+def _count_others(noun: str, counts: Mapping[str, int]) -> list[str]:
+    rest = sort_by_count(counts)[SHOWN_REASONS:]
+    return [f"{format_count(len(rest), f'other {noun}')}: {sum(count for _, count in rest):,}"] if rest else []
 
 
 def find_first_row(store: Store, parts: Iterable[Part], column: str, value: str) -> str:

@@ -323,7 +323,6 @@ class PartLists:
     """The lists of finished parts of a stage, one per function, for the length of one run of the stage."""
 
     def __init__(self) -> None:
-        """Begin with no list; each is read when it is first asked for."""
         self._lists: dict[str, _PartList] = {}
 
     def find_parts(self, store: Store, folder: str, function: str, fingerprints: Sequence[str]) -> dict[str, Part]:

@@ -3,8 +3,6 @@
 Shards do not depend on statistics, so these are not part of a fingerprint.
 """
 
-from rowmill.core.storage import Store
-from rowmill.schema.manifest import Manifest
 from rowmill.stats.lengths import (
     choose_candidate_seq_lens,
     compute_length_quantiles,
@@ -17,17 +15,16 @@ from rowmill.stats.lengths import (
 from rowmill.stats.tables import (
     SCHEMAS,
     CountRows,
-    ReadDomain,
     RowCount,
     StatsInputs,
     count_parts,
     count_rows_by_fact,
     find_damage,
+    record_manifest,
     remove_version_tables,
     set_current_versions,
     split_stage_key,
     write_check_results,
-    write_manifest_tables,
     write_table,
 )
 from rowmill.stats.views import (
@@ -67,25 +64,5 @@ __all__ = [
     "split_stage_key",
     "suggest_limits",
     "write_check_results",
-    "write_manifest_tables",
     "write_table",
 ]
-
-
-def record_manifest(
-    store: Store,
-    manifest: Manifest,
-    inputs: StatsInputs,
-    *,
-    reused: bool = False,
-    parts_reused: int = 0,
-    read_domain: ReadDomain | None = None,
-) -> None:
-    """Write all tables of a manifest, then make its version the current one of its stage.
-
-    In this order: a reader that sees the pointer must find the rows it points to. The caller publishes the views
-    (`stats.duckdb`), the command line and Dagster do: they change only with their definitions.
-    """
-    write_manifest_tables(store, manifest, inputs, reused=reused, parts_reused=parts_reused, read_domain=read_domain)
-    recipe, scope = split_stage_key(manifest.key)
-    set_current_versions(store, recipe, scope, manifest.stage, (manifest.version,))

@@ -29,32 +29,19 @@ def make_length_histogram(lengths: Lengths, limit: int, *, title: str = "origina
     Bins have equal widths, except the first (shorter if the limit is not a multiple of the width) and the last, which
     takes the far tail: without it, one document of a million tokens would squeeze all others into the first bar.
     """
-    edges = _choose_edges(lengths, limit)
-    # The last edge lies past the longest length, so no bin includes its upper edge.
+    edges = np.array([0, limit], dtype=np.int64)
+    if len(lengths):
+        longest = int(lengths.max())
+        body = min(longest + 1, max(2 * limit, math.ceil(1.25 * _find_quantile(lengths, 99))))
+        # Three bars are reserved: the short first one, the one that rounding up adds, the far tail.
+        step = _choose_bin_width(body / (MAX_BARS - 3), limit)
+        first = limit % step if limit <= body else 0
+        edges = np.arange(first, body + step, step, dtype=np.int64)
+        # The last edge lies past the longest length, so no bin includes its upper edge.
+        after = [longest + 1] if edges[-1] <= longest else []
+        edges = np.concatenate([np.array([0] if first else [], np.int64), edges, np.array(after, np.int64)])
     counts, _ = np.histogram(lengths, edges)
-    return Histogram(
-        title=title,
-        unit="tokens",
-        edges=tuple(float(edge) for edge in edges),
-        counts=tuple(int(count) for count in counts),
-        limit=float(limit),
-    )
-
-
-def _choose_edges(lengths: Lengths, limit: int) -> npt.NDArray[np.int64]:
-    """Return ascending edges from 0 to past the longest length."""
-    if len(lengths) == 0:
-        return np.array([0, limit], dtype=np.int64)
-    longest = int(lengths.max())
-    tail_begins = max(2 * limit, math.ceil(1.25 * _find_quantile(lengths, 99)))
-    body = min(longest + 1, tail_begins)
-    # Three bars are reserved: the short first one, the one that rounding up adds, the far tail.
-    step = _choose_bin_width(body / (MAX_BARS - 3), limit)
-    first = limit % step if limit <= body else 0
-    edges = np.arange(first, body + step, step, dtype=np.int64)
-    before = [0] if first else []
-    after = [longest + 1] if edges[-1] <= longest else []
-    return np.concatenate([np.array(before, np.int64), edges, np.array(after, np.int64)])
+    return Histogram(title, "tokens", tuple(map(float, edges)), tuple(map(int, counts)), limit=float(limit))
 
 
 def _choose_bin_width(at_least: float, limit: int) -> int:

@@ -471,7 +471,7 @@ def set_current_versions(store: Store, recipe: str, scope: str, stage: str, vers
     )
 
 
-def write_manifest_tables(
+def record_manifest(
     store: Store,
     manifest: Manifest,
     inputs: StatsInputs,
@@ -480,37 +480,39 @@ def write_manifest_tables(
     parts_reused: int = 0,
     read_domain: ReadDomain | None = None,
 ) -> None:
-    """Write every table that a manifest contributes to, under its version.
+    """Write every table that a manifest contributes to, then make its version the current one of its stage.
 
-    Long tables are copied column by column in batches, and only if the version's copy does not exist yet; short ones
-    come from the manifest itself. `reused` marks a build that found its output instead of making it: of the rows for
-    reuses only the last is kept, of those for builds all. `read_domain` reads the domain of a rejected record.
+    In this order: a reader that sees the pointer must find the rows it points to. Long tables are copied column by
+    column in batches, and only if the version's copy does not exist yet; short ones come from the manifest itself.
+    `reused` marks a build that found its output instead of making it: of the rows for reuses only the last is kept, of
+    those for builds all. `read_domain` reads the domain of a rejected record. The caller publishes the views
+    (`stats.duckdb`), which change only with their definitions.
     """
-    if reused and not store.is_local:
-        # By the names of files alone: a version's tables may all have been written under the present schemas.
-        folder = _partition_path("builds", *split_stage_key(manifest.key), manifest.version)
-        if _list_stamped_files(store, folder, _MADE_PREFIX):
-            _write_build_row(store, manifest, inputs, reused, parts_reused)
-            return
-    for table, lines, where in _list_short_tables(manifest, inputs):
-        _write_lines(store, table, *split_stage_key(manifest.key), manifest.version, lines, where)
-    long_tables: dict[str, list[tuple[Part, File]]] = {}
-    for part in manifest.parts:
-        for name, file in part.files.items():
-            if name in inputs.files:
-                long_tables.setdefault(inputs.files[name], []).append((part, file))
-    for table, files in long_tables.items():
-        schema = SCHEMAS[table]
-        if table in TABLES_WITH_ORIGINS:
-            # If a file was renamed, rows are the same version, and were read from another file.
-            schema = schema.with_metadata({"source": str(find_source(store, manifest))})
-        path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
-        # An existing copy with this schema is complete.
-        if not (store.exists(path) and _has_schema(store, path, schema)):
-            with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
-                for group in read_part_rows(store, manifest, table, files, read_domain):
-                    writer.write_table(group, row_group_size=GROUP_ROWS)
+    recipe, scope = split_stage_key(manifest.key)
+    at = recipe, scope, manifest.version
+    # By the names of files alone: a version's tables may all have been written under the present schemas.
+    is_remote_reuse = reused and not store.is_local
+    if not (is_remote_reuse and _list_stamped_files(store, _partition_path("builds", *at), _MADE_PREFIX)):
+        for table, lines, where in _list_short_tables(manifest, inputs):
+            _write_lines(store, table, *at, lines, where)
+        long_tables: dict[str, list[tuple[Part, File]]] = {}
+        for part in manifest.parts:
+            for name, file in part.files.items():
+                if name in inputs.files:
+                    long_tables.setdefault(inputs.files[name], []).append((part, file))
+        for table, files in long_tables.items():
+            schema = SCHEMAS[table]
+            if table in TABLES_WITH_ORIGINS:
+                # If a file was renamed, rows are the same version, and were read from another file.
+                schema = schema.with_metadata({"source": str(find_source(store, manifest))})
+            path = _first_file_path(table, *at)
+            # An existing copy with this schema is complete.
+            if not (store.exists(path) and _has_schema(store, path, schema)):
+                with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
+                    for group in read_part_rows(store, manifest, table, files, read_domain):
+                        writer.write_table(group, row_group_size=GROUP_ROWS)
     _write_build_row(store, manifest, inputs, reused, parts_reused)
+    set_current_versions(store, recipe, scope, manifest.stage, (manifest.version,))
 
 
 def write_check_results(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rowmill.executors.base import call_with, call_with_file, write_shared
+from rowmill.executors import LocalPool
+from rowmill.executors.base import call_with_file, write_shared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,4 +37,5 @@ def test_value_is_read_once_for_all_tasks_and_removed_with_its_map() -> None:
 
 def test_value_in_the_calling_process_is_not_copied() -> None:
     numbers = np.arange(10)
-    assert call_with(take, {"numbers": numbers}, "numbers") is numbers
+    [found] = LocalPool(1).map(take, ["numbers"], size_bytes=0, shared={"numbers": numbers})
+    assert found is numbers

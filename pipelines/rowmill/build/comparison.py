@@ -26,6 +26,7 @@ from rowmill.parts.context import scan_rows
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 from rowmill.stages import catalog, truncation_stats
+from rowmill.stages.base import StageDeclaration
 from rowmill.stages.training_splits import stage as training_splits
 
 _LOG = logging.getLogger("rowmill.build")
@@ -69,15 +70,13 @@ def compare_versions(project: Project, before: Manifest, after: Manifest) -> lis
     kept = _list_datasets(left) | _list_datasets(right)
     compared: list[ScopeComparison] = []
     # The recipe's datasets in order, then datasets that only an older version has.
-    for name in dict.fromkeys([*project.recipe.datasets, *_list_datasets(left), *_list_datasets(right)]):
-        if name in kept:
-            lines = tuple(_compare_numbers(left, right, name))
-            moves: list[Moves | None] = []
-            for stage in (CANONICAL_ROWS, TOKENIZED_EXAMPLES):
-                key = (project.recipe.name, name, stage)
-                has_both = key in left and key in right
-                moves.append(_count_moves(project.store, left[key], right[key]) if has_both else None)
-            compared.append(ScopeComparison(name, lines, *moves))
+    for name in dict.fromkeys([*(name for name in project.recipe.datasets if name in kept), *kept]):
+        moves: list[Moves | None] = []
+        for stage in (CANONICAL_ROWS, TOKENIZED_EXAMPLES):
+            key = (project.recipe.name, name, stage)
+            has_both = key in left and key in right
+            moves.append(_count_moves(project.store, left[key], right[key]) if has_both else None)
+        compared.append(ScopeComparison(name, tuple(_compare_numbers(left, right, name)), *moves))
     recipe_numbers = tuple(_compare_numbers(left, right, None))
     return [*compared, *([ScopeComparison(None, recipe_numbers)] if recipe_numbers else [])]
 
@@ -91,10 +90,7 @@ def find_previous_version(project: Project, output: Manifest) -> Manifest | None
 
 def compare_stage_facts(before: Manifest, after: Manifest) -> list[NumberComparison]:
     """Compare the numbers that a stage declares for comparisons, without its inputs; equal ones are left out."""
-    numbers = [
-        NumberComparison(one.name, _read_number(before, one.fact), _read_number(after, one.fact), one.is_share)
-        for one in catalog.find_stage(after.stage).compared
-    ]
+    numbers = _compare_stage(catalog.find_stage(after.stage), before, after)
     return [number for number in numbers if number.before != number.after]
 
 
@@ -118,35 +114,30 @@ def collect_lineage(project: Project, output: Manifest) -> dict[StageKey, Manife
     return found
 
 
-def _list_datasets(made: Mapping[StageKey, Manifest]) -> set[str]:
-    return {key[1] for key in made if len(key) == 3}
+def _list_datasets(made: Mapping[StageKey, Manifest]) -> dict[str, None]:
+    return dict.fromkeys(key[1] for key in made if len(key) == 3)
 
 
 def _compare_numbers(
     left: Mapping[StageKey, Manifest], right: Mapping[StageKey, Manifest], scope: str | None
 ) -> Iterator[NumberComparison]:
     for stage in catalog.STAGES:
-        before, after = (_find_manifest(made, stage.name, scope) for made in (left, right))
-        if before is None and after is None:
-            continue
-        for figure in stage.compared:
-            values = [None if one is None else _read_number(one, figure.fact) for one in (before, after)]
-            if values == [None, None]:
-                continue
-            yield NumberComparison(figure.name, *values, is_share=figure.is_share)
+        numbers = _compare_stage(stage, *(_find_manifest(made, stage.name, scope) for made in (left, right)))
+        yield from (number for number in numbers if (number.before, number.after) != (None, None))
     if scope is not None:
-        shares = [
-            _measure_order_share(_find_manifest(made, training_splits.STAGE.name, None), scope)
-            for made in (left, right)
-        ]
+        orders = (_find_manifest(made, training_splits.STAGE.name, None) for made in (left, right))
+        shares = [_measure_order_share(order, scope) for order in orders]
         if shares != [None, None]:
             yield NumberComparison("share of the order", *shares, is_share=True)
 
 
-def _read_number(output: Manifest, fact: str) -> float | None:
-    """Return a fact, or None where it does not apply to the data."""
-    value = output.facts.get(fact)
-    return None if value == NOT_APPLICABLE else value
+def _compare_stage(
+    stage: StageDeclaration, before: Manifest | None, after: Manifest | None
+) -> Iterator[NumberComparison]:
+    for figure in stage.compared:
+        values: list[Any] = [None if one is None else one.facts.get(figure.fact) for one in (before, after)]
+        numbers = [None if value == NOT_APPLICABLE else value for value in values]
+        yield NumberComparison(figure.name, *numbers, is_share=figure.is_share)
 
 
 def _find_manifest(made: Mapping[StageKey, Manifest], stage: str, scope: str | None) -> Manifest | None:

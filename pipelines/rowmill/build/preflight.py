@@ -23,8 +23,8 @@ import polars as pl
 
 from rowmill import sources
 from rowmill.build import prepare
+from rowmill.build.runner import open_trial, run_stage
 from rowmill.build.steps import Project, Step, plan_steps
-from rowmill.build.trial import open_trial, run_stage
 from rowmill.checks import judge
 from rowmill.checks.catalog import CHECKS_BY_NAME, format_remedy
 from rowmill.checks.judge import CheckResult, format_recipe_argument

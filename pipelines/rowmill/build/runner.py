@@ -9,11 +9,13 @@ while the next steps run (decision 39).
 
 import logging
 import re
+import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +24,14 @@ from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 
 from rowmill import stats
-from rowmill.build.gate import HeldVersion, find_held_version, open_inputs, require_one_history, require_open_ancestry
+from rowmill.build.gate import (
+    HeldVersion,
+    find_held_version,
+    open_generated_source,
+    open_inputs,
+    require_one_history,
+    require_open_ancestry,
+)
 from rowmill.build.prepare import (
     find_outside_change,
     find_reusable_output,
@@ -41,17 +50,18 @@ from rowmill.checks import expectation_suite, judge
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError
-from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS
+from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, RAW_DATASET
 from rowmill.core.storage import Store, explain_disk_full
+from rowmill.executors import LocalPool
 from rowmill.kinds.shared.canonicalization import read_domain
 from rowmill.parts.context import ProgressCallback, StageOutput
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.stages import exports
-from rowmill.stages.base import StageContext
-from rowmill.stages.catalog import find_stage
-from rowmill.tokenization import tokenizer_source
+from rowmill.sources.generated import copy_generated
+from rowmill.stages import catalog, exports, raw_dataset
+from rowmill.stages.base import StageContext, StageDeclaration
+from rowmill.tokenization import stored_tokenizers, tokenizer_source
 
 
 class BackgroundStatistics:
@@ -330,7 +340,7 @@ def _record_report(
 def _list_opened_outputs(store: Store, output: Manifest) -> Iterator[Manifest]:
     """Yield an output and all those whose files its readers open: indexes of ranks name shards, and these examples."""
     yield output
-    shared = find_stage(output.stage).list_shared_inputs(output)
+    shared = catalog.find_stage(output.stage).list_shared_inputs(output)
     for made in manifest.load_inputs(store, output).values():
         if made.stage in shared:
             yield from _list_opened_outputs(store, made)
@@ -461,3 +471,70 @@ def copy_export(project: Project, name: str, target: Path) -> None:
     made = manifest.load_current(project.store, key) or manifest.load_version(project.store, key, None)
     read_and_repair(project, partial(manifest.verify_files, project.store, made))
     exports.copy_export_files(project.store, made, target)
+
+
+# ── A trial: stages of a recipe run on a store of their own, of which nothing is kept ──
+#
+#     project ─► the same on a store in memory, or in a temporary folder ─► its stages, up to the one that is asked for
+#
+# `plan`, `inspect`, `advise` and the check before a build run the real stages this way, some on the first records only.
+# Tokenizers that the project has stored are copied, since opening one from its files takes seconds.
+
+
+@contextmanager
+def open_trial(project: Project, *, on_disk: bool = False) -> Generator[Project]:
+    """Lend the project on a store in this process's memory; or on disk, for outputs that may be large."""
+    if on_disk:
+        with tempfile.TemporaryDirectory(prefix="rowmill-trial-") as folder:
+            yield _copy_project(project, Store(folder))
+        return
+    store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
+    try:
+        yield _copy_project(project, store)
+    finally:
+        if store.exists(""):
+            store.remove("")
+
+
+def _copy_project(project: Project, store: Store) -> Project:
+    stored_tokenizers.copy_tokenizers(project.store, store)
+    # What is in this process's memory no other process sees.
+    execution = project.recipe.execution
+    if not store.is_local:
+        execution = execution.limit_to_this_machine(workers=1)
+    return replace(project, recipe=project.recipe.model_copy(update={"execution": execution}), store=store)
+
+
+def make_context(
+    trial: Project, dataset: str, stage: StageDeclaration, inputs: dict[StageKey, Manifest]
+) -> StageContext:
+    """Return the context of a stage of a dataset, for steps of its work that are done in this process."""
+    key = (trial.recipe.name, dataset, stage.name)
+    return StageContext(trial.store, trial.base, key, dataset, inputs, LocalPool(1), recipe=trial.recipe)
+
+
+def run_stages(project: Project, trial: Project, dataset: str, last: StageDeclaration) -> dict[StageKey, Manifest]:
+    """Run the stages of a dataset on a trial's store, up to the last one; return their outputs in order."""
+    outputs: dict[StageKey, Manifest] = {}
+    for step in plan_steps(trial):
+        if step.dataset == dataset and step.name in catalog.list_stages_up_to(last):
+            outputs[step.key] = run_stage(project, trial, step, outputs)
+    return outputs
+
+
+def run_stage(
+    project: Project,
+    trial: Project,
+    step: Step,
+    outputs: dict[StageKey, Manifest],
+    *,
+    first_records: int | None = None,
+) -> Manifest:
+    """Run one stage on a trial's store; with `first_records`, a source is read no further."""
+    generated = open_generated_source(project, step)
+    copy_generated(project.store, trial.store, generated.values())
+    if step.name == RAW_DATASET and first_records is not None:
+        prepare = partial(raw_dataset.prepare_raw_dataset, first_records=first_records)
+        step = replace(step, stage=replace(step.stage, prepare=prepare))
+    inputs = {key: outputs[key] for key in step.inputs} | generated
+    return run_step(trial, step, inputs, looks_ahead=False).manifest

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Literal
 
+from rowmill.build.runner import make_context, open_trial
 from rowmill.build.steps import Project
-from rowmill.build.trial import make_context, open_trial
 from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rowmill.build import trial
+from rowmill.build import runner
 from rowmill.build.prepare import forecast_steps
 from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
@@ -81,10 +81,10 @@ def _open_trial(project: Project, name: str, stage: StageDeclaration) -> Generat
     earlier = catalog.STAGES[catalog.STAGES.index(stage) - 1]
     key: StageKey = (project.recipe.name, name, earlier.name)
     output = next(forecast for forecast in forecast_steps(project) if forecast.step.key == key).manifest
-    with trial.open_trial(project, on_disk=True) as copy:
+    with runner.open_trial(project, on_disk=True) as copy:
         if output is None:
-            output = trial.run_stages(project, copy, name, earlier)[key]
+            output = runner.run_stages(project, copy, name, earlier)[key]
         else:
             for file in output.files("rows"):
                 copy.store.write(file.path, project.store.content(file).to_pybytes())
-        yield trial.make_context(copy, name, stage, {key: output})
+        yield runner.make_context(copy, name, stage, {key: output})

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.build import prepare
+from rowmill.build.runner import make_context, open_trial, run_stage
 from rowmill.build.steps import Project, Step, plan_steps
-from rowmill.build.trial import make_context, open_trial, run_stage
 from rowmill.core import console
 from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError, suggest_name

@@ -845,9 +845,7 @@ def find_recipes(configs: Path) -> list[Path]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recipe file, for editors; `defaults` takes the groups of a dataset."""
-    from rowmill.core.config import DescribedJsonSchema
-
-    schema = Recipe.model_json_schema(schema_generator=DescribedJsonSchema)
+    schema = Recipe.model_json_schema(schema_generator=config.DescribedJsonSchema)
     groups = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in OPTION_GROUPS.items()}
     schema["properties"].pop("name")
     for kind in KINDS.values():

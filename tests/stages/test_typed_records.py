@@ -22,9 +22,7 @@ from rowmill.kinds.tables.typed_cells import (
     ColumnRoles,
     MismatchLog,
     TypedColumns,
-    TypedRecord,
     ValueColumnBuilder,
-    ValueRowBuilder,
     observe_cells,
     split_columns,
     write_cells,
@@ -32,6 +30,7 @@ from rowmill.kinds.tables.typed_cells import (
 )
 from rowmill.schema.rows import Rejected
 from tests.support.tiers import draw
+from tests.support.typed_records import TypedRecord, ValueRowBuilder
 
 pytestmark = pytest.mark.slow
 

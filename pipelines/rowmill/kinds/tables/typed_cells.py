@@ -34,7 +34,7 @@ from rowmill.kinds.tables.inference import (
     describe_column_contract,
 )
 from rowmill.kinds.tables.options import Records
-from rowmill.kinds.tables.schema import Column, Record, RecordSchema, Value
+from rowmill.kinds.tables.schema import Column, RecordSchema, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
 from rowmill.kinds.tables.table_contract import (
     LONGEST_NA_WORD,
@@ -244,21 +244,9 @@ def reject_absent(reason: str, column: str) -> Rejected:
     return Rejected(reason, f"{column} is absent or null")
 
 
-class TypedRecord(NamedTuple):
-    """A valid record: its text, its group and order keys, and its domain.
-
-    A named tuple, not a dataclass: one is made per record, and a frozen dataclass takes three times as long.
-    """
-
-    text: str
-    group: str | None
-    order: str | None
-    domain: str | None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TypedColumns:
-    """The records of a part column by column, in the form of `TypedRecord`, and the rejects."""
+    """The records of a part column by column: their texts, group and order keys, and domains; and the rejects."""
 
     texts: pl.Series
     groups: pl.Series
@@ -486,147 +474,12 @@ class CellRowBuilder:
         return cells[name].spread(pa.array(named, pa.large_string()))
 
 
-# ── JSON objects, one by one: the reference path ───────────────────────────────────────────────────
-
-
-class ValueRowBuilder:
-    """Makes rows of decoded JSON objects, one by one; everything that depends only on options is computed once."""
-
-    def __init__(
-        self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
-    ) -> None:
-        self._contract = contract
-        self._schema = schema
-        self._order = order
-        self._roles = roles
-        self._names = frozenset(schema.names)
-        self._read = RecordDecoder(schema)
-        self._write = Serialiser(schema, special_tokens=())
-        self._key = make_key_writer()
-        self._readable: dict[tuple[str, str], bool] = {}
-        self._words = {name: frozenset(one.na) for name, one in contract.used.items() if one.na}
-        self._times = {
-            name: SortKey(one.format)
-            for name, one in contract.used.items()
-            if one.type in TIMES and one.format is not None and schema.by_name[name].type == "string"
-        }
-
-    def __call__(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> TypedRecord | Rejected:
-        """Return the typed record, or its reject."""
-        record = self._convert_record(decoded, row, mismatches)
-        if isinstance(record, Rejected):
-            return record
-        group = self._write_group_key(decoded)
-        if isinstance(group, Rejected):
-            return group
-        order = self._read_position(record)
-        if isinstance(order, Rejected):
-            return order
-        text = self._write(record)
-        if isinstance(text, Rejected):
-            return text
-        domain = None if self._roles.domain is None else self.domain_of(record.get(self._roles.domain))
-        return TypedRecord(text.removesuffix("\n"), group, order, domain)
-
-    def read(self, decoded: Mapping[str, Json]) -> tuple[Record, str] | None:
-        """Return a record and its text; None if a value does not fit or has no text."""
-        record = self._convert_record(decoded, 0, mismatches := MismatchLog())
-        text = None if isinstance(record, Rejected) or mismatches.found else self._write(record)
-        return None if isinstance(record, Rejected) or not isinstance(text, str) else (record, text)
-
-    def _convert_record(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> Record | Rejected:
-        """Return a decoded object's record; a mismatch is rejected, or becomes null if the contract allows it."""
-        if not decoded.keys() <= self._names:
-            decoded = {name: value for name, value in decoded.items() if name in self._names}
-        if self._words and any(self._is_absent(name, decoded.get(name)) for name in self._words):
-            decoded = {name: None if self._is_absent(name, value) else value for name, value in decoded.items()}
-        while True:
-            record = self._read(decoded)
-            misfit = record.column if isinstance(record, RecordProblem) else self._find_unreadable_time(record)
-            if misfit is None:
-                assert not isinstance(record, RecordProblem)
-                return record
-            if isinstance(record, RecordProblem) and record.reason != "type":
-                return Rejected("unserialisable", f"{record.column}: {record.reason}")
-            column = self._contract.columns[misfit]
-            mismatches.add(misfit, str(decoded[misfit])[:80], row)
-            if column.on_mismatch == "reject":
-                return reject_mismatch(misfit, column, decoded[misfit])
-            decoded = {**decoded, misfit: None}
-
-    def _is_absent(self, name: str, value: Json) -> bool:
-        return type(value) is str and value in self._words.get(name, ())
-
-    def _find_unreadable_time(self, record: Record) -> str | None:
-        for name, order in self._times.items():
-            value = record.get(name)
-            if value is None:
-                continue
-            known = self._readable.get((name, value))
-            if known is None:
-                known = self._readable[name, value] = order.read(value) is not None
-            if not known:
-                return name
-        return None
-
-    def _write_group_key(self, decoded: Mapping[str, Json]) -> str | Rejected | None:
-        """Return the group's key: the values as in the source."""
-        if not self._roles.group:
-            return None
-        texts: list[str] = []
-        for name in self._roles.group:
-            text = self.key_of(name, decoded.get(name) if name in self._names else get_at_path(decoded, name))
-            if isinstance(text, Rejected):
-                return text
-            texts.append(text)
-        return self._roles.key_of(texts)
-
-    def key_of(self, name: str, value: Json) -> str | Rejected:
-        """Return a group column's contribution to the group key."""
-        if value is None or self._is_absent(name, value):
-            return reject_absent("group_missing", name)
-        return self._key(value)
-
-    def _read_position(self, record: Record) -> str | Rejected | None:
-        path = self._roles.time_key
-        return self.position_of(record.get(self._roles.order or "") if path is None else get_at_path(record, path))
-
-    def position_of(self, value: Value) -> str | Rejected | None:
-        """Return the time or order key of a value of the order column."""
-        name = self._roles.time_key or self._roles.order
-        if name is None or (self._roles.time_key is None and self._order is None):
-            return None
-        if value is None:
-            return reject_absent("order_missing", name)
-        if self._roles.time_key is not None or self._order is None:
-            return str(value)
-        position = self._order.read(value)
-        return reject_unparsable(name, value, self._order) if position is None else format_position(position)
-
-    def domain_of(self, value: Value) -> str:
-        """Return the domain that a value names."""
-        return value if type(value) is str and value.strip() else DEFAULT_DOMAIN
-
-
-def make_key_writer() -> Callable[[Value], str]:
-    """Return a function that writes a value as JSON text by its type: 1 is not "1"."""
-    write = Serialiser(RecordSchema((Column("k", "json"),)), special_tokens=())
-
-    def text_of(value: Value) -> str:
-        line = write({"k": value})
-        assert isinstance(line, str), line
-        return line[len('{"k":') : -len("}\n")]
-
-    return text_of
-
-
-# ── JSON objects, column by column: the fast path ──────────────────────────────────────────────────
+# ── JSON objects ───────────────────────────────────────────────────────────────────────────────────
 
 
 ABSENT = object()
 """Placeholder in a column for records that lack it."""
 _ResultT = TypeVar("_ResultT")
-_TextT = TypeVar("_TextT", str, str | None)
 
 
 class ColumnValues:
@@ -666,19 +519,40 @@ _CACHED_TYPES = frozenset({str, int, bool})
 _MAX_CACHED_CHARS = 64
 _MAX_CACHED_VALUES = 1 << 16
 """Short values of a column that are cached across parts: a part of a small file has few rows."""
-_NO_ROLES = ColumnRoles((), is_list=False, by_file=False, order=None, time_key=None, domain=None)
+
+
+class _ReadValue(NamedTuple):
+    """A value as its column reads it: its piece of the record's text, with a comma before it, and its typed value.
+
+    `reason` says why it does not fit: one of `RecordProblem`, `time` if the column's format does not read it, `text` if
+    it cannot be written, as `detail` says; empty for a value that fits.
+    """
+
+    piece: str
+    value: Value
+    reason: str = ""
+    detail: str = ""
 
 
 class ValueColumnBuilder:
-    """Makes rows of decoded JSON objects, column by column, equal to those of `ValueRowBuilder`."""
+    """Makes rows of decoded JSON objects, column by column."""
 
     def __init__(
         self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
     ) -> None:
-        self._one_by_one = ValueRowBuilder(contract, schema, order, roles)
-        self._known = defaultdict[tuple[str, type], dict[Any, tuple[str | None, Value]]](dict)
-        self._alone = {column.name: _make_column_builder(column, contract) for column in schema.columns}
+        self._contract = contract
+        self._order = order
         self._roles = roles
+        alone = {column.name: RecordSchema((column,)) for column in schema.columns}
+        self._columns = {name: (RecordDecoder(one), Serialiser(one, special_tokens=())) for name, one in alone.items()}
+        self._words = {name: frozenset(one.na) for name, one in contract.used.items() if one.na}
+        self._times = {
+            name: SortKey(one.format)
+            for name, one in contract.used.items()
+            if one.type in TIMES and one.format is not None and schema.by_name[name].type == "string"
+        }
+        self._write_key = Serialiser(RecordSchema((Column("k", "json"),)), special_tokens=())
+        self._known = defaultdict[tuple[str, type], dict[Any, _ReadValue]](dict)
 
     def __call__(
         self,
@@ -688,38 +562,36 @@ class ValueColumnBuilder:
         mismatches: MismatchLog,
     ) -> TypedColumns:
         """Return the typed columns of a part's records; `rows` are record numbers."""
-        if "." in (self._roles.time_key or ""):
-            # A nested time key needs the typed record.
-            outcomes = {
-                place: self._one_by_one(record, rows[place], mismatches) for place, record in enumerate(records)
-            }
-            return _join_typed([[None] * len(records) for _ in TypedRecord._fields], outcomes)
         absent = ColumnValues([ABSENT] * len(records))
-        by_name = {name: columns.get(name, absent) for name in self._alone}
+        by_name = {name: columns.get(name, absent) for name in self._columns}
         pieces = [column.map(partial(self._write_piece, name)) for name, column in by_name.items()]
         unfit = sorted({place for piece in pieces if None in piece for place, text in enumerate(piece) if text is None})
-        outcomes = {place: self._one_by_one(records[place], rows[place], mismatches) for place in unfit}
-        groups = self._write_group_keys(records, by_name, outcomes)
-        orders = self._read_positions(by_name.get(self._roles.time_key or self._roles.order or "", absent), outcomes)
-        domains = self._read_domains(by_name.get(self._roles.domain or "", absent), len(records))
-        for piece in pieces:
-            for place in unfit:
-                piece[place] = piece[place] or ""
+        refused, unwritable = RefusedRecords(), RefusedRecords()
+        for place in unfit:
+            read = {name: self._read_value(name, records[place].get(name, ABSENT)) for name in self._columns}
+            rejected = self._reject_misfits(read, records[place], rows[place], mismatches)
+            if rejected is not None:
+                refused[place] = rejected
+            for piece, one in zip(pieces, read.values(), strict=True):
+                piece[place] = one.piece
+                if one.reason == "text":
+                    unwritable.setdefault(place, Rejected("unserialisable", one.detail))
+        groups = self._write_group_keys(records, by_name, refused)
+        orders = self._read_positions(records, by_name, refused)
+        domains: Sequence[str | None] = [None] * len(records)
+        if self._roles.domain is not None:
+            domains = by_name.get(self._roles.domain, absent).map(partial(self._read_domain, self._roles.domain))
         texts = [
             f"{{{''.join(members)[1:]}}}"
             for members in (zip(*pieces, strict=True) if pieces else repeat((), len(records)))
         ]
-        return _join_typed([texts, list(groups), list(orders), list(domains)], outcomes)
+        return TypedColumns(*map(_make_text_column, (texts, groups, orders, domains)), refused=unwritable | refused)
 
     def _write_piece(self, name: str, value: Any) -> str | None:
-        """Return a value's piece of its record's text, with a leading comma; None if it does not fit."""
-        return self._read_value(name, value)[0]
+        read = self._read_value(name, value)
+        return None if read.reason else read.piece
 
-    def _typed_value(self, name: str, value: Any) -> Value:
-        return self._read_value(name, value)[1] if name in self._alone else None
-
-    def _read_value(self, name: str, value: Any) -> tuple[str | None, Value]:
-        """Return a value's piece of text and its typed value, both None if it does not fit."""
+    def _read_value(self, name: str, value: Any) -> _ReadValue:
         kind = type(value)
         key = str(value) if kind is Decimal else value if kind in _CACHED_TYPES else None
         if key is None or (kind is str and len(value) > _MAX_CACHED_CHARS):
@@ -732,79 +604,109 @@ class ValueColumnBuilder:
             found = known[key] = self._convert_value(name, value)
         return found
 
-    def _convert_value(self, name: str, value: Any) -> tuple[str | None, Value]:
-        read = self._alone[name].read({} if value is ABSENT else {name: value})
-        if read is None:
-            return None, None
-        record, text = read
-        return (f",{text[1:-2]}" if record else ""), record.get(name)
+    def _convert_value(self, name: str, value: Any) -> _ReadValue:
+        read, write = self._columns[name]
+        record = read({} if value is ABSENT else {name: None if self._is_absent(name, value) else value})
+        if isinstance(record, RecordProblem):
+            reason = record.reason
+        else:
+            time, order = record.get(name), self._times.get(name)
+            reason = "time" if order is not None and time is not None and order.read(time) is None else ""
+        if reason in ("type", "time") and self._contract.columns[name].on_mismatch == "na":
+            record = read({name: None})
+        elif reason:
+            return _ReadValue("", None, reason)
+        assert not isinstance(record, RecordProblem), "a column whose mismatches become null is nullable"
+        text = write(record)
+        if isinstance(text, Rejected):
+            return _ReadValue("", record.get(name), "text", text.detail)
+        return _ReadValue(f",{text[1:-2]}" if record else "", record.get(name), reason)
+
+    def _is_absent(self, name: str, value: Json) -> bool:
+        return type(value) is str and value in self._words.get(name, ())
+
+    def _reject_misfits(
+        self, read: Mapping[str, _ReadValue], record: Mapping[str, Json], row: int, mismatches: MismatchLog
+    ) -> Rejected | None:
+        """Log the values of a record that do not fit; return the first reason to reject it in the decoder's order."""
+        for reason in ("number_too_large", "missing_column", "null"):
+            for name, one in read.items():
+                if one.reason == reason:
+                    return Rejected("unserialisable", f"{name}: {reason}")
+        misfits = [name for name, one in read.items() if one.reason == "type"]
+        misfits += [name for name in self._times if read[name].reason == "time"]
+        for name in misfits:
+            column = self._contract.columns[name]
+            mismatches.add(name, str(record[name])[:80], row)
+            if column.on_mismatch == "reject":
+                return reject_mismatch(name, column, record[name])
+        return None
 
     def _write_group_keys(
-        self,
-        records: Sequence[Mapping[str, Json]],
-        own: Mapping[str, ColumnValues],
-        made: dict[int, TypedRecord | Rejected],
+        self, records: Sequence[Mapping[str, Json]], by_name: Mapping[str, ColumnValues], refused: RefusedRecords
     ) -> Sequence[str | None]:
+        """Return the group keys: the values as in the source, written as JSON by their types, since 1 is not "1"."""
+
+        def write_key(name: str, value: Any) -> str | Rejected:
+            if value is None or value is ABSENT or self._is_absent(name, value):
+                return reject_absent("group_missing", name)
+            line = self._write_key({"k": value})
+            assert isinstance(line, str), line
+            return line[len('{"k":') : -len("}\n")]
+
         keys: list[Sequence[str]] = []
         for name in self._roles.group:
-            column = own[name] if name in own else ColumnValues([get_at_path(record, name) for record in records])
-            texts = column.map(partial(self._write_key, name))
-            keys.append(_collect_rejected(texts, made))
+            column = by_name.get(name) or ColumnValues([get_at_path(record, name) for record in records])
+            keys.append([text or "" for text in _collect_rejected(column.map(partial(write_key, name)), refused)])
         return [self._roles.key_of(texts) for texts in zip(*keys, strict=True)] if keys else [None] * len(records)
 
-    def _write_key(self, name: str, value: Any) -> str | Rejected:
-        return self._one_by_one.key_of(name, None if value is ABSENT else value)
+    def _read_positions(
+        self, records: Sequence[Mapping[str, Json]], by_name: Mapping[str, ColumnValues], refused: RefusedRecords
+    ) -> Sequence[str | None]:
+        time_key, order = self._roles.time_key, self._order
+        name = time_key or self._roles.order
+        if name is None or (time_key is None and order is None):
+            return [None] * len(records)
 
-    def _read_positions(self, column: ColumnValues, made: dict[int, TypedRecord | Rejected]) -> Sequence[str | None]:
-        name = self._roles.time_key or self._roles.order
-        if name is None:
-            return column.map(lambda _: None)
+        def position_of(value: Value) -> str | Rejected:
+            if value is None:
+                return reject_absent("order_missing", name)
+            if time_key is not None or order is None:
+                return str(value)
+            position = order.read(value)
+            return reject_unparsable(name, value, order) if position is None else format_position(position)
 
-        def position_of(value: Any) -> str | Rejected | None:
-            if name in self._alone and self._write_piece(name, value) is None:
-                # Records whose value does not fit were made one by one.
-                return None
-            return self._one_by_one.position_of(self._typed_value(name, value))
+        if time_key is not None and "." in time_key:
+            # A column of this name, or a value inside another column.
+            held = [one for one in (name, name.partition(".")[0]) if one in self._columns]
+            values = [
+                get_at_path({one: self._read_value(one, record[one]).value for one in held if one in record}, name)
+                for record in records
+            ]
+            return _collect_rejected(ColumnValues(values).map(position_of), refused)
+        if name not in by_name:
+            refuse(refused, range(len(records)), reject_absent("order_missing", name))
+            return [None] * len(records)
+        found = by_name[name].map(lambda value: position_of(self._read_value(name, value).value))
+        return _collect_rejected(found, refused)
 
-        # The checker takes the type variable for str alone, although None is one of the values.
-        return _collect_rejected(column.map(position_of), made)  # pyrefly: ignore[bad-argument-type]
-
-    def _read_domains(self, column: ColumnValues, count: int) -> Sequence[str | None]:
-        name = self._roles.domain
-        if name is None:
-            return [None] * count
-        return column.map(lambda value: self._one_by_one.domain_of(self._typed_value(name, value)))
-
-
-def _join_typed(columns: Sequence[list[Any]], made: Mapping[int, TypedRecord | Rejected]) -> TypedColumns:
-    """Return the columns of texts, groups, orders and domains, including the records that were made one by one."""
-    for place, one in made.items():
-        if isinstance(one, TypedRecord):
-            for column, value in zip(columns, one, strict=True):
-                column[place] = value
-    refused = {place: one for place, one in made.items() if isinstance(one, Rejected)}
-    return TypedColumns(*map(_make_text_column, columns), refused=refused)
+    def _read_domain(self, name: str, value: Any) -> str:
+        typed = self._read_value(name, value).value if name in self._columns else None
+        return typed if type(typed) is str and typed.strip() else DEFAULT_DOMAIN
 
 
-def _make_text_column(texts: list[str | None]) -> pl.Series:
+def _collect_rejected(found: Sequence[str | Rejected], refused: RefusedRecords) -> list[str | None]:
+    """Return the texts, None for rejects; a record's first reason is kept."""
+    for place, one in enumerate(found):
+        if type(one) is Rejected:
+            refused.setdefault(place, one)
+    return [one if isinstance(one, str) else None for one in found]
+
+
+def _make_text_column(texts: Sequence[str | None]) -> pl.Series:
     try:
         return pl.Series(texts, dtype=pl.String)
     except UnicodeEncodeError:
         # A lone surrogate, which JSON can escape but UTF-8 cannot hold, in a value outside the record's text.
         held = [None if text is None else text.encode("utf-8", "backslashreplace").decode() for text in texts]
         return pl.Series(held, dtype=pl.String)
-
-
-def _make_column_builder(column: Column, contract: TableContract) -> ValueRowBuilder:
-    """Return the reference path for records of one column."""
-    known = {column.name: contract.columns[column.name]} if column.name in contract.columns else {}
-    alone = contract.model_copy(update={"columns": known})
-    return ValueRowBuilder(alone, RecordSchema((column,)), None, _NO_ROLES)
-
-
-def _collect_rejected(found: Sequence[_TextT | Rejected], made: dict[int, TypedRecord | Rejected]) -> Sequence[_TextT]:
-    """Return the texts, empty for rejects; a record's first reason is kept."""
-    for place, one in enumerate(found):
-        if type(one) is Rejected:
-            made.setdefault(place, one)
-    return [cast("_TextT", "" if type(one) is Rejected else one) for one in found]

@@ -9,8 +9,7 @@ import pytest
 from rowmill.build import runner
 from rowmill.build.steps import open_project
 from rowmill.kinds.tables.parsing import PlacementColumns, Validation
-from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
-from rowmill.kinds.tables.time_order import ELAPSED
+from rowmill.kinds.tables.schema import ELAPSED, Column, Mode, RecordSchema
 from rowmill.schema.manifest import Manifest
 from rowmill.stages import catalog
 from rowmill.stages.packed_shards import stage as packed_shards

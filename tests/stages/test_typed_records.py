@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rowmill.core.config import validate_options
 from rowmill.kinds.tables import part_rows
 from rowmill.kinds.tables.inference import build_record_schema, infer_contract, merge_evidence, observe_records
+from rowmill.kinds.tables.schema import SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer, shape_of
-from rowmill.kinds.tables.time_order import SortKey
 from rowmill.kinds.tables.typed_cells import (
     CellColumn,
     ColumnRoles,

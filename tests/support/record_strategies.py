@@ -7,8 +7,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from rowmill.kinds.tables.schema import TYPES, Column, RecordSchema
-from rowmill.kinds.tables.time_order import canonical_datetime, canonical_duration, canonical_time
+from rowmill.kinds.tables.schema import (
+    TYPES,
+    Column,
+    RecordSchema,
+    canonical_datetime,
+    canonical_duration,
+    canonical_time,
+)
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<<a", "<a")
 

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
-from rowmill.kinds.tables.schema import RecordSchema
+from rowmill.kinds.tables.schema import RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import serialise_record
-from rowmill.kinds.tables.time_order import SortKey
 from tests.support.recipes import Built
 
 RECORDS: dict[str, Any] = {"kind": "records"}

@@ -24,8 +24,7 @@ from rowmill.kinds.tables.generation import (
     generate_series,
 )
 from rowmill.kinds.tables.parsing import PlacementColumns
-from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
-from rowmill.kinds.tables.time_order import ELAPSED, ISO8601, TIME_OF_DAY, SortKey
+from rowmill.kinds.tables.schema import ELAPSED, ISO8601, TIME_OF_DAY, Column, Mode, RecordSchema, SortKey
 from tests.support.completions_server import Reply, serving
 
 BOS, EOS = "<s>", "</s>"

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
 from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
-from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
+from rowmill.kinds.tables.schema import ELAPSED, TIME_OF_DAY, Column, Mode, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import Serialiser
-from rowmill.kinds.tables.time_order import ELAPSED, TIME_OF_DAY, SortKey
 from tests.support.generated_text import parse_generated_text
 from tests.support.record_strategies import SPECIAL, records, schemas
 from tests.support.tiers import draw

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from rowmill.kinds.tables.parsing import ParsedText, PlacementColumns, Validation, merge_span_counts
-from rowmill.kinds.tables.time_order import ISO8601
+from rowmill.kinds.tables.schema import ISO8601
 from tests.support.generated_text import BOS, EOS, SCHEMA, Corpus, make, parse_generated_text
 
 PLACE = PlacementColumns(("shop",), "day", ISO8601)

@@ -20,10 +20,9 @@ from rowmill.kinds.tables.inference import (
     merge_evidence,
     observe_records,
 )
-from rowmill.kinds.tables.schema import Column, RecordSchema
+from rowmill.kinds.tables.schema import Column, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import RecordDecoder, Serialiser, read_json
 from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer, parse_declared_column
-from rowmill.kinds.tables.time_order import SortKey
 from rowmill.kinds.tables.typed_cells import CellColumn, observe_cells, write_cells
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.tables.schema import Column
-from rowmill.kinds.tables.time_order import CANDIDATES, TIME_OF_DAY, SortKey, resolve_sort_key, zero_time_of_day
+from rowmill.kinds.tables.schema import CANDIDATES, TIME_OF_DAY, Column, SortKey, resolve_sort_key, zero_time_of_day
 
 TEXT = Column("t", "string")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -31,8 +31,8 @@ from rowmill.kinds.tables.partitions import (
     index_parts,
     make_place_describer,
 )
+from rowmill.kinds.tables.schema import DAY, ELAPSED, SortKey
 from rowmill.kinds.tables.serialization import read_json
-from rowmill.kinds.tables.time_order import DAY, ELAPSED, SortKey
 from rowmill.parts.accounts import clean_value
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.schema.manifest import DisplayTable, Part

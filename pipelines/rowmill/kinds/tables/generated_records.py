@@ -36,9 +36,8 @@ from rowmill.kinds.tables.generation import Generation, Prefill, TrainedModel
 from rowmill.kinds.tables.options import Records, require_records
 from rowmill.kinds.tables.parsing import Parser, PlacementColumns, SpanCounts, Validation
 from rowmill.kinds.tables.partitions import NO_KEY, group_sort_key
-from rowmill.kinds.tables.schema import Mode, Record, RecordSchema, Value
+from rowmill.kinds.tables.schema import Mode, Record, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
-from rowmill.kinds.tables.time_order import SortKey
 from rowmill.parts.accounts import RejectLog, count_accounts
 from rowmill.parts.context import StageOutput, collect_samples, compute_share
 from rowmill.parts.functions import MappedParts, PartInputs, PartPlace, PartResult, part_function

@@ -14,7 +14,7 @@ from rowmill.core.errors import ConfigError, GenerationError
 from rowmill.core.permutation import hash_labels
 from rowmill.kinds.tables.backends import Backend, Completer, Completion, PromptText
 from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation, merge_span_counts
-from rowmill.kinds.tables.schema import Mode, Record, RecordSchema, Value
+from rowmill.kinds.tables.schema import DAY, Mode, Position, Record, RecordSchema, Value
 from rowmill.kinds.tables.serialization import (
     RecordDecoder,
     RecordProblem,
@@ -23,7 +23,6 @@ from rowmill.kinds.tables.serialization import (
     read_json,
     serialise_record,
 )
-from rowmill.kinds.tables.time_order import DAY, Position
 from rowmill.schema.facts import SpanCounts
 from rowmill.schema.rows import Rejected
 

@@ -14,7 +14,18 @@ from typing import TypeAlias
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.kinds.tables.schema import Column, ColumnType, RecordSchema
+from rowmill.kinds.tables.schema import (
+    CANDIDATES,
+    ELAPSED,
+    ISO8601,
+    TEXT,
+    TIME_OF_DAY,
+    Column,
+    ColumnType,
+    RecordSchema,
+    SortKey,
+    resolve_sort_key,
+)
 from rowmill.kinds.tables.table_contract import (
     INTEGERS,
     NUMBERS,
@@ -28,7 +39,6 @@ from rowmill.kinds.tables.table_contract import (
     parse_declared_column,
     time_shape_of,
 )
-from rowmill.kinds.tables.time_order import CANDIDATES, ELAPSED, ISO8601, TEXT, TIME_OF_DAY, SortKey, resolve_sort_key
 
 CellLocation: TypeAlias = tuple[int, int]
 """A part, and a record in it, both counted from 0."""

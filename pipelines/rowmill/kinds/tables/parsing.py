@@ -18,9 +18,8 @@ from typing import Any, Literal
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.kinds.tables.schema import MAX_DEPTH, MAX_DIGITS, Mode, Record, RecordSchema, Value
+from rowmill.kinds.tables.schema import MAX_DEPTH, MAX_DIGITS, Mode, Position, Record, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Wire
-from rowmill.kinds.tables.time_order import Position, SortKey
 from rowmill.schema.facts import SpanCounts
 
 SpanKind = Literal["record", "invalid", "delimiter", "prose", "truncated"]

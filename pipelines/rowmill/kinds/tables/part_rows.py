@@ -36,10 +36,9 @@ from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_content
 from rowmill.kinds.tables.ambiguous_times import mark_zones
 from rowmill.kinds.tables.inference import TableEvidence, observe_records
 from rowmill.kinds.tables.options import Records
-from rowmill.kinds.tables.schema import RecordSchema
+from rowmill.kinds.tables.schema import ISO8601, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import make_exact_decoder
 from rowmill.kinds.tables.table_contract import TableContract
-from rowmill.kinds.tables.time_order import ISO8601, SortKey
 from rowmill.kinds.tables.typed_cells import (
     ABSENT,
     CellColumn,

@@ -31,10 +31,9 @@ from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.inference import CellLocation, TableEvidence
 from rowmill.kinds.tables.options import Records, require_records
-from rowmill.kinds.tables.schema import RecordSchema
+from rowmill.kinds.tables.schema import DAY, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import TableContract
-from rowmill.kinds.tables.time_order import DAY, SortKey
 from rowmill.packing.pack_plan import cut_groups
 from rowmill.parts.functions import (
     PartInputs,

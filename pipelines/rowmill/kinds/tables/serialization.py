@@ -22,8 +22,17 @@ from typing import Any, Literal, NamedTuple
 
 from rowmill.core.config import Config
 from rowmill.core.json import Json
-from rowmill.kinds.tables.schema import MAX_DEPTH, MAX_DIGITS, Column, Record, RecordSchema, Value
-from rowmill.kinds.tables.time_order import CANONICAL, canonical_datetime, canonical_duration
+from rowmill.kinds.tables.schema import (
+    CANONICAL,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    Column,
+    Record,
+    RecordSchema,
+    Value,
+    canonical_datetime,
+    canonical_duration,
+)
 from rowmill.schema.rows import Rejected
 
 Wire = Literal["lossless", "reference"]

@@ -19,9 +19,16 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.json import Json
-from rowmill.kinds.tables.schema import MAX_DIGITS, Column, ColumnType
+from rowmill.kinds.tables.schema import (
+    MAX_DIGITS,
+    Column,
+    ColumnType,
+    Position,
+    SortKey,
+    list_fitting_candidates,
+    zero_time_of_day,
+)
 from rowmill.kinds.tables.serialization import write_decimal
-from rowmill.kinds.tables.time_order import Position, SortKey, list_fitting_candidates, zero_time_of_day
 
 NON_FINITE_WORDS = frozenset("nan -nan inf +inf -inf infinity +infinity -infinity".split())
 """Words for what is no number of JSON, in any case."""

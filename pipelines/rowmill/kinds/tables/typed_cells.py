@@ -34,7 +34,7 @@ from rowmill.kinds.tables.inference import (
     describe_column_contract,
 )
 from rowmill.kinds.tables.options import Records
-from rowmill.kinds.tables.schema import Column, RecordSchema, Value
+from rowmill.kinds.tables.schema import Column, Position, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
 from rowmill.kinds.tables.table_contract import (
     LONGEST_NA_WORD,
@@ -46,7 +46,6 @@ from rowmill.kinds.tables.table_contract import (
     read_position,
     shape_of,
 )
-from rowmill.kinds.tables.time_order import Position, SortKey
 from rowmill.schema.rows import Rejected
 
 QUICK_DIGITS = 400

@@ -37,8 +37,7 @@ from rowmill.kinds.base import OPTION_GROUPS
 from rowmill.kinds.catalog import KIND_ALIASES, KINDS, Format, Records
 from rowmill.kinds.shared.filters import Benchmark, Decontaminate, NearDuplicates
 from rowmill.kinds.shared.splits import Boundaries
-from rowmill.kinds.tables.backends import CallableBackend, OpenAIBackend
-from rowmill.kinds.tables.generation import Generation
+from rowmill.kinds.tables.generation import CallableBackend, Generation, OpenAIBackend
 from rowmill.kinds.tables.options import FileGroups
 from rowmill.kinds.tables.parsing import Validation
 from rowmill.kinds.tables.table_contract import ColumnContract, TableContract

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GenerationError
-from rowmill.kinds.tables.backends import (
+from rowmill.kinds.tables.generation import (
     Backend,
     CallableBackend,
     Completion,

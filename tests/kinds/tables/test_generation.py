@@ -14,14 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError, GenerationError
-from rowmill.kinds.tables.backends import Completion, OpenAIBackend, OpenAICompleter, PromptText, open_backend
 from rowmill.kinds.tables.generation import (
+    Completion,
     Generation,
     GenerationResult,
+    OpenAIBackend,
+    OpenAICompleter,
     Prefill,
+    PromptText,
     TrainedModel,
     generate_records,
     generate_series,
+    open_backend,
 )
 from rowmill.kinds.tables.parsing import PlacementColumns
 from rowmill.kinds.tables.schema import ELAPSED, ISO8601, TIME_OF_DAY, Column, Mode, RecordSchema, SortKey

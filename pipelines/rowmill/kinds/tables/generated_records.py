@@ -30,9 +30,8 @@ from rowmill.core.stage_names import CANONICAL_ROWS, PARSED_RECORDS, TOKENIZED_E
 from rowmill.core.storage import read_tables
 from rowmill.kinds.joint_rows import KindContext, ParsedFiles
 from rowmill.kinds.tables import generation, parsing
-from rowmill.kinds.tables.backends import PromptText, open_backend
 from rowmill.kinds.tables.comparison import compare_with_train
-from rowmill.kinds.tables.generation import Generation, Prefill, TrainedModel
+from rowmill.kinds.tables.generation import Generation, Prefill, PromptText, TrainedModel, open_backend
 from rowmill.kinds.tables.options import Records, require_records
 from rowmill.kinds.tables.parsing import Parser, PlacementColumns, SpanCounts, Validation
 from rowmill.kinds.tables.partitions import NO_KEY, group_sort_key

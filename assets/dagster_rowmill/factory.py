@@ -172,19 +172,14 @@ def make_stage_asset(
                 context.log_event(event)
             for result in build_record.log_outputs(placed, [report.manifest], begin=context.log.info):
                 (context.log.warning if result.problem else context.log.info)(result.sentence)
-            changes = metadata.find_build_changes(placed, report)
             return dg.MaterializeResult(
                 data_version=dg.DataVersion(report.version),
                 metadata=metadata.make_stage_page(
+                    placed,
                     report,
-                    placed.store,
                     storage.served(project.recipe.execution.reports_url),
                     # Judged without saving: a page that shows a result opens no gate.
-                    results=judge.preview_checks(placed.store, report.manifest, chosen.shown_thresholds),
-                    changes=metadata.describe_changes(placed, report, changes),
-                    readers=metadata.describe_readers(placed, report.manifest),
-                    build_changes=changes,
-                    logged=build_record.load_log_results(placed, report.manifest),
+                    judge.preview_checks(placed.store, report.manifest, chosen.shown_thresholds),
                 ),
                 # Otherwise Dagster takes an output of other waivers for one of the recipe as it is.
                 tags={CODE_VERSION_TAG: chosen.code_version},

@@ -21,14 +21,13 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import dagster as dg
 
 from dagster_rowmill.resources import write_waiver_config
 from rowmill.build import comparison
-from rowmill.build.comparison import BuildChanges, NumberComparison
+from rowmill.build.comparison import BuildChanges
 from rowmill.build.gate import propose_run_waiver
 from rowmill.build.runner import StepReport
 from rowmill.build.steps import Project
@@ -37,9 +36,7 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core import arrays
 from rowmill.core.stage_names import GPU_PARTITIONS, RAW_DATASET
 from rowmill.core.storage import Store
-from rowmill.reports import alert_text, build_view, console, plots, report_page
-from rowmill.reports.build_changes import describe_changes as describe_build_changes
-from rowmill.reports.build_changes import tabulate_changes
+from rowmill.reports import alert_text, build_record, build_view, console, plots, report_page
 from rowmill.schema.examples import COLUMN_DOCS
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, get_stage_folder
 from rowmill.stages import catalog
@@ -75,49 +72,64 @@ THRESHOLD_KEY = "threshold_digest"
 
 
 def make_stage_page(
-    report: StepReport,
-    store: Store,
-    reports_url: str = "",
-    *,
-    results: Sequence[CheckResult] = (),
-    changes: Sequence[str] = (),
-    readers: str = "",
-    build_changes: BuildChanges | None = None,
-    logged: Mapping[str, LogResult] = MappingProxyType({}),
+    project: Project, report: StepReport, reports_url: str = "", results: Sequence[CheckResult] = ()
 ) -> MetadataPage:
-    """Return the page of a stage that was just run or reused.
+    """Return the page of a stage that was just run or reused; `reports_url` is the base URL of served reports.
 
-    `reports_url` is the base URL of served reports; `results`, `changes` and `readers` are for the summary;
-    `build_changes` are shown as a table; `logged` is what became of logging the output to trackers.
+    A page shows entries in this order: what a reader asks first comes first, and bookkeeping last.
     """
-    manifest = report.manifest
-    path = f"{report_page.report_path(manifest.key[0])}#{'/'.join(manifest.key[1:])}"
-    link = link_report(store, path, reports_url)
-    summary = write_summary(manifest, results, changes, str(link.value) if reports_url else "", readers)
-    # A page shows entries in this order: what a reader asks first comes first, and bookkeeping last.
-    names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
-    table = None if build_changes is None else tabulate_changes(build_changes)
-    return {
-        SUMMARY_KEY: dg.MetadataValue.md(summary),
-        **({CHANGES_KEY: _make_table_entry(table)} if table is not None and table.rows else {}),
-        "report": link,
-        **show_trackers(logged.values()),
-        **_show_numbers(manifest),
-        **{f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(manifest).items()},
-        **_show_tables(manifest),
-        **({NOT_APPLICABLE: dg.MetadataValue.text(names)} if names else {}),
-        **_show_schema(manifest),
-        **_show_build(report, store),
+    output, store = report.manifest, project.store
+    is_new_build = output.stage == GPU_PARTITIONS and not report.reused
+    build_changes = build_view.load_build_view(project).changes if is_new_build else None
+    link = link_report(store, f"{report_page.report_path(output.key[0])}#{'/'.join(output.key[1:])}", reports_url)
+    answer = describe_results(results)
+    if output.stage == GPU_PARTITIONS:
+        is_read = alert_text.find_published_version(project) == output.version
+        answer.append(f"**Trainers {'read' if is_read else 'do not read'} this version**")
+    if reports_url:
+        answer.append(f"[report]({link.value})")
+    summary = write_summary(output, answer, describe_changes(project, report, build_changes))
+    page: MetadataPage = {SUMMARY_KEY: dg.MetadataValue.md(summary)}
+    if build_changes is not None and (table := build_view.tabulate_changes(build_changes)).rows:
+        page[CHANGES_KEY] = _make_table_entry(table)
+    page |= {"report": link, **show_trackers(build_record.load_log_results(project, output).values())}
+    # The rows, the facts that are numbers, the tokens that a model sees, and the share that is trained.
+    rows = catalog.count_output_rows(output)
+    if rows is not None:
+        page["dagster/row_count"] = dg.MetadataValue.int(rows.count)
+    page |= _show_numbers(output.facts)
+    counts = build_view.sum_token_classes(output)
+    if tokens := sum(counts.get(name, 0) for name in ("trained", "context", "template")):
+        page |= _show_numbers({"trained_share": counts.get("trained", 0) / tokens, "tokens": tokens})
+    page |= {f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(output).items()}
+    for name, table, about in build_view.list_tables(output):
+        page[f"table {name}"] = _make_table_entry(table)
+        if about:
+            page[f"about {name}"] = dg.MetadataValue.text(about)
+    if names := ", ".join(name for name, value in output.facts.items() if value == NOT_APPLICABLE):
+        page[NOT_APPLICABLE] = dg.MetadataValue.text(names)
+    if output.schema:
+        # The columns of a source are the user's own.
+        docs = {} if output.stage == RAW_DATASET else COLUMN_DOCS
+        columns = [dg.TableColumn(name, type=kind, description=docs.get(name)) for name, kind in output.schema]
+        page[COLUMNS_KEY] = dg.MetadataValue.table_schema(dg.TableSchema(columns=columns))
+    if report.held is not None:
+        page[HELD_KEY] = dg.MetadataValue.text(report.held.sentence)
+    # Separate from the facts: the number of parts is one thing, the number that this build made another.
+    return page | {
+        "build_reused": dg.MetadataValue.bool(report.reused),
+        "build_parts": dg.MetadataValue.int(report.parts),
+        "build_parts_reused": dg.MetadataValue.int(report.parts_reused),
+        "build_rows": dg.MetadataValue.int(report.rows_made),
+        "build_seconds": dg.MetadataValue.float(round(report.seconds, 3)),
+        "folder": dg.MetadataValue.path(store.path(get_stage_folder(output.key))),
+        "fingerprint": dg.MetadataValue.text(output.fingerprint),
+        VERSION_KEY: dg.MetadataValue.text(output.version),
     }
 
 
-def write_summary(
-    output: Manifest, results: Sequence[CheckResult], changes: Sequence[str], link: str, readers: str = ""
-) -> str:
-    """Return the first entry of a page as Markdown; `link` is the address of the report, empty if it is not served.
-
-    Each of `changes` begins a line; `readers` says whether trainers read the output, empty where they read no such one.
-    """
+def write_summary(output: Manifest, answer: Sequence[str], changes: Sequence[str]) -> str:
+    """Return the first entry of a page as Markdown: the answer, three counts, and the changes, each from a new line."""
     size = sum(file.bytes for part in output.parts for file in part.files.values())
     counts = [
         *console.summarize_output(output).split(" · "),
@@ -130,16 +142,11 @@ def write_summary(
         for change in changes
         for line in textwrap.wrap(change, MAX_LINE_CHARS, break_long_words=False, break_on_hyphens=False)
     ]
-    answer = [*_describe_results(results), *([f"**{readers}**"] if readers else [])]
-    texts = [
-        LINE_BREAK.join([*answer, *([f"[report]({link})"] if link else [])]),
-        between.join(f"**{count}**" for count in counts),
-        LINE_BREAK.join(lines),
-    ]
+    texts = (LINE_BREAK.join(answer), between.join(f"**{count}**" for count in counts), LINE_BREAK.join(lines))
     return "\n\n".join(text for text in texts if text)
 
 
-def _describe_results(results: Sequence[CheckResult]) -> list[str]:
+def describe_results(results: Sequence[CheckResult]) -> list[str]:
     """Return lines: the verdict with the number of checks, and the first checks that failed with their values."""
     judged = [result for result in results if result.outcome != "not_applicable"]
     failed = sorted((failure for failure in judged if failure.failed), key=lambda failure: not failure.blocking)
@@ -157,48 +164,29 @@ def _describe_results(results: Sequence[CheckResult]) -> list[str]:
     ]
 
 
-def find_build_changes(project: Project, report: StepReport) -> BuildChanges | None:
-    """Return what changed since the last build, for the page of the ranks that were just made."""
-    is_new = report.manifest.stage == GPU_PARTITIONS and not report.reused
-    return build_view.load_build_view(project).changes if is_new else None
-
-
-def describe_readers(project: Project, output: Manifest) -> str:
-    """Return whether trainers read these ranks; empty for every other stage."""
-    if output.stage != GPU_PARTITIONS:
-        return ""
-    is_read = alert_text.find_published_version(project) == output.version
-    return "Trainers read this version" if is_read else "Trainers do not read this version"
-
-
-def describe_changes(project: Project, report: StepReport, changes: BuildChanges | None = None) -> list[str]:
+def describe_changes(project: Project, report: StepReport, changes: BuildChanges | None) -> list[str]:
     """Return what is new since the version before this one, and of the ranks since the last build, in short lines."""
     output = report.manifest
     notes = [report.held.sentence] if report.held is not None else []
     if changes is not None:
-        first, *others = describe_build_changes(changes, names_bins=False)
-        since, _, counts = first.partition(": ")
-        return [*notes, f"S{since[1:]}:", *counts.split("; "), *others]
+        counts = build_view.list_counts(changes) or [build_view.NOTHING_CHANGED]
+        others = build_view.list_shifts_and_checks(changes, names_bins=False)
+        return [*notes, f"Since {arrays.format_time(changes.published_at)}:", *counts, *others]
     if report.reused:
-        return ["Unchanged since " + _format_time(output.built_at), *notes]
+        return [f"Unchanged since {arrays.format_time(output.built_at)}", *notes]
     before = comparison.find_previous_version(project, output)
     if before is None:
         return ["The first version", *notes]
-    changed = [_format_change(change) for change in comparison.compare_stage_facts(before, output)]
-    return [f"Since {_format_time(before.built_at)}: {', '.join(changed) or 'the same numbers'}", *notes]
-
-
-def _format_time(built_at: str) -> str:
-    return f"{built_at[:16].replace('T', ' ')} UTC"
-
-
-def _format_change(comparison: NumberComparison) -> str:
-    if comparison.before is None or comparison.after is None:
-        return f"{comparison.name} {'new' if comparison.before is None else 'gone'}"
-    change = comparison.after - comparison.before
-    return (
-        f"{comparison.name} {100 * change:+.2f} points" if comparison.is_share else f"{comparison.name} {change:+,.6g}"
-    )
+    numbers: list[str] = []
+    for number in comparison.compare_stage_facts(before, output):
+        if number.before is None or number.after is None:
+            change = "new" if number.before is None else "gone"
+        elif number.is_share:
+            change = f"{100 * (number.after - number.before):+.2f} points"
+        else:
+            change = f"{number.after - number.before:+,.6g}"
+        numbers.append(f"{number.name} {change}")
+    return [f"Since {arrays.format_time(before.built_at)}: {', '.join(numbers) or 'the same numbers'}", *notes]
 
 
 def link_report(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
@@ -206,22 +194,6 @@ def link_report(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
     if reports_url:
         return dg.MetadataValue.url(f"{reports_url.rstrip('/')}/{path.removeprefix('reports/')}")
     return dg.MetadataValue.path(store.path(path.partition("#")[0]))
-
-
-def _show_build(report: StepReport, store: Store) -> MetadataPage:
-    # Separate from the facts: the number of parts is one thing, the number that this build made another.
-    manifest = report.manifest
-    return {
-        **({} if report.held is None else {HELD_KEY: dg.MetadataValue.text(report.held.sentence)}),
-        "build_reused": dg.MetadataValue.bool(report.reused),
-        "build_parts": dg.MetadataValue.int(report.parts),
-        "build_parts_reused": dg.MetadataValue.int(report.parts_reused),
-        "build_rows": dg.MetadataValue.int(report.rows_made),
-        "build_seconds": dg.MetadataValue.float(round(report.seconds, 3)),
-        "folder": dg.MetadataValue.path(store.path(get_stage_folder(manifest.key))),
-        "fingerprint": dg.MetadataValue.text(manifest.fingerprint),
-        VERSION_KEY: dg.MetadataValue.text(manifest.version),
-    }
 
 
 def show_trackers(logged: Iterable[LogResult]) -> MetadataPage:
@@ -242,7 +214,7 @@ def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:
     if rank not in ranks:
         return {}
     facts = ranks[rank].facts
-    counts = {f"rank {name}": _make_number_entry(value) for name, value in facts.items() if _is_number(value)}
+    counts = _show_numbers({f"rank {name}": value for name, value in facts.items()})
     return counts | {"rank content": dg.MetadataValue.text(str(facts.get("content_hash", "")))}
 
 
@@ -262,7 +234,13 @@ def make_check_page(
         "threshold": dg.MetadataValue.text(result.wanted),
         "remedy": dg.MetadataValue.text(result.remedy),
         "waiver": dg.MetadataValue.text(result.waiver or "none"),
-        **_show_waiver_config(result, waivers),
+        # What a person pastes into the launchpad to accept a blocking failure for one run. A code block by indentation:
+        # Dagster's button copies the Markdown, and this one is YAML as well.
+        **(
+            {"waive_for_one_run": dg.MetadataValue.md(textwrap.indent(write_waiver_config(waivers), "    "))}
+            if propose_run_waiver(result) is not None
+            else {}
+        ),
         "samples": dg.MetadataValue.text(("\n" if result.causes else " ").join(result.samples[:10]) or "none"),
         VERSION_KEY: dg.MetadataValue.text(result.version),
         THRESHOLD_KEY: dg.MetadataValue.text(result.threshold_digest),
@@ -272,36 +250,15 @@ def make_check_page(
     }
 
 
-def _show_waiver_config(result: CheckResult, waivers: Sequence[Mapping[str, Any]]) -> MetadataPage:
-    """Return what a person pastes into the launchpad to accept a blocking failure for one run."""
-    if propose_run_waiver(result) is None:
-        return {}
-    # A code block by indentation: Dagster's button copies the Markdown, and this one is YAML as well.
-    return {"waive_for_one_run": dg.MetadataValue.md(textwrap.indent(write_waiver_config(waivers), "    "))}
-
-
-def _show_numbers(manifest: Manifest) -> MetadataPage:
-    """Return the rows, the facts that are numbers, the tokens that a model sees, and the share that is trained."""
-    rows = catalog.count_output_rows(manifest)
-    page: MetadataPage = {} if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows.count)}
-    page |= {name: _make_number_entry(value) for name, value in manifest.facts.items() if _is_number(value)}
-    counts = build_view.sum_token_classes(manifest)
-    tokens = sum(counts.get(name, 0) for name in ("trained", "context", "template"))
-    if tokens:
-        page["trained_share"] = _make_number_entry(counts.get("trained", 0) / tokens)
-        page["tokens"] = dg.MetadataValue.int(tokens)
+def _show_numbers(facts: Mapping[str, object]) -> MetadataPage:
+    """Return an entry for each finite number: Dagster prints all digits, and a share needs four that say something."""
+    page: MetadataPage = {}
+    for name, value in facts.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            page[name] = dg.MetadataValue.int(value)
+        elif isinstance(value, float) and math.isfinite(value):
+            page[name] = dg.MetadataValue.float(float(f"{value:.4g}") if abs(value) < 1 else round(value, 4))
     return page
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _make_number_entry(value: float) -> dg.MetadataValue:
-    if isinstance(value, int):
-        return dg.MetadataValue.int(value)
-    # Dagster prints all digits of a number; a share needs four that say something.
-    return dg.MetadataValue.float(float(f"{value:.4g}") if abs(value) < 1 else round(value, 4))
 
 
 def embed_plot(svg: str, name: str) -> dg.MetadataValue:
@@ -312,18 +269,13 @@ def embed_plot(svg: str, name: str) -> dg.MetadataValue:
     return dg.MetadataValue.md(f"![{name.replace('_', ' ')}](data:image/svg+xml;base64,{encoded})")
 
 
-def _show_tables(manifest: Manifest) -> MetadataPage:
-    page: MetadataPage = {}
-    for name, table, about in build_view.list_tables(manifest):
-        page[f"table {name}"] = _make_table_entry(table)
-        if about:
-            page[f"about {name}"] = dg.MetadataValue.text(about)
-    return page
-
-
 def _make_table_entry(table: DisplayTable) -> dg.MetadataValue:
     shown = [[_format_cell(value) for value in row] for row in table.rows[:MAX_TABLE_ROWS]]
-    columns = [dg.TableColumn(name, type=_column_type(row[i] for row in shown)) for i, name in enumerate(table.columns)]
+    columns: list[dg.TableColumn] = []
+    for i, name in enumerate(table.columns):
+        kinds = {type(row[i]) for row in shown if row[i] is not None}
+        kind = "string" if not kinds or kinds - {int, float} else "int" if kinds == {int} else "float"
+        columns.append(dg.TableColumn(name, type=kind))
     records = [dg.TableRecord(dict(zip(table.columns, row, strict=True))) for row in shown]
     return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
 
@@ -332,19 +284,3 @@ def _format_cell(value: object) -> str | int | float | bool | None:
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else str(value)
     return value if value is None or isinstance(value, str | int) else str(value)
-
-
-def _column_type(values: Iterable[object]) -> str:
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int} and kinds:
-        return "int"
-    return "float" if kinds <= {int, float} and kinds else "string"
-
-
-def _show_schema(manifest: Manifest) -> MetadataPage:
-    if not manifest.schema:
-        return {}
-    # The columns of a source are the user's own.
-    docs = {} if manifest.stage == RAW_DATASET else COLUMN_DOCS
-    columns = [dg.TableColumn(name, type=kind, description=docs.get(name)) for name, kind in manifest.schema]
-    return {COLUMNS_KEY: dg.MetadataValue.table_schema(dg.TableSchema(columns=columns))}

@@ -89,17 +89,7 @@ def _iterate_events(
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     asset = make_asset_key(step.key)
     served = project.recipe.execution.reports_url or os.environ.get("ROWMILL_REPORTS_URL", "")
-    changed = metadata.find_build_changes(project, report)
-    page = metadata.make_stage_page(
-        report,
-        project.store,
-        served,
-        results=results,
-        changes=metadata.describe_changes(project, report, changed),
-        readers=metadata.describe_readers(project, report.manifest),
-        build_changes=changed,
-        logged=build_record.load_log_results(project, report.manifest),
-    )
+    page = metadata.make_stage_page(project, report, served, results)
     yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
     yield from iterate_materializations(step, report.manifest)
     waivers = propose_run_waivers(results)

@@ -16,8 +16,7 @@ from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import GateError
 from rowmill.core.storage import File
 from rowmill.reports import report_page, summary
-from rowmill.reports.build_changes import describe_changes
-from rowmill.reports.build_view import load_build_view
+from rowmill.reports.build_view import describe_changes, load_build_view
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from tests.support.cli_project import run

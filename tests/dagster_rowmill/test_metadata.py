@@ -15,13 +15,21 @@ from rowmill.build.steps import Project, Step
 from rowmill.checks import judge
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store
+from rowmill.recipe.recipe import parse_recipe
 from rowmill.reports import plots
 from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, name_facts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
-from tests.support.tiny_project import Tiny, chat
+from tests.support.tiny_project import RECIPE, ROOT, Tiny, chat
 
 STORE = Store("/store")
 CALLS_OUT = "![x](http://example.org/x.png)"
+
+
+PROJECT = Project(parse_recipe(RECIPE, name="r", where="r", base=ROOT), STORE, ROOT)
+
+
+def make_page(report: StepReport, reports_url: str = "") -> metadata.MetadataPage:
+    return metadata.make_stage_page(PROJECT, report, reports_url)
 
 
 PACKED = PackedShardsFacts(
@@ -45,18 +53,18 @@ def report(**fields: Any) -> StepReport:
 @pytest.mark.parametrize("bins", [1, 100, 5000])
 def test_plot_fits_the_event_log_or_is_left_to_the_report(bins: int) -> None:
     histogram = Histogram("Lengths", "tokens", tuple(map(float, range(bins + 1))), (10**9,) * bins, limit=3.0)
-    shown = metadata.make_stage_page(report(histograms={"lengths": histogram}), STORE)["plot lengths"]
+    shown = make_page(report(histograms={"lengths": histogram}))["plot lengths"]
     assert len(shown.value) <= 2 * metadata.MAX_PLOT_BYTES
     assert isinstance(shown, dg.TextMetadataValue) == (bins == 5000)
     empty = Histogram("Lengths", "tokens", (0.0, 1.0), (0,))
-    page = metadata.make_stage_page(report(histograms={"lengths": empty}), STORE)
+    page = make_page(report(histograms={"lengths": empty}))
     assert not any(key.startswith("plot") for key in page)
 
 
 @pytest.mark.parametrize("shown", [1, 30, 31, 500])
 def test_tables_show_thirty_rows_at_most(shown: int) -> None:
     table = DisplayTable(("role", "rows"), tuple((f"role {i}", i) for i in range(shown)))
-    page = metadata.make_stage_page(report(tables={"roles": table}), STORE)
+    page = make_page(report(tables={"roles": table}))
     assert len(page["table roles"].records) == min(shown, 30)
 
 
@@ -68,7 +76,7 @@ def test_text_from_data_stays_out_of_markdown() -> None:
         facts=facts, tables={"roles": table}, histograms={"lengths": histogram}, ledger=(("rejected", CALLS_OUT, 1),),
         samples={"rejects": (CALLS_OUT,)},
     )  # fmt: skip
-    page = metadata.make_stage_page(made, STORE) | metadata.make_check_page(_result(samples=(CALLS_OUT,)), STORE)
+    page = make_page(made) | metadata.make_check_page(_result(samples=(CALLS_OUT,)), STORE)
     markdown = [value.value for value in page.values() if isinstance(value, dg.MarkdownMetadataValue)]
     assert markdown
     # A picture's own text is encoded, so that it ends no link and makes no request.
@@ -77,23 +85,23 @@ def test_text_from_data_stays_out_of_markdown() -> None:
 
 def test_facts_that_are_no_numbers_are_left_out_and_shares_are_of_what_a_model_sees() -> None:
     odd = replace(PACKED, limit_cost=float("nan"), shard_digests=True, packing_losses={"examples": (0, 1)})
-    page = metadata.make_stage_page(report(facts=name_facts(odd)), STORE)
+    page = make_page(report(facts=name_facts(odd)))
     assert page["fill"].value == pytest.approx(0.5)
     assert page["dagster/row_count"].value == 7
     assert not {"limit_cost", "shard_digests", "packing_losses", "padding_share", "content_hash"} & set(page)
     counts = {"trained": 30, "context": 60, "template": 10, "truncated": 900}
     ledger = tuple(("train", name, count) for name, count in counts.items())
-    page = metadata.make_stage_page(report(token_ledger=ledger), STORE)
+    page = make_page(report(token_ledger=ledger))
     assert page["trained_share"].value == pytest.approx(0.3)
     assert page["tokens"].value == 100
     facts = name_facts(RawDatasetFacts(nonempty=9, records=9, files=1, empty_files=0, parts=18))
-    page = metadata.make_stage_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts=facts), STORE)
+    page = make_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts=facts))
     assert (page["parts"].value, page["build_parts"].value) == (18, 0)
 
 
 def test_ledger_stands_beside_tables_that_do_not_repeat_it() -> None:
     ledger = (("rejected", "too_long", 1), ("rejected", "duplicate", 9), ("kept", "", 3))
-    page = metadata.make_stage_page(report(ledger=ledger), STORE)
+    page = make_page(report(ledger=ledger))
     assert [record.data["reason"] for record in page["table ledger"].records] == ["", "duplicate", "too_long"]
     table = DisplayTable(("reason", "records"), (("too_long", 1),))
     made = report(
@@ -101,26 +109,26 @@ def test_ledger_stands_beside_tables_that_do_not_repeat_it() -> None:
         histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (1,))},
         ledger=(("kept", "", 1),),
     )
-    page = metadata.make_stage_page(made, STORE)
+    page = make_page(made)
     assert {key for key in page if key.startswith("table")} == {"table what_if", "table ledger"}
     rejects = DisplayTable(("reason", "records", "for_example"), (("too_long", 1, "a:1"),))
-    page = metadata.make_stage_page(report(tables={"rejects": rejects}, ledger=(("rejected", "too_long", 1),)), STORE)
+    page = make_page(report(tables={"rejects": rejects}, ledger=(("rejected", "too_long", 1),)))
     assert {"table rejects", "table ledger"} <= set(page)
 
 
 @pytest.mark.parametrize(("name", "column"), plots.DRAWN_COLUMNS.items())
 def test_table_of_files_or_ranks_is_drawn_too(name: str, column: str) -> None:
     table = DisplayTable(("name", column), tuple((f"{i}", 10**9 + i) for i in range(500)))
-    page = metadata.make_stage_page(report(tables={name: table}), STORE)
+    page = make_page(report(tables={name: table}))
     assert {f"plot {name}", f"table {name}"} <= set(page)
 
 
 def test_page_begins_with_its_summary_shows_columns_and_ends_with_bookkeeping() -> None:
     schema = (("input_ids", "list<int32>"), ("labels", "list<int32>"))
-    columns = metadata.make_stage_page(report(schema=schema), STORE)["columns"].schema.columns
+    columns = make_page(report(schema=schema))["columns"].schema.columns
     assert tuple((column.name, column.type) for column in columns) == schema
     assert columns[0].description == "Token ids."
-    keys = list(metadata.make_stage_page(report(schema=(("input_ids", "list<int32>"),)), STORE))
+    keys = list(make_page(report(schema=(("input_ids", "list<int32>"),))))
 
     # Dagster shows a schema under its own key above all metadata.
     assert "dagster/column_schema" not in keys
@@ -140,13 +148,13 @@ def test_partition_metadata_has_the_ranks_counts_and_digest() -> None:
 
 
 def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_elsewhere() -> None:
-    served = metadata.make_stage_page(report(), STORE, "http://127.0.0.1:3001/")
+    served = make_page(report(), "http://127.0.0.1:3001/")
     check = metadata.make_check_page(_result(), STORE, "http://127.0.0.1:3001")
 
     assert served["report"].value == "http://127.0.0.1:3001/r/report.html#d/packed_shards"
     assert check["expectations"].value == ("http://127.0.0.1:3001/r/expectations/d-canonical_rows.html#unknown_roles")
     assert isinstance(served["report"], dg.UrlMetadataValue)
-    assert metadata.make_stage_page(report(), STORE)["report"].value == "/store/reports/r/report.html"
+    assert make_page(report())["report"].value == "/store/reports/r/report.html"
     page = metadata.make_check_page(_result(value=None), STORE)
     assert "value" not in page
     assert page["threshold"].value == "at most 0.01"
@@ -181,7 +189,8 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
 
 def write(project: Project, step: Step, report: StepReport) -> str:
     results = judge.preview_checks(project.store, report.manifest, step.shown_thresholds)
-    return metadata.write_summary(report.manifest, results, metadata.describe_changes(project, report), LINK)
+    page = metadata.make_stage_page(project, report, "http://127.0.0.1:3001", results)
+    return page[metadata.SUMMARY_KEY].value
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import dagster as dg
 import pytest
 
 from dagster_rowmill import metadata
-from rowmill.core.storage import Store
 from rowmill.kinds.shared.columns import KNOWN_ROLES
 from rowmill.reports import report_page
 from tests.support.recipes import PAIR, Built, Workspace, chat, pair
@@ -123,7 +122,7 @@ def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_w
     roles = Counter(message["role"] for message in messages)
     calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
 
-    page = metadata.make_stage_page(built.report("rows", "canonical_rows"), Store(str(tmp_path)))
+    page = metadata.make_stage_page(built.project, built.report("rows", "canonical_rows"))
     report = Path(report_page.write_report(built.project)).read_text(encoding="utf-8")
 
     assert made.facts["kept"] == 20
@@ -153,7 +152,8 @@ def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_w
 
 def test_keys_of_the_rows_page_do_not_depend_on_the_rows(twice: tuple[Built, Built]) -> None:
     chats, pairs = (
-        metadata.make_stage_page(twice[0].report(name, "canonical_rows"), Store("x")) for name in ("chats", "pairs")
+        metadata.make_stage_page(twice[0].project, twice[0].report(name, "canonical_rows"))
+        for name in ("chats", "pairs")
     )
     numbers = (dg.IntMetadataValue, dg.FloatMetadataValue)
 
@@ -206,7 +206,7 @@ def test_pages_of_shards_and_splits_show_fill_segments_and_shares_of_each_split(
     ids=lambda value: "/".join(value) if isinstance(value, tuple) else "",
 )
 def test_page_answers_its_users_questions(twice: tuple[Built, Built], stage: tuple[str, ...], shown: set[str]) -> None:
-    page = metadata.make_stage_page(twice[1].report(*stage), Store("/store"))
+    page = metadata.make_stage_page(twice[1].project, twice[1].report(*stage))
 
     assert shown <= set(page)
     assert {"report", "version", "fingerprint", "folder"} <= set(page)

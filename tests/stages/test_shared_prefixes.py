@@ -234,7 +234,7 @@ def test_summaries_name_the_tokens_and_bytes_that_sharing_saves(shared: Built, t
         f"shared {named} before compression, are saved where examples begin alike: {tokens:,} are stored, " in summary
     )
     assert f"{(tokens + saved) / tokens:.1f} × fewer" in summary
-    page = metadata.write_summary(output, [], "", "")
+    page = metadata.write_summary(output, [], [])
     assert f"**sharing saves {named}**" in page
     plain = build(tmp_path)
     assert "sharing" not in console.summarize_output(plain.manifest("rows", "packed_shards"))

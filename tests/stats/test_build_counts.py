@@ -120,7 +120,7 @@ def test_rows_and_parts_of_every_stage_are_those_in_its_files_and_on_every_page(
     told = lines_of_builds(built)
 
     for key, (report, _) in built.steps.items():
-        page = metadata.make_stage_page(report, built.project.store)
+        page = metadata.make_stage_page(built.project, report)
         rows, parts, _ = told[key]
         assert (page["dagster/row_count"].value, page["build_parts"].value) == (rows, parts)
         if key[-1] != "truncation_stats":  # its line shows quantiles

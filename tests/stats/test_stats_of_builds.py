@@ -137,7 +137,7 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
     assert sequences > built.facts("rows", "packed_shards")["sequences"]
 
     said = stats.ESTIMATE_NOTES["what_if"]
-    page = metadata.make_stage_page(built.report("rows", "truncation_stats"), built.project.store)
+    page = metadata.make_stage_page(built.project, built.report("rows", "truncation_stats"))
     asked = "SELECT comment FROM duckdb_views() WHERE view_name = 'what_if' AND schema_name = 'main'"
     _, [(comment,)] = stats.query_views(built.project.store, asked)
     report = built.project.store.local(report_page.report_path("mini"))

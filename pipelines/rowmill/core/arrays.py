@@ -277,6 +277,11 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def format_time(at: str) -> str:
+    """Format an ISO time in UTC, to the minute: `2026-11-26 02:03 UTC`."""
+    return f"{at[:16].replace('T', ' ')} UTC"
+
+
 def format_size(size_bytes: float) -> str:
     """Format a size in bytes: `1.2 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):

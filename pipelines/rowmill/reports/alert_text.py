@@ -21,12 +21,12 @@ from rowmill.alerts.history import end_causes, identify_target, load_causes, sav
 from rowmill.build.steps import Project
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
+from rowmill.core.arrays import format_time
 from rowmill.core.console import escape_control_characters
 from rowmill.core.errors import GateError
 from rowmill.core.remote import public_text
 from rowmill.core.stage_names import GPU_PARTITIONS
-from rowmill.reports.build_changes import count_changes, describe_changes
-from rowmill.reports.build_view import BuildView, load_build_view
+from rowmill.reports.build_view import BuildView, describe_changes, list_counts, load_build_view
 from rowmill.reports.report_page import report_path
 from rowmill.schema import manifest
 
@@ -143,8 +143,8 @@ def compose_message(view: BuildView, event: AlertEvent, news: Sequence[News], ni
     readers, changes = _describe_published(view), view.changes
     if event != "published" and changes is not None and changes.version == find_published_version(view.project):
         # What is built now is compared with what trainers read, and is not published.
-        counts = count_changes(changes)
-        readers += f" Held back since then: {counts}." if counts else ""
+        counts = list_counts(changes)
+        readers += f" Held back since then: {'; '.join(counts)}." if counts else ""
     base = view.project.recipe.execution.reports_url
     link = "" if base is None else f"{base.rstrip('/')}/{quote(report_path(recipe).removeprefix('reports/'))}"
     lines = [first.happened + more, "; ".join(reasons), readers, link or f"rowmill report {recipe}", first.remedy]
@@ -159,7 +159,7 @@ def _describe_published(view: BuildView) -> str:
     if version is None:
         return "Trainers have no build of this recipe yet."
     built_at = manifest.load_version(store, (recipe, GPU_PARTITIONS), version).built_at
-    return f"Trainers read version {version[:12]}, of {built_at[:16].replace('T', ' ')} UTC."
+    return f"Trainers read version {version[:12]}, of {format_time(built_at)}."
 
 
 def find_published_version(project: Project) -> str | None:

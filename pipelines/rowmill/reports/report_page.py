@@ -24,7 +24,7 @@ from rowmill.build import runner
 from rowmill.build.steps import Project
 from rowmill.checks import expectation_suite
 from rowmill.core import html
-from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, join_facts
+from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, format_time, join_facts
 from rowmill.core.console import escape_control_characters
 from rowmill.core.html import clip_text
 from rowmill.core.stage_names import GPU_PARTITIONS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS, TRUNCATION_STATS
@@ -33,8 +33,7 @@ from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
 from rowmill.inspection.sequences import SequenceTokens, describe_segment, view_sequence
 from rowmill.reports import console, flows, plots
-from rowmill.reports.build_changes import describe_changes, tabulate_changes
-from rowmill.reports.build_view import BuildView, list_tables, load_build_view
+from rowmill.reports.build_view import BuildView, describe_changes, list_tables, load_build_view, tabulate_changes
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
@@ -214,7 +213,7 @@ def _list_build_facts(build: BuildView) -> Iterator[str]:
     read = [output for output in built if output.stage == RAW_DATASET]
     for label, outputs in (("data read", read), ("built", built)):
         if outputs:
-            yield f"{label} {max(output.built_at for output in outputs)[:16].replace('T', ' ')} UTC"
+            yield f"{label} {format_time(max(output.built_at for output in outputs))}"
     last = build.find_output(None, GPU_PARTITIONS) or build.find_output(None, TRAINING_SPLITS)
     yield f"version {last.version[:12]}" if last is not None else ""
 

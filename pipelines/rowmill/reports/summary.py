@@ -14,8 +14,7 @@ from rowmill.core.arrays import format_count, format_percent, format_size, join_
 from rowmill.core.console import DIM, GOOD, HEAD, LOOK, label_value, make_grid, render_text
 from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, PACKED_SHARDS, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.reports import plots
-from rowmill.reports.build_changes import describe_changes
-from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, load_build_view
+from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, describe_changes, load_build_view
 from rowmill.reports.console import format_key, render_check_result, render_manifest_table, render_title
 from rowmill.schema.facts import (
     CanonicalRowsFacts,

@@ -1,4 +1,7 @@
-"""When a recipe is rebuilt: on request, every night, when its source files change, or when its assets are out of date.
+"""When a recipe is rebuilt, and who is told: its job, schedule, condition and sensors.
+
+A recipe is rebuilt on request, every night, when its source files change, or when its assets are out of date. Sensors
+of failed runs, of finished ones and of the clock tell people what became of it.
 
 A run covers all steps, and the engine returns existing outputs, because a Dagster job never skips a step by itself.
 
@@ -6,18 +9,23 @@ The nightly run compares states, so it is the main mechanism. The sensor and the
 that they launch fails, the change is forgotten. They are off by default.
 """
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import dagster as dg
 import orjson
 
+from dagster_rowmill.factory import BLOCKED_BY, name_check_step
 from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
 from dagster_rowmill.resources import RUN_EXECUTORS
-from rowmill.build import steps
-from rowmill.build.steps import Project
-from rowmill.core.errors import PipelineError, SourceError
+from rowmill.build.steps import Project, plan_steps
+from rowmill.core.errors import GateError, PipelineError, SourceError
+from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
 from rowmill.core.storage import digest_json
+from rowmill.recipe.recipe import Freshness
+from rowmill.reports import alert_text
+from rowmill.schema import manifest
 from rowmill.sources import Files, find_files, urls
 
 RECIPE_TAG: Final = "rowmill/recipe"
@@ -29,7 +37,7 @@ SENSOR_INTERVAL_S: Final = 60
 def make_job(project: Project) -> Any:
     """Return the job that runs all steps of a recipe, one per recipe, so that each has its own schedule and queue."""
     # On-demand stages are materialized by hand: a nightly run must not need a model server.
-    keys = [make_asset_key(step.key) for step in steps.plan_steps(project) if not step.on_demand]
+    keys = [make_asset_key(step.key) for step in plan_steps(project) if not step.on_demand]
     name = project.recipe.name
     return dg.define_asset_job(
         f"rebuild_{dagster_name(name)}",
@@ -108,52 +116,36 @@ def stamp_sources(project: Project, instance: dg.DagsterInstance) -> dict[str, l
     """Return the state of every source: the version of each asset that it comes after, else the stamp of each file.
 
     Files of a source with `after` are not looked at: they change while the asset that writes them runs. A dataset of
-    the hub is pinned and cannot change.
-
-    Raises
-    ------
-    SourceError
-        If a source names no file, its storage does not answer, or an asset before it was never materialized.
-
+    the hub is pinned and cannot change. Raises SourceError if a source names no file, its storage does not answer, or
+    an asset before it was never materialized.
     """
     states: dict[str, list[tuple[str, str]]] = {}
     for name, dataset in project.recipe.datasets.items():
         if upstream := list_upstream_assets(dataset.source):
-            states[name] = [(key.to_user_string(), _stamp_asset(instance, key, name)) for key in upstream]
+            states[name] = []
+            for key in upstream:
+                event = instance.get_latest_materialization_event(key)
+                if event is None or event.asset_materialization is None:
+                    raise SourceError(
+                        f"datasets.{name}.source.after: {key.to_user_string()} was never materialized; the dataset is "
+                        "built after it; materialize it, or correct the key"
+                    )
+                # What changes when the asset is materialized with other data; the time if it has no data version.
+                version = (event.asset_materialization.tags or {}).get("dagster/data_version")
+                states[name].append((key.to_user_string(), version or str(event.timestamp)))
         elif isinstance(dataset.source, Files):
             locations = (urls.locate_url(file.url, project.base) for file in find_files(dataset.source, project.base))
             states[name] = [(where.url, urls.stamp_file(where)) for where in locations]
     return states
 
 
-def _stamp_asset(instance: dg.DagsterInstance, key: dg.AssetKey, dataset: str) -> str:
-    """Return what changes when an asset is materialized with other data: its data version, or the time if it has none.
-
-    Raises
-    ------
-    SourceError
-        If it was never materialized.
-
-    """
-    event = instance.get_latest_materialization_event(key)
-    if event is None or event.asset_materialization is None:
-        raise SourceError(
-            f"datasets.{dataset}.source.after: {key.to_user_string()} was never materialized; the dataset is built "
-            "after it; materialize it, or correct the key"
-        )
-    return (event.asset_materialization.tags or {}).get("dagster/data_version") or str(event.timestamp)
-
-
-def choose_condition(project: Project) -> dg.AutomationCondition[Any] | None:
-    """Return the condition under which a recipe's assets materialize themselves; None if the recipe sets none."""
-    return make_change_condition() if project.recipe.execution.automation == "on_change" else None
-
-
-def make_change_condition() -> dg.AutomationCondition[Any]:
+def make_change_condition(project: Project) -> dg.AutomationCondition[Any] | None:
     """Fire once for each change of an asset's inputs, as soon as its inputs exist and their checks passed.
 
-    Never a bare `execution_failed()`: it would retry forever.
+    None if the recipe does not ask for it. Never a bare `execution_failed()`: it would retry forever.
     """
+    if project.recipe.execution.automation != "on_change":
+        return None
     conditions = dg.AutomationCondition
     changed: Any = (
         conditions.newly_missing()
@@ -168,3 +160,105 @@ def make_change_condition() -> dg.AutomationCondition[Any]:
         # A change launches only one run, which the gate must not refuse.
         & conditions.all_deps_blocking_checks_passed()
     ).with_label("on_change")
+
+
+# ── Alerts ─────────────────────────────────────────────────────────────────────────────────────────
+#
+# What a message says, and whether it was sent this night already, is the engine's (`rowmill.reports.alert_text`), so
+# that `rowmill build --alert` says the same.
+
+
+OVERDUE_INTERVAL_S = 600
+"""Seconds between two looks at the clock."""
+
+
+def make_alert_sensors(project: Project, job: Any) -> list[dg.SensorDefinition]:
+    """Return the sensors of a recipe's alerts; none if it has no alerts."""
+    execution, name = project.recipe.execution, project.recipe.name
+    if not execution.alerts:
+        return []
+    running = dg.DefaultSensorStatus.RUNNING
+
+    @dg.run_failure_sensor(
+        name=f"alert_failed_{dagster_name(name)}",
+        monitored_jobs=[job],
+        default_status=running,
+        description=f"Tells execution.alerts of {name} that a run failed, or that a check closed a gate.",
+    )
+    def failed(context: dg.RunFailureSensorContext) -> None:
+        # The stage that each step of the run makes or judges.
+        places: dict[str, str] = {}
+        for step in plan_steps(project):
+            key = make_asset_key(step.key)
+            places |= dict.fromkeys((key.to_python_identifier(), name_check_step(key)), "/".join(step.key[1:]))
+        errors = [
+            _make_error(places.get(str(event.step_key), str(event.step_key)), event.step_failure_data)
+            for event in context.get_step_failure_events()
+        ] or [PipelineError(context.failure_event.message or "the run failed")]
+        _log_each(context, alert_text.announce(project, errors=errors))
+
+    @dg.run_status_sensor(
+        name=f"alert_finished_{dagster_name(name)}",
+        run_status=dg.DagsterRunStatus.SUCCESS,
+        monitored_jobs=[job],
+        default_status=running,
+        description=f"Tells execution.alerts of {name} that trainers read a new build, or that a check warned.",
+    )
+    def finished(context: dg.RunStatusSensorContext) -> None:
+        version = alert_text.find_published_version(project)
+        made = version and manifest.load_version(project.store, (name, GPU_PARTITIONS), version)
+        is_new = bool(made) and made.run_id == context.dagster_run.run_id
+        _log_each(context, alert_text.announce(project, published=is_new))
+
+    sensors: list[dg.SensorDefinition] = [failed, finished]
+    if execution.freshness is not None:
+        sensors.append(_make_overdue_sensor(project, execution.freshness))
+    return sensors
+
+
+def _make_overdue_sensor(project: Project, wanted: Freshness) -> dg.SensorDefinition:
+    name, key = project.recipe.name, make_asset_key((project.recipe.name, TRAINING_SPLITS))
+
+    @dg.sensor(
+        name=f"alert_overdue_{dagster_name(name)}",
+        minimum_interval_seconds=OVERDUE_INTERVAL_S,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Tells execution.alerts of {name} that Dagster shows {TRAINING_SPLITS} as overdue.",
+    )
+    def overdue(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        # What the asset's page shows: Dagster's daemon compares the last build with the freshness policy.
+        record = context.instance.get_freshness_state_records([key]).get(key)
+        state = None if record is None else record.freshness_state.value
+        last = context.instance.get_latest_materialization_event(key)
+        if state != "FAIL" or last is None:
+            return dg.SkipReason(
+                f"freshness of {TRAINING_SPLITS}: {state or 'not known; is freshness on in dagster.yaml?'}"
+            )
+        hours = (time.time() - last.timestamp) / 3600
+        bound = "at most" if wanted.deadline is None else f"a build by the last {wanted.deadline} (UTC), in at most"
+        text = f"{name}: not built for {hours:.0f} hours; wanted {bound} {wanted.hours:g}"
+        _log_each(context, alert_text.announce(project, overdue=text))
+        return dg.SkipReason(text)
+
+    return overdue
+
+
+def _make_error(place: str, failure: Any) -> PipelineError:
+    """Return the error of a failed step: a closed gate if a check failed, of this step or of one before it."""
+    raised, given = failure.error, failure.user_failure_data
+    # The first error, without those that Dagster wraps it in.
+    while raised is not None and raised.cause is not None:
+        raised = raised.cause
+    if given is not None and given.description:
+        text = given.description
+    else:
+        text = "the step failed" if raised is None else raised.message.strip().removeprefix("rowmill.core.errors.")
+    is_closed = (given is not None and BLOCKED_BY in given.metadata) or (
+        raised is not None and raised.cls_name in (GateError.__name__, "DagsterAssetCheckFailedError")
+    )
+    return (GateError if is_closed else PipelineError)(f"{place}: {text}")
+
+
+def _log_each(context: Any, problems: list[str]) -> None:
+    for problem in problems:
+        context.log.warning(problem)

@@ -79,7 +79,15 @@ class RecipeComponent(dg.Component, dg.Model, dg.Resolvable):
         """Open the recipe of the component in `folder`, in a Dagster project in `root`."""
         where = str(folder / "defs.yaml") if folder.is_dir() else str(folder)
         if isinstance(self.recipe, str):
-            file = self._find_recipe_file(folder, root, where)
+            start = folder if folder.is_dir() else folder.parent
+            places = [start / self.recipe, root / self.recipe]
+            file = next((place for place in places if place.is_file()), None)
+            if file is None:
+                raise ConfigError(
+                    f"{where}: attributes.recipe: {self.recipe!r} is not a file in {start} or {root}; expected the "
+                    "path of a recipe file, or the recipe itself as a mapping; correct the path, or make one with "
+                    "rowmill init"
+                )
             base, loaded = recipe.project_folder(file), recipe.load_recipe(file)
         else:
             place = f"{where}: attributes.recipe"
@@ -90,18 +98,6 @@ class RecipeComponent(dg.Component, dg.Model, dg.Resolvable):
             loaded = loaded.model_copy(update={"execution": execution})
         store = self.store or DEFAULT_ROOT_NAME
         return Project(loaded, Store(store if "://" in store else str(root / store)), base)
-
-    def _find_recipe_file(self, folder: Path, root: Path, where: str) -> Path:
-        assert isinstance(self.recipe, str)
-        start = folder if folder.is_dir() else folder.parent
-        places = [start / self.recipe, root / self.recipe]
-        path = next((place for place in places if place.is_file()), None)
-        if path is None:
-            raise ConfigError(
-                f"{where}: attributes.recipe: {self.recipe!r} is not a file in {start} or {root}; expected the path of "
-                "a recipe file, or the recipe itself as a mapping; correct the path, or make one with rowmill init"
-            )
-        return path
 
     def _find_name(self, folder: Path) -> str:
         if self.name is not None:

@@ -17,10 +17,15 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_rowmill.alerts import make_alert_sensors
-from dagster_rowmill.automation import choose_condition, make_job, make_nightly_schedule, make_source_sensor
-from dagster_rowmill.factory import make_assets, make_checks
-from dagster_rowmill.history import make_pruning_schedule, prune_history
+from dagster_rowmill.automation import (
+    make_alert_sensors,
+    make_change_condition,
+    make_job,
+    make_nightly_schedule,
+    make_source_sensor,
+)
+from dagster_rowmill.factory import make_assets, make_stage_checks
+from dagster_rowmill.history import daily_prune_history, prune_history
 from dagster_rowmill.names import dagster_name, make_asset_key, name_group_of_file
 from dagster_rowmill.outside_builds import make_outside_builds_sensor
 from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageResource
@@ -116,26 +121,22 @@ def build_definitions(
             broken.append(error)
     if strict:
         _raise_together(broken)
+    # An asset per group, since two recipes may have the same name in Dagster; the code server logs each.
+    messages: dict[str, list[str]] = {}
+    for error in broken:
+        _LOG.error("a recipe cannot be loaded, and all others are: %s", error)
+        messages.setdefault(error.group, []).append(error.message)
     of_location = dg.Definitions(
-        assets=_make_broken_assets(broken),
+        assets=[make_broken_asset(RecipeLoadError(group, "\n".join(lines))) for group, lines in messages.items()],
         loggers=loggers,
         resources=shared,
         # Also for runs of selected assets: a process per step would cost two seconds of imports each.
         executor=dg.in_process_executor,
         jobs=[prune_history],
-        schedules=[make_pruning_schedule()],
+        schedules=[daily_prune_history],
         sensors=[make_outside_builds_sensor(shown)],
     )
     return dg.Definitions.merge(*defined, of_location)
-
-
-def _make_broken_assets(broken: Sequence[RecipeLoadError]) -> list[dg.AssetsDefinition]:
-    """Return an asset per group, since two recipes may have the same name in Dagster; the code server logs each."""
-    messages: dict[str, list[str]] = {}
-    for error in broken:
-        _LOG.error("a recipe cannot be loaded, and all others are: %s", error)
-        messages.setdefault(error.group, []).append(error.message)
-    return [make_broken_asset(RecipeLoadError(group, "\n".join(lines))) for group, lines in messages.items()]
 
 
 def _raise_together(broken: Sequence[RecipeLoadError]) -> None:
@@ -153,9 +154,10 @@ def define_recipe(project: Project, resources: Mapping[str, Any]) -> dg.Definiti
         warnings.simplefilter("ignore", dg.BetaWarning)
         try:
             job = make_job(project)
+            checked = [step for step in plan_steps(project) if step.shown_thresholds]
             return dg.Definitions(
-                assets=make_assets(project, choose_condition(project)),
-                asset_checks=make_checks(project),
+                assets=make_assets(project, make_change_condition(project)),
+                asset_checks=[make_stage_checks(project, step) for step in checked],
                 resources=resources,
                 jobs=[job],
                 schedules=[make_nightly_schedule(project, job)],

@@ -64,14 +64,7 @@ class KeptEventLog(SqliteEventLogStorage):
 
     @classmethod
     def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> "KeptEventLog":  # noqa: ARG003
-        """Open the log in Dagster's default folder.
-
-        Raises
-        ------
-        ConfigError
-            If DAGSTER_HOME is not set.
-
-        """
+        """Open the log in Dagster's default folder; raises ConfigError if DAGSTER_HOME is not set."""
         home = os.environ.get("DAGSTER_HOME")
         if not home:
             raise ConfigError(
@@ -122,11 +115,7 @@ class KeptEventLog(SqliteEventLogStorage):
     def _lend_connection(
         self, name: str, first: Callable[[], AbstractContextManager[sa.Connection]]
     ) -> Generator[sa.Connection, None, None]:
-        with self._open_engine(name, first).begin() as connection:
-            yield connection
-
-    def _open_engine(self, name: str, first: Callable[[], AbstractContextManager[sa.Connection]]) -> sa.Engine:
-        """Return the engine of a file; `first` is Dagster's own connection to it, which creates missing tables."""
+        """Lend the connection to a file; `first` is Dagster's own to it, which creates missing tables."""
         with self._engines_lock:
             if name not in self._engines:
                 with first() as connection:
@@ -146,7 +135,9 @@ class KeptEventLog(SqliteEventLogStorage):
             if len(self._engines) > MAX_OPEN_FILES:
                 # A connection in use is closed when it is returned.
                 self._engines.popitem(last=False)[1].dispose()
-            return self._engines[name]
+            engine = self._engines[name]
+        with engine.begin() as connection:
+            yield connection
 
     def _close_engines(self) -> None:
         with self._engines_lock:

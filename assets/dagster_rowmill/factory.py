@@ -15,14 +15,14 @@ applies a changed threshold to the existing version, without building anything.
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
 import dagster as dg
 
-from dagster_rowmill import history, metadata, reporting
+from dagster_rowmill import history, metadata
 from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
 from dagster_rowmill.resources import RunGatesResource, StorageResource
@@ -36,7 +36,8 @@ from rowmill.core import arrays
 from rowmill.core.errors import PipelineError, is_transient
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
-from rowmill.reports import build_record, console
+from rowmill.recipe.recipe import Freshness
+from rowmill.reports import build_record, console, report_page
 from rowmill.reports.progress import RateMeter
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
@@ -86,7 +87,22 @@ def make_assets(
         )
         for step in steps
     ]
-    return [*stages, *(make_partitions_spec(project, step) for step in steps if step.stage.partitions)]
+    partitions = [
+        dg.AssetSpec(
+            make_partitions_key(step),
+            deps=[make_asset_key(step.key)],
+            group_name=dagster_name(step.recipe),
+            partitions_def=dg.StaticPartitionsDefinition(list(step.stage.partitions(project.recipe))),
+            kinds={"parquet"},
+            owners=list(project.recipe.execution.owners),
+            tags={"rowmill/stage": step.name},
+            description="One partition per data-parallel rank, with its counts. All of them are made, checked and "
+            f"published together by {step.name}.",
+        )
+        for step in steps
+        if step.stage.partitions is not None
+    ]
+    return [*stages, *partitions]
 
 
 def find_asset_deps(steps: Sequence[Step]) -> dict[StageKey, tuple[StageKey, ...]]:
@@ -119,6 +135,7 @@ def make_stage_asset(
     project: Project, step: Step, *, deps: Sequence[dg.AssetKey], condition: dg.AutomationCondition[Any] | None
 ) -> dg.AssetsDefinition:
     """Return a step's asset."""
+    freshness = make_freshness_policy(project.recipe.execution.freshness)
     technology = "arrow" if step.name in (CANONICAL_ROWS, TOKENIZED_EXAMPLES) else "parquet"
 
     @dg.asset(
@@ -133,17 +150,16 @@ def make_stage_asset(
         owners=list(project.recipe.execution.owners),
         # `tag:"rowmill/dataset"="chats"` selects assets. A tag's value has at most 63 characters; a name may have 64.
         tags={"rowmill/stage": step.name} | ({"rowmill/dataset": step.dataset[:63]} if step.dataset else {}),
-        freshness_policy=make_freshness_policy(project) if step.stage.shows_overdue else None,
+        freshness_policy=freshness if step.stage.shows_overdue else None,
         description=step.description,
     )
     def body(
         context: dg.AssetExecutionContext, config: StageRunConfig, storage: StorageResource, gates: RunGatesResource
     ) -> dg.MaterializeResult[Any]:
-        with (
-            only_infrastructure_errors(),
-            reporting.write_report_after_stage(context, gates.apply(project), step, storage) as placed,
-        ):
+        with only_infrastructure_errors():
             # The waivers of this run are part of what it builds, as the recipe's are.
+            placed = gates.apply(replace(project, store=storage.store()))
+        with only_infrastructure_errors(), write_report_after_stage(context, placed, step):
             chosen = find_step(placed, step.key)
             runner.publish_statistics(placed)
             if step == plan_steps(placed)[0]:
@@ -188,9 +204,8 @@ def make_stage_asset(
     return body
 
 
-def make_freshness_policy(project: Project) -> dg.FreshnessPolicy | None:
+def make_freshness_policy(chosen: Freshness | None) -> dg.FreshnessPolicy | None:
     """Return the policy by which Dagster shows that a recipe was not built in time; None without one."""
-    chosen = project.recipe.execution.freshness
     if chosen is None:
         return None
     hours = timedelta(hours=chosen.hours)
@@ -214,22 +229,6 @@ def make_freshness_policy(project: Project) -> dg.FreshnessPolicy | None:
 def make_partitions_key(step: Step) -> dg.AssetKey:
     """Return the key of the asset that shows a step's partitions."""
     return make_asset_key((*step.key[:-1], PARTITIONED_ASSET))
-
-
-def make_partitions_spec(project: Project, step: Step) -> dg.AssetSpec:
-    """Return the asset that shows a step's partitions."""
-    assert step.stage.partitions is not None
-    return dg.AssetSpec(
-        make_partitions_key(step),
-        deps=[make_asset_key(step.key)],
-        group_name=dagster_name(step.recipe),
-        partitions_def=dg.StaticPartitionsDefinition(list(step.stage.partitions(project.recipe))),
-        kinds={"parquet"},
-        owners=list(project.recipe.execution.owners),
-        tags={"rowmill/stage": step.name},
-        description="One partition per data-parallel rank, with its counts. All of them are made, checked and "
-        f"published together by {step.name}.",
-    )
 
 
 def iterate_materializations(step: Step, output: Manifest) -> Iterator[dg.AssetMaterialization]:
@@ -339,21 +338,83 @@ def only_infrastructure_errors() -> Generator[None, None, None]:
         raise dg.Failure(message, allow_retries=False) from error
 
 
+# ── The report ───────────────────────────────────────────────────────────────────────────────────────
+#
+#     run of …            steps                                          report
+#     canonical_rows      rows ─► checks                                 after checks
+#     the same, no check  rows                                           after rows
+#     all                 rows ─► checks ─► examples ─► … ─► checks      after the last checks
+#     all, rows fail      rows ─► checks ✗                               after these checks, and after all later ones
+#
+# Writing the report of three datasets takes 0.25 s, finding that it is up to date 0.02 s. So a step that other steps of
+# its run wait for leaves it to them.
+
+
+_HELD_BACK_RUNS: set[str] = set()
+"""Runs of this process in which a step will not run: no step can leave the report to a later one."""
+
+
+def name_check_step(asset: dg.AssetKey) -> str:
+    """Return the name of the step that runs an asset's checks."""
+    return f"{asset.to_python_identifier()}__checks"
+
+
+@contextmanager
+def write_report_after_stage(
+    context: dg.AssetExecutionContext, project: Project, step: Step
+) -> Generator[None, None, None]:
+    """Write the report after a stage's work if it is due: its checks will not run, or the work failed."""
+    try:
+        yield
+    except Exception:
+        _HELD_BACK_RUNS.add(context.run.run_id)
+        # The stage's failure may also prevent the report; only the failure must be reported.
+        with suppress(PipelineError, OSError):
+            report_page.write_report(project)
+        raise
+    running = list_run_steps(context)
+    if name_check_step(make_asset_key(step.key)) not in running and _is_report_due(context, project, step, running):
+        context.log.info("report: %s", report_page.write_build_report(project))
+
+
+def list_run_steps(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext) -> set[str]:
+    """Return the names of all steps of a run; a run repeated from a failure has fewer than its job."""
+    names = {node.name for node in context.job_def.nodes}
+    return names & set(context.run.step_keys_to_execute or names)
+
+
+def _is_report_due(
+    context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, project: Project, step: Step, running: set[str]
+) -> bool:
+    """Return whether no step of the run reads this step's output or waits for it, directly or through other steps."""
+    if context.run.run_id in _HELD_BACK_RUNS:
+        return True
+    reached, later = {step.key}, set[str]()
+    for candidate in plan_steps(project):
+        if not reached.isdisjoint((*candidate.inputs, *candidate.gates)):
+            reached.add(candidate.key)
+            asset = make_asset_key(candidate.key)
+            later |= {asset.to_python_identifier(), name_check_step(asset)}
+    return running.isdisjoint(later)
+
+
 # ── Checks ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def make_checks(project: Project) -> list[dg.AssetChecksDefinition]:
-    """Return the checks of every step of the recipe that has checks."""
-    return [make_stage_checks(project, step) for step in steps.plan_steps(project) if step.shown_thresholds]
 
 
 def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
     """Return the checks of one stage: one step in a run, each check selectable by itself."""
     asset = make_asset_key(step.key)
+    specs: list[dg.AssetCheckSpec] = []
+    for threshold in step.shown_thresholds:
+        description = f"{threshold.what[0].upper()}{threshold.what[1:]}: {threshold.wanted}."
+        if threshold.waiver_bound is not None:
+            description += f" A failure is waived within {threshold.waiver_bound:g}: {threshold.waiver_reason}"
+        is_blocking = threshold.severity == "error"
+        specs.append(dg.AssetCheckSpec(threshold.check, asset=asset, blocking=is_blocking, description=description))
 
     @dg.multi_asset_check(
-        name=reporting.name_check_step(asset),
-        specs=[_make_check_spec(threshold, asset) for threshold in step.shown_thresholds],
+        name=name_check_step(asset),
+        specs=specs,
         can_subset=True,
     )
     def body(
@@ -373,23 +434,14 @@ def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
             yield make_asset_check_result(
                 result, asset, metadata.make_check_page(result, placed.store, served, waivers)
             )
-        reporting.write_report_after_checks(context, placed, step, shut=any(result.blocking for result in results))
+        if any(result.blocking for result in results):
+            _HELD_BACK_RUNS.add(context.run.run_id)
+        # Dagster does not wait for checks that cannot block the later steps.
+        blocks = any(threshold.severity == "error" for threshold in step.thresholds)
+        if not blocks or _is_report_due(context, placed, step, list_run_steps(context)):
+            context.log.info("report: %s", report_page.write_build_report(placed))
 
     return body
-
-
-def _make_check_spec(threshold: Threshold, asset: dg.AssetKey) -> dg.AssetCheckSpec:
-    waived = (
-        f" A failure is waived within {threshold.waiver_bound:g}: {threshold.waiver_reason}"
-        if threshold.waiver_bound is not None
-        else ""
-    )
-    return dg.AssetCheckSpec(
-        name=threshold.check,
-        asset=asset,
-        blocking=threshold.severity == "error",
-        description=f"{threshold.what[0].upper()}{threshold.what[1:]}: {threshold.wanted}.{waived}",
-    )
 
 
 def find_checked_version(instance: dg.DagsterInstance, key: StageKey) -> str | None:

@@ -10,10 +10,9 @@ Dagster itself removes only ticks of schedules and sensors (`retention` in `dags
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import dagster as dg
 from dagster._core.events import DagsterEvent, StepMaterializationData
@@ -25,9 +24,6 @@ from rowmill.checks.gates import Threshold
 from rowmill.core.errors import ConfigError
 from rowmill.schema.manifest import StageKey
 
-CheckKey: TypeAlias = tuple[StageKey, str]
-"""An asset's key, and the name of one of its checks."""
-
 MAX_SEARCHED_RESULTS = 50
 """Number of records searched for a result on the current version."""
 
@@ -36,12 +32,12 @@ def find_current_versions(instance: dg.DagsterInstance, keys: Iterable[StageKey]
     """Return the data version of each asset's newest materialization; None for one that has none."""
     assets = {make_asset_key(key): key for key in keys}
     events = instance.event_log_storage.get_latest_materialization_events(list(assets))
-    return {key: _read_data_version(events.get(asset)) for asset, key in assets.items()}
-
-
-def _read_data_version(event: dg.EventLogEntry | None) -> str | None:
-    materialization = event.asset_materialization if event else None
-    return (materialization.tags or {}).get("dagster/data_version") if materialization else None
+    versions: dict[StageKey, str | None] = {}
+    for asset, key in assets.items():
+        event = events.get(asset)
+        materialization = event.asset_materialization if event else None
+        versions[key] = (materialization.tags or {}).get("dagster/data_version") if materialization else None
+    return versions
 
 
 def report_event(
@@ -62,7 +58,7 @@ def report_event(
 class CheckHistory:
     """The results of some checks: one query for the newest of all, and another per check only if needed."""
 
-    def __init__(self, instance: dg.DagsterInstance, checks: Iterable[CheckKey]) -> None:
+    def __init__(self, instance: dg.DagsterInstance, checks: Iterable[tuple[StageKey, str]]) -> None:
         """Read the newest record of each check."""
         self._log = instance.event_log_storage
         keys = [_make_check_key(key, check) for key, check in checks]
@@ -135,54 +131,35 @@ def delete_old_runs(instance: dg.DagsterInstance, *, days: int, now: datetime | 
         return 0
     before = (now or datetime.now(UTC)) - timedelta(days=days)
     ended = dg.RunsFilter(statuses=list(FINISHED_STATUSES), updated_before=before)
-    newest = _NewestEvents(instance)
-    expired = [record.dagster_run.run_id for record in instance.get_run_records(ended)]
-    expired = [run_id for run_id in expired if not newest.is_in(run_id)]
-    for run_id in expired:
-        instance.delete_run(run_id)
-        instance.compute_log_manager.delete_logs(prefix=[run_id])
-    return len(expired)
-
-
-@dataclass(frozen=True, slots=True)
-class _NewestEvents:
-    """Looks up the run with the newest event of each asset, partition and check; cached."""
-
-    instance: dg.DagsterInstance
-    _of_assets: dict[tuple[dg.AssetKey, str | None], str | None] = field(default_factory=dict)
-    _of_checks: dict[dg.AssetCheckKey, str | None] = field(default_factory=dict)
-
-    def is_in(self, run_id: str) -> bool:
-        """Return whether a run holds the newest event of any asset, partition or check."""
-        events = [entry.dagster_event for entry in self.instance.all_logs(run_id, of_type=set(LASTING_EVENTS))]
+    # The run that holds the newest event of each asset or partition, and of each check.
+    of_assets: dict[tuple[dg.AssetKey, str | None], str | None] = {}
+    of_checks: dict[dg.AssetCheckKey, str | None] = {}
+    expired: list[str] = []
+    for run_id in [record.dagster_run.run_id for record in instance.get_run_records(ended)]:
+        events = [entry.dagster_event for entry in instance.all_logs(run_id, of_type=set(LASTING_EVENTS))]
         materialized = {
             (key, event.partition)
             for event in events
             if event and event.is_step_materialization and (key := event.asset_key) is not None
         }
+        for key, partition in materialized - of_assets.keys():
+            wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None)
+            records = instance.fetch_materializations(wanted, limit=1).records
+            of_assets[key, partition] = records[0].run_id if records else None
         judged = {
             evaluation.asset_check_key
             for event in events
             if event and isinstance(evaluation := event.event_specific_data, dg.AssetCheckEvaluation)
         }
-        return run_id in {*map(self._find_asset_run, materialized), *self._find_check_runs(judged)}
-
-    def _find_asset_run(self, place: tuple[dg.AssetKey, str | None]) -> str | None:
-        if place not in self._of_assets:
-            key, partition = place
-            records_filter = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None)
-            records = self.instance.fetch_materializations(records_filter, limit=1).records
-            self._of_assets[place] = records[0].run_id if records else None
-        return self._of_assets[place]
-
-    def _find_check_runs(self, checks: Iterable[dg.AssetCheckKey]) -> Iterator[str | None]:
-        unknown = [check for check in checks if check not in self._of_checks]
-        records: Any = (
-            self.instance.event_log_storage.get_latest_asset_check_execution_by_key(unknown) if unknown else {}
-        )
-        for key in unknown:
-            self._of_checks[key] = records[key].run_id if key in records else None
-        return (self._of_checks[check] for check in checks)
+        if unknown := list(judged - of_checks.keys()):
+            newest: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(unknown)
+            of_checks |= {check: newest[check].run_id if check in newest else None for check in unknown}
+        if run_id not in {*(of_assets[place] for place in materialized), *(of_checks[check] for check in judged)}:
+            expired.append(run_id)
+    for run_id in expired:
+        instance.delete_run(run_id)
+        instance.compute_log_manager.delete_logs(prefix=[run_id])
+    return len(expired)
 
 
 class PruneConfig(dg.Config):
@@ -210,13 +187,11 @@ def prune_history() -> None:
     prune_runs()
 
 
-def make_pruning_schedule() -> dg.ScheduleDefinition:
-    """Return the schedule of the job, which is on by default."""
-    return dg.ScheduleDefinition(
-        name="daily_prune_history",
-        job=prune_history,
-        cron_schedule=PRUNE_CRON,
-        execution_timezone="UTC",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Keeps the history to {DAYS_VARIABLE} days, {DEFAULT_DAYS} by default.",
-    )
+daily_prune_history: Final = dg.ScheduleDefinition(
+    name="daily_prune_history",
+    job=prune_history,
+    cron_schedule=PRUNE_CRON,
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description=f"Keeps the history to {DAYS_VARIABLE} days, {DEFAULT_DAYS} by default.",
+)

@@ -11,8 +11,7 @@ in the instance already says the same is left out, so that builds in which nothi
 
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -47,36 +46,12 @@ FinishedStep = tuple[Step, StepReport, Sequence[CheckResult]]
 
 def report_steps(home: str, project: Project, finished: Sequence[FinishedStep]) -> int:
     """Report finished steps to the instance of a DAGSTER_HOME; return how many were new to it."""
-    with _name_home(home), dg.DagsterInstance.from_config(home) as instance:
-        return report_finished_steps(instance, project, finished)
-
-
-def report_finished_steps(instance: dg.DagsterInstance, project: Project, finished: Sequence[FinishedStep]) -> int:
-    """Report finished steps, each after its inputs; return how many were new to the instance."""
-    deps, reported = find_asset_deps(plan_steps(project)), 0
-    for step, report, results in finished:
-        inputs = [*map(make_asset_key, deps[step.key]), *find_upstream_assets(project, step)]
-        tags, pointers = _make_version_tags(instance, report.manifest, inputs)
-        newest = instance.get_latest_materialization_event(make_asset_key(step.key))
-        logged = metadata.show_trackers(build_record.load_log_results(project, report.manifest).values())
-        if _is_shown(newest, report, tags, logged):
-            continue
-        made_at = datetime.fromisoformat(report.manifest.built_at).timestamp()
-        # An older version that is current again came after the newest event.
-        is_later = newest is None or newest.timestamp < made_at
-        for event in _iterate_events(project, step, report, results, tags | pointers):
-            report_event(instance, event, timestamp=made_at if is_later else None)
-        reported += 1
-    return reported
-
-
-@contextmanager
-def _name_home(home: str) -> Generator[None]:
-    """Set DAGSTER_HOME while the instance is open: its event log has its folder there."""
     before = os.environ.get("DAGSTER_HOME")
+    # The instance's event log has its folder there.
     os.environ["DAGSTER_HOME"] = home
     try:
-        yield
+        with dg.DagsterInstance.from_config(home) as instance:
+            return report_finished_steps(instance, project, finished)
     finally:
         if before is None:
             del os.environ["DAGSTER_HOME"]
@@ -84,27 +59,41 @@ def _name_home(home: str) -> Generator[None]:
             os.environ["DAGSTER_HOME"] = before
 
 
-def _iterate_events(
-    project: Project, step: Step, report: StepReport, results: Sequence[CheckResult], tags: Mapping[str, str]
-) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
-    asset = make_asset_key(step.key)
+def report_finished_steps(instance: dg.DagsterInstance, project: Project, finished: Sequence[FinishedStep]) -> int:
+    """Report finished steps, each after its inputs; return how many were new to the instance."""
+    deps, reported = find_asset_deps(plan_steps(project)), 0
     served = project.recipe.execution.reports_url or os.environ.get("ROWMILL_REPORTS_URL", "")
-    page = metadata.make_stage_page(project, report, served, results)
-    yield dg.AssetMaterialization(asset, metadata=page, tags=tags)
-    yield from iterate_materializations(step, report.manifest)
-    waivers = propose_run_waivers(results)
-    for result in [result for result in results if result.check not in step.off_checks]:
-        evaluation = make_asset_check_result(
-            result, asset, metadata.make_check_page(result, project.store, served, waivers)
-        )
-        yield dg.AssetCheckEvaluation(
-            asset_key=asset,
-            check_name=result.check,
-            passed=evaluation.passed,
-            severity=evaluation.severity,
-            description=evaluation.description,
-            metadata=evaluation.metadata,
-        )
+    for step, report, results in finished:
+        asset = make_asset_key(step.key)
+        inputs = [*map(make_asset_key, deps[step.key]), *find_upstream_assets(project, step)]
+        tags, pointers = _make_version_tags(instance, report.manifest, inputs)
+        newest = instance.get_latest_materialization_event(asset)
+        logged = metadata.show_trackers(build_record.load_log_results(project, report.manifest).values())
+        if _is_shown(newest, report, tags, logged):
+            continue
+        made_at = datetime.fromisoformat(report.manifest.built_at).timestamp()
+        # An older version that is current again came after the newest event.
+        is_later = newest is None or newest.timestamp < made_at
+        timestamp = made_at if is_later else None
+        page = metadata.make_stage_page(project, report, served, results)
+        made = dg.AssetMaterialization(asset, metadata=page, tags=tags | pointers)
+        for event in (made, *iterate_materializations(step, report.manifest)):
+            report_event(instance, event, timestamp=timestamp)
+        waivers = propose_run_waivers(results)
+        for result in [result for result in results if result.check not in step.off_checks]:
+            check_page = metadata.make_check_page(result, project.store, served, waivers)
+            evaluation = make_asset_check_result(result, asset, check_page)
+            event = dg.AssetCheckEvaluation(
+                asset_key=asset,
+                check_name=result.check,
+                passed=evaluation.passed,
+                severity=evaluation.severity,
+                description=evaluation.description,
+                metadata=evaluation.metadata,
+            )
+            report_event(instance, event, timestamp=timestamp)
+        reported += 1
+    return reported
 
 
 def _is_shown(
@@ -149,11 +138,7 @@ def _make_version_tags(
 def report_unknown_outputs(instance: dg.DagsterInstance, project: Project) -> tuple[int, int]:
     """Report the current outputs of a recipe that the instance does not know.
 
-    Returns
-    -------
-    tuple[int, int]
-        How many were reported, and how many are left to the runs that make them.
-
+    Returns how many were reported, and how many are left to the runs that make them.
     """
     steps = {step.key: step for step in plan_steps(project)}
     current = manifest.prefetch_current(project.store, steps)
@@ -185,7 +170,15 @@ def make_outside_builds_sensor(projects: Sequence[Project]) -> dg.SensorDefiniti
     )
     def outside_builds(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
-            now = digest_json(_stamp_outputs(projects))
+            now = digest_json(
+                [
+                    ["/".join(key), version]
+                    for project in projects
+                    for key, version in manifest.prefetch_current(
+                        project.store, [step.key for step in plan_steps(project)]
+                    ).items()
+                ]
+            )
             if now == context.cursor:
                 return dg.SkipReason("nothing was built since the last tick")
             counts = [report_unknown_outputs(context.instance, project) for project in projects]
@@ -196,14 +189,6 @@ def make_outside_builds_sensor(projects: Sequence[Project]) -> dg.SensorDefiniti
         return dg.SkipReason(f"{sum(reported for reported, _ in counts)} outputs of other builds reported")
 
     return outside_builds
-
-
-def _stamp_outputs(projects: Iterable[Project]) -> list[list[str]]:
-    return [
-        ["/".join(key), version]
-        for project in projects
-        for key, version in manifest.prefetch_current(project.store, [s.key for s in plan_steps(project)]).items()
-    ]
 
 
 def report_to_home() -> int:

@@ -171,9 +171,6 @@ def _result(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> CheckRe
 # ── The summary, from real builds ──────────────────────────────────────────────────────────────────
 
 
-LINK = "http://127.0.0.1:3001/tiny/report.html#chats/canonical_rows"
-
-
 Builds = tuple[Project, list[tuple[Step, StepReport]]]
 
 
@@ -200,7 +197,8 @@ def test_summary_is_a_verdict_three_numbers_and_what_changed(builds: Builds) -> 
         verdict, numbers, _ = (text := write(project, step, report)).split("\n\n")
         assert len(text) < 1000
         assert re.match(r"\*\*Passed\*\* · (\d+ checks?|\d+ of \d+ checks warn\\\n`\w+` )", verdict)
-        assert verdict.endswith(f"[report]({LINK})")
+        link = f"http://127.0.0.1:3001/tiny/report.html#{'/'.join(step.key[1:])}"
+        assert verdict.endswith(f"[report]({link})")
         assert numbers.count("**") == 6
     news = {"/".join(step.key[1:]): write(project, step, report).rpartition("\n\n")[2] for step, report in reports}
     assert all(len(line) <= metadata.MAX_LINE_CHARS + 1 for one in news.values() for line in one.splitlines())

@@ -152,4 +152,4 @@ def test_schedule_is_on_by_default_and_shipped_settings_keep_ticks_for_a_time() 
     with dg.DagsterInstance.get() as opened:
         assert opened.get_settings("retention") == settings["retention"]
     assert set(settings["retention"]) == {"schedule", "sensor", "auto_materialize"}
-    assert history.make_pruning_schedule().default_status == dg.DefaultScheduleStatus.RUNNING
+    assert history.daily_prune_history.default_status == dg.DefaultScheduleStatus.RUNNING

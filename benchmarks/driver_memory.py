@@ -45,7 +45,7 @@ from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
 from rowmill.stages import truncation_stats
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
-from rowmill.stages.training_splits import sequence_order
+from rowmill.stages.training_splits import stage as training_splits
 from rowmill.tokenization.stored_tokenizers import open_recipe_tokenizer, open_shared_encoder
 
 WORKERS = 2
@@ -256,22 +256,22 @@ def measure_order(folder: Path, count: int) -> dict[str, Any]:
     sizes = {"a": count * 6 // 10, "b": count * 3 // 10, "c": count // 10}
     with open_host_scratch(context) as scratch:
         scratch.require({"sequences.bin": lambda path: _write_sequences(Path(path), sum(sizes.values()))})
-        sequences = sequence_order.SequenceTable(sum(sizes.values()), None, scratch)
+        sequences = training_splits.SequenceTable(sum(sizes.values()), None, scratch)
         found = measure_step(lambda: _order_sequences(context, sizes, sequences))
     places = found.pop("result")
     return {"sequences": count, "places": places, **found}
 
 
-def _order_sequences(context: StageContext, sizes: dict[str, int], sequences: sequence_order.SequenceTable) -> int:
+def _order_sequences(context: StageContext, sizes: dict[str, int], sequences: training_splits.SequenceTable) -> int:
     mixture = context.recipe.mixture
     mixed = schedule_sequences(mixture, sizes, 0)
     steps = rank_assignment.plan_steps(
         context.recipe.partitions, mixed.epoch_offsets, batch_sizes=mixture.batch_sizes, steps=None
     )
-    source = sequence_order.OrderSource(mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens")
-    written = sequence_order.write_order(context, source, ("bench", sizes))
-    states = sequence_order.find_sequence_states(context.store, source, written)
-    sequence_order.tabulate_schedule(list(sizes), source, written, *states)
+    source = training_splits.OrderSource(mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens")
+    written = training_splits.write_order(context, source, ("bench", sizes))
+    states = training_splits.find_sequence_states(context.store, source, written)
+    training_splits.tabulate_schedule(list(sizes), source, written, *states)
     return sum(int(part.facts["places"]) for part in written.parts)
 
 
@@ -279,7 +279,7 @@ def _write_sequences(path: Path, count: int) -> None:
     random = np.random.default_rng(0)
     with path.open("wb") as file:
         for begin in range(0, count, 1 << 20):
-            some = np.zeros(min(1 << 20, count - begin), sequence_order.SEQUENCE_DTYPE)
+            some = np.zeros(min(1 << 20, count - begin), training_splits.SEQUENCE_DTYPE)
             some["tokens"] = random.integers(3000, 4097, len(some))
             some["trained_tokens"] = some["tokens"] // 3
             some["segments"] = 9

@@ -24,8 +24,7 @@ import pyarrow.parquet as pq
 
 from benchmarks import measure
 from rowmill.core.storage import Store
-from rowmill.packing.layout import make_labels, position_ids
-from rowmill.packing.pack_plan import plan_greedy
+from rowmill.packing.pack_plan import make_labels, plan_greedy, position_ids
 from rowmill.schema import manifest
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.shards import native

@@ -20,9 +20,8 @@ import yaml
 from rowmill.build.runner import build
 from rowmill.build.steps import open_project
 from rowmill.packing.pack_plan import keep_examples_whole, plan_best_fit
-from rowmill.packing.prefix_trees import plan_trees
+from rowmill.packing.prefix_trees import plan_trees, sort_by_tokens
 from rowmill.schema.manifest import load_current
-from rowmill.stages.packed_shards.shared_prefixes import sort_by_tokens
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data"
 STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")

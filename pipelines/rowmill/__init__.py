@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         View,
         loss_by_source,
     )
-    from rowmill.reader.tree_mask import tree_mask
+    from rowmill.reader.layouts import tree_mask
     from rowmill.schema.examples import ExampleTokens
     from rowmill.schema.rows import Rejected, Row
 
@@ -133,7 +133,7 @@ _MODULES = {
     "rowmill.kinds.custom": "BuildContext RowFormat register_format",
     "rowmill.inspection.generated_output": "ParsedFiles parse_files",
     "rowmill.reader": "Batch PackedSequence Reader SourceLosses SourceNames TrainingStep View loss_by_source",
-    "rowmill.reader.tree_mask": "tree_mask",
+    "rowmill.reader.layouts": "tree_mask",
     "rowmill.schema.examples": "ExampleTokens",
     "rowmill.schema.rows": "Rejected Row",
 }

@@ -11,7 +11,7 @@ import pytest
 
 from rowmill.core.arrays import Ints
 from rowmill.reader import Reader
-from rowmill.reader.tree_mask import tree_mask
+from rowmill.reader.layouts import tree_mask
 from tests.support.recipes import CHAT, Built, Workspace, chat
 
 ROOT = Path(__file__).resolve().parents[2]

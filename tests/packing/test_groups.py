@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.packing.layout import SequencePlan
-from rowmill.packing.pack_plan import choose_group_tokens, cut_groups, find_stretch, plan_concat, plan_stream
+from rowmill.packing.pack_plan import (
+    SequencePlan,
+    choose_group_tokens,
+    cut_groups,
+    find_stretch,
+    plan_concat,
+    plan_stream,
+)
 
 
 def cut(parts: list[tuple[int, int]], target: int) -> list[tuple[int, int]]:

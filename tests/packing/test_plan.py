@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from rowmill.core.arrays import Integers
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.packing.layout import SequencePlan, attention_spans, make_labels, mark_targets, position_ids
 from rowmill.packing.options import Packing, SliceStrategy
 from rowmill.packing.pack_plan import (
     ExampleSlices,
+    SequencePlan,
     _count_greedy,
+    attention_spans,
     bound_sequence_count,
     count_best_fit,
     count_left_out_tokens,
@@ -24,11 +25,14 @@ from rowmill.packing.pack_plan import (
     count_sequences,
     keep_examples_whole,
     keep_pieces,
+    make_labels,
+    mark_targets,
     plan_best_fit,
     plan_concat,
     plan_greedy,
     plan_single,
     plan_slices,
+    position_ids,
     slice_too_long,
 )
 from rowmill.schema.rows import RowKind

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rowmill.core import segment_trees
 from rowmill.core.arrays import Ints
-from rowmill.packing.layout import SequencePlan
-from rowmill.packing.pack_plan import keep_examples_whole, plan_best_fit
+from rowmill.packing.pack_plan import SequencePlan, keep_examples_whole, plan_best_fit
 from rowmill.packing.prefix_trees import SortedPieces, plan_trees, split_trees
 
 Example = tuple[int, ...]

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import rowmill.reader as reader_module
 from rowmill.core.errors import IntegrityError
-from rowmill.reader.read_ahead import BLOCK_SEQUENCES, DEPTH, read_ahead
-from rowmill.reader.schedule import PlannedBatch
+from rowmill.reader.schedule import BLOCK_SEQUENCES, DEPTH, PlannedBatch, read_ahead
 from tests.support.reader_builds import STEPPED, delivered, make, open_reader, shard_of
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from rowmill.core.arrays import compute_offsets
 from rowmill.core.storage import Store, digest_bytes
-from rowmill.packing import layout
+from rowmill.packing import pack_plan
 from rowmill.schema.manifest import File
-from rowmill.shards import gather, native
+from rowmill.shards import host_scratch, native
 from rowmill.shards.native import Segments, Spans
 from tests.support.export_cases import sequences
 from tests.support.tiers import draw
@@ -36,10 +36,10 @@ def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int])
 
 def _table(segments: Segments, *, blocked: bool = True) -> pa.Table:
     ranges = np.stack([segments.starts, np.diff(segments.offsets).astype(np.int32)], axis=1)
-    plan = layout.SequencePlan(segments.sequence_offsets, np.arange(len(ranges)), ranges)
-    lengths, offsets = layout.attention_spans(plan, block_cross_document_attention=blocked)
-    labels = layout.make_labels(segments.ids, segments.mask, lengths, ignore_token_id=None)
-    spans = Spans(labels, layout.position_ids(lengths), lengths, offsets)
+    plan = pack_plan.SequencePlan(segments.sequence_offsets, np.arange(len(ranges)), ranges)
+    lengths, offsets = pack_plan.attention_spans(plan, block_cross_document_attention=blocked)
+    labels = pack_plan.make_labels(segments.ids, segments.mask, lengths, ignore_token_id=None)
+    spans = Spans(labels, pack_plan.position_ids(lengths), lengths, offsets)
     return native.make_shard_table(segments, spans, dataset="d")
 
 
@@ -86,7 +86,7 @@ def test_segments_of_what_was_written_are_the_segments(parts: list[list[tuple[in
     back = native.recover_segments(_back(_table(segments)))
 
     lengths = np.diff(segments.offsets)
-    targets = layout.mark_targets(segments.mask, lengths)
+    targets = pack_plan.mark_targets(segments.mask, lengths)
     assert back.ids.tolist() == segments.ids.tolist()
     assert back.mask.tolist() == targets.tolist()
     assert back.offsets.tolist() == segments.offsets.tolist()
@@ -149,9 +149,9 @@ def test_take_returns_the_wanted_rows_in_the_wanted_order(
     files = [str(folder / f"{i}.arrow") for i in range(len(sizes))]
     for file, (first, end) in zip(files, pairwise(firsts.tolist()), strict=True):
         rows = pa.array([[n] * (n % 3) for n in range(first, end)], pa.list_(pa.int64()))
-        gather.write_scratch_file(pa.table({"row": rows, "name": [str(n) for n in range(first, end)]}), file)
+        host_scratch.write_scratch_file(pa.table({"row": rows, "name": [str(n) for n in range(first, end)]}), file)
 
-    table = gather.take_rows(files, firsts, np.array(wanted, np.int64))
+    table = host_scratch.take_rows(files, firsts, np.array(wanted, np.int64))
 
     assert table.column("name").to_pylist() == [str(n) for n in wanted]
     assert table.column("row").to_pylist() == [[n] * (n % 3) for n in wanted]

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rowmill.packing import layout
-from rowmill.packing.layout import SequencePlan
+from rowmill.packing import pack_plan
+from rowmill.packing.pack_plan import SequencePlan
 from rowmill.shards import native
 from rowmill.shards.native import drop_padding
 
@@ -26,11 +26,11 @@ def _make_table(multiple: int, *, blocked: bool) -> pa.Table:
         starts=np.zeros(4, np.int32),
         weights=np.ones(len(ids), np.float32),
     )
-    lengths, offsets = layout.attention_spans(PLAN, block_cross_document_attention=blocked)
-    labels = layout.make_labels(ids, segments.mask, lengths, ignore_token_id=None)
-    own = layout.count_padding(PLAN, multiple, block_cross_document_attention=blocked)
+    lengths, offsets = pack_plan.attention_spans(PLAN, block_cross_document_attention=blocked)
+    labels = pack_plan.make_labels(ids, segments.mask, lengths, ignore_token_id=None)
+    own = pack_plan.count_padding(PLAN, multiple, block_cross_document_attention=blocked)
     padded = lengths + (own if blocked else np.add.reduceat(own, PLAN.sequence_offsets[:-1]))
-    spans = native.Spans(labels, layout.position_ids(padded), padded, offsets)
+    spans = native.Spans(labels, pack_plan.position_ids(padded), padded, offsets)
     return native.make_shard_table(segments, spans, dataset="d", padding=native.Padding(own, 9))
 
 

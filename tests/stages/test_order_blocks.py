@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rowmill.schema.manifest import remove_version
-from rowmill.stages.training_splits import sequence_order
+from rowmill.stages.training_splits import stage
 from tests.support.recipes import TEXT, TO_EXAMPLES, Built, Workspace, document
 
 ROWS = {"a": 90, "b": 40}
@@ -81,8 +81,8 @@ def test_many_blocks_are_one_order(
     expected = describe(whole)
     assert len(whole.manifest("training_splits").parts) == 1
 
-    monkeypatch.setattr(sequence_order, "BLOCK_PLACES", 20)
-    monkeypatch.setattr(sequence_order, "SENT_SEQUENCES", 10)
+    monkeypatch.setattr(stage, "BLOCK_PLACES", 20)
+    monkeypatch.setattr(stage, "SENT_SEQUENCES", 10)
     remove_version(whole.project.store, whole.manifest("training_splits"))
     in_blocks = build(folder, mixture, partitions)
 

@@ -8,7 +8,7 @@ import pytest
 
 from rowmill.core.errors import ConfigError
 from rowmill.inspection.sequences import trace_sequence, view_sequence
-from rowmill.packing.layout import measure_padded_room
+from rowmill.packing.pack_plan import measure_padded_room
 from rowmill.reader import Reader
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, pair, sentence

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.stages.packed_shards.group_tasks import identify_packed_shards
+from rowmill.stages.packed_shards.stage import identify_packed_shards
 from rowmill.stages.tokenized_examples.stage import identify_tokenized_examples
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.end_to_end.test_row_vectors import workspace as vector_workspace

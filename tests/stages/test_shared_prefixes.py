@@ -23,14 +23,13 @@ from rowmill.core.errors import ConfigError
 from rowmill.inspection.sequences import read_tree, trace_sequence, view_sequence
 from rowmill.inspection.trace import trace_row
 from rowmill.packing.pack_plan import keep_examples_whole
-from rowmill.packing.prefix_trees import plan_trees
+from rowmill.packing.prefix_trees import find_cuts, plan_trees, sort_by_tokens
 from rowmill.reader import Reader
 from rowmill.reports import console, report_page, row_view
 from rowmill.reports.summary import summarize_recipe
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.shards import native
 from rowmill.stages.packed_shards.shard_files import GroupTokens, gather_trees, has_whole_spans
-from rowmill.stages.packed_shards.shared_prefixes import find_cuts, sort_by_tokens
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.loops import for_each
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rowmill.core.storage import File, Store, digest_bytes
-from rowmill.packing.layout import position_ids
+from rowmill.packing.pack_plan import position_ids
 from rowmill.shards import native
 from rowmill.stages.packed_shards.shard_files import has_whole_spans, read_back
 

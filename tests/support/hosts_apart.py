@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rowmill.parts.functions import PartFunction
-from rowmill.shards import gather
+from rowmill.shards import host_scratch
 
 
 class HostsApart:
@@ -43,12 +43,12 @@ class HostsApart:
         host, hidden = self._folder / f"host-{self._count}", self._folder / "hidden"
         host.mkdir()
         os.rename(self._own, hidden)
-        gather.drop_scratch_maps()
+        host_scratch.drop_scratch_maps()
         tempfile.tempdir = str(host)
         try:
             return function()
         finally:
-            gather.drop_scratch_maps()
+            host_scratch.drop_scratch_maps()
             tempfile.tempdir = str(self._own)
             os.rename(hidden, self._own)
 

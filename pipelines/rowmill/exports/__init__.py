@@ -5,14 +5,11 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from rowmill.exports.astrai import AstrAIBin, AstrAIH5
-from rowmill.exports.axolotl import Axolotl
 from rowmill.exports.base import DatasetSummary, Export, Exported, RecipeSummary, open_export
-from rowmill.exports.hf import HuggingFaceExport
+from rowmill.exports.hf import Axolotl, HuggingFaceExport, Native, SkyRL, Verl
 from rowmill.exports.llama_factory import LLaMAFactory
-from rowmill.exports.masked_rows import SkyRL, Verl
 from rowmill.exports.mds import MDS, LLMFoundry
 from rowmill.exports.megatron import Megatron, MegatronBridge
-from rowmill.exports.native import Native
 from rowmill.exports.olmo_core import OLMoCore
 from rowmill.exports.rl_prompts import RLPrompts
 from rowmill.exports.tinker import Tinker, read_datums

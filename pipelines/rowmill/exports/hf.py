@@ -1,25 +1,26 @@
-"""Rows for `datasets`, TRL and the Trainer: packed or single segments, as Parquet or a saved `DatasetDict`.
+"""Rows of token ids for `datasets` and the trainers that read Parquet: `native`, `hf`, `axolotl`, `skyrl` and `verl`.
 
-    input_ids       10   11 2        a row is a segment; the trainer packs or pads
-    attention_mask   1    1 1
-    labels        -100   11 2
-    logprobs         0 -0.5 0        if token rows carry fields: the number of the token at the same place
+    native, packed hf    the columns of the native shards
+    hf, axolotl          input_ids 10 11 2    attention_mask 1 1 1    labels -100 11 2     the trainer packs or pads
+    hf                   logprobs   0 -0.5 0   if token rows carry fields: the number of the token at the same place
+    skyrl, verl          input_ids 10 11 2    loss_mask 0 1 1                              not shifted; never the first
 
-A field of a row, such as its reward, is one value beside the lists.
+A row of the others than `native` is a segment. A field of a row, such as its reward, is one value beside the lists.
 """
 
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import orjson
 import pyarrow as pa
+from pydantic import Field
 
-from rowmill.core.arrays import compute_offsets, make_list_array
+from rowmill.core.arrays import compute_offsets, expand_ranges, make_list_array
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes
-from rowmill.exports import native
 from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
@@ -35,8 +36,130 @@ from rowmill.exports.base import (
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, make_token_columns
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
-from rowmill.shards.native import ROW_GROUP
+from rowmill.shards.native import (
+    ROW_GROUP,
+    SEQUENCE_SCHEMA,
+    Padding,
+    Segments,
+    Spans,
+    choose_pad_id,
+    make_shard_table,
+    number_sequences,
+)
 from rowmill.shards.sequences import SequenceBatch
+
+GROUP_TOKENS = 32 << 20
+"""Maximum tokens of a row group: sequences of a hundred thousand tokens make smaller groups."""
+
+
+class Native(Sharded):
+    """Packed Parquet with positions and span lengths: the native format, which HF `datasets` and TRL read."""
+
+    CONVENTION: ClassVar[LabelConvention] = "unshifted"
+    HOLDS_WEIGHTS: ClassVar[bool] = True
+    HOLDS_FIELDS: ClassVar[bool] = True
+
+    kind: Literal["native"] = "native"
+    """Packed sequences in the columns of the native shards."""
+    unit: Literal["packed"] = "packed"
+    """Sequences of several segments."""
+
+    def rows_at_once(self, context: ExportContext) -> int:
+        """Return the rows of a group: 1,024, fewer if sequences are long."""
+        return count_group_rows(context.seq_len)
+
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
+    ) -> list[WrittenFile]:
+        """Write one shard."""
+        path = f"data/{job.name}.parquet"
+        return [write_packed(chunks, folder, path, context, multiple=context.segment_multiple_of)]
+
+    def pointer(self, data: str, context: ExportContext) -> str:
+        """Return TRL's configuration."""
+        return format_trl_config(PARQUET_LOAD.format(data=data))
+
+
+TRL_OPTIONS: dict[str, Any] = {
+    "packing": False,
+    "padding_free": True,
+    "max_length": None,
+    "per_device_train_batch_size": 1,
+    "train_sampling_strategy": "sequential",
+    "dataset_kwargs": {"skip_prepare_dataset": True},
+}
+"""What TRL's `SFTConfig` needs to train packed rows unchanged and in order; the pages on TRL show the same."""
+
+PARQUET_LOAD = 'rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")'
+
+
+def format_trl_config(load: str) -> str:
+    """Return the lines that load packed rows and train them with TRL."""
+    options = [f"    {name}={value!r}," for name, value in TRL_OPTIONS.items()]
+    model = 'AutoModelForCausalLM.from_pretrained(…, attn_implementation="flash_attention_2")'
+    return "\n".join([load, "SFTConfig(", *options, ")", model])
+
+
+def count_group_rows(seq_len: int) -> int:
+    """Return the number of sequences of a row group."""
+    return max(1, min(ROW_GROUP, GROUP_TOKENS // seq_len))
+
+
+def write_packed(
+    chunks: Iterator[SequenceBatch], folder: Path, path: str, context: ExportContext, *, multiple: int = 1
+) -> WrittenFile:
+    """Write packed sequences as one Parquet file with the card in its schema.
+
+    Segments are padded to a multiple as in the shards of the recipe.
+    """
+    pad_id = choose_pad_id({"pad_id": context.pad_id, "eos_id": context.eos_id})
+
+    def make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
+        table = make_packed_table(chunk, multiple=multiple, pad_id=pad_id)
+        tally.add(chunk, trained=int(table.column("trained_tokens").to_numpy().sum()))
+        return table
+
+    rows = count_group_rows(context.seq_len)
+    return write_parquet(folder / path, chunks, make_table, card=context.card, rows=rows).written(path)
+
+
+def make_segments(sequences: SequenceBatch) -> Segments:
+    """Return the segments of sequences, as native shards hold them."""
+    return Segments(
+        ids=sequences.ids,
+        mask=sequences.trained,
+        offsets=sequences.offsets,
+        sequence_offsets=sequences.sequence_offsets,
+        example_ids=sequences.example_ids,
+        starts=sequences.starts,
+        weights=sequences.weights,
+        token_fields=sequences.token_fields,
+        columns=sequences.columns,
+    )
+
+
+def make_packed_table(sequences: SequenceBatch, *, multiple: int = 1, pad_id: int = 0) -> pa.Table:
+    """Return sequences in the columns of a shard, with their weights and fields if they have some."""
+    borders, span_offsets = sequences.spans()
+    lengths = np.diff(borders).astype(np.int32)
+    padding = None
+    if multiple > 1:
+        after_spans = -lengths % np.int32(multiple)
+        # The padding of an attention span is that of its last segment.
+        of_segments = np.zeros(len(sequences.offsets) - 1, np.int32)
+        of_segments[np.searchsorted(sequences.offsets, borders[1:]) - 1] = after_spans
+        padding = Padding(of_segments, pad_id)
+        lengths = lengths + after_spans
+    spans = Spans(
+        labels=label_conventions.make_unshifted_labels(sequences.ids, sequences.trained),
+        position_ids=expand_ranges(np.zeros_like(lengths), lengths).astype(np.int32),
+        lengths=lengths,
+        offsets=span_offsets,
+    )
+    table = make_shard_table(make_segments(sequences), spans, dataset="", padding=padding)
+    table = number_sequences(table, sequences.numbers)
+    place = table.schema.get_field_index("dataset")
+    return table.set_column(place, SEQUENCE_SCHEMA.field("dataset"), sequences.datasets.dictionary_encode())
 
 
 def join_jobs(jobs: list[ExportJob], split: str) -> list[ExportJob]:
@@ -103,7 +226,7 @@ class HuggingFaceExport(Sharded):
 
     def rows_at_once(self, context: ExportContext) -> int:
         """Return the rows of a row group if packed, else the default."""
-        return native.count_group_rows(context.seq_len) if self.unit == "packed" else super().rows_at_once(context)
+        return count_group_rows(context.seq_len) if self.unit == "packed" else super().rows_at_once(context)
 
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files; `save_to_disk` makes the same number of files itself."""
@@ -116,21 +239,21 @@ class HuggingFaceExport(Sharded):
         """Write one file, or the whole `DatasetDict`."""
         if self.arrow:
             tally = FileCounts()
-            make_table = native.make_packed_table if self.unit == "packed" else make_unpacked_table
+            make_table = make_packed_table if self.unit == "packed" else make_unpacked_table
             tables = (_count_table(_decode_dictionaries(make_table(chunk)), chunk, tally) for chunk in chunks)
             return save_dataset_dict(job, tables, tally, folder, split=self.split, card=context.card)
         path = f"data/{job.name}.parquet"
         if self.unit == "packed":
-            return [native.write_packed(chunks, folder, path, context)]
+            return [write_packed(chunks, folder, path, context)]
         return [write_unpacked(chunks, folder, path, card=context.card)]
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that loads it, and the collator with which `Trainer` packs."""
-        load = native.PARQUET_LOAD.format(data=data)
+        load = PARQUET_LOAD.format(data=data)
         if self.arrow:
             load = f'rows = load_from_disk("{data}")["{self.split}"]'
         if self.unit == "packed":
-            return native.format_trl_config(load)
+            return format_trl_config(load)
         collator = (
             "DataCollatorWithFlattening(return_position_ids=True, return_flash_attn_kwargs=True, return_seq_idx=True)"
         )
@@ -188,3 +311,118 @@ def write_unpacked(chunks: Iterator[SequenceBatch], folder: Path, path: str, *, 
         card=card,
         rows=ROW_GROUP,
     ).written(path)
+
+
+class Axolotl(Sharded):
+    """Pre-tokenized rows for axolotl, which packs them itself."""
+
+    CONVENTION: ClassVar[LabelConvention] = "unshifted"
+
+    kind: Literal["axolotl"] = "axolotl"
+    """`input_ids`, `attention_mask` and `labels`, and nothing else."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Segments one by one."""
+    sequence_len: Annotated[int, Field(ge=2)] | None = None
+    """axolotl's `sequence_len`. axolotl drops longer rows, so a longer row is an error here; null: `seq_len`."""
+    ds_type: Literal["parquet", "json"] = "parquet"
+    """Files of Parquet, or of JSON Lines."""
+
+    def lay_out(self, index: ExportIndex) -> ExportLayout:
+        """Cut the order into files; ConfigError if a segment is longer than axolotl takes."""
+        limit = self.sequence_len or index.seq_len
+        longer = np.flatnonzero(index.lengths > limit)
+        if len(longer):
+            raise ConfigError(
+                f"exports.{self.name}.sequence_len: {limit}, but {len(longer)} segments are longer, the longest has "
+                f"{int(index.lengths.max())} tokens ({index.name_of(int(longer[0]))} is the first); axolotl would drop "
+                "them; raise sequence_len, or lower seq_len or truncation.max_length"
+            )
+        return super().lay_out(index)
+
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
+    ) -> list[WrittenFile]:
+        """Write one file."""
+        if self.ds_type == "parquet":
+            return [write_unpacked(chunks, folder, f"data/{job.name}.parquet", card=None)]
+        tally, path = FileCounts(), f"data/{job.name}.jsonl"
+        with (folder / path).open("wb") as sink:
+            for chunk in chunks:
+                labels = label_conventions.make_unshifted_labels(chunk.ids, chunk.trained)
+                tally.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
+                for begin, end in zip(chunk.offsets[:-1].tolist(), chunk.offsets[1:].tolist(), strict=True):
+                    row = {
+                        "attention_mask": [1] * (end - begin),
+                        "input_ids": chunk.ids[begin:end].tolist(),
+                        "labels": labels[begin:end].tolist(),
+                    }
+                    sink.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        return [tally.written(path)]
+
+    def pointer(self, data: str, context: ExportContext) -> str:
+        """Return the block of axolotl's YAML."""
+        return (
+            f"datasets:\n  - path: {data}\n    ds_type: {self.ds_type}\n    type:\n"
+            f"sequence_len: {self.sequence_len or context.seq_len}\nsample_packing: true"
+        )
+
+
+MASKED_SCHEMA = pa.schema(
+    [
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.int8()), nullable=False),
+    ]
+)
+
+
+class MaskedRows(Sharded):
+    """Segments one by one in Parquet, with a mask of targets."""
+
+    CONVENTION: ClassVar[LabelConvention] = "unshifted_mask"
+
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
+    ) -> list[WrittenFile]:
+        """Write one file."""
+        path = f"data/{job.name}.parquet"
+        return [write_parquet(folder / path, chunks, _make_table, card=context.card, rows=ROW_GROUP).written(path)]
+
+
+def _make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
+    mask = label_conventions.make_unshifted_mask(chunk.trained).astype(np.int8)
+    tally.add(chunk, trained=int(mask.sum()))
+    columns = [make_list_array(chunk.offsets, values) for values in (chunk.ids, mask)]
+    return pa.Table.from_arrays(columns, schema=MASKED_SCHEMA)
+
+
+class SkyRL(MaskedRows):
+    """Pre-tokenized rows with their mask for SkyRL, which packs them itself."""
+
+    kind: Literal["skyrl"] = "skyrl"
+    """`input_ids` and `loss_mask`, and nothing else."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Segments one by one."""
+
+    def pointer(self, data: str, context: ExportContext) -> str:
+        """Return the options of its trainer; it cuts rows at `max_length`."""
+        name = "eval_pretokenized_dataset_paths" if self.split != "train" else "pretokenized_dataset_paths"
+        return f"{name}=\"['{data}']\" max_length={context.seq_len}"
+
+
+_OPTIONS = {"train": "train_files", "validation": "val_files", "test": "val_files"}
+
+
+class Verl(MaskedRows):
+    """Tokenized rows with their mask for verl's supervised fine-tuning."""
+
+    kind: Literal["verl"] = "verl"
+    """`input_ids` and `loss_mask`, which `TokenizedDataset` reads."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Segments one by one."""
+
+    def pointer(self, data: str, context: ExportContext) -> str:
+        """Return the options of verl's trainer."""
+        return (
+            f"data.{_OPTIONS[self.split]}={data} data.max_length={context.seq_len} data.pad_mode=no_padding "
+            "data.custom_cls.path=pkg://rowmill.exports.verl_dataset data.custom_cls.name=TokenizedDataset"
+        )

@@ -34,7 +34,7 @@ from rowmill.exports.base import (
     WrittenFile,
     write_parquet,
 )
-from rowmill.exports.native import PARQUET_LOAD
+from rowmill.exports.hf import PARQUET_LOAD
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP

@@ -30,7 +30,7 @@ from rowmill.exports.base import (
     WrittenFile,
     write_parquet,
 )
-from rowmill.exports.native import PARQUET_LOAD
+from rowmill.exports.hf import PARQUET_LOAD
 from rowmill.exports.preference_blocks import (
     count_blocks_at_once,
     cut_blocks,

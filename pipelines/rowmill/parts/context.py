@@ -37,7 +37,7 @@ from rowmill.schema.manifest import (
     get_stage_folder,
     get_stage_name,
 )
-from rowmill.shards import gather
+from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def open_host_scratch(context: WorkContext) -> Generator[HostScratch]:
     try:
         yield scratch
     finally:
-        gather.drop_scratch_maps()
+        host_scratch.drop_scratch_maps()
         scratch.remove()
         if local_folder is None and context.pool.spans_hosts:
             # A host that cannot be reached any more has taken its files with it.
@@ -254,4 +254,4 @@ def scratch_folder(context: WorkContext) -> Generator[Path]:
         try:
             yield Path(name)
         finally:
-            gather.drop_scratch_maps()
+            host_scratch.drop_scratch_maps()

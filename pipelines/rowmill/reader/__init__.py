@@ -23,13 +23,20 @@ import numpy as np
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import Store
-from rowmill.reader import layouts, places, published
+from rowmill.reader import layouts, published, stored_rows
 from rowmill.reader.layouts import Batch, LayoutName
-from rowmill.reader.places import SequenceSource
-from rowmill.reader.read_ahead import WHOLE_SHARE, BatchesBetweenPasses, WorkerShare, find_current_worker, read_ahead
-from rowmill.reader.schedule import PlannedBatch, RankSchedule
+from rowmill.reader.schedule import (
+    WHOLE_SHARE,
+    BatchesBetweenPasses,
+    PlannedBatch,
+    RankSchedule,
+    WorkerShare,
+    find_current_worker,
+    read_ahead,
+)
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.source_losses import SourceLosses, SourceNames, loss_by_source
+from rowmill.reader.stored_rows import SequenceSource
 from rowmill.reader.views import AsyncDataset, BatchFunction, SequenceFunction, View
 
 __all__ = ["Batch", "PackedSequence", "Reader", "SourceLosses", "SourceNames", "TrainingStep", "View", "loss_by_source"]
@@ -54,7 +61,7 @@ class Reader(AsyncDataset):
     `root` is the storage root (a folder or fsspec URL) and `recipe` the recipe's name. `batch_size` counts
     sequences of this rank; a batch never crosses a step, so a step's last batch may be smaller; None is the
     rank's share of a whole step (of a recipe without `batch_size`: one sequence). `layout` and `pad_to` are
-    described in `layouts.py` and `layouts.py`. `as_torch` None gives tensors where torch is installed.
+    described in `layouts.py`. `as_torch` None gives tensors where torch is installed.
     `tokenizer` is a folder whose tokenizer.json must be the build's. `verify` reads every file once and compares
     digests. `segment_sources` adds the dataset and the domain of each segment to batches, for `loss_by_source`.
 
@@ -100,7 +107,7 @@ class Reader(AsyncDataset):
         )
         published.require_sequences(self._published, rank, len(self._schedule))
         self._names = self._published.source_names if segment_sources else None
-        self._source = places.open_order(self._published, rank, world_size, verify=verify, names=self._names)
+        self._source = stored_rows.open_order(self._published, rank, world_size, verify=verify, names=self._names)
         self._view = View(
             length=len(self._schedule),
             fetch=partial(_fetch_rank_sequences, self._source, rank, world_size),
@@ -122,7 +129,7 @@ class Reader(AsyncDataset):
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches from where deliveries stopped to the end of the order, which holds all epochs.
 
-        In a `DataLoader` worker: this worker's share of them (`read_ahead.py`).
+        In a `DataLoader` worker: this worker's share of them (`schedule.py`).
 
         Raises
         ------
@@ -393,7 +400,7 @@ class Reader(AsyncDataset):
         }
 
     def _open_set(self, dataset: str, split: str) -> View:
-        source = places.open_split(self._published, dataset, split, verify=self._verify, names=self._names)
+        source = stored_rows.open_split(self._published, dataset, split, verify=self._verify, names=self._names)
         length = sum(shard.rows for shard in self._published.sets[dataset].shards.get(split, ()))
         return replace(self._view, length=length, fetch=source.at)
 

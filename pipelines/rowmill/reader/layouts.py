@@ -39,7 +39,7 @@ int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
                        of these numbers (`source_losses.py`)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -50,7 +50,7 @@ import pyarrow as pa
 
 from rowmill.core.arrays import Ints, Numbers, Tokens, Weights, compute_offsets, expand_ranges
 from rowmill.core.errors import ConfigError, join_choices
-from rowmill.core.segment_trees import find_predecessors, find_token_subtree_ends, make_tree_positions
+from rowmill.core.segment_trees import find_predecessors, find_token_subtree_ends, make_tree_positions, mask_tree
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.source_losses import SourceNames
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN
@@ -339,3 +339,43 @@ def make_layout(
             "choose one of these, or omit segment_sources"
         )
     return BatchLayout(name, pad_id, pad_to, installed if as_torch is None else as_torch, names)
+
+
+def tree_mask(batch: Mapping[str, Any], *, as_block_mask: bool | None = None) -> Any:
+    """Return which keys each query of a batch attends to.
+
+    As an array, bool[B, L, L] for rows of L tokens, true where query q, of the second dimension, attends to key k, of
+    the third; for small cases, as it takes L² bytes. As a block mask, a `BlockMask` of torch for `flex_attention` on
+    the device of the batch, the same for all heads. `as_block_mask` None: a block mask of a batch of tensors, an array
+    of arrays. Padding attends to itself.
+
+    Raises
+    ------
+    ConfigError
+        If the batch is of a recipe without `packing.share_prefixes`, or a block mask is asked for and the batch has no
+        tensors.
+
+    """
+    if "subtree_ends" not in batch:
+        raise ConfigError(
+            "tree_mask: the batch has no subtree_ends; a recipe with packing.share_prefixes: true is needed, read with "
+            "layout flat or padded; build one, or use the mask that your model makes of position_ids"
+        )
+    ends = batch["subtree_ends"]
+    is_array = isinstance(ends, np.ndarray)
+    if as_block_mask is None:
+        as_block_mask = not is_array
+    if not as_block_mask:
+        return mask_tree(ends if is_array else ends.cpu().numpy())
+    if is_array:
+        raise ConfigError(
+            "tree_mask: as_block_mask of a batch of NumPy arrays; FlexAttention takes tensors of torch; open the "
+            "reader with as_torch=True, or omit as_block_mask"
+        )
+    flex_attention: Any = import_module("torch.nn.attention.flex_attention")
+
+    def attends(row: Any, _head: Any, query: Any, key: Any) -> Any:
+        return (key <= query) & (query < ends[row, key])
+
+    rows, length = ends.shape
+    return flex_attention.create_block_mask(attends, rows, None, length, length, device=ends.device)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
 
@@ -18,13 +18,20 @@ from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS
 from rowmill.core.storage import Store, digest_json
 from rowmill.reader.source_losses import SourceNames
-from rowmill.reader.stored_rows import Shard, raise_missing
 
 STATE_VERSION = 1
 """The version of a reader's `state_dict()`; increase it when an older one can no longer be read."""
 
 StoredLayout: TypeAlias = Literal["copied", "index"]
 """How ranks are stored: each with shards of its own, or with an index of rows of the packed shards."""
+
+
+class Shard(NamedTuple):
+    """A file of sequences, or an index of them, as `current.json` names it: a tuple, since a build may have 10⁵."""
+
+    path: str
+    rows: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,11 @@ class PublishedBuild:
     def pad_id(self) -> int:
         """The id that pads a batch: the tokenizer's pad id, else its EOS id, else 0."""
         return int(next((self.card[name] for name in ("pad_id", "eos_id") if self.card.get(name) is not None), 0))
+
+
+def raise_missing(where: str) -> NoReturn:
+    """Raise the error for a file that is not there."""
+    raise IntegrityError(f"{where}: missing; current.json names it; copy the whole folder, or build again")
 
 
 def _current_path(recipe: str) -> str:

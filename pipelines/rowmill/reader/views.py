@@ -14,7 +14,7 @@ from rowmill.core import permutation
 from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.errors import ConfigError
 from rowmill.reader.layouts import BatchLayout
-from rowmill.reader.read_ahead import WHOLE_SHARE, find_current_worker
+from rowmill.reader.schedule import WHOLE_SHARE, find_current_worker
 from rowmill.reader.sequences import PackedSequence
 
 SequenceFunction: TypeAlias = Callable[[PackedSequence], PackedSequence]

@@ -50,7 +50,6 @@ from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD, 
 from rowmill.schema.indexed_shards import METADATA_KEY, ExampleReferences, read_sequences
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN, TREE_FIELDS
-from rowmill.shards import gather
 from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
 
 _TOKEN_COLUMNS = ("input_ids", "labels", "position_ids", WEIGHT_COLUMN)
@@ -505,9 +504,3 @@ def find_content_damage(store: Store, where: str, files: Sequence[File], expecte
             f"{where}: its sequences hash to {content_hash}, expected {expected} by its manifest; "
             "remove the stage's folder and build again"
         )
-
-
-def write_shard_scratch(table: pa.Table, target: str) -> None:
-    """Write rows of shards as a scratch file, with dataset names as plain strings, as dictionaries differ by shard."""
-    place = table.schema.get_field_index("dataset")
-    gather.write_scratch_file(table.set_column(place, "dataset", table.column("dataset").cast(pa.string())), target)

@@ -34,7 +34,7 @@ from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import SEGMENT_COLUMNS
-from rowmill.shards import gather, native
+from rowmill.shards import host_scratch, native
 
 SEQUENCE_HASHES = pa.schema(
     [
@@ -168,7 +168,7 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
     by_file = list(group_equal(which))
     pieces = [
         _select_file_segments(
-            gather.read_scratch_file(source.files[file]), segments[places] - source.first_segments[file]
+            host_scratch.read_scratch_file(source.files[file]), segments[places] - source.first_segments[file]
         )
         for file, places in by_file
     ]

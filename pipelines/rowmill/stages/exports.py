@@ -38,7 +38,7 @@ from rowmill.exports.base import (
     FileDigests,
     WrittenFile,
 )
-from rowmill.exports.native import make_segments
+from rowmill.exports.hf import make_segments
 from rowmill.packing.pack_plan import plan_best_fit
 from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part
@@ -48,8 +48,8 @@ from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey
 from rowmill.shards import native
+from rowmill.shards.host_scratch import NumberedShard, ShardCopies
 from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
-from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages import inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact

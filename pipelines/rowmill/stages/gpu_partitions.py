@@ -39,10 +39,10 @@ from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.schema.rows import PADDING_COLUMN, RowKind
-from rowmill.shards import gather, native
+from rowmill.shards import host_scratch, native
+from rowmill.shards.host_scratch import NumberedShard, ShardCopies
 from rowmill.shards.native import count_padding_tokens, find_content_damage, list_padding_tokens
 from rowmill.shards.sequences import SequenceHashes, join_hashes, read_hashes, tabulate_hashes
-from rowmill.shards.shard_copies import NumberedShard, ShardCopies
 from rowmill.stages import inputs
 from rowmill.stages.base import (
     ComparedFact,
@@ -426,13 +426,13 @@ def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _Wr
     scratch, fillers = source.copies.scratch, len(source.first_rows) - 2
     needed = find_distinct(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
     source.copies.require(needed[needed < fillers].tolist())
-    scratch.require({"filler.arrow": partial(native.write_shard_scratch, source.filler)})
+    scratch.require({"filler.arrow": partial(host_scratch.write_shard_scratch, source.filler)})
     sources = [*source.copies.files, scratch.locate("filler.arrow")]
     files: dict[str, File] = {}
     found = padding = 0
     counted: dict[str, list[int]] = {}
     for number, begin in enumerate(range(0, len(task.wanted), task.per_shard), task.first):
-        table = gather.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
+        table = host_scratch.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
         dataset_column = table.column("dataset").combine_chunks().dictionary_encode()
         typed = table.set_column(
             table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), dataset_column

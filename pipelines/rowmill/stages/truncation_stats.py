@@ -17,8 +17,7 @@ from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import File, Store, read_tables
 from rowmill.executors import Executor
 from rowmill.kinds.shared.splits import SPLITS
-from rowmill.packing.layout import measure_padded_room, round_up
-from rowmill.packing.pack_plan import count_sequences, slice_too_long
+from rowmill.packing.pack_plan import count_sequences, measure_padded_room, round_up, slice_too_long
 from rowmill.parts.accounts import RowLocator, describe_rejects
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import cut_blocks

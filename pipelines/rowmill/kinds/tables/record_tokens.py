@@ -40,7 +40,7 @@ from rowmill.parts.functions import (
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
-from rowmill.shards import gather
+from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.tokenization import encoded_batch
 from rowmill.tokenization.encoded_batch import TokenizationCounts
@@ -72,7 +72,7 @@ class RecordSource:
         """Write ids and rows side by side as a scratch file."""
         store = Store(root)
         rows, ids = store.table(self.rows, _ROW_COLUMNS), store.table(self.tokens, ("input_ids",))
-        gather.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
+        host_scratch.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -348,7 +348,7 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: Exam
     # This host's copies of the parts, after those that it lacks are made.
     inputs.scratch.require({source.copy_name: partial(source.copy, store.root) for source in sources})
     copies = [inputs.scratch.locate(source.copy_name) for source in sources]
-    taken = gather.take_rows(copies, first_rows, wanted)
+    taken = host_scratch.take_rows(copies, first_rows, wanted)
     ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
     lengths, prompt = lengths[back], np.array(frame.prompt_ids, np.int32)
     # Where units and records begin in the concatenated examples.

@@ -39,8 +39,7 @@ from rowmill.kinds.tables.partitions import (
 )
 from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.table_examples import measure_table
-from rowmill.packing.layout import measure_padded_room
-from rowmill.packing.pack_plan import keep_examples_whole, plan_slices
+from rowmill.packing.pack_plan import keep_examples_whole, measure_padded_room, plan_slices
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function

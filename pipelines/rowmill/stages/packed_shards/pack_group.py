@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Numbers, flatten_lists, make_zeros
 from rowmill.core.storage import Store
-from rowmill.packing.layout import SequencePlan
-from rowmill.packing.pack_plan import StreamStretch, count_best_fit
+from rowmill.packing.pack_plan import SequencePlan, StreamStretch, count_best_fit
+from rowmill.packing.prefix_trees import SPAN_COLUMNS, find_cuts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
 from rowmill.schema.examples import WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.indexed_shards import read_sequences
@@ -44,7 +44,6 @@ from rowmill.stages.packed_shards.shard_files import (
     part_sides,
     read_back,
 )
-from rowmill.stages.packed_shards.shared_prefixes import SPAN_COLUMNS, find_cuts
 from rowmill.stages.packed_shards.split_plans import (
     SPLITS,
     SURPLUS_CODE,

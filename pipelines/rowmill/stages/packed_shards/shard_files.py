@@ -29,11 +29,10 @@ from rowmill.core.arrays import (
 from rowmill.core.errors import DamagedFileError
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store, digest_bytes
-from rowmill.packing import layout
-from rowmill.packing.layout import PlannedTrees, SequencePlan, position_ids
+from rowmill.packing import pack_plan
 from rowmill.packing.options import Packing
-from rowmill.packing.pack_plan import ExampleSlices
-from rowmill.packing.prefix_trees import SortedPieces
+from rowmill.packing.pack_plan import ExampleSlices, PlannedTrees, SequencePlan, position_ids
+from rowmill.packing.prefix_trees import SortedPieces, sort_by_tokens
 from rowmill.parts.functions import write_table
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
 from rowmill.schema.indexed_shards import ExampleReferences, drop_tokens, list_token_columns, read_sequences
@@ -43,7 +42,6 @@ from rowmill.shards import native
 from rowmill.shards.native import count_padding_tokens
 from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
 from rowmill.shards.sequences import SEQUENCE_HASHES, tabulate_hashes
-from rowmill.stages.packed_shards.shared_prefixes import sort_by_tokens
 
 SIDE_LENGTHS = "side_lengths"
 
@@ -376,8 +374,8 @@ class ShardWriter:
         runs = native.locate_tokens(tokens.offsets, plan.examples, starts, lengths)
         cut_ids, cut_mask = runs.take(tokens.ids), runs.take(tokens.mask)
         blocked = self.packing.block_cross_document_attention
-        span_lengths, span_offsets = layout.attention_spans(plan, block_cross_document_attention=blocked)
-        labels = layout.make_labels(cut_ids, cut_mask, span_lengths, ignore_token_id=self.packing.ignore_token_id)
+        span_lengths, span_offsets = pack_plan.attention_spans(plan, block_cross_document_attention=blocked)
+        labels = pack_plan.make_labels(cut_ids, cut_mask, span_lengths, ignore_token_id=self.packing.ignore_token_id)
         segments = native.Segments(
             ids=cut_ids,
             mask=cut_mask,
@@ -392,12 +390,12 @@ class ShardWriter:
         padding = None
         if self.pad_id is not None:
             multiple = self.packing.segment_multiple_of
-            own = layout.count_padding(plan, multiple, block_cross_document_attention=blocked)
+            own = pack_plan.count_padding(plan, multiple, block_cross_document_attention=blocked)
             span_lengths = span_lengths + sum_by_span(own, plan.sequence_offsets, span_offsets)
             padding = native.Padding(own, self.pad_id)
         spans = native.Spans(
             labels=labels,
-            position_ids=layout.position_ids(span_lengths),
+            position_ids=pack_plan.position_ids(span_lengths),
             lengths=span_lengths,
             offsets=span_offsets,
         )

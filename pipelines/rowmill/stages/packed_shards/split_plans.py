@@ -26,11 +26,9 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
 from rowmill.kinds.shared.splits import Splitter
-from rowmill.packing import layout, pack_plan
-from rowmill.packing import pack_plan as packing
-from rowmill.packing.layout import SequencePlan
+from rowmill.packing import pack_plan
 from rowmill.packing.options import Packing, Strategy
-from rowmill.packing.pack_plan import ExampleSlices, StreamStretch
+from rowmill.packing.pack_plan import ExampleSlices, SequencePlan, StreamStretch
 from rowmill.packing.prefix_trees import SortedPieces, plan_trees
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
@@ -71,9 +69,9 @@ class PackingRules:
         if multiple == 1:
             return tokens
         if lengths.sides is None or not len(numbers):
-            return layout.round_up(tokens, multiple)
+            return pack_plan.round_up(tokens, multiple)
         sides = lengths.sides.take(pa.array(numbers))
-        rounded = layout.round_up(sides.flatten().to_numpy(), multiple)
+        rounded = pack_plan.round_up(sides.flatten().to_numpy(), multiple)
         return np.add.reduceat(rounded, compute_offsets(sides.value_lengths().to_numpy())[:-1])
 
 
@@ -150,7 +148,7 @@ def plan_split(
     """
     pieces, rejected, trained_lost = slice_examples(rules, lengths, numbers)
     if sort_pieces is None:
-        plan = packing.plan_slices(
+        plan = pack_plan.plan_slices(
             pieces,
             limit=rules.seq_len,
             strategy=rules.strategy,
@@ -161,7 +159,7 @@ def plan_split(
     else:
         by_tokens = sort_pieces(replace(pieces, examples=numbers[pieces.examples]))
         plan = plan_trees(pieces, by_tokens, rules.seq_len)
-    left = packing.count_left_out_tokens(plan.whole, lengths.tokens[numbers])
+    left = pack_plan.count_left_out_tokens(plan.whole, lengths.tokens[numbers])
     return SplitPlan(split, plan.renumber(numbers), numbers, left, rejected, trained_lost)
 
 
@@ -174,7 +172,7 @@ def plan_stretch(
     """
     own = lengths.tokens[numbers]
     room = rules.measure_room(lengths, numbers, own)
-    plan = packing.leave_out_padding(packing.plan_stream(room, rules.seq_len, stretch.begin, stretch.end), own)
+    plan = pack_plan.leave_out_padding(pack_plan.plan_stream(room, rules.seq_len, stretch.begin, stretch.end), own)
     begins = np.cumsum(room) - room
     left = np.minimum(begins + own, stretch.left_until) - np.maximum(begins, stretch.end)
     return SplitPlan(split, plan.renumber(numbers), numbers, np.maximum(left, 0))

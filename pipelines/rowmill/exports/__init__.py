@@ -1,4 +1,4 @@
-"""Export the sequences of a build as files in a trainer's own format: one module, and one line below, per kind."""
+"""Export the sequences of a build as files in a trainer's own format: one line below per kind."""
 
 from typing import Annotated, TypeAlias
 

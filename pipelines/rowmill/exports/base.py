@@ -33,6 +33,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
+from rowmill.shards.native import ROW_GROUP
 from rowmill.shards.sequences import SequenceBatch
 
 Split: TypeAlias = Literal["train", "validation", "test"]
@@ -137,12 +138,14 @@ class WrittenFile:
 
 @dataclass(slots=True)
 class FileCounts:
-    """Counts of a file while it is written."""
+    """Counts of a file while it is written, the number of its first sequence, and its note."""
 
+    first_sequence: int = 0
     sequences: int = 0
     segments: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+    note: Any = None
 
     def add(self, sequences: SequenceBatch, *, trained: int, tokens: int | None = None) -> None:
         """Count a chunk; `trained` are the targets and `tokens` the tokens that the format stores."""
@@ -151,9 +154,9 @@ class FileCounts:
         self.tokens += len(sequences.ids) if tokens is None else tokens
         self.trained_tokens += trained
 
-    def written(self, path: str, note: Any = None) -> WrittenFile:
+    def written(self, path: str) -> WrittenFile:
         """Return a file with these counts."""
-        return WrittenFile(path, self.sequences, self.segments, self.tokens, self.trained_tokens, note)
+        return WrittenFile(path, self.sequences, self.segments, self.tokens, self.trained_tokens, self.note)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -311,9 +314,22 @@ class Sharded(Export):
     shard_bytes: Annotated[int, Field(ge=1)] = 256 << 20
     """Maximum bytes of token data per file, four per token; a file holds at least one sequence."""
 
+    def count_together(self, objective: Objective) -> int | None:
+        """Return how many segments stay together, such as the two sides of a pair; None: those of a sequence."""
+        return None
+
+    def rows_at_once(self, context: ExportContext) -> int:
+        """Return the number of sequences, or of blocks of segments, per chunk."""
+        return max(1, CHUNK_TOKENS // (context.seq_len * (self.count_together(context.objective) or 1)))
+
     def lay_out(self, index: ExportIndex) -> ExportLayout:
-        """Cut the order into files of whole sequences."""
-        return ExportLayout(self.cut(index.tokens, index.sequence_offsets, np.arange(len(index.lengths))))
+        """Cut the order into files of whole sequences, or of whole blocks of segments."""
+        count, together = len(index.lengths), self.count_together(index.objective)
+        if together is None:
+            return ExportLayout(self.cut(index.tokens, index.sequence_offsets, np.arange(count)))
+        offsets = np.append(np.arange(0, count, together), count)
+        tokens = np.add.reduceat(index.lengths, offsets[:-1]) if count else index.lengths
+        return ExportLayout(self.cut(tokens, offsets, np.arange(count)))
 
     def cut(self, tokens: Ints, sequence_offsets: Ints, segments: Ints) -> list[ExportJob]:
         """Return one job per file; `tokens` are the counts per sequence."""
@@ -339,27 +355,30 @@ def split_into_runs(tokens: Ints, *, most: int | None, most_tokens: int) -> Iter
         first = last
 
 
-def write_parquet(
-    path: Path,
-    chunks: Iterator[SequenceBatch],
-    make_table: Callable[[SequenceBatch, FileCounts], pa.Table],
-    *,
-    card: str | None,
-    rows: int,
-) -> FileCounts:
-    """Write chunks as one Parquet file: zstd, row groups of `rows`, the card in its schema; return its counts.
+class TableExport(Sharded):
+    """An export whose chunks are tables, written as consecutive Parquet files."""
 
-    `make_table` returns a chunk's rows and counts them; all chunks but the last hold whole row groups.
-    """
-    tally = FileCounts()
-    tables = (make_table(chunk, tally) for chunk in chunks)
-    first = next(tables)
-    schema = first.schema if card is None else first.schema.with_metadata({"rowmill": card})
-    coded = [column.name for column in schema if pa.types.is_dictionary(column.type)]
-    with pq.ParquetWriter(str(path), schema, compression="zstd", use_dictionary=coded) as writer:
-        for table in chain([first], tables):
-            writer.write_table(table.cast(schema), row_group_size=rows)
-    return tally
+    SUFFIX: ClassVar[str] = "parquet"
+    STORES_CARD: ClassVar[bool] = True
+    """Whether files have the card in their schema."""
+
+    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+        """Return a chunk's rows, and count them."""
+        raise NotImplementedError
+
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
+    ) -> list[WrittenFile]:
+        """Write one file: zstd, row groups of `ROW_GROUP`; all chunks but the last hold whole ones."""
+        path, tally = f"data/{job.name}.{self.SUFFIX}", FileCounts(first_sequence=job.first_sequence)
+        tables = (self.make_table(chunk, tally, context) for chunk in chunks)
+        first = next(tables)
+        schema = first.schema.with_metadata({"rowmill": context.card}) if self.STORES_CARD else first.schema
+        coded = [column.name for column in schema if pa.types.is_dictionary(column.type)]
+        with pq.ParquetWriter(str(folder / path), schema, compression="zstd", use_dictionary=coded) as writer:
+            for table in chain([first], tables):
+                writer.write_table(table.cast(schema), row_group_size=ROW_GROUP)
+        return [tally.written(path)]
 
 
 # ── The identity card and the manifest ──

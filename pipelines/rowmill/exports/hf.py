@@ -28,10 +28,9 @@ from rowmill.exports.base import (
     ExportLayout,
     FileCounts,
     RecipeSummary,
-    Sharded,
+    TableExport,
     Unit,
     WrittenFile,
-    write_parquet,
 )
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, make_token_columns
 from rowmill.shards import label_conventions
@@ -51,8 +50,20 @@ from rowmill.shards.sequences import SequenceBatch
 GROUP_TOKENS = 32 << 20
 """Maximum tokens of a row group: sequences of a hundred thousand tokens make smaller groups."""
 
+PARQUET_LOAD = 'rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")'
 
-class Native(Sharded):
+TRL_OPTIONS: dict[str, Any] = {
+    "packing": False,
+    "padding_free": True,
+    "max_length": None,
+    "per_device_train_batch_size": 1,
+    "train_sampling_strategy": "sequential",
+    "dataset_kwargs": {"skip_prepare_dataset": True},
+}
+"""What TRL's `SFTConfig` needs to train packed rows unchanged and in order; the pages on TRL show the same."""
+
+
+class Native(TableExport):
     """Packed Parquet with positions and span lengths: the native format, which HF `datasets` and TRL read."""
 
     CONVENTION: ClassVar[LabelConvention] = "unshifted"
@@ -68,29 +79,14 @@ class Native(Sharded):
         """Return the rows of a group: 1,024, fewer if sequences are long."""
         return count_group_rows(context.seq_len)
 
-    def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
-    ) -> list[WrittenFile]:
-        """Write one shard."""
-        path = f"data/{job.name}.parquet"
-        return [write_packed(chunks, folder, path, context, multiple=context.segment_multiple_of)]
+    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+        """Return sequences whose segments are padded to a multiple as in the shards of the recipe."""
+        pad_id = choose_pad_id({"pad_id": context.pad_id, "eos_id": context.eos_id})
+        return count_labels(make_packed_table(chunk, context.segment_multiple_of, pad_id), chunk, tally)
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return TRL's configuration."""
         return format_trl_config(PARQUET_LOAD.format(data=data))
-
-
-TRL_OPTIONS: dict[str, Any] = {
-    "packing": False,
-    "padding_free": True,
-    "max_length": None,
-    "per_device_train_batch_size": 1,
-    "train_sampling_strategy": "sequential",
-    "dataset_kwargs": {"skip_prepare_dataset": True},
-}
-"""What TRL's `SFTConfig` needs to train packed rows unchanged and in order; the pages on TRL show the same."""
-
-PARQUET_LOAD = 'rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")'
 
 
 def format_trl_config(load: str) -> str:
@@ -105,22 +101,11 @@ def count_group_rows(seq_len: int) -> int:
     return max(1, min(ROW_GROUP, GROUP_TOKENS // seq_len))
 
 
-def write_packed(
-    chunks: Iterator[SequenceBatch], folder: Path, path: str, context: ExportContext, *, multiple: int = 1
-) -> WrittenFile:
-    """Write packed sequences as one Parquet file with the card in its schema.
-
-    Segments are padded to a multiple as in the shards of the recipe.
-    """
-    pad_id = choose_pad_id({"pad_id": context.pad_id, "eos_id": context.eos_id})
-
-    def make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
-        table = make_packed_table(chunk, multiple=multiple, pad_id=pad_id)
-        tally.add(chunk, trained=int(table.column("trained_tokens").to_numpy().sum()))
-        return table
-
-    rows = count_group_rows(context.seq_len)
-    return write_parquet(folder / path, chunks, make_table, card=context.card, rows=rows).written(path)
+def count_labels(table: pa.Table, chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
+    """Count a chunk and the labels of its rows, and return the rows."""
+    labels = table.column("labels").combine_chunks().flatten().to_numpy()
+    tally.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
+    return table
 
 
 def make_segments(sequences: SequenceBatch) -> Segments:
@@ -138,7 +123,7 @@ def make_segments(sequences: SequenceBatch) -> Segments:
     )
 
 
-def make_packed_table(sequences: SequenceBatch, *, multiple: int = 1, pad_id: int = 0) -> pa.Table:
+def make_packed_table(sequences: SequenceBatch, multiple: int = 1, pad_id: int = 0) -> pa.Table:
     """Return sequences in the columns of a shard, with their weights and fields if they have some."""
     borders, span_offsets = sequences.spans()
     lengths = np.diff(borders).astype(np.int32)
@@ -162,43 +147,6 @@ def make_packed_table(sequences: SequenceBatch, *, multiple: int = 1, pad_id: in
     return table.set_column(place, SEQUENCE_SCHEMA.field("dataset"), sequences.datasets.dictionary_encode())
 
 
-def join_jobs(jobs: list[ExportJob], split: str) -> list[ExportJob]:
-    """Return one job of all segments in place of several; the library makes as many files as there were jobs."""
-    if not jobs:
-        return []
-    segments = np.concatenate([job.segments for job in jobs])
-    counts = np.concatenate([np.diff(job.sequence_offsets) for job in jobs])
-    return [ExportJob(f"{split}-in-{len(jobs)}", segments, compute_offsets(counts))]
-
-
-def save_dataset_dict(
-    job: ExportJob, tables: Iterator[pa.Table], tally: FileCounts, folder: Path, *, split: str, card: str
-) -> list[WrittenFile]:
-    """Write the tables of a job of `join_jobs` below `data/`; `tally` has their counts when all are read."""
-    import datasets
-
-    staged = folder / f"{job.name}.arrow"
-    first = next(tables)
-    with pa.OSFile(str(staged), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
-        for table in chain([first], tables):
-            writer.write_table(table)
-    # Without a given fingerprint, the library makes one from the clock.
-    rows = datasets.Dataset(
-        datasets.table.MemoryMappedTable.from_file(str(staged)), fingerprint=digest_bytes(card.encode())[:16]
-    )
-    shards = int(job.name.rsplit("-", 1)[1])
-    had_progress_bars = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    datasets.DatasetDict({split: rows}).save_to_disk(folder / "data", num_shards={split: shards})
-    if had_progress_bars:
-        datasets.enable_progress_bars()
-    del rows
-    staged.unlink()
-    files = sorted(path.relative_to(folder).as_posix() for path in (folder / "data").rglob("*") if path.is_file())
-    main = next(file for file in files if file.endswith(".arrow"))
-    return [tally.written(file) if file == main else WrittenFile(file) for file in files]
-
-
 UNPACKED_SCHEMA = pa.schema(
     [
         pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
@@ -209,7 +157,26 @@ UNPACKED_SCHEMA = pa.schema(
 """A segment per row, without padding: every position is attended to."""
 
 
-class HuggingFaceExport(Sharded):
+def make_unpacked_table(sequences: SequenceBatch) -> pa.Table:
+    """Return segments as rows."""
+    ones = np.ones(len(sequences.ids), np.int8)
+    labels = label_conventions.make_unshifted_labels(sequences.ids, sequences.trained)
+    fields = {name: make_list_array(sequences.offsets, values) for name, values in sequences.token_fields.items()}
+    of_tokens = (make_list_array(sequences.offsets, values) for values in (sequences.ids, ones, labels))
+    columns = [*of_tokens, *fields.values(), *sequences.columns.values()]
+    # The fields that token rows carry are after the others.
+    of_rows = (ROW_FIELDS[name] for name in sequences.columns)
+    schema = pa.schema(
+        [
+            *UNPACKED_SCHEMA,
+            *make_token_columns({name: column.type.value_type for name, column in fields.items()}),
+            *of_rows,
+        ]
+    )
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+class HuggingFaceExport(TableExport):
     """Rows for `datasets`, TRL and `Trainer`: single segments, or packed; Parquet or `save_to_disk`."""
 
     MEANT_BY: ClassVar = ("trl", "huggingface", "transformers", "datasets", "trainer")
@@ -238,14 +205,13 @@ class HuggingFaceExport(Sharded):
     ) -> list[WrittenFile]:
         """Write one file, or the whole `DatasetDict`."""
         if self.arrow:
-            tally = FileCounts()
-            make_table = make_packed_table if self.unit == "packed" else make_unpacked_table
-            tables = (_count_table(_decode_dictionaries(make_table(chunk)), chunk, tally) for chunk in chunks)
-            return save_dataset_dict(job, tables, tally, folder, split=self.split, card=context.card)
-        path = f"data/{job.name}.parquet"
-        if self.unit == "packed":
-            return [write_packed(chunks, folder, path, context)]
-        return [write_unpacked(chunks, folder, path, card=context.card)]
+            return save_dataset_dict(self, job, chunks, folder, context)
+        return super().write(job, chunks, folder, context)
+
+    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+        """Return sequences or segments as rows."""
+        table = make_packed_table(chunk) if self.unit == "packed" else make_unpacked_table(chunk)
+        return count_labels(table, chunk, tally)
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that loads it, and the collator with which `Trainer` packs."""
@@ -269,10 +235,42 @@ class HuggingFaceExport(Sharded):
             )
 
 
-def _count_table(table: pa.Table, chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
-    labels = table.column("labels").combine_chunks().flatten().to_numpy()
-    tally.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
-    return table
+def join_jobs(jobs: list[ExportJob], split: str) -> list[ExportJob]:
+    """Return one job of all segments in place of several; the library makes as many files as there were jobs."""
+    if not jobs:
+        return []
+    segments = np.concatenate([job.segments for job in jobs])
+    counts = np.concatenate([np.diff(job.sequence_offsets) for job in jobs])
+    return [ExportJob(f"{split}-in-{len(jobs)}", segments, compute_offsets(counts))]
+
+
+def save_dataset_dict(
+    export: TableExport, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
+) -> list[WrittenFile]:
+    """Write the tables of a job of `join_jobs` as a `DatasetDict` below `data/`."""
+    import datasets
+
+    tally, staged = FileCounts(), folder / f"{job.name}.arrow"
+    tables = (_decode_dictionaries(export.make_table(chunk, tally, context)) for chunk in chunks)
+    first = next(tables)
+    with pa.OSFile(str(staged), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
+        for table in chain([first], tables):
+            writer.write_table(table)
+    # Without a given fingerprint, the library makes one from the clock.
+    rows = datasets.Dataset(
+        datasets.table.MemoryMappedTable.from_file(str(staged)), fingerprint=digest_bytes(context.card.encode())[:16]
+    )
+    shards = int(job.name.rsplit("-", 1)[1])
+    had_progress_bars = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    datasets.DatasetDict({export.split: rows}).save_to_disk(folder / "data", num_shards={export.split: shards})
+    if had_progress_bars:
+        datasets.enable_progress_bars()
+    del rows
+    staged.unlink()
+    files = sorted(path.relative_to(folder).as_posix() for path in (folder / "data").rglob("*") if path.is_file())
+    main = next(file for file in files if file.endswith(".arrow"))
+    return [tally.written(file) if file == main else WrittenFile(file) for file in files]
 
 
 def _decode_dictionaries(table: pa.Table) -> pa.Table:
@@ -283,40 +281,11 @@ def _decode_dictionaries(table: pa.Table) -> pa.Table:
     return table
 
 
-def make_unpacked_table(sequences: SequenceBatch) -> pa.Table:
-    """Return segments as rows."""
-    ones = np.ones(len(sequences.ids), np.int8)
-    labels = label_conventions.make_unshifted_labels(sequences.ids, sequences.trained)
-    fields = {name: make_list_array(sequences.offsets, values) for name, values in sequences.token_fields.items()}
-    of_tokens = (make_list_array(sequences.offsets, values) for values in (sequences.ids, ones, labels))
-    columns = [*of_tokens, *fields.values(), *sequences.columns.values()]
-    # The fields that token rows carry are after the others.
-    of_rows = (ROW_FIELDS[name] for name in sequences.columns)
-    schema = pa.schema(
-        [
-            *UNPACKED_SCHEMA,
-            *make_token_columns({name: column.type.value_type for name, column in fields.items()}),
-            *of_rows,
-        ]
-    )
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def write_unpacked(chunks: Iterator[SequenceBatch], folder: Path, path: str, *, card: str | None) -> WrittenFile:
-    """Write segments as one Parquet file, with the card in its schema if there is one."""
-    return write_parquet(
-        folder / path,
-        chunks,
-        lambda chunk, tally: _count_table(make_unpacked_table(chunk), chunk, tally),
-        card=card,
-        rows=ROW_GROUP,
-    ).written(path)
-
-
-class Axolotl(Sharded):
+class Axolotl(TableExport):
     """Pre-tokenized rows for axolotl, which packs them itself."""
 
     CONVENTION: ClassVar[LabelConvention] = "unshifted"
+    STORES_CARD: ClassVar[bool] = False
 
     kind: Literal["axolotl"] = "axolotl"
     """`input_ids`, `attention_mask` and `labels`, and nothing else."""
@@ -344,7 +313,7 @@ class Axolotl(Sharded):
     ) -> list[WrittenFile]:
         """Write one file."""
         if self.ds_type == "parquet":
-            return [write_unpacked(chunks, folder, f"data/{job.name}.parquet", card=None)]
+            return super().write(job, chunks, folder, context)
         tally, path = FileCounts(), f"data/{job.name}.jsonl"
         with (folder / path).open("wb") as sink:
             for chunk in chunks:
@@ -358,6 +327,10 @@ class Axolotl(Sharded):
                     }
                     sink.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
         return [tally.written(path)]
+
+    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+        """Return segments as rows."""
+        return count_labels(make_unpacked_table(chunk), chunk, tally)
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the block of axolotl's YAML."""
@@ -375,24 +348,17 @@ MASKED_SCHEMA = pa.schema(
 )
 
 
-class MaskedRows(Sharded):
+class MaskedRows(TableExport):
     """Segments one by one in Parquet, with a mask of targets."""
 
     CONVENTION: ClassVar[LabelConvention] = "unshifted_mask"
 
-    def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
-    ) -> list[WrittenFile]:
-        """Write one file."""
-        path = f"data/{job.name}.parquet"
-        return [write_parquet(folder / path, chunks, _make_table, card=context.card, rows=ROW_GROUP).written(path)]
-
-
-def _make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
-    mask = label_conventions.make_unshifted_mask(chunk.trained).astype(np.int8)
-    tally.add(chunk, trained=int(mask.sum()))
-    columns = [make_list_array(chunk.offsets, values) for values in (chunk.ids, mask)]
-    return pa.Table.from_arrays(columns, schema=MASKED_SCHEMA)
+    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+        """Return segments as rows."""
+        mask = label_conventions.make_unshifted_mask(chunk.trained).astype(np.int8)
+        tally.add(chunk, trained=int(mask.sum()))
+        columns = [make_list_array(chunk.offsets, values) for values in (chunk.ids, mask)]
+        return pa.Table.from_arrays(columns, schema=MASKED_SCHEMA)
 
 
 class SkyRL(MaskedRows):

@@ -27,11 +27,11 @@ from rowmill.exports.base import (
     ExportLayout,
     FileCounts,
     RecipeSummary,
-    Sharded,
+    TableExport,
     Unit,
     WrittenFile,
 )
-from rowmill.exports.preference_blocks import count_blocks_at_once, cut_blocks, locate_answers, rotate_blocks
+from rowmill.exports.trl_preference import rotate_blocks
 from rowmill.schema.examples import IGNORED_LABEL, Objective
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
@@ -45,7 +45,7 @@ _MEDIA = ("images", "videos", "audios")
 _STAGES: dict[Objective, str] = {"next_token": "sft", "paired": "dpo", "unpaired": "kto"}
 
 
-class LLaMAFactory(Sharded):
+class LLaMAFactory(TableExport):
     """Tokenized rows for LLaMA-Factory: fine-tuning, rewards and DPO, KTO."""
 
     CONVENTION: ClassVar[LabelConvention] = "unshifted"
@@ -72,37 +72,24 @@ class LLaMAFactory(Sharded):
         if self.split == "test":
             raise ConfigError("split: test; LLaMA-Factory reads train and validation; choose one of them")
 
-    def _count_block(self, objective: Objective) -> int:
-        """Return the number of segments that stay together."""
-        return {"paired": 2, "unpaired": self.kl_block}.get(objective, 1)
-
-    def rows_at_once(self, context: ExportContext) -> int:
-        """Return the sequences or blocks of a chunk."""
-        return count_blocks_at_once(context.seq_len, self._count_block(context.objective))
+    def count_together(self, objective: Objective) -> int | None:
+        """Return both sides of a pair, or the rows that exchange their answers."""
+        return {"paired": 2, "unpaired": self.kl_block}.get(objective)
 
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Return one job of all rows; pairs and blocks of exchanged answers stay together."""
-        if index.objective == "next_token":
-            jobs = super().lay_out(index).jobs
-        else:
-            jobs = cut_blocks(self, index, self._count_block(index.objective))
         notes = {"kl_block": self.kl_block} if index.objective == "unpaired" else {}
-        return ExportLayout(hf.join_jobs([*jobs], self.split), notes=notes)
+        return ExportLayout(hf.join_jobs([*super().lay_out(index).jobs], self.split), notes=notes)
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write the whole `DatasetDict`."""
-        tally = FileCounts()
+        return hf.save_dataset_dict(self, job, chunks, folder, context)
 
-        def tables() -> Iterator[pa.Table]:
-            for chunk in chunks:
-                tally.add(chunk, trained=int(chunk.trained.sum()))
-                yield self._make_table(chunk, context)
-
-        return hf.save_dataset_dict(job, tables(), tally, folder, split=self.split, card=context.card)
-
-    def _make_table(self, chunk: SequenceBatch, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+        """Return the columns of the objective's trainer."""
+        tally.add(chunk, trained=int(chunk.trained.sum()))
         segments = _FlatRows(
             chunk.ids, label_conventions.make_unshifted_labels(chunk.ids, chunk.trained), chunk.offsets
         )
@@ -153,7 +140,7 @@ def _take_row_parts(rows: _FlatRows, begins: Ints, counts: Ints) -> _FlatRows:
 
 def _exchange_answers(chunk: SequenceBatch, segments: _FlatRows, limit: int) -> _FlatRows:
     """Return each row's prompt with the answer of another row of its block, cut to the limit."""
-    first, answer, partner = chunk.offsets[:-1], locate_answers(chunk), rotate_blocks(chunk.sequence_offsets)
+    first, answer, partner = chunk.offsets[:-1], chunk.answer_starts, rotate_blocks(chunk.sequence_offsets)
     prompts = answer - first
     answers = np.minimum((chunk.offsets[1:] - answer)[partner], limit - prompts)
     # Prompt, answer, prompt, answer …

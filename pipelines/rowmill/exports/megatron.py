@@ -19,6 +19,7 @@ The reader shifts each segment and drops its last token, so a sequence is as lon
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -38,9 +39,8 @@ from rowmill.exports.base import (
     ExportLayout,
     FileCounts,
     RecipeSummary,
-    Sharded,
+    TableExport,
     WrittenFile,
-    write_parquet,
 )
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention, make_unshifted_mask
@@ -215,12 +215,14 @@ PACKED_SCHEMA = pa.schema(
 )
 
 
-class MegatronBridge(Sharded):
+class MegatronBridge(TableExport):
     """Packed Parquet for the fine-tuning recipes of Megatron-Bridge."""
 
     MEANT_BY: ClassVar = ("nemo",)
 
     CONVENTION: ClassVar[LabelConvention] = "rolled_mask"
+    SUFFIX: ClassVar[str] = "idx.parquet"
+    STORES_CARD: ClassVar[bool] = False
 
     kind: Literal["megatron_bridge"] = "megatron_bridge"
     """Megatron-Bridge's packed dataset."""
@@ -282,31 +284,25 @@ class MegatronBridge(Sharded):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file; its note measures the packs in it."""
-        path = f"data/{job.name}.idx.parquet"
+        [file] = super().write(job, chunks, folder, context)
+        return [replace(file, note=measure_packs(pq.read_table(folder / file.path, partitioning=None)))]
 
-        def make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
-            table = self.table(chunk, context)
-            tally.add(chunk, trained=int(table.column("loss_mask").chunk(0).flatten().to_numpy().sum()))
-            return table
-
-        tally = write_parquet(folder / path, chunks, make_table, card=None, rows=ROW_GROUP)
-        return [tally.written(path, measure_packs(pq.read_table(folder / path, partitioning=None)))]
-
-    def table(self, sequences: SequenceBatch, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
         """Return sequences as rows, padded if `pad_segments_to` is set."""
-        borders, in_sequences = sequences.spans()
-        ids, mask, spans = sequences.ids, label_conventions.make_rolled_mask(sequences.trained, borders), borders
+        borders, in_sequences = chunk.spans()
+        ids, mask, spans = chunk.ids, label_conventions.make_rolled_mask(chunk.trained, borders), borders
         if self.pad_segments_to is not None:
             lengths = np.diff(borders)
             spans = compute_offsets(self._pad_lengths(lengths))
             where = np.arange(len(ids)) + np.repeat(spans[:-1] - borders[:-1], lengths)
             ids = np.full(int(spans[-1]), context.eos_id or 0, np.int32)
-            ids[where] = sequences.ids
+            ids[where] = chunk.ids
             padded = np.zeros(len(ids), bool)
             padded[where] = mask
             mask = padded
         token_offsets = spans[in_sequences]
         starts = spans[:-1] - np.repeat(token_offsets[:-1], np.diff(in_sequences))
+        tally.add(chunk, trained=int(mask.sum()))
         columns = [
             make_list_array(token_offsets, ids),
             make_list_array(in_sequences, starts.astype(np.int32)),

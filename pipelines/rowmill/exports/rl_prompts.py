@@ -13,7 +13,7 @@ A message of an Arrow list has the same fields in every row, null where a messag
 nulls. So messages have a role and a text, and a prompt with anything else stops the export.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -26,18 +26,15 @@ from rowmill.core.json import Json, from_json, to_json
 from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
-    ExportJob,
     ExportLayout,
     FileCounts,
     RecipeSummary,
-    Sharded,
+    TableExport,
     WrittenFile,
-    write_parquet,
 )
 from rowmill.exports.hf import PARQUET_LOAD
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
-from rowmill.shards.native import ROW_GROUP
 from rowmill.shards.sequences import SequenceBatch
 
 PromptLayout: TypeAlias = Literal["verl", "skyrl", "trl", "openrlhf", "open_instruct", "nemo_rl"]
@@ -93,7 +90,7 @@ _REMEDIES: Mapping[PromptProblem, str] = {
 }
 
 
-class RLPrompts(Sharded):
+class RLPrompts(TableExport):
     """Prompts and their ground truths for verl, SkyRL, TRL, OpenRLHF, open-instruct and NeMo-RL."""
 
     MEANT_BY: ClassVar = ("trl", "grpo", "rl")
@@ -132,31 +129,16 @@ class RLPrompts(Sharded):
         }
         return ExportLayout(super().lay_out(index).jobs, notes=notes)
 
-    def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
-    ) -> list[WrittenFile]:
-        """Write one file; its note counts the prompts that the layout cannot hold."""
-        path, refused = f"data/{job.name}.parquet", dict[PromptProblem, tuple[int, str]]()
-        schema = pa.schema([pa.field(name, dtype) for name, dtype in _COLUMNS[self.layout].items()])
-
-        def make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
-            rows = list(self._make_rows(chunk, job.first_sequence + tally.sequences, refused))
-            tally.add(chunk, trained=0)
-            return pa.Table.from_pylist(rows, schema=schema)
-
-        tally = write_parquet(folder / path, chunks, make_table, card=context.card, rows=ROW_GROUP)
-        return [tally.written(path, refused)]
-
-    def _make_rows(
-        self, chunk: SequenceBatch, first: int, refused: dict[PromptProblem, tuple[int, str]]
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the layout; `refused` counts the other prompts by problem, with the first row of each."""
+    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+        """Return prompts as rows; the note counts those that the layout cannot hold, with the first row by problem."""
         names = ("messages", "tools", "template_kwargs", "ground_truth", "data_source", "extra")
         values = zip(*(chunk.columns[name].to_pylist() for name in names), strict=True)
         abilities = chunk.datasets.take(pa.array(np.repeat(np.arange(len(chunk)), np.diff(chunk.sequence_offsets))))
         about = zip(chunk.example_ids.to_pylist(), abilities.to_pylist(), strict=True)
+        refused: dict[PromptProblem, tuple[int, str]] = tally.note or {}
+        rows: list[dict[str, Any]] = []
         for index, ((messages, tools, kwargs, truth, sources, extra), (example_id, ability)) in enumerate(
-            zip(values, about, strict=True), first
+            zip(values, about, strict=True), tally.first_sequence + tally.sequences
         ):
             row_id = example_id.rpartition("#")[0]
             prompt = self._read_prompt(messages, tools, kwargs, truth, len(sources))
@@ -165,7 +147,11 @@ class RLPrompts(Sharded):
                 refused[prompt] = count + 1, first_row
             else:
                 info = {"split": self.split, "index": index, "row_id": row_id, "extra": extra}
-                yield self._make_row(*prompt, sources, ability, info)
+                rows.append(self._make_row(*prompt, sources, ability, info))
+        tally.note = refused
+        tally.add(chunk, trained=0)
+        columns = [pa.field(name, dtype) for name, dtype in _COLUMNS[self.layout].items()]
+        return pa.Table.from_pylist(rows, schema=pa.schema(columns))
 
     def _read_prompt(
         self, messages: str, tools: str | None, template_kwargs: str | None, ground_truth: str | None, sources: int

@@ -87,7 +87,8 @@ class Tinker(Sharded):
                     }
                     sink.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
                 names.write("".join(f"{name}\n" for name in chunk.example_ids.to_pylist()).encode())
-        return [tally.written(path, names.getvalue())]
+        tally.note = names.getvalue()
+        return [tally.written(path)]
 
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Join the ids of all files: line n names line n of all files together."""

@@ -10,37 +10,25 @@ The trainers have no mask: every token of an answer trains. So an answer ends wi
 other tokens before that is an error.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, make_list_array
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
-    ExportJob,
     ExportLayout,
     FileCounts,
     RecipeSummary,
-    Sharded,
-    WrittenFile,
-    write_parquet,
+    TableExport,
 )
 from rowmill.exports.hf import PARQUET_LOAD
-from rowmill.exports.preference_blocks import (
-    count_blocks_at_once,
-    cut_blocks,
-    locate_answers,
-    rotate_blocks,
-    take_ranges,
-)
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
-from rowmill.shards.native import ROW_GROUP
 from rowmill.shards.sequences import SequenceBatch
 
 _IDS = pa.list_(pa.int32())
@@ -53,7 +41,7 @@ _KL_COLUMN = "KL_completion_ids"
 _CLASSES = {"reward": "Reward", "dpo": "DPO", "kto": "KTO"}
 
 
-class TRLPreference(Sharded):
+class TRLPreference(TableExport):
     """Token ids of preferences for TRL's reward, DPO and KTO trainers."""
 
     CONVENTION: ClassVar[LabelConvention] = "none"
@@ -86,14 +74,9 @@ class TRLPreference(Sharded):
                 f"kl_block with trainer: {self.trainer}, whose loss has no KL term; only kto has; delete kl_block"
             )
 
-    @property
-    def _block(self) -> int:
-        """Segments that stay together: both sides of a pair, or the rows that exchange their answers."""
+    def count_together(self, objective: Objective) -> int:
+        """Return both sides of a pair, or the rows that exchange their answers."""
         return 2 if self.trainer != "kto" else self.kl_block or 1
-
-    def rows_at_once(self, context: ExportContext) -> int:
-        """Return the blocks of a chunk."""
-        return count_blocks_at_once(context.seq_len, self._block)
 
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files of whole pairs or blocks."""
@@ -102,28 +85,21 @@ class TRLPreference(Sharded):
             "kl_block": self.kl_block,
             "accept_untrained_as_trained": self.accept_untrained_as_trained,
         }
-        return ExportLayout(cut_blocks(self, index, self._block), notes=notes)
+        return ExportLayout(super().lay_out(index).jobs, notes=notes)
 
-    def write(
-        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
-    ) -> list[WrittenFile]:
-        """Write one Parquet file."""
-        path = f"data/{job.name}.parquet"
+    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+        """Return pairs, or marked answers, as rows."""
         kl = {} if self.kl_block is None else {_KL_COLUMN: _IDS}
         types = {**_COLUMNS[self.trainer], **kl}
         schema = pa.schema([pa.field(name, dtype, nullable=False) for name, dtype in types.items()])
-
-        def make_table(chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
-            columns, tokens = self._make_columns(chunk, context.seq_len)
-            tally.add(chunk, trained=int(chunk.trained.sum()), tokens=tokens)
-            return pa.table([columns[name] for name in schema.names], schema=schema)
-
-        return [write_parquet(folder / path, chunks, make_table, card=context.card, rows=ROW_GROUP).written(path)]
+        columns, tokens = self._make_columns(chunk, context.seq_len)
+        tally.add(chunk, trained=int(chunk.trained.sum()), tokens=tokens)
+        return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _make_columns(self, chunk: SequenceBatch, seq_len: int) -> tuple[dict[str, pa.Array], int]:
         """Return the columns of a chunk, and how many tokens they hold beside those of the KL term."""
         first = chunk.offsets[:-1]
-        answer = locate_answers(chunk)
+        answer = chunk.answer_starts
         # An answer ends behind its last target.
         places = np.where(chunk.trained, np.arange(len(chunk.ids)), -1)
         end = np.maximum(np.maximum.reduceat(places, first) + 1, answer)
@@ -172,3 +148,19 @@ class TRLPreference(Sharded):
             "    def _prepare_dataset(self, dataset, *args, **kwargs):\n        return dataset\n\n"
             f"Tokenized{name}Trainer(…, args={name}Config(…, max_length=None), train_dataset=rows)"
         )
+
+
+def take_ranges(chunk: SequenceBatch, begins: Ints, ends: Ints) -> pa.Array:
+    """Return the ids of ranges of tokens, a list for each."""
+    counts = ends - begins
+    return make_list_array(compute_offsets(counts), chunk.ids[expand_ranges(begins, counts)])
+
+
+def rotate_blocks(offsets: Ints) -> Ints:
+    """Return for each row the one before it in its block, and for a block's first row its last.
+
+    blocks of 3 rows: 0 gets the answer of 2, 1 that of 0, and 2 that of 1
+    """
+    before = np.arange(-1, int(offsets[-1]) - 1)
+    before[offsets[:-1]] = offsets[1:] - 1
+    return before

@@ -133,6 +133,11 @@ class SequenceBatch:
         borders, _ = self.spans()
         return (np.arange(len(self.ids)) - np.repeat(borders[:-1], np.diff(borders))).astype(np.int32)
 
+    @property
+    def answer_starts(self) -> Ints:
+        """Where the answer of each segment of preferences begins, behind its prompt: int64[K]."""
+        return self.offsets[:-1] + self.columns["prompt_lengths"].to_numpy().astype(np.int64)
+
     def spans(self) -> tuple[Ints, Ints]:
         """Return the offsets of attention spans in the tokens, and of sequences in the spans.
 

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from benchmarks import measure
 from rowmill.core.storage import Store
-from rowmill.packing.pack_plan import make_labels, plan_greedy, position_ids
+from rowmill.packing.pack_plan import mark_targets, plan_greedy
 from rowmill.schema import manifest
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.shards import native
@@ -77,9 +77,9 @@ def packed(sequences: int) -> pa.Table:
     ids = np.minimum(random.zipf(1.3, int(bounds[-1])), 150_000).astype(np.int32)
     mask = random.random(len(ids)) < 0.4
     names = pa.array([f"{i // 977:016x}:{i}#0" for i in range(last)])
-    segments = native.Segments(ids, mask, bounds, offsets, names, np.zeros(last, np.int32))
-    facts = native.Spans(make_labels(ids, mask, spans, ignore_token_id=None), position_ids(spans), spans, offsets)
-    return native.make_shard_table(segments, facts, dataset="texts")
+    trained = mark_targets(ids, mask, spans, ignore_token_id=None)
+    segments = native.Segments(ids, trained, bounds, offsets, names, np.zeros(last, np.int32))
+    return native.make_shard_table(segments, spans, offsets, dataset="texts")
 
 
 def writing(table: pa.Table) -> None:

@@ -1,6 +1,6 @@
 """Packing: the specification's vectors; plans partition the examples; facts follow from the plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from rowmill.core.arrays import Integers
+from rowmill.core.arrays import Integers, make_position_ids
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.packing.options import Packing, SliceStrategy
@@ -25,19 +26,21 @@ from rowmill.packing.pack_plan import (
     count_sequences,
     keep_examples_whole,
     keep_pieces,
-    make_labels,
     mark_targets,
     plan_best_fit,
     plan_concat,
     plan_greedy,
     plan_single,
     plan_slices,
-    position_ids,
     slice_too_long,
 )
 from rowmill.schema.rows import RowKind
 
 TEN = [6, 5, 5, 4, 4, 3, 3, 2, 2, 2]
+
+
+def mark(mask: NDArray[np.bool_], spans: Sequence[int]) -> NDArray[np.bool_]:
+    return mark_targets(np.zeros(len(mask), np.int32), mask, np.array(spans), ignore_token_id=None)
 
 
 def packing(**values: object) -> Packing:
@@ -375,7 +378,7 @@ def test_concat_reads_back_as_the_joined_documents(lengths: list[int], limit: in
 
 
 def test_positions_and_attention_follow_spans_of_segments_or_whole_sequences() -> None:
-    assert position_ids(np.array([3, 1, 2])).tolist() == [0, 1, 2, 0, 0, 1]
+    assert make_position_ids(np.array([3, 1, 2])).tolist() == [0, 1, 2, 0, 0, 1]
 
     plan = plan_concat(np.array([3, 6]), 4, "keep")
     blocked, offsets = attention_spans(plan, block_cross_document_attention=True)
@@ -398,15 +401,15 @@ def test_positions_and_attention_follow_spans_of_segments_or_whole_sequences() -
 def test_loss_is_one_position_before_its_target_in_the_same_span(
     mask: list[int], spans: list[int], loss: list[int]
 ) -> None:
-    targets = np.flatnonzero(mark_targets(np.array(mask, dtype=bool), np.array(spans)))
+    targets = np.flatnonzero(mark(np.array(mask, dtype=bool), spans))
     assert (targets - 1).tolist() == np.flatnonzero(loss).tolist()
 
 
-def test_labels_are_unshifted_and_whole_examples_may_exceed_any_limit() -> None:
+def test_targets_follow_their_spans_and_whole_examples_may_exceed_any_limit() -> None:
     ids = np.array([7, 8, 9, 7, 8, 5], dtype=np.int32)
     mask = np.array([1, 1, 1, 1, 1, 1], dtype=bool)
-    assert make_labels(ids, mask, np.array([3, 3]), ignore_token_id=None).tolist() == [-100, 8, 9, -100, 8, 5]
-    assert make_labels(ids, mask, np.array([3, 3]), ignore_token_id=8).tolist() == [-100, -100, 9, -100, -100, 5]
+    assert mark_targets(ids, mask, np.array([3, 3]), ignore_token_id=None).tolist() == [False, True, True] * 2
+    assert mark_targets(ids, mask, np.array([3, 3]), ignore_token_id=8).tolist() == [False, False, True] * 2
 
     assert keep_examples_whole(np.array([1, 10**6])).lengths.tolist() == [1, 10**6]
 
@@ -416,11 +419,11 @@ def test_targets_never_cross_a_span(spans: list[int], data: st.DataObject) -> No
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=sum(spans), max_size=sum(spans))))
     lengths = np.array(spans)
     span_of = np.repeat(np.arange(len(spans)), lengths)
-    targets = mark_targets(mask, lengths)
+    targets = mark(mask, spans)
     places = np.flatnonzero(targets)
 
     assert np.array_equal(span_of[places - 1], span_of[places])
-    assert np.array_equal(targets, mask & (position_ids(lengths) > 0))
+    assert np.array_equal(targets, mask & (make_position_ids(lengths) > 0))
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 60), st.none() | st.integers(1, 6))

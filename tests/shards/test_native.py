@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import pack_plan
 from rowmill.schema.manifest import File
 from rowmill.shards import host_scratch, native
-from rowmill.shards.native import Segments, Spans
+from rowmill.shards.native import Segments
 from tests.support.export_cases import sequences
 from tests.support.tiers import draw
 
@@ -26,7 +25,7 @@ def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int])
     batch = sequences([parts])
     return Segments(
         ids=batch.ids,
-        mask=batch.trained,
+        trained=batch.trained,
         offsets=batch.offsets,
         sequence_offsets=compute_offsets(np.array(per_sequence, np.int64)),
         example_ids=batch.example_ids,
@@ -38,9 +37,8 @@ def _table(segments: Segments, *, blocked: bool = True) -> pa.Table:
     ranges = np.stack([segments.starts, np.diff(segments.offsets).astype(np.int32)], axis=1)
     plan = pack_plan.SequencePlan(segments.sequence_offsets, np.arange(len(ranges)), ranges)
     lengths, offsets = pack_plan.attention_spans(plan, block_cross_document_attention=blocked)
-    labels = pack_plan.make_labels(segments.ids, segments.mask, lengths, ignore_token_id=None)
-    spans = Spans(labels, pack_plan.position_ids(lengths), lengths, offsets)
-    return native.make_shard_table(segments, spans, dataset="d")
+    trained = pack_plan.mark_targets(segments.ids, segments.trained, lengths, ignore_token_id=None)
+    return native.make_shard_table(replace(segments, trained=trained), lengths, offsets, dataset="d")
 
 
 def _back(table: pa.Table) -> pa.Table:
@@ -86,17 +84,17 @@ def test_segments_of_what_was_written_are_the_segments(parts: list[list[tuple[in
     back = native.recover_segments(_back(_table(segments)))
 
     lengths = np.diff(segments.offsets)
-    targets = pack_plan.mark_targets(segments.mask, lengths)
+    targets = pack_plan.mark_targets(segments.ids, segments.trained, lengths, ignore_token_id=None)
     assert back.ids.tolist() == segments.ids.tolist()
-    assert back.mask.tolist() == targets.tolist()
+    assert back.trained.tolist() == targets.tolist()
     assert back.offsets.tolist() == segments.offsets.tolist()
     assert back.sequence_offsets.tolist() == segments.sequence_offsets.tolist()
-    found, expected = sum(native.hash_sequences(back)), sum(native.hash_segments(segments, targets))
+    found, expected = sum(native.hash_sequences(back)), sum(native.hash_segments(replace(segments, trained=targets)))
     assert found % native.HASH_MODULUS == expected % native.HASH_MODULUS
 
 
-def _hash(segments: Segments, mask: Any = None) -> int:
-    return sum(native.hash_segments(segments, segments.mask if mask is None else mask))
+def _hash(segments: Segments) -> int:
+    return sum(native.hash_segments(segments))
 
 
 @pytest.mark.parametrize("place", [0, 3, 4])
@@ -109,7 +107,7 @@ def test_content_hash_sees_a_token_replaced_by_a_copy(place: int) -> None:
 
 def test_content_hash_sees_a_shifted_mask_and_a_swapped_name() -> None:
     segments = _segments([([10, 11, 2], [0, 1, 1]), ([10, 11, 2], [0, 1, 1])], [2])
-    assert _hash(segments, np.roll(segments.mask, 1)) != _hash(segments)
+    assert _hash(replace(segments, trained=np.roll(segments.trained, 1))) != _hash(segments)
     assert _hash(replace(segments, example_ids=pa.array(["e0#0", "e0#0"]))) != _hash(segments)
 
 

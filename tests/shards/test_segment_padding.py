@@ -17,21 +17,19 @@ PLAN = SequencePlan(np.array([0, 2, 4]), np.arange(4), np.array([[0, length] for
 
 def _make_table(multiple: int, *, blocked: bool) -> pa.Table:
     ids = np.arange(10, 10 + sum(LENGTHS), dtype=np.int32)
+    lengths, offsets = pack_plan.attention_spans(PLAN, block_cross_document_attention=blocked)
     segments = native.Segments(
         ids=ids,
-        mask=np.ones(len(ids), bool),
+        trained=pack_plan.mark_targets(ids, np.ones(len(ids), bool), lengths, ignore_token_id=None),
         offsets=np.cumsum([0, *LENGTHS]),
         sequence_offsets=PLAN.sequence_offsets,
         example_ids=pa.array(list("abcd")),
         starts=np.zeros(4, np.int32),
         weights=np.ones(len(ids), np.float32),
     )
-    lengths, offsets = pack_plan.attention_spans(PLAN, block_cross_document_attention=blocked)
-    labels = pack_plan.make_labels(ids, segments.mask, lengths, ignore_token_id=None)
     own = pack_plan.count_padding(PLAN, multiple, block_cross_document_attention=blocked)
     padded = lengths + (own if blocked else np.add.reduceat(own, PLAN.sequence_offsets[:-1]))
-    spans = native.Spans(labels, pack_plan.position_ids(padded), padded, offsets)
-    return native.make_shard_table(segments, spans, dataset="d", padding=native.Padding(own, 9))
+    return native.make_shard_table(segments, padded, offsets, dataset="d", padding=native.Padding(own, 9))
 
 
 def test_padding_follows_each_segment_and_its_positions_run_on() -> None:

@@ -76,7 +76,7 @@ def test_examples_read_back_from_trees_are_those_that_were_stored(
 
     assert found.weights is not None
     cuts = found.offsets[1:-1]
-    columns = (np.split(values, cuts) for values in (found.ids, found.mask, found.weights))
+    columns = (np.split(values, cuts) for values in (found.ids, found.trained, found.weights))
     back = zip(found.example_ids.to_pylist(), *([part.tolist() for part in column] for column in columns), strict=True)
     stored: list[tuple[str, list[int], list[bool], list[float]]] = []
     for number, example in enumerate(examples):
@@ -190,7 +190,7 @@ def read_examples(table: pa.Table) -> Counter[tuple[Any, ...]]:
     """Return the examples of some rows of shards: id, tokens and labels."""
     found = native.recover_segments(table.combine_chunks())
     cuts = found.offsets[1:-1]
-    parts = zip(np.split(found.ids, cuts), np.split(found.mask, cuts), strict=True)
+    parts = zip(np.split(found.ids, cuts), np.split(found.trained, cuts), strict=True)
     values = [(tuple(ids.tolist()), tuple(mask.tolist())) for ids, mask in parts]
     return Counter((name, *value) for name, value in zip(found.example_ids.to_pylist(), values, strict=True) if name)
 

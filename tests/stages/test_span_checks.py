@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from rowmill.core.arrays import make_list_array
 from rowmill.core.storage import File, Store, digest_bytes
-from rowmill.packing.pack_plan import position_ids
 from rowmill.shards import native
 from rowmill.stages.packed_shards.shard_files import has_whole_spans, read_back
 
@@ -22,10 +22,12 @@ def shard_of(
     ids = np.arange(9, dtype=np.int32)
     names = pa.array([f"p:{i}#0" for i in range(3)])
     segments = native.Segments(ids, np.ones(9, bool), np.array([0, 3, 5, 9]), SEQUENCES, names, np.zeros(3, np.int32))
-    places = position_ids(np.array(spans)) if positions is None else np.array(positions, np.int32)
-    return native.make_shard_table(
-        segments, native.Spans(ids, places, np.array(spans, np.int32), np.array(offsets)), dataset="d"
-    )
+    table = native.make_shard_table(segments, np.array(spans, np.int32), np.array(offsets), dataset="d")
+    if positions is None:
+        return table
+    place = table.schema.get_field_index("position_ids")
+    lists = make_list_array(np.array([0, 5, 9]), np.array(positions, np.int32))
+    return table.set_column(place, table.schema.field(place), lists)
 
 
 def test_spans_that_are_segments_or_sequences_are_whole() -> None:

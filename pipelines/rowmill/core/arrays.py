@@ -132,6 +132,19 @@ def expand_ranges(starts: Integers, lengths: Integers) -> Ints:
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)
 
 
+def make_position_ids(span_lengths: Integers) -> Tokens:
+    """Count from 0 within each span: lengths 3 2 ─► 0 1 2 0 1."""
+    lengths = span_lengths[span_lengths > 0].astype(np.int32)
+    if not len(lengths):
+        return np.empty(0, np.int32)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    # One more than the position before, but at a span's beginning back to 0.
+    positions = np.ones(int(ends[-1]), np.int32)
+    positions[0] = 0
+    positions[ends[:-1]] -= lengths[:-1]
+    return np.cumsum(positions, dtype=np.int32, out=positions)
+
+
 # ── Numbers of Arrow arrays as NumPy arrays, without pandas ──
 
 
@@ -186,6 +199,12 @@ def flatten_lists(column: pa.ListArray | pa.ChunkedArray) -> NDArray[Any]:
     if pa.types.is_fixed_size_list(values.type):
         return view_numbers(values)
     return values.to_numpy(zero_copy_only=False)
+
+
+def read_lists(column: pa.ListArray | pa.ChunkedArray) -> tuple[NDArray[Any], Ints]:
+    """Return the values of all rows of a list column, joined, and where each row begins: int64[R + 1]."""
+    lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return flatten_lists(lists), compute_offsets(lists.value_lengths().to_numpy(zero_copy_only=False))
 
 
 def split_lists(column: pa.ChunkedArray) -> list[Any]:

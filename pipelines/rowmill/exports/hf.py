@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 from pydantic import Field
 
-from rowmill.core.arrays import compute_offsets, expand_ranges, make_list_array
+from rowmill.core.arrays import compute_offsets, make_list_array
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes
 from rowmill.exports.base import (
@@ -39,8 +39,6 @@ from rowmill.shards.native import (
     ROW_GROUP,
     SEQUENCE_SCHEMA,
     Padding,
-    Segments,
-    Spans,
     choose_pad_id,
     make_shard_table,
     number_sequences,
@@ -108,21 +106,6 @@ def count_labels(table: pa.Table, chunk: SequenceBatch, tally: FileCounts) -> pa
     return table
 
 
-def make_segments(sequences: SequenceBatch) -> Segments:
-    """Return the segments of sequences, as native shards hold them."""
-    return Segments(
-        ids=sequences.ids,
-        mask=sequences.trained,
-        offsets=sequences.offsets,
-        sequence_offsets=sequences.sequence_offsets,
-        example_ids=sequences.example_ids,
-        starts=sequences.starts,
-        weights=sequences.weights,
-        token_fields=sequences.token_fields,
-        columns=sequences.columns,
-    )
-
-
 def make_packed_table(sequences: SequenceBatch, multiple: int = 1, pad_id: int = 0) -> pa.Table:
     """Return sequences in the columns of a shard, with their weights and fields if they have some."""
     borders, span_offsets = sequences.spans()
@@ -135,13 +118,7 @@ def make_packed_table(sequences: SequenceBatch, multiple: int = 1, pad_id: int =
         of_segments[np.searchsorted(sequences.offsets, borders[1:]) - 1] = after_spans
         padding = Padding(of_segments, pad_id)
         lengths = lengths + after_spans
-    spans = Spans(
-        labels=label_conventions.make_unshifted_labels(sequences.ids, sequences.trained),
-        position_ids=expand_ranges(np.zeros_like(lengths), lengths).astype(np.int32),
-        lengths=lengths,
-        offsets=span_offsets,
-    )
-    table = make_shard_table(make_segments(sequences), spans, dataset="", padding=padding)
+    table = make_shard_table(sequences, lengths, span_offsets, dataset="", padding=padding)
     table = number_sequences(table, sequences.numbers)
     place = table.schema.get_field_index("dataset")
     return table.set_column(place, SEQUENCE_SCHEMA.field("dataset"), sequences.datasets.dictionary_encode())

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Bools, Integers, expand_ranges
 from rowmill.core.errors import ContextOverflowError
 from rowmill.packing.options import SliceStrategy, Strategy
-from rowmill.schema.examples import IGNORED_LABEL
 
 # ── The plan ──
 
@@ -141,39 +140,20 @@ def measure_padded_room(lengths: Integers, seq_len: int, multiple: int) -> tuple
     return np.minimum(lengths if multiple == 1 else round_up(lengths, multiple), capacity), capacity
 
 
-def position_ids(span_lengths: Integers) -> NDArray[np.int32]:
-    """Count from 0 within each span: lengths 3 2 ─► 0 1 2 0 1."""
-    lengths = span_lengths[span_lengths > 0].astype(np.int32)
-    if not len(lengths):
-        return np.empty(0, np.int32)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    # One more than the position before, but at a span's beginning back to 0.
-    positions = np.ones(int(ends[-1]), np.int32)
-    positions[0] = 0
-    positions[ends[:-1]] -= lengths[:-1]
-    return np.cumsum(positions, dtype=np.int32, out=positions)
-
-
-def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
+def mark_targets(
+    input_ids: NDArray[np.int32], loss_mask: Bools, span_lengths: Integers, *, ignore_token_id: int | None
+) -> Bools:
     """Return which positions are targets: those of the mask except the first position of each span.
 
-    This defines the loss: position i predicts i + 1 iff both are in one attention span and `loss_mask[i + 1]`.
-    Masks 0 1 1 | 1 1 ─► 0 1 1 0 1.
+    This defines the loss: position i predicts i + 1 iff both are in one attention span and `loss_mask[i + 1]`, and the
+    token there is not `ignore_token_id`. Masks 0 1 1 | 1 1 ─► 0 1 1 0 1.
     """
     predicted = loss_mask.copy()
     ends = np.cumsum(span_lengths, dtype=np.int64)
     predicted[ends - span_lengths] = False
-    return predicted
-
-
-def make_labels(
-    input_ids: NDArray[np.int32], loss_mask: Bools, span_lengths: Integers, *, ignore_token_id: int | None
-) -> NDArray[np.int32]:
-    """Return unshifted labels: the token if it is a target, else -100; `ignore_token_id` is never a target."""
-    predicted = mark_targets(loss_mask, span_lengths)
     if ignore_token_id is not None:
         predicted &= input_ids != ignore_token_id
-    return np.where(predicted, input_ids, np.int32(IGNORED_LABEL))
+    return predicted
 
 
 GROUP_SEQUENCES: Final = 2048

@@ -20,14 +20,12 @@ alone need fewer sequences.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets, expand_ranges, find_distinct
+from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets, expand_ranges, find_distinct, flatten_lists
 from rowmill.packing.pack_plan import ExampleSlices, PlannedTrees, SequencePlan, count_sequences, plan_best_fit
 from rowmill.schema.examples import SPAN_KINDS
 
@@ -184,7 +182,7 @@ _TEMPLATE = SPAN_KINDS.index("template")
 
 def find_cuts(examples: pa.Table) -> Bools:
     """Return for each token of conversations, joined, whether a message does not go on after it: bool[T]."""
-    starts, messages, kinds = (_flatten(examples, name) for name in SPAN_COLUMNS)
+    starts, messages, kinds = (flatten_lists(examples.column(name)) for name in SPAN_COLUMNS)
     spans = compute_offsets(examples.column("span_starts").combine_chunks().value_lengths().to_numpy())
     tokens = compute_offsets(examples.column("tokens").to_numpy())
     per_example = np.diff(spans)
@@ -266,7 +264,3 @@ def _find_differences(codes: Tokens, firsts: Ints, others: Ints, counts: Ints) -
     begins = np.cumsum(counts) - counts
     places = expand_ranges(np.zeros(len(counts), np.int64), counts)
     return np.minimum.reduceat(np.where(differs, places, np.repeat(counts, counts)), begins)
-
-
-def _flatten(table: pa.Table, name: str) -> "NDArray[Any]":
-    return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)

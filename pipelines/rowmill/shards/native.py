@@ -39,17 +39,22 @@ from rowmill.core.arrays import (
     Tokens,
     Weights,
     compute_offsets,
+    count_true,
     expand_ranges,
     flatten_lists,
     make_list_array,
+    make_position_ids,
     make_zeros,
+    read_lists,
     sum_by_span,
 )
+from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD, find_token_fields, make_token_columns
 from rowmill.schema.indexed_shards import METADATA_KEY, ExampleReferences, read_sequences
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN, TREE_FIELDS
+from rowmill.shards.label_conventions import make_unshifted_labels
 from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
 
 _TOKEN_COLUMNS = ("input_ids", "labels", "position_ids", WEIGHT_COLUMN)
@@ -80,14 +85,13 @@ class PaddedSegments:
 
 def count_padding_tokens(table: pa.Table) -> int:
     """Return the pad tokens in some rows of a shard."""
-    return int(_flatten(table, PADDING_COLUMN).sum()) if PADDING_COLUMN in table.column_names else 0
+    return int(flatten_lists(table.column(PADDING_COLUMN)).sum()) if PADDING_COLUMN in table.column_names else 0
 
 
 def list_padding_tokens(table: pa.Table) -> Ints:
     """Return the pad tokens of each row of a shard that has padding: int64[R]."""
-    table = table.combine_chunks()
-    padding = compute_offsets(_flatten(table, PADDING_COLUMN))
-    return np.diff(padding[_cut(table, PADDING_COLUMN)])
+    padding, segments = read_lists(table.column(PADDING_COLUMN))
+    return np.diff(compute_offsets(padding)[segments])
 
 
 def drop_padding(table: pa.Table) -> pa.Table:
@@ -95,19 +99,17 @@ def drop_padding(table: pa.Table) -> pa.Table:
     if PADDING_COLUMN not in table.column_names:
         return table
     table = table.combine_chunks()
-    padding = _flatten(table, PADDING_COLUMN)
-    lengths = _flatten(table, "segment_lengths")
-    segments = _cut(table, "segment_lengths")
+    padding = flatten_lists(table.column(PADDING_COLUMN))
+    lengths, segments = read_lists(table.column("segment_lengths"))
     padded = PaddedSegments.of(lengths, padding)
     kept = compute_offsets(lengths)[segments]
     columns = {name: table.column(name) for name in table.column_names if name != PADDING_COLUMN}
     for name in (*_TOKEN_COLUMNS, *find_token_fields(table.column_names)):
         if name in columns:
-            columns[name] = make_list_array(kept, _flatten(table, name)[padded.places])
+            columns[name] = make_list_array(kept, flatten_lists(columns[name])[padded.places])
     if "seq_lengths" in columns:
-        spans = _cut(table, "seq_lengths")
-        real = _flatten(table, "seq_lengths") - sum_by_span(padding, segments, spans)
-        columns["seq_lengths"] = make_list_array(spans, real)
+        stored, spans = read_lists(columns["seq_lengths"])
+        columns["seq_lengths"] = make_list_array(spans, stored - sum_by_span(padding, segments, spans))
     fields = [table.schema.field(name) for name in columns]
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields, table.schema.metadata))
 
@@ -116,14 +118,6 @@ def read_unpadded(store: Store, file: File, columns: Sequence[str]) -> pa.Table:
     """Read columns of a shard, `segment_lengths` among them, without padding."""
     # A column that the file lacks is not read.
     return drop_padding(read_sequences(store, file, [*columns, PADDING_COLUMN])).combine_chunks()
-
-
-def _flatten(table: pa.Table, name: str) -> NDArray[Any]:
-    return flatten_lists(table.column(name))
-
-
-def _cut(table: pa.Table, name: str) -> Ints:
-    return compute_offsets(table.column(name).combine_chunks().value_lengths().to_numpy(zero_copy_only=False))
 
 
 # ── Tables of sequences ──
@@ -202,20 +196,20 @@ def number_sequences(table: pa.Table, numbers: Ints) -> pa.Table:
     return table.add_column(place, SEQUENCE_SCHEMA.field(place), pa.array(numbers))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Segments:
     """The segments of several sequences, flat.
 
-    `ids` and `mask` have one entry per token; `offsets` int64[K + 1] cut them into segments; `sequence_offsets`
-    int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per segment.
-    `weights` have one entry per token, 0 for one without a label; None: the recipe has no weights. `token_fields` have
-    one entry per token, too, and `columns` one entry per segment; most recipes have none.
+    `ids` and `trained`, which are the targets, have one entry per token; `offsets` int64[K + 1] cut them into segments;
+    `sequence_offsets` int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per
+    segment. `weights` have one entry per token, 0 for one without a label; None: the recipe has no weights.
+    `token_fields` have one entry per token, too, and `columns` one entry per segment; most recipes have none.
 
     With `trees`, examples share segments: `example_ids` and `starts` have one entry per example.
     """
 
     ids: Tokens
-    mask: Bools
+    trained: Bools
     offsets: Ints
     sequence_offsets: Ints
     example_ids: pa.Array
@@ -231,20 +225,6 @@ def locate_tokens(row_offsets: Ints, rows: Ints, starts: Integers, lengths: Inte
     return Runs.of(row_offsets[rows] + starts, lengths)
 
 
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Labels and positions of each token, and the lengths of attention spans, derived from a plan.
-
-    `offsets` int64[S + 1] cut `lengths` into sequences; with open attention each sequence is one span. If segments are
-    padded, positions and lengths include the padding.
-    """
-
-    labels: Tokens
-    position_ids: Tokens
-    lengths: Tokens
-    offsets: Ints
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Padding:
     """The pad tokens after each segment, int32[K], and their id."""
@@ -254,12 +234,22 @@ class Padding:
 
 
 def make_shard_table(
-    segments: Segments, spans: Spans, *, dataset: str, filler: bool = False, padding: Padding | None = None
+    segments: Segments,
+    span_lengths: Tokens,
+    span_offsets: Ints,
+    *,
+    dataset: str,
+    filler: bool = False,
+    padding: Padding | None = None,
 ) -> pa.Table:
-    """Make the rows of a packed shard; with `padding`, its tokens follow the segments, and it has a column of them."""
+    """Make the rows of a packed shard; with `padding`, its tokens follow the segments, and it has a column of them.
+
+    The lengths of attention spans, which `span_offsets` int64[S + 1] cut into sequences, include the padding.
+    """
     token_offsets = segments.offsets[segments.sequence_offsets]
     count = len(segments.sequence_offsets) - 1
-    ids, labels, weights, token_fields = segments.ids, spans.labels, segments.weights, segments.token_fields
+    ids, weights, token_fields = segments.ids, segments.weights, segments.token_fields
+    labels = make_unshifted_labels(ids, segments.trained)
     # These cut the tokens, with their padding, into rows.
     row_offsets = token_offsets
     if padding is not None:
@@ -268,18 +258,22 @@ def make_shard_table(
         weights = None if weights is None else padded.insert(weights, 0)
         token_fields = {name: padded.insert(values, 0) for name, values in token_fields.items()}
         row_offsets = padded.offsets[segments.sequence_offsets]
-    example_offsets = segments.sequence_offsets if segments.trees is None else segments.trees.example_offsets
+    trees, example_offsets = segments.trees, segments.sequence_offsets
+    positions = make_position_ids(span_lengths)
+    if trees is not None:
+        example_offsets = trees.example_offsets
+        positions = make_tree_positions(trees.joined_parents, trees.lengths).astype(np.int32)
     columns = [
         make_list_array(row_offsets, ids),
         make_list_array(row_offsets, labels),
-        make_list_array(row_offsets, spans.position_ids),
-        make_list_array(spans.offsets, spans.lengths),
+        make_list_array(row_offsets, positions),
+        make_list_array(span_offsets, span_lengths),
         pa.ListArray.from_arrays(pa.array(example_offsets, pa.int32()), segments.example_ids),
         make_list_array(example_offsets, segments.starts.astype(np.int32)),
         make_list_array(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
         pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([dataset], pa.string())),
         pa.array(np.diff(token_offsets).astype(np.int32)),
-        pa.array(_count_targets(spans.labels, token_offsets)),
+        pa.array(count_true(segments.trained, token_offsets).astype(np.int32)),
         pa.array(np.full(count, filler)),
     ]
     if weights is not None:
@@ -292,19 +286,12 @@ def make_shard_table(
     fields = [pa.field(name, of_segments.type) for name, of_segments in values.items()]
     offsets = pa.array(segments.sequence_offsets, pa.int32())
     columns += [pa.ListArray.from_arrays(offsets, of_segments) for of_segments in values.values()]
-    if segments.trees is not None:
-        columns += segments.trees.to_columns().values()
+    if trees is not None:
+        columns += trees.to_columns().values()
         fields += TREE_FIELDS
     types = {name: column.type.value_type for name, column in of_tokens.items()}
     schema = make_shard_schema(weighted=weights is not None, token_fields=types, columns=fields)
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _count_targets(labels: Tokens, token_offsets: Ints) -> Tokens:
-    """Return the targets of each sequence; `token_offsets` int64[S + 1] ascend, as no sequence is empty."""
-    if len(token_offsets) == 1:
-        return np.empty(0, np.int32)
-    return np.add.reduceat(labels != IGNORED_LABEL, token_offsets[:-1], dtype=np.int32)
 
 
 def choose_pad_id(card: Mapping[str, Any]) -> int:
@@ -327,10 +314,15 @@ def make_fillers(
 
     If segments are padded to a multiple, these are, too; if examples share segments, each is a tree of one.
     """
-    padded = 2 + -2 % multiple
+    trees = None
+    if has_trees:
+        numbers, nothing = np.arange(count + 1), np.empty(0, np.int32)
+        targets = TargetRuns(np.zeros(count + 1, np.int64), nothing, nothing, np.empty(0, np.float32))
+        roots, ends = np.full(count, -1, np.int32), np.zeros(count, np.int32)
+        trees = ExampleTrees(np.full(count, FILLER_TOKENS, np.int32), roots, numbers, ends, numbers, targets)
     segments = Segments(
         ids=np.full(2 * count, pad_id, np.int32),
-        mask=np.zeros(2 * count, bool),
+        trained=np.zeros(2 * count, bool),
         offsets=np.arange(0, 2 * count + 1, 2),
         sequence_offsets=np.arange(count + 1),
         example_ids=pa.array([""] * count, pa.string()),
@@ -338,24 +330,12 @@ def make_fillers(
         weights=np.zeros(2 * count, np.float32) if weighted else None,
         token_fields={name: make_zeros(2 * count, kind) for name, kind in token_fields.items()},
         columns={column.name: pa.nulls(count, column.type) for column in columns},
-        trees=_make_filler_trees(count) if has_trees else None,
+        trees=trees,
     )
-    spans = Spans(
-        labels=np.full(2 * count, IGNORED_LABEL, np.int32),
-        position_ids=np.tile(np.arange(padded, dtype=np.int32), count),
-        lengths=np.full(count, padded, np.int32),
-        offsets=np.arange(count + 1),
-    )
-    padding = Padding(np.full(count, padded - 2, np.int32), pad_id) if multiple > 1 else None
-    table = make_shard_table(segments, spans, dataset=dataset, filler=True, padding=padding)
+    padded = np.full(count, 2 + -2 % multiple, np.int32)
+    padding = Padding(padded - np.int32(2), pad_id) if multiple > 1 else None
+    table = make_shard_table(segments, padded, np.arange(count + 1), dataset=dataset, filler=True, padding=padding)
     return number_sequences(table, np.full(count, -1, np.int64))
-
-
-def _make_filler_trees(count: int) -> ExampleTrees:
-    numbers, nothing = np.arange(count + 1), np.empty(0, np.int32)
-    targets = TargetRuns(np.zeros(count + 1, np.int64), nothing, nothing, np.empty(0, np.float32))
-    roots, ends = np.full(count, -1, np.int32), np.zeros(count, np.int32)
-    return ExampleTrees(np.full(count, FILLER_TOKENS, np.int32), roots, numbers, ends, numbers, targets)
 
 
 def count_group_rows(seq_len: int) -> int:
@@ -404,59 +384,46 @@ def recover_segments(table: pa.Table) -> Segments:
     Of examples that share segments, each is returned as one, with its own mask and weights.
     """
     table = drop_padding(table)
-    if not table.num_rows:
-        empty = np.zeros(1, np.int64)
-        return Segments(
-            np.empty(0, np.int32), np.empty(0, bool), empty, empty, pa.array([], pa.string()), np.empty(0, np.int32)
-        )
-    ids = _flatten_shard_column(table, "input_ids")
-    labels = _flatten_shard_column(table, "labels")
-    names = table.column("example_ids").chunk(0)
-    sequence_offsets = np.asarray(names.offsets, np.int64)
+    ids, labels, starts = (flatten_lists(table.column(name)) for name in ("input_ids", "labels", "starts"))
+    names = table.column("example_ids").combine_chunks()
+    cut = read_lists(table.column("starts"))[1]
     if PARENTS_COLUMN in table.column_names:
         trees = ExampleTrees.of(table)
         places, offsets = trees.list_example_tokens()
         targets, weights = trees.list_target_tokens(offsets)
-        mask, of_tokens = np.zeros(len(places), np.bool_), np.zeros(len(places), np.float32)
-        mask[targets], of_tokens[targets] = True, weights
-        starts = _flatten_shard_column(table, "starts")
-        cut = sequence_offsets - sequence_offsets[0]
-        return Segments(ids[places], mask, offsets, cut, names.flatten(), starts, of_tokens)
-    lengths = _flatten_shard_column(table, "segment_lengths")
+        trained, of_tokens = np.zeros(len(places), np.bool_), np.zeros(len(places), np.float32)
+        trained[targets], of_tokens[targets] = True, weights
+        return Segments(ids[places], trained, offsets, cut, names.flatten(), starts, of_tokens)
     return Segments(
         ids=ids,
-        mask=labels != IGNORED_LABEL,
-        offsets=compute_offsets(lengths),
-        sequence_offsets=sequence_offsets - sequence_offsets[0],
+        trained=labels != IGNORED_LABEL,
+        offsets=compute_offsets(flatten_lists(table.column("segment_lengths"))),
+        sequence_offsets=cut,
         example_ids=names.flatten(),
-        starts=_flatten_shard_column(table, "starts"),
-        weights=_flatten_shard_column(table, WEIGHT_COLUMN) if WEIGHT_COLUMN in table.column_names else None,
-        token_fields={name: _flatten_shard_column(table, name) for name in find_token_fields(table.column_names)},
+        starts=starts,
+        weights=flatten_lists(table.column(WEIGHT_COLUMN)) if WEIGHT_COLUMN in table.column_names else None,
+        token_fields={name: flatten_lists(table.column(name)) for name in find_token_fields(table.column_names)},
     )
 
 
 def recover_example_ids(table: pa.Table) -> tuple[Tokens, Ints]:
     """Return the token ids of segments, or of whole examples that share them, joined, and their offsets."""
-    ids, lengths = (_flatten_shard_column(table, name) for name in ("input_ids", "segment_lengths"))
+    ids, lengths = (flatten_lists(table.column(name)) for name in ("input_ids", "segment_lengths"))
     if PARENTS_COLUMN not in table.column_names:
         return ids, compute_offsets(lengths)
     places, offsets = ExampleTrees.of(table).list_example_tokens()
     return ids[places], offsets
 
 
-def _flatten_shard_column(table: pa.Table, name: str) -> NDArray[Any]:
-    return flatten_lists(table.column(name).chunk(0))
-
-
-def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
-    """Yield the hash of each segment's id, start, tokens, mask, weights and fields; `targets` are those with a label.
+def hash_segments(segments: Segments) -> Iterator[int]:
+    """Yield the hash of each segment's id, start, tokens, targets, weights and fields.
 
     XXH3, because it guards against mistakes, not attackers: files have digests of their own.
     """
     # Here, because trainers import exports without what builds need.
     from xxhash import xxh3_128_intdigest
 
-    tokens, flags = _view_bytes(segments.ids, "<i4"), _view_bytes(targets, "?")
+    tokens, flags = _view_bytes(segments.ids, "<i4"), _view_bytes(segments.trained, "?")
     numbers = [] if segments.weights is None else [(4, _view_bytes(segments.weights, "<f4"))]
     for _, values in sorted(segments.token_fields.items(), key=itemgetter(0)):
         width = values.dtype.itemsize * math.prod(values.shape[1:])
@@ -487,7 +454,7 @@ def format_content_hash(total: int) -> str:
 
 def hash_sequences(segments: Segments) -> list[int]:
     """Return for each sequence of a shard the sum of its segments' hashes modulo 2^128."""
-    hashes = list(hash_segments(segments, segments.mask))
+    hashes = list(hash_segments(segments))
     bounds: list[int] = segments.sequence_offsets.tolist()
     return [sum(hashes[left:right]) % HASH_MODULUS for left, right in pairwise(bounds)]
 

@@ -11,11 +11,9 @@ examples by themselves. What each of them trains cannot be told from the sums, s
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rowmill.core import segment_trees
 from rowmill.core.arrays import (
@@ -25,8 +23,10 @@ from rowmill.core.arrays import (
     Weights,
     compute_offsets,
     expand_ranges,
+    flatten_lists,
     make_list_array,
     mark_changes,
+    read_lists,
 )
 from rowmill.schema.rows import TREE_COLUMNS
 
@@ -81,17 +81,17 @@ class ExampleTrees:
     @classmethod
     def of(cls, table: pa.Table) -> "ExampleTrees":
         """Read them from rows of a shard."""
-        lengths, segment_offsets = _read_lists(table, "segment_lengths")
-        ends, example_offsets = _read_lists(table, "example_ends")
-        of_runs, run_offsets = _read_lists(table, "target_examples")
+        lengths, segment_offsets = read_lists(table.column("segment_lengths"))
+        ends, example_offsets = read_lists(table.column("example_ends"))
+        of_runs, run_offsets = read_lists(table.column("target_examples"))
         # Runs number the examples of their sequence.
         examples = of_runs + np.repeat(example_offsets[:-1], np.diff(run_offsets))
-        starts, run_lengths, weights = (
-            _read_lists(table, name)[0] for name in ("target_starts", "target_lengths", "target_weights")
+        starts, run_lengths, weights, parents = (
+            flatten_lists(table.column(name))
+            for name in ("target_starts", "target_lengths", "target_weights", "segment_parents")
         )
         counts = np.bincount(examples, minlength=len(ends))
         targets = TargetRuns(compute_offsets(counts), starts, run_lengths, weights)
-        parents = _read_lists(table, "segment_parents")[0]
         return cls(lengths, parents, segment_offsets, ends, example_offsets, targets)
 
     def to_columns(self) -> dict[str, pa.ListArray]:
@@ -151,9 +151,3 @@ class ExampleTrees:
         trained[places[targets]] = True
         sums = np.bincount(places[targets], weights=weights, minlength=count)
         return trained, sums.astype(np.float32)
-
-
-def _read_lists(table: pa.Table, name: str) -> tuple[NDArray[Any], Ints]:
-    """Return the values of a column of lists, and where each row's begin."""
-    column = table.column(name).combine_chunks()
-    return column.flatten().to_numpy(), compute_offsets(column.value_lengths().to_numpy())

@@ -10,9 +10,8 @@ Ranks hold sequences in another order, and some several times: rows 2 0 0 have t
 nobody has to read the tokens of all shards again to know what a rank must hold.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +20,12 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import (
     Bools,
     Ints,
-    Numbers,
     Tokens,
-    Weights,
     compute_offsets,
-    expand_ranges,
+    flatten_lists,
     group_equal,
-    view_numbers,
+    make_position_ids,
+    read_lists,
 )
 from rowmill.core.errors import IntegrityError
 from rowmill.core.storage import Store
@@ -35,6 +33,7 @@ from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN, fi
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import host_scratch, native
+from rowmill.shards.native import Segments
 
 SEQUENCE_HASHES = pa.schema(
     [
@@ -89,29 +88,17 @@ def read_hashes(store: Store, part: Part) -> pa.Table:
 # ── Flat arrays ──
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SequenceBatch:
-    """S sequences of K segments and T tokens, flat.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SequenceBatch(Segments):
+    """S sequences as exporters receive them.
 
-    ids int32[T], trained bool[T], weights float32[T] or None · offsets int64[K + 1] · sequence_offsets
-    int64[S + 1] · is_open bool[S] · example_ids, starts int32 per segment · datasets, numbers int64 per sequence.
-    A token is trained if it is a target. `weights`, if given, are 0 for all other tokens. `token_fields` are further
-    numbers of each token by name, [T] or [T, size]. `columns` have the values per segment that not all recipes have: of
-    one kind of rows (`rows.SEGMENT_COLUMNS`), and fields of a row.
+    is_open bool[S]: a sequence is one attention span · datasets, numbers int64 per sequence. `columns` have the values
+    per segment that not all recipes have: of one kind of rows (`rows.SEGMENT_COLUMNS`), and fields of a row.
     """
 
-    ids: Tokens
-    trained: Bools
-    weights: Weights | None
-    offsets: Ints
-    sequence_offsets: Ints
     is_open: Bools
-    example_ids: pa.Array
-    starts: Tokens
     datasets: pa.Array
     numbers: Ints
-    token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
-    columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -130,8 +117,7 @@ class SequenceBatch:
     @property
     def position_ids(self) -> Tokens:
         """Positions int32[T], from 0 in each attention span."""
-        borders, _ = self.spans()
-        return (np.arange(len(self.ids)) - np.repeat(borders[:-1], np.diff(borders))).astype(np.int32)
+        return make_position_ids(np.diff(self.spans()[0]))
 
     @property
     def answer_starts(self) -> Ints:
@@ -179,93 +165,51 @@ def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) 
     ]
     back = np.empty(len(segments), np.int64)
     back[np.concatenate([places for _, places in by_file])] = np.arange(len(segments))
-    sizes = np.concatenate([piece.sizes for piece in pieces])
-    tokens = expand_ranges(compute_offsets(sizes)[:-1][back], sizes[back])
-    heads = back[sequence_offsets[:-1]]
-    columns = frozenset(pieces[0].columns).intersection(*(piece.columns for piece in pieces))
-    weights = [piece.weights for piece in pieces if piece.weights is not None]
+    shared = frozenset(pieces[0].column_names).intersection(*(piece.column_names for piece in pieces))
+    names = [name for name in pieces[0].column_names if name in shared]
+    table = pa.concat_tables([piece.select(names) for piece in pieces]).combine_chunks().take(pa.array(back))
+    of_sequences = table.select(["is_open", "dataset", "sequence_id"]).take(pa.array(sequence_offsets[:-1]))
+    names.remove("is_open")
+    ids, offsets = read_lists(table.column("input_ids"))
     return SequenceBatch(
-        ids=np.concatenate([piece.ids for piece in pieces])[tokens],
-        trained=np.concatenate([piece.labels for piece in pieces])[tokens] != IGNORED_LABEL,
-        weights=np.concatenate(weights)[tokens].astype(np.float32) if weights else None,
-        offsets=compute_offsets(sizes[back]),
+        ids=ids,
+        trained=flatten_lists(table.column("labels")) != IGNORED_LABEL,
+        weights=flatten_lists(table.column(WEIGHT_COLUMN)) if WEIGHT_COLUMN in names else None,
+        offsets=offsets,
         sequence_offsets=sequence_offsets,
-        is_open=np.concatenate([piece.is_open for piece in pieces])[heads],
-        example_ids=pa.concat_arrays([piece.example_ids for piece in pieces]).take(pa.array(back)),
-        starts=np.concatenate([piece.starts for piece in pieces])[back],
-        datasets=pa.concat_arrays([piece.datasets for piece in pieces]).take(pa.array(heads)),
-        numbers=np.concatenate([piece.numbers for piece in pieces])[heads],
-        token_fields={
-            name: np.concatenate([piece.token_fields[name] for piece in pieces])[tokens]
-            for name in pieces[0].token_fields
-        },
-        columns={
-            name: pa.concat_arrays([piece.columns[name] for piece in pieces]).take(pa.array(back))
-            for name in sorted(columns)
-        },
+        is_open=of_sequences.column("is_open").combine_chunks().to_numpy(zero_copy_only=False),
+        example_ids=table.column("example_ids").combine_chunks(),
+        starts=table.column("starts").to_numpy(),
+        datasets=of_sequences.column("dataset").combine_chunks(),
+        numbers=of_sequences.column("sequence_id").to_numpy(),
+        token_fields={name: flatten_lists(table.column(name)) for name in find_token_fields(names)},
+        columns={name: table.column(name).combine_chunks() for name in _SEGMENT_COLUMN_NAMES if name in names},
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _FileSegments:
-    """Segments of one file; the values of a sequence are repeated for each of its segments."""
-
-    sizes: Ints
-    ids: Tokens
-    labels: Tokens
-    weights: Weights | None
-    example_ids: pa.Array
-    starts: Tokens
-    is_open: Bools
-    datasets: pa.Array
-    numbers: Ints
-    token_fields: Mapping[str, Numbers]
-    columns: Mapping[str, pa.Array]
-
-
-def _select_file_segments(table: pa.Table, selected: Ints) -> _FileSegments:
-    lengths = _flatten_list_values(table, "segment_lengths").astype(np.int64)
-    sizes = lengths[selected]
-    tokens = expand_ranges(compute_offsets(lengths)[:-1][selected], sizes)
-    segments = _read_list_offsets(table, "segment_lengths")
+def _select_file_segments(table: pa.Table, selected: Ints) -> pa.Table:
+    """Return some segments of a file, a row each; the values of a sequence are repeated for each of its segments."""
+    stored = {name: table.column(name).chunk(0) for name in table.column_names}
+    segments = np.asarray(stored["segment_lengths"].offsets, np.int64)
     rows = np.searchsorted(segments, selected, "right") - 1
-    is_open = np.diff(_read_list_offsets(table, "seq_lengths")) < np.diff(segments)
-    return _FileSegments(
-        sizes=sizes,
-        ids=_flatten_list_values(table, "input_ids")[tokens],
-        labels=_flatten_list_values(table, "labels")[tokens],
-        weights=_flatten_list_values(table, WEIGHT_COLUMN)[tokens] if WEIGHT_COLUMN in table.column_names else None,
-        example_ids=table.column("example_ids").chunk(0).values.take(pa.array(selected)),
-        starts=_flatten_list_values(table, "starts")[selected],
-        is_open=is_open[rows],
-        datasets=table.column("dataset").chunk(0).take(pa.array(rows)),
-        numbers=table.column("sequence_id").to_numpy()[rows],
-        token_fields={
-            name: _flatten_list_values(table, name)[tokens] for name in find_token_fields(table.column_names)
-        },
-        columns={
-            name: table.column(name).chunk(0).values.take(pa.array(selected))
-            for name in _SEGMENT_COLUMN_NAMES
-            if name in table.column_names
-        },
+    is_open = np.diff(np.asarray(stored["seq_lengths"].offsets, np.int64)) < np.diff(segments)
+    # A list of tokens for each segment, of which only the pages of those that are taken are read.
+    tokens = pa.array(compute_offsets(stored["segment_lengths"].values.to_numpy()).astype(np.int32))
+    of_tokens = [name for name in ("input_ids", "labels", WEIGHT_COLUMN) if name in stored]
+    of_tokens += find_token_fields(table.column_names)
+    of_segments = [name for name in ("example_ids", "starts", *_SEGMENT_COLUMN_NAMES) if name in stored]
+    chosen, chosen_rows = pa.array(selected), pa.array(rows)
+    return pa.table(
+        {name: pa.ListArray.from_arrays(tokens, stored[name].values).take(chosen) for name in of_tokens}
+        | {name: stored[name].values.take(chosen) for name in of_segments}
+        | {name: stored[name].take(chosen_rows) for name in ("dataset", "sequence_id")}
+        | {"is_open": is_open[rows]}
     )
 
 
 _SEGMENT_COLUMN_NAMES = sorted(
     {column.name for columns in SEGMENT_COLUMNS.values() for column in columns} | ROW_FIELDS.keys()
 )
-
-
-def _flatten_list_values(table: pa.Table, name: str) -> Any:
-    """Return all values of a list column, without copying them."""
-    values = table.column(name).chunk(0).values
-    if pa.types.is_fixed_size_list(values.type):
-        return view_numbers(values)
-    return values.to_numpy(zero_copy_only=False)
-
-
-def _read_list_offsets(table: pa.Table, name: str) -> Ints:
-    return np.asarray(table.column(name).chunk(0).offsets, np.int64)
 
 
 # ── Checks before an export is written ─────────────────────────────────────────────────────────────

@@ -21,7 +21,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, find_distinct, format_count, format_size
+from rowmill.core.arrays import (
+    Ints,
+    compute_offsets,
+    count_true,
+    expand_ranges,
+    find_distinct,
+    format_count,
+    format_size,
+)
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json, read_tables
@@ -38,7 +46,6 @@ from rowmill.exports.base import (
     FileDigests,
     WrittenFile,
 )
-from rowmill.exports.hf import make_segments
 from rowmill.packing.pack_plan import plan_best_fit
 from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part
@@ -173,9 +180,9 @@ def measure_segments(shard: NumberedShard, opened: ExportShards) -> bytes:
     """Return the content hash and the targets of each segment of a shard; leave a copy for the jobs of this host."""
     segments = opened.copies.read(shard)
     measured = np.empty(len(segments.offsets) - 1, _SEGMENT_DTYPE)
-    hashes = b"".join(one.to_bytes(16, "little") for one in native.hash_segments(segments, segments.mask))
+    hashes = b"".join(one.to_bytes(16, "little") for one in native.hash_segments(segments))
     measured["hash"] = np.frombuffer(hashes, "V16")
-    measured["trained"] = np.add.reduceat(segments.mask, segments.offsets[:-1], dtype=np.int64) if len(measured) else 0
+    measured["trained"] = count_true(segments.trained, segments.offsets)
     return measured.tobytes()
 
 
@@ -203,7 +210,7 @@ def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[File
         for segments, offsets in task.job.chunks(task.export.rows_at_once(task.context)):
             chunk = take_segments(source, segments, offsets)
             require_valid_tokens(chunk, vocab_size=task.context.vocab_size, where=f"exports.{task.export.name}")
-            found += sum(native.hash_segments(make_segments(chunk), chunk.trained))
+            found += sum(native.hash_segments(chunk))
             yield chunk
 
     with opened.copies.scratch.open_folder() as folder:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from rowmill.core.arrays import (
     Bools,
@@ -23,7 +22,10 @@ from rowmill.core.arrays import (
     Tokens,
     Weights,
     compute_offsets,
+    flatten_lists,
     make_list_array,
+    make_position_ids,
+    read_lists,
     sum_by_span,
 )
 from rowmill.core.errors import DamagedFileError
@@ -31,7 +33,7 @@ from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import pack_plan
 from rowmill.packing.options import Packing
-from rowmill.packing.pack_plan import ExampleSlices, PlannedTrees, SequencePlan, position_ids
+from rowmill.packing.pack_plan import ExampleSlices, PlannedTrees, SequencePlan
 from rowmill.packing.prefix_trees import SortedPieces, sort_by_tokens
 from rowmill.parts.functions import write_table
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
@@ -111,7 +113,7 @@ def has_whole_spans(shard: pa.Table) -> bool:
         # Spans are segments, positions continue those of parents, and weights are sums over examples.
         trees = ExampleTrees.of(shard)
         (ids, tokens), (labels, _), (positions, _), (spans, span_offsets), (weights, _) = (
-            _read_span_column(shard, name)
+            read_lists(shard.column(name))
             for name in ("input_ids", "labels", "position_ids", "seq_lengths", WEIGHT_COLUMN)
         )
         trained, sums = trees.sum_targets()
@@ -123,22 +125,16 @@ def has_whole_spans(shard: pa.Table) -> bool:
             and np.array_equal(labels, np.where(trained, ids, IGNORED_LABEL))
             and np.array_equal(weights, sums)
         )
-    lengths, segments = _read_span_column(shard, "segment_lengths")
+    lengths, segments = read_lists(shard.column("segment_lengths"))
     if PADDING_COLUMN in shard.column_names:
-        lengths = lengths + _read_span_column(shard, PADDING_COLUMN)[0]
-    found, spans = _read_span_column(shard, "seq_lengths")
-    positions, tokens = _read_span_column(shard, "position_ids")
+        lengths = lengths + flatten_lists(shard.column(PADDING_COLUMN))
+    found, spans = read_lists(shard.column("seq_lengths"))
+    positions, tokens = read_lists(shard.column("position_ids"))
     return (
         np.array_equal(found, sum_by_span(lengths, segments, spans))
         and np.array_equal(tokens, compute_offsets(found)[spans])
-        and np.array_equal(positions, position_ids(found))
+        and np.array_equal(positions, make_position_ids(found))
     )
-
-
-def _read_span_column(shard: pa.Table, name: str) -> tuple[NDArray[Any], Ints]:
-    """Return the values of a column of lists, and where each row's begin: int64[R + 1]."""
-    column = shard.column(name).combine_chunks()
-    return column.flatten().to_numpy(), compute_offsets(column.value_lengths().to_numpy())
 
 
 HASH_TOKENS = 2 << 20
@@ -246,7 +242,7 @@ def _hash_segments(
         tokens.weights_at(runs, targets),
         tokens.fields_at(runs),
     )
-    return sum(native.hash_segments(segments, targets))
+    return sum(native.hash_segments(segments))
 
 
 def _take_targets(
@@ -372,18 +368,19 @@ class ShardWriter:
         tokens = self.tokens
         starts, lengths = plan.ranges[:, 0], plan.ranges[:, 1]
         runs = native.locate_tokens(tokens.offsets, plan.examples, starts, lengths)
-        cut_ids, cut_mask = runs.take(tokens.ids), runs.take(tokens.mask)
+        cut_ids = runs.take(tokens.ids)
         blocked = self.packing.block_cross_document_attention
         span_lengths, span_offsets = pack_plan.attention_spans(plan, block_cross_document_attention=blocked)
-        labels = pack_plan.make_labels(cut_ids, cut_mask, span_lengths, ignore_token_id=self.packing.ignore_token_id)
+        ignored = self.packing.ignore_token_id
+        trained = pack_plan.mark_targets(cut_ids, runs.take(tokens.mask), span_lengths, ignore_token_id=ignored)
         segments = native.Segments(
             ids=cut_ids,
-            mask=cut_mask,
+            trained=trained,
             offsets=compute_offsets(lengths),
             sequence_offsets=plan.sequence_offsets,
             example_ids=tokens.example_ids.take(pa.array(plan.examples)),
             starts=starts,
-            weights=tokens.weights_at(runs, labels != IGNORED_LABEL),
+            weights=tokens.weights_at(runs, trained),
             token_fields=tokens.fields_at(runs),
             columns={field.name: _take(tokens.own, field.name, plan).cast(field.type) for field in self.columns},
         )
@@ -393,13 +390,7 @@ class ShardWriter:
             own = pack_plan.count_padding(plan, multiple, block_cross_document_attention=blocked)
             span_lengths = span_lengths + sum_by_span(own, plan.sequence_offsets, span_offsets)
             padding = native.Padding(own, self.pad_id)
-        spans = native.Spans(
-            labels=labels,
-            position_ids=pack_plan.position_ids(span_lengths),
-            lengths=span_lengths,
-            offsets=span_offsets,
-        )
-        return native.make_shard_table(segments, spans, dataset=self.dataset, padding=padding)
+        return native.make_shard_table(segments, span_lengths, span_offsets, dataset=self.dataset, padding=padding)
 
 
 def gather_trees(
@@ -424,7 +415,7 @@ def gather_trees(
     trained, weights = trees.sum_targets()
     segments = native.Segments(
         ids=ids,
-        mask=trained,
+        trained=trained,
         offsets=compute_offsets(trees.lengths),
         sequence_offsets=plan.sequence_offsets,
         example_ids=tokens.example_ids.take(pa.array(leaves.examples)),
@@ -432,13 +423,7 @@ def gather_trees(
         weights=weights,
         trees=trees,
     )
-    spans = native.Spans(
-        labels=np.where(trained, ids, np.int32(IGNORED_LABEL)),
-        position_ids=make_tree_positions(trees.joined_parents, trees.lengths).astype(np.int32),
-        lengths=trees.lengths,
-        offsets=plan.sequence_offsets,
-    )
-    return native.make_shard_table(segments, spans, dataset=dataset)
+    return native.make_shard_table(segments, trees.lengths, plan.sequence_offsets, dataset=dataset)
 
 
 _EXAMPLE_ID_PATTERN = "^(?P<row_id>(?P<part>.*):(?P<record>[0-9]+)[.0-9]*)#[0-9]+$"

@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Ints, compute_offsets, format_count
+from rowmill.core.arrays import Bools, Ints, compute_offsets, format_count, read_lists
 from rowmill.core.errors import IntegrityError
 from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
@@ -130,10 +130,7 @@ def read_shard_sequences(store: Store, flops_linear: int | None, shard: File) ->
     """Return the sequences of a shard, in `SEQUENCE_DTYPE`; costs only with `flops_linear`."""
     columns = ("tokens", "trained_tokens", "segment_lengths", *(() if flops_linear is None else ("seq_lengths",)))
     table = store.table(shard, columns).combine_chunks()
-    lists = table.column("segment_lengths").combine_chunks()
-    offsets = np.asarray(lists.offsets, np.int64)
-    offsets = offsets - offsets[0]
-    lengths = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths, offsets = read_lists(table.column("segment_lengths"))
     found = np.zeros(len(table), SEQUENCE_DTYPE)
     for name in ("tokens", "trained_tokens"):
         found[name] = table.column(name).to_numpy()
@@ -141,10 +138,7 @@ def read_shard_sequences(store: Store, flops_linear: int | None, shard: File) ->
     found["longest_segment"] = np.maximum.reduceat(lengths, offsets[:-1]) if len(found) else 0
     if flops_linear is not None:
         # The spans that a trainer's kernels see: with open attention whole sequences, and with their padding.
-        spans = table.column("seq_lengths").combine_chunks()
-        bounds = np.asarray(spans.offsets, np.int64)
-        costs = rank_assignment.compute_flops(spans.flatten().to_numpy(), bounds - bounds[0], flops_linear)
-        found["flops"] = costs
+        found["flops"] = rank_assignment.compute_flops(*read_lists(table.column("seq_lengths")), flops_linear)
     return found
 
 

@@ -12,18 +12,23 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from rowmill.cli.main import main
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.executors import RayExecutor
 from rowmill.executors.ray_cluster import RayConnection, RayTasks
 from tests.executors import test_ray_cluster
+from tests.support import teacher
+from tests.support.cli_project import list_files
+from tests.support.completions_server import Reply, serving
 from tests.support.ray_nodes import start_node, starting_cluster, write_two_datasets
-from tests.support.recipes import Built, Workspace
+from tests.support.recipes import TO_EXAMPLES, Built, Workspace, chat
 from tests.support.shard_layouts import SHARD_LAYOUTS, write_layout
 
 if TYPE_CHECKING:
@@ -246,6 +251,33 @@ def test_shards_of_other_layouts_have_the_bytes_of_one_worker(cluster: Any, tmp_
     assert many.report("rows", "tokenized_examples").parts == 6
     assert many.versions() == one.versions()
     assert many.digests() == one.digests()
+
+
+def test_scores_of_a_teacher_have_the_files_of_one_worker(cluster: Any, tmp_path: Path) -> None:
+    """Each worker asks for one row at a time, so two requests at once are those of two workers."""
+    together, asked = threading.Barrier(2, timeout=60), count()
+
+    def teach_two_at_once(request: dict[str, Any]) -> Reply:
+        if next(asked) < 2:
+            together.wait()
+        return teacher.teach(request)
+
+    executors = {"local": {"kind": "local"}, "ray": {"kind": "ray", "address": cluster.address}}
+    for script, (name, executor) in zip((teacher.teach, teach_two_at_once), executors.items(), strict=True):
+        workspace = Workspace(tmp_path / name).one(
+            "c.jsonl", [chat(i) for i in range(600)], splits={"validation": 0.2},
+            execution={"workers": 1, "executor": executor},
+        )  # fmt: skip
+        workspace.build(only=TO_EXAMPLES)
+        with serving(script) as server:
+            command = ["score", str(workspace.config), "--base-url", server.base_url, "--model", "m"]
+            assert main([*command, "--top-k", "4", "--concurrency", "1", "--retries", "0"]) == 0
+        assert len(server.requests) == 600
+
+    one, many = (list_files(tmp_path / name / "scored") for name in executors)
+    # Three parts of each split, and what they are.
+    assert len(one) == 7
+    assert many == one
 
 
 @pytest.mark.parametrize("stage", [pytest.param("canonical_rows", marks=pytest.mark.campaign), "tokenized_examples"])

@@ -211,7 +211,7 @@ def test_module_that_a_docstring_names_exists() -> None:
         for name in re.findall(r"`([\w/]+\.py)`", path.read_text(encoding="utf-8"))
     ]
 
-    assert len(named) > 80
+    assert ("benchmarks/against_trl.py", "peer_encode.py") in named, "the search finds no name"
     assert [pair for pair in named if pair[1] not in known] == []
 
 

@@ -49,8 +49,8 @@ from rowmill.recipe.recipe import Dataset, Execution, Freshness, Recipe
 from rowmill.schema import ledger
 from rowmill.schema.rows import RowKind
 from rowmill.sources.encodings import CODECS
-from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
-from rowmill.sources.limits import Limits, RecordLimits
+from rowmill.sources.files import FORMATS_BY_SUFFIX
+from rowmill.sources.parts import Limits, RecordLimits
 from rowmill.stats import views
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 from rowmill.tracking import MlflowTracker, OpenLineageTracker, WandbTracker

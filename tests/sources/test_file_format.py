@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.sources.file_formats import FILE_FORMATS, FORMATS_BY_SUFFIX, choose_file_format, find_file_format
-from rowmill.sources.files import Files
+from rowmill.sources.files import FILE_FORMATS, FORMATS_BY_SUFFIX, Files, choose_file_format, find_file_format
 from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import Workspace
 
@@ -18,8 +17,7 @@ from typing import BinaryIO
 
 import orjson
 
-from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
-from rowmill.sources.parts import FileScan, PartContent, cut_rows
+from rowmill.sources.parts import FileFormat, FileOptions, FileScan, OpenStream, PartContent, cut_rows
 
 
 class _Cards(FileFormat):
@@ -48,7 +46,7 @@ found["built"] = load("mini", "gpu_partitions") is not None
 def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
     engine = ExtendedEngine(tmp_path / "engine")
     engine.write("pipelines/rowmill/sources/cards.py", CARDS)
-    listed = "pipelines/rowmill/sources/file_formats.py"
+    listed = "pipelines/rowmill/sources/files.py"
     engine.replace(listed, "    arrow_files.ARROW,\n", "    arrow_files.ARROW,\n    cards.FORMAT,\n")
     engine.replace(listed, "import arrow_files, delimited", "import arrow_files, cards, delimited")
     workspace = Workspace(tmp_path / "project").one(

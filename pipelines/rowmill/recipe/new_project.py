@@ -31,8 +31,8 @@ from rowmill.kinds.shared.recognition import (
 )
 from rowmill.recipe.recipe import find_recipes, parse_recipe
 from rowmill.sources.delimited import UnnamedColumnError
-from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format
-from rowmill.sources.files import Files, SourceFile, find_files, read_first_records
+from rowmill.sources.files import FORMATS_BY_SUFFIX, SUFFIXES, Files, SourceFile, choose_file_format, find_files
+from rowmill.sources.reading import read_first_records
 
 DEFAULT_DATA = "data"
 """The folder that is read if no data is named."""

@@ -15,16 +15,15 @@ from pydantic import Discriminator, Tag
 from rowmill.core.errors import PipelineError
 from rowmill.core.remote import public_url
 from rowmill.sources import urls
-from rowmill.sources.file_formats import describe_reading, find_file_format
 from rowmill.sources.files import (
     ContentStager,
     Files,
     SourceFile,
     StoreStager,
     choose_first_files,
-    describe_place,
+    describe_reading,
+    find_file_format,
     find_files,
-    find_part_line,
     read_first_bytes,
     scan_file,
     scan_first_records,
@@ -32,7 +31,15 @@ from rowmill.sources.files import (
 from rowmill.sources.generated import GeneratedSource, GenerationStage
 from rowmill.sources.huggingface import HuggingFaceSource, scan_dataset
 from rowmill.sources.parts import SCAN_VERSION, FileScan, SourcePart, number_equal_parts
-from rowmill.sources.reading import PartGroup, RawRecord, group_parts, read_part_bytes, read_records
+from rowmill.sources.reading import (
+    PartGroup,
+    RawRecord,
+    describe_place,
+    find_part_line,
+    group_parts,
+    read_part_bytes,
+    read_records,
+)
 
 __all__ = [
     "SCAN_VERSION",

@@ -1,20 +1,44 @@
-"""Parquet and Arrow files, one record per row: those of `datasets.save_to_disk` and Feather, too."""
+"""Parquet and Arrow files, one record per row, also those of `datasets.save_to_disk`; and Arrow batches as JSON lines.
 
+string, number, boolean, list, struct   as in JSON, keys in schema order
+number of 32 or 16 bits                 the shortest text of its width: 0.1, not 0.10000000149011612
+NaN, infinity                           null; where they are kept: "NaN", "Infinity", "-Infinity"
+decimal                                 a JSON number with its own digits: 42.50
+timestamp, date, time                   ISO 8601, offset kept: "2024-01-15T00:00:00+02:00"
+duration                                exact seconds: 90, 0.000000001
+binary                                  base64: "AAE="
+JSON text (`arrow.json`)                the JSON value itself
+map                                     a list of [key, value]
+"""
+
+import base64
+import datetime as dt
+import decimal
+import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
+import numpy as np
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rowmill.core.errors import SchemaError, SourceError
-from rowmill.sources.arrow_rows import encode_batch
 from rowmill.sources.encodings import open_seekable
-from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
-from rowmill.sources.limits import require_columns, require_expansion
-from rowmill.sources.parts import FileScan, PartContent, cut_rows
+from rowmill.sources.parts import (
+    FileFormat,
+    FileOptions,
+    FileScan,
+    OpenStream,
+    PartContent,
+    cut_rows,
+    require_columns,
+    require_expansion,
+)
 from rowmill.sources.urls import read_folder_columns
 
 _BATCH_ROWS = 256
@@ -115,3 +139,150 @@ PARQUET = _TypedFormat(
     "parquet", version=1, suffixes=(".parquet",), is_seekable=True, is_arrow=True, open_batches=_open_parquet
 )
 ARROW = _TypedFormat("arrow", suffixes=(".arrow", ".feather"), is_seekable=True, is_arrow=True)
+
+
+# ── Rows as JSON ──
+
+_NOT_UTF8 = b'"\xff text of this row is not UTF-8"'
+"""A line that reading rejects as `not_utf8`; Arrow's own bytes of such a row cannot be shown as JSON."""
+
+
+def encode_batch(
+    batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = False, added: Mapping[str, str | None] | None = None
+) -> Iterator[bytes]:
+    """Yield one JSON line per row, without its line end; `added` are values that every row has as well."""
+    if any(_holds_nanoseconds(field.type) for field in batch.schema):
+        batch = _spell_times(batch)
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except UnicodeDecodeError:
+        yield from _encode_row_by_row(batch, keeps_non_finite=keeps_non_finite, added=added)
+        return
+    narrow = {field.name: make for field in batch.schema if (make := _make_shortener(field.type)) is not None}
+    json_columns = [field for field in batch.schema if _holds_json(field.type)]
+    float_columns = [name for name in batch.schema.names if keeps_non_finite and _has_non_finite(batch.column(name))]
+    for row in rows:
+        for name, shorten in narrow.items():
+            row[name] = shorten(row[name])
+        for field in json_columns:
+            row[field.name] = _unwrap_json(row[field.name], field.type)
+        for name in float_columns:
+            row[name] = _name_non_finite(row[name])
+        if added:
+            row.update(added)
+        yield orjson.dumps(row, default=_encode_other)
+
+
+def _holds_nanoseconds(kind: pa.DataType) -> bool:
+    if pa.types.is_temporal(kind) and getattr(kind, "unit", "") == "ns":
+        return True
+    return any(_holds_nanoseconds(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _spell_times(batch: pa.RecordBatch | pa.Table) -> pa.Table:
+    """Return a batch whose times of day with nanoseconds are text, as `isoformat` writes the others."""
+    table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+    for at, field in enumerate(table.schema):
+        if field.type == pa.time64("ns"):
+            text = pc.replace_substring_regex(table.column(at).cast(pa.string()), r"(\.\d{6})000$", r"\1")
+            table = table.set_column(at, field.name, pc.replace_substring_regex(text, r"\.000000$", ""))
+    return table
+
+
+def _make_shortener(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return a function that gives the narrow floats in a value the digits of their width; None if it has none."""
+    if kind in (pa.float32(), pa.float16()):
+        narrow: type[np.floating] = np.float32 if kind == pa.float32() else np.float16
+        return lambda value: None if value is None else float(str(narrow(value)))
+    inner = {
+        kind.field(at).name: make for at in range(kind.num_fields) if (make := _make_shortener(kind.field(at).type))
+    }
+    if not inner:
+        return None
+    if pa.types.is_struct(kind):
+        return lambda value: value and {**value, **{name: make(value[name]) for name, make in inner.items()}}
+    if pa.types.is_map(kind):
+        keys, items = _make_shortener(kind.key_type), _make_shortener(kind.item_type)
+        return lambda value: (
+            value and [(keys(key) if keys else key, items(item) if items else item) for key, item in value]
+        )
+    [shorten] = inner.values()
+    return lambda value: value and [shorten(element) for element in value]
+
+
+def _has_non_finite(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Return whether a column may hold NaN or infinity; True for nested floats, which are not examined."""
+    if pa.types.is_floating(column.type):
+        values = column.cast(pa.float64()) if column.type == pa.float16() else column
+        return pc.any(pc.invert(pc.is_finite(values))).as_py() is True
+    return _holds_floats(column.type)
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or any(_holds_floats(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _name_non_finite(value: Any) -> Any:
+    """Replace non-finite floats in a value by text, since JSON has no numbers for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+    if isinstance(value, (list, tuple)):
+        return [_name_non_finite(inner) for inner in cast("Iterable[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _name_non_finite(inner) for name, inner in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _encode_row_by_row(
+    batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool, added: Mapping[str, str | None] | None
+) -> Iterator[bytes]:
+    for index in range(batch.num_rows):
+        row = batch.slice(index, 1)
+        try:
+            row.to_pylist()
+        except UnicodeDecodeError:
+            yield _NOT_UTF8
+        else:
+            yield from encode_batch(row, keeps_non_finite=keeps_non_finite, added=added)
+
+
+def _encode_other(value: Any) -> Any:
+    """Convert a value of a type that orjson does not support."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case decimal.Decimal():
+            return orjson.Fragment(format(value, "f"))
+        case dt.timedelta():
+            # A pandas Timedelta has nanoseconds in addition to the fields that it inherits.
+            nanoseconds = (value.days * 86400 + value.seconds) * 10**9 + value.microseconds * 1000
+            nanoseconds += getattr(value, "nanoseconds", 0)
+            whole, fraction = divmod(abs(nanoseconds), 10**9)
+            sign = "-" if nanoseconds < 0 else ""
+            return orjson.Fragment(f"{sign}{whole}.{fraction:09d}".rstrip("0").rstrip("."))
+        case dt.datetime():  # A pandas Timestamp, which has nanoseconds.
+            return value.isoformat()
+        case tuple():  # Months, days and nanoseconds of an interval.
+            return list(value)
+        case _:
+            raise TypeError(type(value).__name__)
+
+
+def _holds_json(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.JsonType):
+        return True
+    return any(_holds_json(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _unwrap_json(value: Any, kind: pa.DataType) -> Any:
+    """Turn the JSON texts inside a value into JSON fragments."""
+    if value is None or not _holds_json(kind):
+        return value
+    if isinstance(kind, pa.JsonType):
+        return orjson.Fragment(value)
+    if pa.types.is_struct(kind):
+        return {
+            kind.field(i).name: _unwrap_json(value[kind.field(i).name], kind.field(i).type)
+            for i in range(kind.num_fields)
+        }
+    return [_unwrap_json(element, kind.field(0).type) for element in value]

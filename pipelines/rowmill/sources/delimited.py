@@ -24,9 +24,17 @@ from rowmill.core.errors import SchemaError, SourceError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
 from rowmill.sources.dialect import DELIMITER_LINE, Dialect, DialectOptions, find_dialect
-from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
-from rowmill.sources.limits import Limits, make_too_long_line, require_columns
-from rowmill.sources.parts import FileScan, PartContent, cut_rows
+from rowmill.sources.parts import (
+    FileFormat,
+    FileOptions,
+    FileScan,
+    Limits,
+    OpenStream,
+    PartContent,
+    cut_rows,
+    make_too_long_line,
+    require_columns,
+)
 
 _BLOCK_CHARS = 1 << 20
 _BOM = "\ufeff"

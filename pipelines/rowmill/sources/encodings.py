@@ -21,7 +21,7 @@ import zstandard
 
 from rowmill.core.errors import SourceError
 from rowmill.sources.json_files import BlockStream
-from rowmill.sources.limits import EXPANSION_FREE_BYTES, require_expansion
+from rowmill.sources.parts import EXPANSION_FREE_BYTES, require_expansion
 
 _ZSTD_INPUT_BYTES = 16 << 10
 """Compressed bytes per call; small, because one call returns everything that they expand to."""

@@ -17,26 +17,67 @@ from typing import Annotated, BinaryIO, ClassVar, Literal
 from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, IntegrityError, SourceError, join_choices
-from rowmill.core.json import Json
+from rowmill.core.errors import ConfigError, SourceError, join_choices
 from rowmill.core.remote import public_url
 from rowmill.core.storage import Store
-from rowmill.sources import urls
+from rowmill.sources import arrow_files, delimited, json_files, plain_text, urls
 from rowmill.sources.dialect import QUOTE, DialectOptions
 from rowmill.sources.encodings import CODECS, check_encoding, find_encoding, open_content, open_utf8
-from rowmill.sources.file_format import FileFormat, FileOptions
-from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format, find_codec, find_file_format
-from rowmill.sources.limits import Limits, RecordLimits, require_files
 from rowmill.sources.parts import (
     SCAN_VERSION,
+    FileFormat,
+    FileOptions,
     FileScan,
+    Limits,
     PartContent,
+    RecordLimits,
     SampleBy,
     SourcePart,
     SplitHint,
     take_first_records,
 )
-from rowmill.sources.reading import parse_records, read_records
+
+FILE_FORMATS: tuple[FileFormat, ...] = (
+    json_files.LINES_FORMAT,
+    json_files.ARRAY_FORMAT,
+    json_files.VALUE_FORMAT,
+    json_files.STREAM_FORMAT,
+    arrow_files.PARQUET,
+    arrow_files.ARROW,
+    delimited.FORMAT,
+    plain_text.FORMAT,
+)
+"""All formats; a format without a suffix is detected by content."""
+
+FORMATS_BY_SUFFIX = {suffix: file_format for file_format in FILE_FORMATS for suffix in file_format.suffixes}
+"""Format by suffix; the content of a file of JSON decides between four."""
+
+SUFFIXES = tuple(suffix + codec for suffix in FORMATS_BY_SUFFIX for codec in CODECS)
+
+_BY_NAME = {file_format.name: file_format for file_format in FILE_FORMATS}
+
+
+def find_file_format(name: str) -> FileFormat:
+    """Return the format that a scan or part records; the base class for records that never were a file."""
+    return _BY_NAME.get(name) or FileFormat(name)
+
+
+def choose_file_format(url: str, named: str | None = None) -> tuple[FileFormat, str, str] | None:
+    """Return the format, the suffix and the codec that a file's name selects; None if it selects none.
+
+    `named` is a suffix without its point, which the recipe gives all its files.
+    """
+    name, codec = urls.extract_suffix_text(url).lower(), find_codec(url)
+    stem = name.removesuffix(codec) if named is None else f".{named}"
+    suffix = next((suffix for suffix in FORMATS_BY_SUFFIX if stem.endswith(suffix)), None)
+    return (FORMATS_BY_SUFFIX[suffix], suffix, codec) if suffix else None
+
+
+def find_codec(url: str) -> str:
+    """Return the suffix of the codec that a file's name ends in, or an empty text."""
+    name = urls.extract_suffix_text(url).lower()
+    return next((codec for codec in CODECS if codec and name.endswith(codec)), "")
+
 
 ContentStager = Callable[[str, bytes], str]
 """Stores a staged copy under a name and returns its path or URL; equal names mean equal bytes."""
@@ -264,7 +305,11 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
             f"found no data at {', '.join(misses)} (relative paths start at {base}); a source must not be missing, "
             "since its share would go to the others; correct the URLs or fetch the files"
         )
-    require_files(len(files), source.limits.max_files)
+    if len(files) > source.limits.max_files:
+        raise SourceError(
+            f"the source has {len(files):,} files; at most {source.limits.max_files:,} are allowed; join them into "
+            "larger ones, narrow the glob, or raise source.limits.max_files"
+        )
     seen: dict[str, str] = {}
     for file in files:
         if choose_file_format(file.url, file.source.file_format) is None:
@@ -294,7 +339,7 @@ def scan_first_records(file: SourceFile, base: Path, stager: ContentStager, coun
 
     Raises SourceError if the file is missing or unreadable.
     """
-    return _FileScanner(file, urls.locate_url(file.url, base), "", stager).scan(first_records=count)
+    return FileScanner(file, urls.locate_url(file.url, base), "", stager).scan_parts(first_records=count)
 
 
 def scan_file(file: SourceFile, base: Path, stager: ContentStager, earlier_scans: Mapping[str, FileScan]) -> FileScan:
@@ -314,16 +359,7 @@ def scan_file(file: SourceFile, base: Path, stager: ContentStager, earlier_scans
     ):
         parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
         return replace(earlier, split_hint=file.split_hint, parts=parts)
-    return _FileScanner(file, where, stamp, stager).scan()
-
-
-def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
-    """Return the readable records of a file's first part; the rest of the file is not read.
-
-    Raises SourceError if the file is missing or unreadable.
-    """
-    content, reader = _FileScanner(file, urls.locate_url(file.url, base), "", lambda _, __: "").read_first_part()
-    return [record.value for record in parse_records(content, reader) if record.value is not None]
+    return FileScanner(file, where, stamp, stager).scan_parts()
 
 
 def read_first_bytes(file: SourceFile, base: Path) -> bytes:
@@ -355,7 +391,7 @@ def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
     return options, file_format, codec
 
 
-class _FileScanner:
+class FileScanner:
     """Scans one file."""
 
     def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stager: ContentStager) -> None:
@@ -373,7 +409,8 @@ class _FileScanner:
             first = next(iter(self._format.cut_parts(stream, scan, self._options)), None)
             return b"" if first is None else first.content, self._format
 
-    def scan(self, *, first_records: int | None = None) -> FileScan:
+    def scan_parts(self, *, first_records: int | None = None) -> FileScan:
+        """Return the file's scan with its parts; with `first_records`, only those are read."""
         scan = self._begin_scan()
         with self._open_content() as stream:
             cut = self._format.cut_parts(stream, scan, self._options)
@@ -442,29 +479,15 @@ def stage_parts(
     return tuple(parts)
 
 
-def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, reads_lines: bool = True) -> str:
-    """Word where a record of a part stands: `data/sales.csv line 20002`, or `record 20000` where no line is known.
-
-    A line takes reading: `reads_lines` says whether it is worth that.
-    """
-    line = find_part_line(part, scan, base, row) if reads_lines else None
-    return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + row}'}"
-
-
-def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> int | None:
-    """Return the line of the file on which a record of a part starts, or None if it has no lines or cannot be read.
-
-    The file is read again up to that line, for messages about one record.
-    """
-    file_format = find_file_format(part.reader)
-    try:
-        if file_format.is_own_lines:
-            return next((raw.line for raw in read_records(part, base) if raw.number == row), None)
-        if not file_format.is_text:
-            return None
-        where, codec = urls.locate_url(part.url, base), find_codec(part.url)
-        with open_content(urls.open_raw(where), codec, where.url, max_expansion=Limits().max_expansion) as content:
-            stream = open_utf8(content, where.url, scan.encoding)
-            return file_format.find_line(stream, scan, part.first_record - 1 + row)
-    except (SourceError, IntegrityError, OSError):
-        return None
+def describe_reading(scan: FileScan) -> list[str]:
+    """Describe how a file is read that is not laid out as its name says: what follows `is read`."""
+    chosen = choose_file_format(scan.url)
+    is_named_lines = chosen is not None and chosen[0] is json_files.LINES_FORMAT
+    notes: list[str] = []
+    if scan.reader == json_files.STREAM_FORMAT.name:
+        notes.append("as JSON objects one after another, not one per line")
+    if scan.reader == json_files.ARRAY_FORMAT.name and is_named_lines:
+        notes.append("as one JSON list, not as JSON Lines")
+    if scan.encoding is not None and "encoding" not in scan.asked:
+        notes.append(f"as {scan.encoding.upper()}, not as UTF-8")
+    return notes + (scan.dialect.describe(scan.asked) if scan.dialect is not None else [])

@@ -17,10 +17,9 @@ from pydantic import AliasChoices, Field
 from rowmill.core.config import Config
 from rowmill.core.errors import SourceError, join_choices
 from rowmill.sources import urls
-from rowmill.sources.arrow_rows import encode_batch
+from rowmill.sources.arrow_files import encode_batch
 from rowmill.sources.files import AssetKeys, ContentStager, is_valid_scan, stage_parts
-from rowmill.sources.limits import RecordLimits
-from rowmill.sources.parts import FileScan, SplitHint, cut_rows
+from rowmill.sources.parts import FileScan, RecordLimits, SplitHint, cut_rows
 
 _BATCH_ROWS = 256
 

@@ -31,9 +31,18 @@ import numpy.typing as npt
 import orjson
 
 from rowmill.core.errors import SourceError
-from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
-from rowmill.sources.limits import Limits, make_too_long_line
-from rowmill.sources.parts import BOM, FileScan, PartContent, cut_lines, cut_rows
+from rowmill.sources.parts import (
+    BOM,
+    FileFormat,
+    FileOptions,
+    FileScan,
+    Limits,
+    OpenStream,
+    PartContent,
+    cut_lines,
+    cut_rows,
+    make_too_long_line,
+)
 
 
 class _JsonLines(FileFormat):

@@ -1,4 +1,4 @@
-"""A raw file as parts whose size grows with the file, and the record of a file's scan.
+r"""A raw file as parts whose size grows with the file; limits on its size, its scan, and the base class of formats.
 
     byte     0        512 Ki      1 Mi              25 Mi              800 Mi
     part     └── 0 ──┘└── 1 ──┘└── 2 …  49 ──────┘└─ o/50 bytes each ┘└─ 16 Mi each …
@@ -6,14 +6,101 @@
 A part that starts at offset o ends at the first line end at or after o + size(o). Its bounds do not depend on anything
 after it, so lines appended to a file change only its last part and add new ones: at most one fiftieth of a large file.
 Why not equal slices or content-defined chunks: `docs/decisions/0002`.
+
+A record that is too long, or has too long a run, is rejected, and its neighbours are kept; every other excess stops the
+build, because it is a mistake or an attack and would fill a disk before a check could see it. The default limits are
+far above real data. A record that is too long is never held in memory: its first bytes and its length are kept while
+the rest is skipped, and a placeholder line, which cannot be the start of any JSON, takes its place:
+
+    \0too_long_record <length> <limit> <first bytes>
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, BinaryIO, Literal
 
-from rowmill.sources.dialect import Dialect
-from rowmill.sources.limits import bound_line, make_too_long_line
+from pydantic import Field
+
+from rowmill.core.config import Config, describe_type
+from rowmill.core.errors import SchemaError, SourceError
+from rowmill.core.json import Json
+from rowmill.schema.rows import Rejected
+from rowmill.sources.dialect import Dialect, DialectOptions
+
+# ── Limits ──
+
+
+_TOO_LONG_PATTERN = re.compile(rb"\0too_long_record (\d{1,18}) (\d{1,18}) ")
+_SHOWN_BYTES = 200
+
+EXPANSION_FREE_BYTES = 256 << 20
+"""Content that any compressed file may have: short files of equal rows compress a thousandfold."""
+
+
+class RecordLimits(Config):
+    """Limits of one record."""
+
+    max_record_bytes: int = Field(default=64 << 20, ge=1024)
+    """Bytes of a record: a line, an element of a list, a row as JSON; a longer one is rejected as `too_long_record`.
+    Reading takes about ten times as much memory."""
+
+    max_run_chars: int = Field(default=1_000_000, ge=1000)
+    """Characters of a text without a border: letters and digits only, white space only, or signs only. A row with a
+    longer run is rejected as `too_long_run`, since its tokens would take minutes; real text has at most some
+    thousands. Raise it for long sequences without borders, such as those of genes."""
+
+
+class Limits(RecordLimits):
+    """Limits of one record, one file and one source."""
+
+    max_expansion: int = Field(default=200, ge=2)
+    """Bytes of content per byte of a compressed or Parquet file, past the first 256 MiB of content; real text has 3 to
+    20. A file that expands more stops the build."""
+
+    max_columns: int = Field(default=10_000, ge=1)
+    """Columns of a CSV, TSV or Parquet file; more stop the build."""
+
+    max_files: int = Field(default=100_000, ge=1)
+    """Files of a source; more stop the build."""
+
+
+def make_too_long_line(begin: bytes, length: int, limit: int) -> bytes:
+    """Return the placeholder line for a record of `length` bytes that starts with `begin`."""
+    return b"\0too_long_record %d %d %s" % (length, limit, begin[:_SHOWN_BYTES].replace(b"\n", b" "))
+
+
+def bound_line(line: bytes, limit: int) -> bytes:
+    """Return a record's line, or its placeholder if it is too long."""
+    return line if len(line) <= limit else make_too_long_line(line, len(line), limit)
+
+
+def explain_too_long(line: bytes) -> str | None:
+    """Return the length and limit of the record that a placeholder line replaces; None for any other line."""
+    match = _TOO_LONG_PATTERN.match(line)
+    return f"{int(match[1]):,} bytes; source.limits.max_record_bytes is {int(match[2]):,}" if match else None
+
+
+def require_expansion(url: str, content: int, size: int, limit: int) -> None:
+    """Refuse a file of `size` bytes whose content is at least `content` bytes, if that is too much."""
+    if content > EXPANSION_FREE_BYTES and content > size * limit:
+        raise SourceError(
+            f"{url}: expands to more than {limit} times its size ({size:,} bytes to over {content:,}); at most {limit} "
+            "times are allowed, which text never reaches; check the file, or raise source.limits.max_expansion"
+        )
+
+
+def require_columns(url: str, names: Sequence[str], limit: int) -> None:
+    """Refuse a table of too many columns."""
+    if len(names) > limit:
+        raise SchemaError(
+            f"{url}: has {len(names):,} columns; at most {limit:,} are allowed; check the delimiter, or raise "
+            "source.limits.max_columns"
+        )
+
+
+# ── Parts and scans ──
+
 
 SCAN_VERSION = 5
 """Increased whenever the same file would give other parts or other staged bytes; older scans are redone."""
@@ -280,3 +367,92 @@ def number_equal_parts(scans: Sequence[FileScan]) -> list[FileScan]:
             parts.append(replace(part, part_id=name if count == 1 else f"{name}~{count}"))
         numbered.append(replace(scan, parts=tuple(parts)))
     return numbered
+
+
+# ── Formats ──
+
+OpenStream = Callable[[], BinaryIO]
+"""Opens a file's content from its beginning, decompressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileOptions:
+    """The recipe's options for a file, and how it can be read.
+
+    `suffix` selected the format. `is_seekable`: the stream is the file itself, not its decompressed content. `field` is
+    the path of the list in a JSON object whose elements are the records.
+    """
+
+    suffix: str
+    limits: Limits
+    is_seekable: bool = False
+    sample_by: SampleBy = "document"
+    dialect: DialectOptions = DialectOptions()  # noqa: RUF009  (frozen)
+    encoding: str | None = None
+    field: str | None = None
+    file_format: str | None = None
+    keeps_non_finite: bool = False
+
+    def list_asked(self, options: frozenset[str]) -> dict[str, Any]:
+        """Return the options for reading that the recipe sets, of those that a format has."""
+        general = {"encoding": self.encoding, "field": self.field, "file_format": self.file_format}
+        requested = self.dialect.list_asked() | {name: value for name, value in general.items() if value is not None}
+        return {name: value for name, value in requested.items() if name in options or name == "file_format"}
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """Base class of all formats; an instance of it describes records that never were a file."""
+
+    name: str
+    """The name that scans and parts record as their reader."""
+    version: int = 0
+    """Raised when it reads some file otherwise than before; files that were scanned before are scanned again."""
+    suffixes: tuple[str, ...] = ()
+    """Suffixes of its files, without a compression codec; each suffix belongs to one format."""
+    options: frozenset[str] = frozenset()
+    """Options of `kind: files` that apply only to this format."""
+    is_seekable: bool = False
+    """Whether its reader seeks in an uncompressed file."""
+    is_text: bool = False
+    """Whether its files are text, which has an encoding."""
+    is_json: bool = False
+    """Whether its records are written as JSON in the file."""
+    is_arrow: bool = False
+    """Whether its records come from Arrow, which gives every mapping the union of all keys, null where absent."""
+    is_own_lines: bool = False
+    """Whether a record is a line of the file, read from the file itself; other formats are staged."""
+    has_cells: bool = False
+    """Whether every value is the text of a cell."""
+    has_documents: bool = False
+    """Whether its records are pieces of text; blank ones are rejected."""
+    syntax_hint: str = ""
+    """Text added to the error of a record that is not valid JSON."""
+
+    def detect(self, open_stream: OpenStream, file: FileOptions) -> "FileFormat":
+        """Return the actual format of a file, decided by its content if the suffix is ambiguous."""
+        return self
+
+    def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
+        """Return the scan with the options that decide the file's parts."""
+        return scan
+
+    def is_current(self, scan: FileScan, file: FileOptions) -> bool:
+        """Return whether an earlier scan of the same bytes is valid under the current options."""
+        return scan.reader_version == self.version and scan.asked == file.list_asked(self.options)
+
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        """Cut the file into parts; raises SourceError when the file cannot be read."""
+        raise NotImplementedError
+
+    def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str] | None:
+        """Return the columns that the file declares, and their types; None for formats that declare none."""
+        return None
+
+    def find_line(self, stream: BinaryIO, scan: FileScan, record: int) -> int | None:
+        """Return the line of the file on which a record begins, counted from 0; None where files have no lines."""
+        return None
+
+    def reject_non_object(self, value: Json) -> Rejected:
+        """Return the reject of a record that is not an object."""
+        return Rejected("not_an_object", f"{describe_type(value)}; a record is an object")

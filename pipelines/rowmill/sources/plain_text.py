@@ -23,9 +23,21 @@ from typing import BinaryIO
 import orjson
 
 from rowmill.core.errors import SourceError
-from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
-from rowmill.sources.limits import Limits, bound_line, explain_too_long
-from rowmill.sources.parts import BLANKS, BOM, FileScan, PartContent, SampleBy, cut_pieces, find_line_end
+from rowmill.sources.parts import (
+    BLANKS,
+    BOM,
+    FileFormat,
+    FileOptions,
+    FileScan,
+    Limits,
+    OpenStream,
+    PartContent,
+    SampleBy,
+    bound_line,
+    cut_pieces,
+    explain_too_long,
+    find_line_end,
+)
 
 TEXT_LIMIT_BYTES = 64 << 20
 """Longest paragraph or document, some 16 million tokens: a text is held in memory, several times while it is encoded.

@@ -35,10 +35,9 @@ from rowmill.core.json import Json, RepeatedKeyError, require_distinct_keys
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
-from rowmill.sources.file_format import FileFormat
-from rowmill.sources.file_formats import find_file_format
-from rowmill.sources.limits import explain_too_long
-from rowmill.sources.parts import BLANKS, BOM, FileScan, SourcePart
+from rowmill.sources.encodings import open_content, open_utf8
+from rowmill.sources.files import FileScanner, SourceFile, find_codec, find_file_format
+from rowmill.sources.parts import BLANKS, BOM, FileFormat, FileScan, Limits, SourcePart, explain_too_long
 
 DEPTH_LIMIT = 64
 """Nesting levels of objects and lists, counting the record as the first."""
@@ -82,6 +81,43 @@ def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
     """
     reader = find_file_format(part.reader)
     return parse_records(read_part_bytes(part, base), reader, first_line=part.first_line, at_start=part.offset == 0)
+
+
+def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
+    """Return the readable records of a file's first part; the rest of the file is not read.
+
+    Raises SourceError if the file is missing or unreadable.
+    """
+    content, reader = FileScanner(file, urls.locate_url(file.url, base), "", lambda _, __: "").read_first_part()
+    return [record.value for record in parse_records(content, reader) if record.value is not None]
+
+
+def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, reads_lines: bool = True) -> str:
+    """Word where a record of a part stands: `data/sales.csv line 20002`, or `record 20000` where no line is known.
+
+    A line takes reading: `reads_lines` says whether it is worth that.
+    """
+    line = find_part_line(part, scan, base, row) if reads_lines else None
+    return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + row}'}"
+
+
+def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> int | None:
+    """Return the line of the file on which a record of a part starts, or None if it has no lines or cannot be read.
+
+    The file is read again up to that line, for messages about one record.
+    """
+    file_format = find_file_format(part.reader)
+    try:
+        if file_format.is_own_lines:
+            return next((raw.line for raw in read_records(part, base) if raw.number == row), None)
+        if not file_format.is_text:
+            return None
+        where, codec = urls.locate_url(part.url, base), find_codec(part.url)
+        with open_content(urls.open_raw(where), codec, where.url, max_expansion=Limits().max_expansion) as content:
+            stream = open_utf8(content, where.url, scan.encoding)
+            return file_format.find_line(stream, scan, part.first_record - 1 + row)
+    except (SourceError, IntegrityError, OSError):
+        return None
 
 
 def _reject_blank(record: RawRecord) -> RawRecord:

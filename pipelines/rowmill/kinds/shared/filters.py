@@ -29,7 +29,7 @@ from rowmill.core.json import Json, canonical_json, from_json
 from rowmill.core.remote import public_url
 from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Message, Rejected, Row
 from rowmill.sources.files import Files, require_known_suffixes
-from rowmill.sources.limits import Limits
+from rowmill.sources.parts import Limits
 
 Action = Literal["reject", "report"]
 

@@ -46,7 +46,7 @@ from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.sources import Files, FileScan
-from rowmill.sources.file_formats import choose_file_format
+from rowmill.sources.files import choose_file_format
 from rowmill.sources.reading import load_scans
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.tokenizer import Encoder

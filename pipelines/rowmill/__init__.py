@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from rowmill.exports.base import Exported, open_export
     from rowmill.exports.tinker import read_datums
     from rowmill.inspection.generated_output import ParsedFiles, parse_files
-    from rowmill.kinds.custom import BuildContext, RowFormat, register_format
+    from rowmill.kinds.base import BuildContext
+    from rowmill.kinds.python import RowFormat, register_format
     from rowmill.reader import (
         Batch,
         PackedSequence,
@@ -130,7 +131,8 @@ _MODULES = {
     "rowmill.core.json": "Json",
     "rowmill.exports.base": "Exported open_export",
     "rowmill.exports.tinker": "read_datums",
-    "rowmill.kinds.custom": "BuildContext RowFormat register_format",
+    "rowmill.kinds.base": "BuildContext",
+    "rowmill.kinds.python": "RowFormat register_format",
     "rowmill.inspection.generated_output": "ParsedFiles parse_files",
     "rowmill.reader": "Batch PackedSequence Reader SourceLosses SourceNames TrainingStep View loss_by_source",
     "rowmill.reader.layouts": "tree_mask",

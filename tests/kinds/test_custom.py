@@ -14,7 +14,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.formats import RowFormat, register_format
 from rowmill.inspection import inspect, trace
-from rowmill.kinds import custom
+from rowmill.kinds import python
 from rowmill.kinds.catalog import KINDS, Format, Python
 from rowmill.recipe import recipe
 from rowmill.schema.examples import SPAN_KINDS
@@ -177,7 +177,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every test a registry of its own."""
-    monkeypatch.setattr(custom, "_REGISTERED", {})
+    monkeypatch.setattr(python, "_REGISTERED", {})
 
 
 def made_by(workspace: Workspace, name: str, rows: Sequence[Mapping[str, Any]], **groups: Any) -> Built:
@@ -305,8 +305,8 @@ def test_tokens_may_be_arrays(project: Workspace) -> None:
         def build(self, record: Mapping[str, Json], ctx: Any) -> dict[str, Any]:
             return {"ids": np.array([3, 4], np.int64), "loss_mask": np.array([False, True])}
 
-    from rowmill.kinds.custom import BuiltExample as Made
-    from rowmill.kinds.custom import check_built_example
+    from rowmill.kinds.python import BuiltExample as Made
+    from rowmill.kinds.python import check_built_example
 
     made = check_built_example(Arrays().build({}, None), vocab_size=10)
 
@@ -433,7 +433,7 @@ def test_registered_name_is_a_kind(project: Workspace) -> None:
         "    def rows(self, record):\n        return Row('text', text=record['a'])\n",
         encoding="utf-8",
     )
-    custom.find_format("named_formats:Named", project.folder, "test")
+    python.find_format("named_formats:Named", project.folder, "test")
 
     built = project.one("a.jsonl", [{"a": "by name"}], {"kind": "named"}).build()
     dataset = built.project.recipe.datasets["rows"].format
@@ -473,7 +473,7 @@ def test_file_of_the_project_that_is_named_like_a_library_hides_none(tmp_path: P
     )
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
 
-    format_class = custom.find_format("mine:Mine", tmp_path, "here")
+    format_class = python.find_format("mine:Mine", tmp_path, "here")
 
     made = format_class().rows({})
     assert isinstance(made, Row)

@@ -65,7 +65,7 @@ from typing import Any, ClassVar, Literal
 
 from rowmill.core.json import Json
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.custom import BuildContext
+from rowmill.kinds.base import BuildContext
 from rowmill.kinds.base import DatasetKind, TokenBuilder
 from rowmill.schema.rows import Row, RowKind, make_plain_report
 

@@ -1,5 +1,5 @@
-"""The public names for a format of one's own: extend `RowFormat`, and register it; see `kinds/custom.py`."""
+"""The public names for a format of one's own: extend `RowFormat`, and register it; see `kinds/python.py`."""
 
-from rowmill.kinds.custom import RowFormat, register_format
+from rowmill.kinds.python import RowFormat, register_format
 
 __all__ = ["RowFormat", "register_format"]

@@ -7,15 +7,15 @@ that makes its tokens itself.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from rowmill.conversation.options import Loss, Template
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
-from rowmill.kinds.custom import BuildContext
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import Tools
@@ -83,6 +83,23 @@ class RowReader(Protocol):
 
         With `arrow`, the record comes from Arrow, which gives every mapping the union of all keys.
         """
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+@dataclass(frozen=True)
+class BuildContext(Generic[ConfigT]):
+    """The arguments of `build` besides the record: tokenizer, the dataset's options, maximum number of tokens."""
+
+    open_tokenizer: Callable[[], Any]
+    config: ConfigT
+    max_length: int
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The recipe's tokenizer, a fast tokenizer of `transformers` with its chat template; opened on first use."""
+        return self.open_tokenizer()
 
 
 TokenBuilder = Callable[[Mapping[str, Json]], Mapping[str, Any] | Rejected | None]

@@ -8,13 +8,11 @@ from typing import Annotated, TypeAlias, get_args
 from pydantic import BeforeValidator, Field
 
 from rowmill.core.json import Json
-from rowmill.kinds.auto import Auto
 from rowmill.kinds.base import DatasetKind
-from rowmill.kinds.chat import Chat
-from rowmill.kinds.custom import list_registered_formats
+from rowmill.kinds.chat import Auto, Chat
 from rowmill.kinds.preference import Preference
 from rowmill.kinds.prompts import Prompts
-from rowmill.kinds.python import Python
+from rowmill.kinds.python import Python, list_registered_formats
 from rowmill.kinds.shared.messages import is_mapping, rename_aliases
 from rowmill.kinds.supervised import Supervised
 from rowmill.kinds.tables.options import Records

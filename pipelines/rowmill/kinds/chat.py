@@ -1,21 +1,32 @@
-"""The kind `chat`: conversations, in any known columns.
+"""The kinds `chat`: conversations, in any known columns; and `auto`: conversations or documents, record by record.
 
-Shapes of records are detected in `conversation_rows.py`, a message is read in `messages.py`; here are the kind's
-declarations, and how its columns are recognized where they have other names than the known ones.
+Shapes of records are detected in `conversation_rows.py`, a message is read in `messages.py`; here are the kinds'
+declarations, and how columns are recognized where they have other names than the known ones.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
+from pydantic import model_validator
+
+from rowmill.core.json import Json
+from rowmill.kinds.base import TokenOptions
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.shared.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns
-from rowmill.kinds.shared.conversation_rows import LIST_COLUMNS, ConversationReader, detect_messages
-from rowmill.kinds.shared.messages import is_list, is_mapping, split_transcript
+from rowmill.kinds.shared.conversation_rows import (
+    KNOWN_ROLES,
+    LIST_COLUMNS,
+    MAPPED_ROLES,
+    ConversationColumns,
+    ConversationReader,
+    detect_messages,
+    make_document_reader,
+)
+from rowmill.kinds.shared.messages import SYSTEM_COLUMNS, apply_eos_alias, is_list, is_mapping, split_transcript
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.kinds.shared.unread import SYSTEM_COLUMNS
 
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "type")
 CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "parts")
@@ -50,6 +61,34 @@ class Chat(ConversationColumns):
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as a conversation."""
         return ConversationReader(self, options, partial(detect_messages, columns=self), single_turn=self.single_turn)
+
+
+class Auto(ConversationColumns):
+    """Each record's shape is detected: messages, ShareGPT, Alpaca, prompt and response, text."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {**ConversationColumns.ALIASES, "enforce_eos": "add_eos"}
+
+    kind: Literal["auto"] = "auto"
+    """Conversations or documents, decided per record."""
+    text_key: str = "text"
+    """Column with the document, if a record is not a conversation."""
+    add_eos: Literal["auto"] | bool = "auto"
+    """Whether the end-of-text token ends a document; auto: if the tokenizer has one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_aliases(cls, values: Json) -> Json:
+        return apply_eos_alias(values)
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
+        """Read a record as a conversation, or as a document if it has no conversation's shape."""
+        read_document = make_document_reader(self.text_key, options.filters)
+        detect = partial(detect_messages, columns=self, text_key=self.text_key)
+        return ConversationReader(self, options, detect, single_turn=self.single_turn, read_document=read_document)
+
+    def get_token_options(self) -> TokenOptions:
+        """Return the model's roles, BOS and EOS."""
+        return replace(super().get_token_options(), add_eos=self.add_eos)
 
 
 def _suggest_columns(sample: Sample) -> Iterator[dict[str, Any]]:

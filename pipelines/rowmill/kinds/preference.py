@@ -32,26 +32,23 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
 from rowmill.kinds.base import DatasetOptions, RowReader, TokenOptions, refuse_overlong_policy
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
-from rowmill.kinds.shared.columns import MessageColumns
-from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages
+from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, MessageColumns
 from rowmill.kinds.shared.messages import (
+    CONTEXT_COLUMNS,
     RejectError,
+    begins_with_system,
+    find_first_column,
+    find_system,
     get_at_path,
     is_list,
     is_mapping,
+    join_context,
+    read_history,
     remove_flags,
     split_open_transcript,
     split_transcript,
 )
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.kinds.shared.unread import (
-    CONTEXT_COLUMNS,
-    begins_with_system,
-    find_first_column,
-    find_system,
-    join_context,
-    read_history,
-)
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Row, RowKind, make_plain_report
 

@@ -16,18 +16,18 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
 from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
-from rowmill.kinds.shared.columns import MessageColumns
-from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, add_system
+from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, MessageColumns, add_system
 from rowmill.kinds.shared.messages import (
+    CONTEXT_COLUMNS,
     RejectError,
     get_at_path,
     is_list,
     is_mapping,
+    join_context,
     remove_flags,
     split_open_transcript,
 )
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.kinds.shared.unread import CONTEXT_COLUMNS, join_context
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Row, RowKind
 

@@ -19,9 +19,16 @@ from rowmill.kinds.base import (
     refuse_overlong_policy,
 )
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.shared.messages import RejectError, apply_eos_alias, get_at_path, rename_aliases
+from rowmill.kinds.shared.messages import (
+    CONTEXT_COLUMNS,
+    PAIR_COLUMNS,
+    RejectError,
+    apply_eos_alias,
+    get_at_path,
+    join_context,
+    rename_aliases,
+)
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.kinds.shared.unread import CONTEXT_COLUMNS, PAIR_COLUMNS, join_context
 from rowmill.schema.rows import Row, RowKind, make_plain_report
 
 NESTED_RESPONSES = ("answers.text.0", "answers.0", "answer.text.0", "answer.value", "responses.0")

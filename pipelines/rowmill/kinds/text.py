@@ -5,15 +5,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, TokenOptions
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.shared.conversation_rows import explain_tree
-from rowmill.kinds.shared.filters import Filters, check_length
-from rowmill.kinds.shared.messages import RejectError, apply_eos_alias
+from rowmill.kinds.shared.conversation_rows import explain_tree, make_document_reader
+from rowmill.kinds.shared.messages import apply_eos_alias
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
+from rowmill.schema.rows import RowKind
 
 TEXT_COLUMNS = ("text", "content", "document", "body", "raw_content", "article", "code", "passage", "abstract")
 """Columns that hold a document, the most likely first."""
@@ -68,26 +66,3 @@ class Text(DatasetKind):
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as a document."""
         return make_document_reader(self.text_key, options.filters)
-
-
-def make_document_reader(column: str, filters: Filters) -> RecordReader:
-    """Return a function that reads a column into a row of text, and rejects lengths outside the limits."""
-    report = make_plain_report("text")
-
-    def read(record: Mapping[str, Json]) -> Row | Rejected:
-        text = read_text(record, column)
-        return check_length(text, filters) or Row("text", text=text, report=report, read_columns=(column,))
-
-    return read
-
-
-def read_text(record: Mapping[str, Json], column: str) -> str:
-    """Return a column's text, or the reject of a missing, blank or other value."""
-    value = record.get(column)
-    if type(value) is not str:
-        if value is None:
-            raise RejectError("missing_field", f"{column} is absent or null")
-        raise RejectError("content_not_text", f"{column} is {describe_type(value)}")
-    if not value or value.isspace():
-        raise RejectError("empty_text", f"{column} is blank")
-    return value

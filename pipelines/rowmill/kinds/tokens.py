@@ -32,11 +32,9 @@ from rowmill.core.arrays import Tokens as TokenIds
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
-from rowmill.kinds.custom import to_flat_array
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.shared.messages import RejectError, get_at_path, is_list, is_mapping
+from rowmill.kinds.shared.messages import RejectError, find_first_column, get_at_path, is_list, is_mapping
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
-from rowmill.kinds.shared.unread import find_first_column
 from rowmill.schema.examples import IGNORED_LABEL, TAKEN_NAMES, RolloutFields
 from rowmill.schema.rows import ParseReport, Row, RowKind, make_plain_report
 
@@ -498,3 +496,12 @@ def _remove_padding(found: _MaskedIds, attention: Json) -> _MaskedIds:
         raise RejectError("padded_inside", f"attention_mask is 0 at {int(places[0] + np.argmin(attends[own]))}, inside")
     fields = {name: values[own] for name, values in found.fields.items()}
     return replace(found, ids=found.ids[own], mask=found.mask[own], fields=fields)
+
+
+def to_flat_array(values: Any) -> NDArray[Any] | None:
+    """Return values as an array of one dimension; None if they are nested, of different kinds, or too large."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return array if array.ndim == 1 else None

@@ -1,6 +1,17 @@
-"""One record to one canonical row: the steps that all kinds share, around the kind's record reader."""
+"""One record to one canonical row: the steps that all kinds share, around the kind's reader; and what nothing reads.
 
-from collections.abc import Callable, Mapping, Sequence
+    {"question": "…", "response": "…", "hint": "…"}      read: question, response      unread: hint
+    {"messages": […], "label": false}                    a bad answer, marked as such
+    {"messages": […], "rejected_response": "…"}          an answer with a worse one
+
+Text that a row holds anyway, such as a prompt that is repeated beside the messages, counts as read. Without the columns
+of preference data, bad answers would be trained like good ones; names find them, not values, since only the data's
+author knows what a `label` means. What belongs to a prompt (a system message, context, earlier turns) is read in every
+shape of a record, or the record is refused: a prompt without its context asks something else.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -13,21 +24,16 @@ from rowmill.core.json import Json, canonical_json
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     MEDIA_COLUMNS,
+    PROMPT_COLUMNS,
     RejectError,
     Tools,
     get_at_path,
     is_list,
     is_mapping,
+    list_prompt_columns,
     reject_placeholders,
 )
 from rowmill.kinds.shared.reasoning import Reasoning
-from rowmill.kinds.shared.unread import (
-    PROMPT_COLUMNS,
-    find_unread_columns,
-    holds_text,
-    list_prompt_columns,
-    measure_unread_text,
-)
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
 DEFAULT_DOMAIN = "__default__"
@@ -240,3 +246,134 @@ def remove_nulls(value: Json) -> Json:
     if is_mapping(value):
         return {key: remove_nulls(one) for key, one in value.items() if one is not None}
     return [remove_nulls(one) for one in value] if is_list(value) else value
+
+
+# ── What nothing reads ──
+
+
+IDENTIFIER_CHARS = 40
+"""A text of one word up to this length is a name, a link or a hash, not text that could be trained."""
+
+_LEAST_CHARS = 4
+"""Shorter texts stand in others by chance."""
+
+
+def iterate_texts(value: Json) -> Iterator[str]:
+    """Yield the texts inside a value, without names and links."""
+    if type(value) is str:
+        is_name = len(value) <= IDENTIFIER_CHARS and " " not in value.strip()
+        if not is_name and not value.startswith(("http://", "https://")):
+            yield value
+    elif type(value) is dict or type(value) is list:
+        for inner in value.values() if type(value) is dict else value:
+            yield from iterate_texts(inner)
+
+
+def measure_row_text(row: Row) -> int:
+    """Count the characters that a row holds."""
+    return sum(map(len, _list_row_texts(row))) + sum(map(len, iterate_texts(list(row.tools or ()))))
+
+
+def measure_unread_text(record: Mapping[str, Json], row: Row, read: Collection[str]) -> dict[str, int]:
+    """Return the characters of each column that is not read and that the row does not hold."""
+    found: dict[str, int] = {}
+    held: list[str] = []
+    for name, value in record.items():
+        if value is None or name in read:
+            continue
+        for text in iterate_texts(value):
+            held = held or _list_row_texts(row)
+            if any(text.strip() in one for one in held):
+                continue
+            # A text that repeats the row, as Alpaca's `text` does, holds nothing else.
+            repeated = sum(len(one) for one in held if len(one) >= _LEAST_CHARS and one in text)
+            found[name] = found.get(name, 0) + max(0, len(text) - repeated)
+    return found
+
+
+class UnreadTextCounter:
+    """Sums, over the records of a part, the share of each record's text that a column holds and nothing reads."""
+
+    def __init__(self, read_elsewhere: Collection[str] | None) -> None:
+        """Take the columns that other options read; None counts nothing, as where the reader is the user's."""
+        self._read_elsewhere = None if read_elsewhere is None else frozenset(read_elsewhere)
+        self.rows = 0
+        self.columns: Counter[str] = Counter()
+        """Millionths of a record's text by column, summed: whole numbers are the same in any order."""
+
+    def add(self, record: Json, made: "Row | PlainChat") -> None:
+        """Count one record, which became a row."""
+        if self._read_elsewhere is None or type(record) is not dict:
+            return
+        self.rows += 1
+        read = made.read_columns
+        # Types are compared without calls: most records have nothing but what is read.
+        names = [
+            name
+            for name, value in record.items()
+            if type(value) is str and name not in read and name not in self._read_elsewhere
+        ]
+        if not names:
+            return
+        row = made if isinstance(made, Row) else Row("conversation", tuple(made.messages))
+        unread = measure_unread_text({name: record[name] for name in names}, row, ())
+        if unread:
+            total = measure_row_text(row) + sum(unread.values())
+            self.columns.update({name: round(1e6 * size / total) for name, size in unread.items()})
+
+
+def holds_text(row: Row, text: str) -> bool:
+    """Return whether a text is part of what a row says, as the first message is in some datasets of messages."""
+    wanted = text.strip()
+    return any(wanted in one for one in _list_row_texts(row))
+
+
+def _list_row_texts(row: Row) -> list[str]:
+    texts = [row.text, row.output]
+    for message in row.messages:
+        texts += [value if type(value) is str else "".join(iterate_texts(value)) for value in message.values()]
+    texts += [value for value in row.columns.values() if type(value) is str]
+    return [one for one in texts if one]
+
+
+# ── Preference columns ───────────────────────────────────────────────────────────────────────────────
+
+
+ANSWER_LABELS = frozenset(
+    "label kto_tag desirable is_desirable is_chosen is_rejected is_preferred is_good thumbs_up accepted".split()
+)
+"""Columns that rate one answer."""
+
+ANSWER_PAIRS = frozenset(
+    "chosen rejected chosen_messages rejected_messages chosen_response rejected_response response_chosen "
+    "response_rejected chosen_conversations rejected_conversations chosen_answer rejected_answer response_j response_k "
+    "chosen_score rejected_score score_chosen score_rejected chosen_rating rejected_rating chosen-rating "
+    "rejected-rating preference preferred winner better_response_id safer_response_id".split()
+)
+"""Columns that hold a better and a worse answer, or compare two."""
+
+PREFERENCE_COLUMNS = ANSWER_LABELS | ANSWER_PAIRS
+
+_SHAPE_COLUMNS = frozenset("conversations system instruction input output history".split())
+"""Columns of the known record shapes that are read without being named in the recipe (`conversation_rows.py`)."""
+
+
+def find_unread_columns(named: Sequence[str | None] | None, others: Collection[str | None]) -> frozenset[str]:
+    """Return the columns of preference data that a dataset does not read; none for kinds without answer columns.
+
+    `named` are the kind's columns of answers and prompts, None for a kind without any; `others` are columns and paths
+    that other option groups read. A dataset that trains on `chosen` has made the choice between a pair's answers, so
+    the other columns of pairs need not be read.
+    """
+    if named is None:
+        return frozenset()
+    read = {*_SHAPE_COLUMNS, *(one for name in (*named, *others) if name for one in (name, name.split(".")[0]))}
+    chosen = ANSWER_PAIRS if not read.isdisjoint(ANSWER_PAIRS) else frozenset[str]()
+    return PREFERENCE_COLUMNS - read - chosen
+
+
+def list_present_columns(record: Mapping[str, Json], unread: frozenset[str]) -> list[str]:
+    """Return the unread columns in which a record has a value, in the record's order; an empty cell is not a value."""
+    if unread.isdisjoint(record):
+        return []
+    return [name for name, value in record.items() if name in unread and value is not None and value != ""]

@@ -21,9 +21,15 @@ import yaml
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordFormat, RowOptionValues, remove_nulls
+from rowmill.kinds.shared.canonicalization import (
+    ANSWER_PAIRS,
+    Canonicalizer,
+    RecordFormat,
+    RowOptionValues,
+    measure_row_text,
+    remove_nulls,
+)
 from rowmill.kinds.shared.conversation_rows import explain_tree
-from rowmill.kinds.shared.unread import ANSWER_PAIRS, measure_row_text
 from rowmill.schema.rows import Rejected
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from rowmill.core.config import Config
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetKind, DatasetOptions
+from rowmill.kinds.shared.canonicalization import PREFERENCE_COLUMNS
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS
-from rowmill.kinds.shared.messages import is_list, is_mapping
+from rowmill.kinds.shared.messages import PAIR_COLUMNS, is_list, is_mapping
 from rowmill.kinds.shared.recognition import Recognition, Sample
-from rowmill.kinds.shared.unread import PAIR_COLUMNS, PREFERENCE_COLUMNS
 from rowmill.kinds.tables.generation import Generation
 from rowmill.kinds.tables.schema import Mode, choose_mode
 from rowmill.kinds.tables.serialization import Codec

@@ -24,7 +24,7 @@ from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
-from rowmill.kinds.shared.columns import KNOWN_ROLES
+from rowmill.kinds.shared.conversation_rows import KNOWN_ROLES
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS, identify_removal_filters
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.parts import accounts

@@ -23,10 +23,9 @@ from rowmill.core.arrays import make_column
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
-from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.shared.canonicalization import Canonicalizer, UnreadTextCounter, list_present_columns
 from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_content_splits, assign_split
-from rowmill.kinds.shared.unread import UnreadTextCounter, list_present_columns
 from rowmill.kinds.tokens import WITHOUT_FIELD
 from rowmill.parts.accounts import RejectLog, count_accounts, count_rows, write_accounts
 from rowmill.parts.context import compute_share, scan_rows

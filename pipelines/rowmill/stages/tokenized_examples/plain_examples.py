@@ -21,8 +21,8 @@ from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
 from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, split_lists
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column
-from rowmill.kinds.base import TokenBuilder
-from rowmill.kinds.custom import BuildContext, BuiltExample, check_built_example
+from rowmill.kinds.base import BuildContext, TokenBuilder
+from rowmill.kinds.python import BuiltExample, check_built_example
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.examples import SPAN_KINDS, RolloutFields
 from rowmill.schema.rows import Message, Rejected, RowKind

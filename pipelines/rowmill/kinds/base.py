@@ -6,10 +6,12 @@ that makes its tokens itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
+
+from pydantic import model_validator
 
 from rowmill.conversation.options import Loss, Template
 from rowmill.conversation.truncation import OverlongPolicy, Truncation
@@ -18,7 +20,7 @@ from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
 from rowmill.kinds.shared.filters import Filters
-from rowmill.kinds.shared.messages import Tools
+from rowmill.kinds.shared.messages import Tools, is_mapping, rename_aliases
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.kinds.shared.splits import Splits
 from rowmill.packing.options import Packing
@@ -120,14 +122,6 @@ class TokenOptions:
     """Whether the end-of-text token ends a row."""
 
 
-class CompletedOptions(NamedTuple):
-    """A kind's options, completed when the recipe is loaded."""
-
-    options: dict[str, Any]
-    groups: frozenset[str]
-    """The option groups that such a dataset reads."""
-
-
 class DatasetKind(Config):
     """Base class of all kinds: a subclass has a field `kind` with its name and overrides what differs."""
 
@@ -166,37 +160,35 @@ class DatasetKind(Config):
         """Return the options under which the kind reads most of some records; None if it reads none of them."""
         return None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_own_aliases(cls, values: Json) -> Json:
+        # An alias that pydantic knows, it reads itself.
+        own = {alias: name for alias, name in cls.ALIASES.items() if cls.model_fields[name].alias != alias}
+        renamed = rename_aliases(values, own)
+        if "enforce_eos" in own and is_mapping(values) and values.get("enforce_eos") is True:
+            return {**renamed, "add_eos": "auto"}
+        return renamed
+
     @classmethod
     def complete_options(
-        cls,
-        options: Mapping[str, Any],
-        base: Path,
-        where: str,
-    ) -> CompletedOptions:
+        cls, options: Mapping[str, Any], base: Path, where: str
+    ) -> tuple[dict[str, Any], frozenset[str]]:
         """Complete the options, and return them with the groups that such a dataset reads.
 
         `base` is the project's folder, `where` the path of the options in the recipe, for errors.
         """
-        return CompletedOptions(dict(options), cls.GROUPS)
+        return dict(options), cls.GROUPS
 
     @classmethod
     def select_group_defaults(
-        cls,
-        options: Mapping[str, Any],
-        groups: Mapping[str, Any],
+        cls, options: Mapping[str, Any], groups: Mapping[str, Any]
     ) -> Mapping[str, Mapping[str, Any]]:
         """Return the kind's own defaults for groups, given its options and the groups as written."""
         return {}
 
     def check_options(self, options: DatasetOptions) -> None:
-        """Refuse combinations of options that this kind does not support.
-
-        Raises
-        ------
-        ValueError
-            With a message that starts with the option's path in the dataset.
-
-        """
+        """Refuse combinations of options that this kind does not support, by a ValueError that begins with the path."""
         if options.splits.is_exact:
             raise ValueError(
                 f"splits: a number of rows, method: exact and max_rows are for records; a {self.get_name()} dataset is "
@@ -248,26 +240,21 @@ class DatasetKind(Config):
         return "template" in self.GROUPS
 
     def get_token_options(self) -> TokenOptions:
-        """Return the kind's options for the tokens of its rows."""
-        return TokenOptions()
+        """Return the kind's options for the tokens of its rows: those of its fields that have their names."""
+        names = [option.name for option in fields(TokenOptions) if option.name in type(self).model_fields]
+        options = TokenOptions(**{name: getattr(self, name) for name in names})
+        return replace(options, assistant_roles=frozenset(options.assistant_roles))
 
     def list_ignored_columns(self) -> Sequence[str]:
-        """Return the columns that are left out on purpose."""
-        return ()
+        """Return the columns that are left out on purpose: the kind's option `ignore_columns`, if it has one."""
+        return getattr(self, "ignore_columns", ())
 
     def list_answer_columns(self) -> Sequence[str | None] | None:
         """Return the columns of answers and their prompts; None if the kind has no such columns."""
         return None
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
-        """Return the function that reads one record's columns into a row.
-
-        Raises
-        ------
-        ConfigError
-            If the kind does not read single records.
-
-        """
+        """Return the function that reads one record's columns into a row; raises ConfigError if the kind has none."""
         raise ConfigError(
             f"format.kind: a {self.get_name()} dataset makes its rows itself; expected a kind that reads columns; "
             "choose such a kind"

@@ -6,15 +6,9 @@ declarations, and how columns are recognized where they have other names than th
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
-
-from rowmill.core.json import Json
-from rowmill.kinds.base import TokenOptions
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.conversation_rows import (
     KNOWN_ROLES,
@@ -22,10 +16,8 @@ from rowmill.kinds.shared.conversation_rows import (
     MAPPED_ROLES,
     ConversationColumns,
     ConversationReader,
-    detect_messages,
-    make_document_reader,
 )
-from rowmill.kinds.shared.messages import SYSTEM_COLUMNS, apply_eos_alias, is_list, is_mapping, split_transcript
+from rowmill.kinds.shared.messages import SYSTEM_COLUMNS, is_list, is_mapping, split_transcript
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "type")
@@ -60,7 +52,7 @@ class Chat(ConversationColumns):
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as a conversation."""
-        return ConversationReader(self, options, partial(detect_messages, columns=self), single_turn=self.single_turn)
+        return ConversationReader(self, options)
 
 
 class Auto(ConversationColumns):
@@ -75,20 +67,9 @@ class Auto(ConversationColumns):
     add_eos: Literal["auto"] | bool = "auto"
     """Whether the end-of-text token ends a document; auto: if the tokenizer has one."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _text_aliases(cls, values: Json) -> Json:
-        return apply_eos_alias(values)
-
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read a record as a conversation, or as a document if it has no conversation's shape."""
-        read_document = make_document_reader(self.text_key, options.filters)
-        detect = partial(detect_messages, columns=self, text_key=self.text_key)
-        return ConversationReader(self, options, detect, single_turn=self.single_turn, read_document=read_document)
-
-    def get_token_options(self) -> TokenOptions:
-        """Return the model's roles, BOS and EOS."""
-        return replace(super().get_token_options(), add_eos=self.add_eos)
+        return ConversationReader(self, options, text_key=self.text_key)
 
 
 def _suggest_columns(sample: Sample) -> Iterator[dict[str, Any]]:

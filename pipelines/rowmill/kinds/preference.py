@@ -4,7 +4,7 @@ messages   S U1 A1 U2      the prompt, which both sides share
 chosen     A2
 rejected   B2 call result B3
 
-The first of these shapes that a record has wins:
+Of these shapes, the first that a record has:
 
     ranked           {"prompt": …, "completions": [{"completion": …, "score": 3}, …]}: the best against the worst
     hh_text          {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "\n\nHuman: …"}
@@ -14,15 +14,12 @@ The first of these shapes that a record has wins:
     explicit         {"prompt": …, "chosen": …, "rejected": …}, each text, a message or messages
     implicit         {"chosen": […], "rejected": […]}: the prompt is what both begin with
     unpaired         {"prompt": …, "completion": …, "label": true}, or {"messages": […], "label": true}
-
-The first shape that matches wins.
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -30,8 +27,8 @@ from pydantic import Field
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
-from rowmill.kinds.base import DatasetOptions, RowReader, TokenOptions, refuse_overlong_policy
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
+from rowmill.kinds.base import DatasetOptions, refuse_overlong_policy
+from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, MessageColumns
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
@@ -161,10 +158,6 @@ class Preference(MessageColumns):
         """Return whether sides are messages."""
         return self.text == "template"
 
-    def get_token_options(self) -> TokenOptions:
-        """Return the model's roles, BOS and EOS."""
-        return replace(super().get_token_options(), add_eos=self.add_eos)
-
     def get_objective(self) -> Objective:
         """Return whether an example is a pair."""
         return self.objective
@@ -178,16 +171,11 @@ class Preference(MessageColumns):
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as a prompt with its sides."""
-        return _PreferenceReader(self, options, groups_by_prompt=True)
+        return _PreferenceReader(self, options)
 
     def has_groups(self, options: DatasetOptions) -> bool:
         """Return true: without a group key, rows with the same prompt are a group."""
         return True
-
-    def open_row_reader(self, options: DatasetOptions, base: Path, dataset: str) -> RowReader:
-        """Read records; without a group key, a row's group is its prompt."""
-        own = _PreferenceReader(self, options, groups_by_prompt=options.splits.group_key is None)
-        return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key, read=own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +206,8 @@ _CanonicalSides = tuple[Row, Sequence[Message], Sequence[Sequence[Message] | Non
 class _PreferenceReader:
     """Reads the preferences of one dataset."""
 
-    def __init__(self, columns: Preference, options: RowOptions, *, groups_by_prompt: bool) -> None:
+    def __init__(self, columns: Preference, options: RowOptions) -> None:
         self._columns = columns
-        self._groups_by_prompt = groups_by_prompt
         self._roles = frozenset(columns.assistant_roles)
         self._messages = ConversationReader(columns, options)
 
@@ -233,17 +220,16 @@ class _PreferenceReader:
         margin = self._read_margin(record, found)
         chosen, rejected = (None if side is None else to_json(list(side)) for side in sides)
         columns = {"chosen": chosen, "rejected": rejected, "label": found.label, "margin": margin}
-        row = replace(
+        identity = canonical_json([list(prompt), whole.tools, whole.template_kwargs])
+        return replace(
             whole,
             kind="preference",
             messages=tuple(prompt),
             columns=columns,
+            # Of rows without a key of their own: the option `splits.group_key` replaces it.
+            group_key=f'"{hashlib.blake2b(identity, digest_size=16).hexdigest()}"',
             read_columns=(*found.columns, "margin", "score_chosen", "score_rejected"),
         )
-        if not self._groups_by_prompt:
-            return row
-        identity = canonical_json([list(row.messages), row.tools, row.template_kwargs])
-        return replace(row, group_key=f'"{hashlib.blake2b(identity, digest_size=16).hexdigest()}"')
 
     def _read_messages(self, record: Mapping[str, Json], found: FoundSides) -> _CanonicalSides:
         """Read the prompt with each side as one conversation, so that calls and reasoning find their messages."""

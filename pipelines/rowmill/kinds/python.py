@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from rowmill.conversation.options import Template
 from rowmill.core.config import describe_type
@@ -33,16 +33,14 @@ from rowmill.core.errors import ConfigError, require_code_permission
 from rowmill.core.json import Json
 from rowmill.kinds.base import (
     BuildContext,
-    CompletedOptions,
     DatasetKind,
     DatasetOptions,
     RowReader,
     TokenBuilder,
-    TokenOptions,
 )
 from rowmill.kinds.chat import Chat
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, reject_format_error, remove_nulls
-from rowmill.kinds.shared.messages import Tools, apply_eos_alias, is_mapping
+from rowmill.kinds.shared.messages import Tools, is_mapping
 from rowmill.kinds.supervised import Supervised, refuse_joined_separator
 from rowmill.kinds.text import Text
 from rowmill.kinds.tokens import to_flat_array
@@ -117,11 +115,7 @@ def get_format_method(cls: type[RowFormat]) -> Literal["rows", "build"]:
 def find_format(path: str, base: Path, where: str) -> type[RowFormat]:
     """Return the class that `module:Name` names; modules of the project in `base` take precedence.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such module or class, it is not a `RowFormat`, or code is forbidden.
-
+    Raises ConfigError if there is no such module or class, it is not a `RowFormat`, or code is forbidden.
     """
     module_name, _, name = path.partition(":")
     module = _load_module(module_name, find_source_file(path, base, where), base, where)
@@ -136,11 +130,6 @@ def find_format(path: str, base: Path, where: str) -> type[RowFormat]:
     if problem:
         raise ConfigError(f"{where}: {path}: {problem}")
     return found
-
-
-def hash_format_source(path: str, base: Path, where: str) -> str:
-    """Return the digest of the source file that defines a class."""
-    return hashlib.sha256(find_source_file(path, base, where).read_bytes()).hexdigest()
 
 
 def find_source_file(path: str, base: Path, where: str) -> Path:
@@ -251,19 +240,8 @@ def check_built_example(made: Any, vocab_size: int) -> BuiltExample | Rejected:
     return BuiltExample(ids.astype(np.int32), trained, domain)
 
 
-SCHEMA = "python"
-"""The schema in the report of such a row."""
-
-
 def open_row_format(class_name: str, arguments: Mapping[str, Any], base: Path) -> RowFormat:
-    """Return an instance of a user's format class, with the recipe's arguments.
-
-    Raises
-    ------
-    ConfigError
-        If the class cannot be found or instantiated.
-
-    """
+    """Return an instance of a user's format class, with the recipe's arguments."""
     where = "format.class"
     cls = find_format(class_name, base, where)
     try:
@@ -336,34 +314,18 @@ class CustomRowReader:
 
     def _add_keys(self, row: Row, record: Mapping[str, Json], given: Row | None = None) -> Row | Rejected:
         """Add group, order and domain: those that the class set, else the record's."""
-        reader = self._readers["conversation"]
-        placed = reader.add_keys(row, record)
+        placed = self._readers["conversation"].add_keys(row, record)
         if isinstance(placed, Rejected):
             return placed
-        report = replace(placed.report, schema=SCHEMA)
+        placed = replace(placed, report=replace(placed.report, schema="python"))
         if given is None:
-            return replace(placed, report=report)
+            return placed
         return replace(
             placed,
-            report=report,
             group_key=given.group_key or placed.group_key,
             order_key=given.order_key or placed.order_key,
             domain=given.domain or placed.domain,
         )
-
-
-def build_tokens(
-    row_format: RowFormat, record: Mapping[str, Json], context: BuildContext[Any]
-) -> Mapping[str, Any] | Rejected | None:
-    """Return what a user's class builds from a record, not validated."""
-    try:
-        return row_format.build(record, context)
-    except Exception as error:  # noqa: BLE001  (any exception of a user's class rejects its record)
-        return reject_format_error(error)
-
-
-_ROW_ONLY_GROUPS = frozenset({"reasoning", "tools", "template", "loss"})
-"""Option groups that apply to rows; a class that builds tokens does not read them."""
 
 
 class Python(DatasetKind):
@@ -406,13 +368,10 @@ class Python(DatasetKind):
     add_eos: Literal["auto"] | bool = "auto"
     """Whether the end-of-text token ends a pair or text; tokens from `build` are not changed."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _own_aliases(cls, values: Json) -> Json:
-        return apply_eos_alias(values)
-
-    @classmethod
-    def complete_options(cls, options: Mapping[str, Any], base: Path, where: str) -> CompletedOptions:
+    def complete_options(
+        cls, options: Mapping[str, Any], base: Path, where: str
+    ) -> tuple[dict[str, Any], frozenset[str]]:
         """Import the class before any data is read, and add the digest of its file."""
         if "source_digest" in options:
             raise ConfigError(
@@ -420,10 +379,13 @@ class Python(DatasetKind):
             )
         path = options.get("class")
         if not isinstance(path, str):
-            return CompletedOptions(dict(options), cls.GROUPS)
-        completed = {**options, "source_digest": hash_format_source(path, base, f"{where}.class")}
-        builds = get_format_method(find_format(path, base, f"{where}.class")) == "build"
-        return CompletedOptions(completed, cls.GROUPS - _ROW_ONLY_GROUPS if builds else cls.GROUPS)
+            return dict(options), cls.GROUPS
+        where = f"{where}.class"
+        digest = hashlib.sha256(find_source_file(path, base, where).read_bytes()).hexdigest()
+        builds = get_format_method(find_format(path, base, where)) == "build"
+        # What applies to rows, a class that builds tokens does not read.
+        not_read = frozenset({"reasoning", "tools", "template", "loss"}) if builds else frozenset[str]()
+        return {**options, "source_digest": digest}, cls.GROUPS - not_read
 
     def check_options(self, options: DatasetOptions) -> None:
         """Refuse invalid separators; the roles and sides of the class's rows are not known here."""
@@ -447,8 +409,11 @@ class Python(DatasetKind):
         row_format = open_row_format(self.class_name, self.options, base)
         if get_format_method(type(row_format)) != "build":
             return None
-        return lambda record: build_tokens(row_format, record, context)
 
-    def get_token_options(self) -> TokenOptions:
-        """Return the options of all kinds of rows that the class may make."""
-        return TokenOptions(frozenset(self.assistant_roles), self.separate_with, self.add_bos, self.add_eos)
+        def build(record: Mapping[str, Json]) -> Mapping[str, Any] | Rejected | None:
+            try:
+                return row_format.build(record, context)
+            except Exception as error:  # noqa: BLE001  (any exception of a user's class rejects its record)
+                return reject_format_error(error)
+
+        return build

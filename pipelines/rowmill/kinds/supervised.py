@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
@@ -14,7 +14,6 @@ from rowmill.kinds.base import (
     PAIR_SIDES,
     DatasetKind,
     DatasetOptions,
-    TokenOptions,
     refuse_mask_names,
     refuse_overlong_policy,
 )
@@ -23,10 +22,8 @@ from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
     PAIR_COLUMNS,
     RejectError,
-    apply_eos_alias,
     get_at_path,
     join_context,
-    rename_aliases,
 )
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import Row, RowKind, make_plain_report
@@ -77,13 +74,6 @@ class Supervised(DatasetKind):
     add_eos: Literal["auto"] | bool = "auto"
     """Whether the end-of-text token ends a pair; auto: if the tokenizer has one."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _pair_aliases(cls, values: Json) -> Json:
-        return apply_eos_alias(
-            rename_aliases(values, {alias: name for alias, name in cls.ALIASES.items() if alias != "enforce_eos"})
-        )
-
     @classmethod
     def recognise(cls, sample: Sample) -> Recognition | None:
         """Recognise two columns of text, one of which answers the other."""
@@ -112,14 +102,6 @@ class Supervised(DatasetKind):
         super().check_options(options)
         refuse_joined_separator(self.separate_with, options)
 
-    def get_token_options(self) -> TokenOptions:
-        """Return BOS, EOS and separator of a pair."""
-        return TokenOptions(separate_with=self.separate_with, add_bos=self.add_bos, add_eos=self.add_eos)
-
-    def list_ignored_columns(self) -> Sequence[str]:
-        """Return the columns that are left out on purpose."""
-        return self.ignore_columns
-
     def list_answer_columns(self) -> Sequence[str | None]:
         """Return the columns of prompt and response."""
         return [self.input_field, self.output_field, self.domain_key]
@@ -129,9 +111,29 @@ class Supervised(DatasetKind):
         return self._read_row
 
     def _read_row(self, record: Mapping[str, Json]) -> Row:
-        pair = read_pair(record, self)
-        schema, prompt, response, columns = pair
-        return Row("pair", text=prompt, output=response, report=make_plain_report(schema), read_columns=columns)
+        prompt_field, response_field, schema = self.input_field, self.output_field, "prompt_response"
+        if (
+            record.get(prompt_field) is None
+            and record.get(response_field) is None
+            and record.get("instruction") is not None
+            and record.get("output") is not None
+        ):
+            prompt_field, response_field, schema = "instruction", "output", "alpaca"
+        prompt, response = get_at_path(record, prompt_field), get_at_path(record, response_field)
+        for name, value in ((prompt_field, prompt), (response_field, response)):
+            if value is None:
+                raise RejectError(
+                    "missing_field", f"{name} is absent or null; the record has {', '.join(sorted(record)[:20])}"
+                )
+            if type(value) is not str:
+                raise RejectError("content_not_text", f"{name} is {describe_type(value)}")
+        if not response or response.isspace():
+            raise RejectError("empty_text", f"{response_field} is blank")
+        text, used = str(prompt), (prompt_field.partition(".")[0],)
+        if prompt_field in record:
+            text, used = join_context(record, prompt_field, self.context_fields, response_field)
+        used = (*used, response_field.partition(".")[0])
+        return Row("pair", text=text, output=response, report=make_plain_report(schema), read_columns=used)
 
 
 def refuse_joined_separator(separator: str | int | None, options: DatasetOptions) -> None:
@@ -141,30 +143,3 @@ def refuse_joined_separator(separator: str | int | None, options: DatasetOptions
             "loss.boundary: whole encodes input and output as one text, and separate_with is a token id; expected a "
             "text or null; write the separator's text, or set loss.boundary: split"
         )
-
-
-def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str, str, tuple[str, ...]]:
-    """Return schema, prompt and response of a record, and the columns that they were read from."""
-    prompt_field, response_field, schema = options.input_field, options.output_field, "prompt_response"
-    if (
-        record.get(prompt_field) is None
-        and record.get(response_field) is None
-        and record.get("instruction") is not None
-        and record.get("output") is not None
-    ):
-        prompt_field, response_field, schema = "instruction", "output", "alpaca"
-    prompt, response = get_at_path(record, prompt_field), get_at_path(record, response_field)
-    for name, value in ((prompt_field, prompt), (response_field, response)):
-        if value is None:
-            raise RejectError(
-                "missing_field", f"{name} is absent or null; the record has {', '.join(sorted(record)[:20])}"
-            )
-        if type(value) is not str:
-            raise RejectError("content_not_text", f"{name} is {describe_type(value)}")
-    if not response or response.isspace():
-        raise RejectError("empty_text", f"{response_field} is blank")
-    text, used = str(prompt), (prompt_field.partition(".")[0],)
-    if prompt_field in record:
-        joined = join_context(record, prompt_field, options.context_fields, response_field)
-        text, used = joined
-    return schema, text, str(response), (*used, response_field.partition(".")[0])

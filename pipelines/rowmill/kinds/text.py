@@ -1,15 +1,13 @@
 """The kind `text`: documents, one column of text, all of which is trained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from rowmill.core.json import Json
-from rowmill.kinds.base import ALL_GROUPS, DatasetKind, TokenOptions
+from rowmill.kinds.base import ALL_GROUPS, DatasetKind
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.conversation_rows import explain_tree, make_document_reader
-from rowmill.kinds.shared.messages import apply_eos_alias
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import RowKind
 
@@ -41,11 +39,6 @@ class Text(DatasetKind):
     add_eos: Literal["auto"] | bool = "auto"
     """Whether the end-of-text token ends a document; auto: if the tokenizer has one."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _text_aliases(cls, values: Json) -> Json:
-        return apply_eos_alias(values)
-
     @classmethod
     def recognise(cls, sample: Sample) -> Recognition | None:
         """Recognise one column of text: a known one, or the only column."""
@@ -54,14 +47,6 @@ class Text(DatasetKind):
         columns = sample.columns
         names = [name for name in TEXT_COLUMNS if name in columns] or (columns if len(columns) == 1 else [])
         return choose_best(try_options(cls, {} if name == "text" else {"text_key": name}, sample) for name in names)
-
-    def get_token_options(self) -> TokenOptions:
-        """Return BOS and EOS of a document."""
-        return TokenOptions(add_bos=self.add_bos, add_eos=self.add_eos)
-
-    def list_ignored_columns(self) -> Sequence[str]:
-        """Return the columns that are left out on purpose."""
-        return self.ignore_columns
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as a document."""

@@ -27,13 +27,14 @@ columns at once; only the others are read key by key (`messages.py`).
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, from_json, to_json
-from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, TokenOptions, refuse_mask_names
+from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
 from rowmill.kinds.shared.filters import Filters, check_length
 from rowmill.kinds.shared.messages import (
@@ -59,7 +60,6 @@ from rowmill.kinds.shared.messages import (
     read_kwargs,
     read_parts,
     read_tools,
-    rename_aliases,
     split_tool_results,
     split_transcript,
 )
@@ -137,14 +137,6 @@ class MessageColumns(DatasetKind):
         refuse_mask_names(self.get_name(), wrong, "roles, such as user and assistant")
         super().check_options(options)
 
-    def list_ignored_columns(self) -> Sequence[str]:
-        """Return the columns that are left out on purpose."""
-        return self.ignore_columns
-
-    def get_token_options(self) -> TokenOptions:
-        """Return the model's roles and BOS."""
-        return TokenOptions(assistant_roles=frozenset(self.assistant_roles), add_bos=self.add_bos)
-
 
 class ConversationColumns(MessageColumns):
     """Columns of a whole conversation, in any known shape."""
@@ -170,11 +162,6 @@ class ConversationColumns(MessageColumns):
     """Columns that may hold the response, as text or messages; the first that is not null is used."""
     single_turn: bool = False
     """Keep only the system message, the first user message and the next assistant message."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _conversation_aliases(cls, values: Json) -> Json:
-        return rename_aliases(values, cls.ALIASES)
 
     def list_answer_columns(self) -> Sequence[str | None]:
         """Return the columns of messages, prompts and responses."""
@@ -471,51 +458,8 @@ _KEYS = 2
 """Keys of a plain message: its role and its content."""
 
 
-class PlainMessages:
-    """Recognizes the plain messages of one dataset.
-
-    `roles` are the template's roles by those of the source; `speakers` are the model's, whose messages must have text
-    and no tag of reasoning.
-    """
-
-    def __init__(self, roles: Mapping[str, str], speakers: frozenset[str], tags: ThinkTagReader) -> None:
-        """Store the arguments."""
-        self._roles = roles
-        self._speakers = speakers
-        self._hints = tags.hints
-
-    def take(self, found: DetectedMessages, start: int, out: list[Message], *, is_reasoning_open: bool = False) -> int:
-        """Append the plain messages from `start` on, up to the first other one; return that one's place.
-
-        While reasoning waits for the model's next message, that message is not plain.
-        """
-        roles, speakers, hints = self._roles, self._speakers, self._hints
-        _, messages, role_key, content_key, *_ = found
-        renames = role_key != "role" or content_key != "content"
-        for place in range(start, len(messages)):
-            message = messages[place]
-            if type(message) is not dict or len(message) != _KEYS:
-                return place
-            source, content = message.get(role_key), message.get(content_key)
-            role = roles.get(source) if type(source) is str else None
-            if role is None or type(content) is not str:
-                return place
-            if role in speakers:
-                if is_reasoning_open or not content or content.isspace():
-                    return place
-                # As `ThinkTagReader.may_contain_tag` says, without a call.
-                for hint in hints:
-                    if hint in content:
-                        return place
-            out.append({"role": role, "content": content} if renames or role != source else message)
-        return len(messages)
-
-
 # ── Reading messages ───────────────────────────────────────────────────────────────────────────────
 
-
-ShapeDetector = Callable[[Mapping[str, Json]], DetectedMessages]
-"""Finds a record's messages as in the source."""
 
 FUNCTION_CALL = "function_call"
 """The one role that is not mapped but read: its content is a call by the assistant."""
@@ -545,23 +489,17 @@ class _ConversationTally:
 class ConversationReader:
     """Reads the conversations of one dataset; everything that depends only on options is computed once.
 
-    `detect` finds a record's messages, for a caller that has not found them; `read_document` reads a record in which it
-    finds a document.
+    A record without a conversation's shape that has a value under `text_key` is read as a document.
     """
 
-    def __init__(
-        self,
-        columns: MessageColumns,
-        options: RowOptions,
-        detect: ShapeDetector | None = None,
-        *,
-        single_turn: bool = False,
-        read_document: RecordReader | None = None,
-    ) -> None:
+    def __init__(self, columns: MessageColumns, options: RowOptions, *, text_key: str | None = None) -> None:
         self._columns = columns
-        self._detect = detect
-        self._single_turn = single_turn
-        self._read_document = read_document
+        self._detect: Callable[[Mapping[str, Json]], DetectedMessages] | None = None
+        self._single_turn = False
+        if isinstance(columns, ConversationColumns):
+            self._detect = partial(detect_messages, columns=columns, text_key=text_key)
+            self._single_turn = columns.single_turn
+        self._read_document = None if text_key is None else make_document_reader(text_key, options.filters)
         self._tally = _ConversationTally()
         self._tools = options.tools
         self._kwargs_column = options.template.chat_template_kwargs
@@ -579,8 +517,8 @@ class ConversationReader:
         known = {*KNOWN_ROLES, *self._speakers}
         self._known = frozenset({*known, self._think_role or "assistant", FUNCTION_CALL})
         plain = {source: role for source, role in self._roles.items() if role in known and role != self._think_role}
-        self._plain = PlainMessages(plain, self._speakers, self._tags)
-        reshapes = columns.system_prompt is not None or single_turn
+        self._plain_roles = plain
+        reshapes = columns.system_prompt is not None or self._single_turn
         read = (*options.tools.tools_fields, self._kwargs_column)
         self._read_beside_messages = None if reshapes else frozenset(name for name in read if name is not None)
 
@@ -604,18 +542,45 @@ class ConversationReader:
         if found.system is not None or not found.messages:
             return None
         messages: list[Message] = []
-        if self._plain.take(found, 0, messages) < len(found.messages):
+        if self._take_plain(found, 0, messages) < len(found.messages):
             return None
         if not PROMPT_COLUMNS.isdisjoint(record) and list_prompt_columns(record, found.columns):
             return None
         return PlainChat(found.schema, messages, found.columns)
 
+    def _take_plain(
+        self, found: DetectedMessages, start: int, out: list[Message], *, is_reasoning_open: bool = False
+    ) -> int:
+        """Append the plain messages from `start` on, up to the first other one; return that one's place.
+
+        While reasoning waits for the model's next message, that message is not plain.
+        """
+        roles, speakers, hints = self._plain_roles, self._speakers, self._tags.hints
+        _, messages, role_key, content_key, *_ = found
+        renames = role_key != "role" or content_key != "content"
+        for place in range(start, len(messages)):
+            message = messages[place]
+            if type(message) is not dict or len(message) != _KEYS:
+                return place
+            source, content = message.get(role_key), message.get(content_key)
+            role = roles.get(source) if type(source) is str else None
+            if role is None or type(content) is not str:
+                return place
+            if role in speakers:
+                if is_reasoning_open or not content or content.isspace():
+                    return place
+                # As `ThinkTagReader.may_contain_tag` says, without a call.
+                for hint in hints:
+                    if hint in content:
+                        return place
+            out.append({"role": role, "content": content} if renames or role != source else message)
+        return len(messages)
+
     def read_conversation(self, record: Mapping[str, Json], found: DetectedMessages) -> Row:
         """Return the row of a record whose messages were found."""
         columns = self._columns
         if columns.system_prompt is not None or found.system is not None or self._single_turn:
-            reshaped = self._reshape_messages(record, found, columns)
-            found = reshaped
+            found = self._reshape_messages(record, found, columns)
         if not found.messages:
             raise RejectError("empty_conversation", "no messages")
         # One that noticed nothing is as good as new, and most rows have nothing to notice.
@@ -625,8 +590,7 @@ class ConversationReader:
         kwargs: dict[str, Json] = {}
         value = None if self._kwargs_column is None else record.get(self._kwargs_column)
         if value is not None:
-            read = read_kwargs(value)
-            kwargs, is_ignored = read
+            kwargs, is_ignored = read_kwargs(value)
             if is_ignored:
                 tally.note("ignored_add_generation_prompt")
         report = make_plain_report(found.schema)
@@ -648,7 +612,7 @@ class ConversationReader:
     ) -> list[Message]:
         """Read every message; plain ones are taken as they are."""
         messages, out = found.messages, list[Message]()
-        place = self._plain.take(found, 0, out)
+        place = self._take_plain(found, 0, out)
         while place < len(messages):
             message = messages[place]
             if not is_mapping(message):
@@ -661,7 +625,7 @@ class ConversationReader:
                 read = self._read_message(piece, found, columns, tally)
                 if read is not None:
                     out.append(read)
-            place = self._plain.take(found, place + 1, out, is_reasoning_open=bool(tally.thoughts))
+            place = self._take_plain(found, place + 1, out, is_reasoning_open=bool(tally.thoughts))
         if tally.thoughts:
             raise RejectError("orphan_think", f"{len(tally.thoughts)} with no assistant's message after")
         if tally.noticed:

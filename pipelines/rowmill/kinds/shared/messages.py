@@ -66,12 +66,6 @@ def rename_aliases(values: Json, aliases: Mapping[str, str]) -> Json:
     return out
 
 
-def apply_eos_alias(values: Json) -> Json:
-    """Read the alias `enforce_eos: true` as `add_eos: auto`, false as false."""
-    out = rename_aliases(values, {"enforce_eos": "add_eos"})
-    return {**out, "add_eos": "auto"} if out is not values and out["add_eos"] is True else out
-
-
 def get_at_path(record: Mapping[str, Json], path: str) -> Json:
     """Look up `a.b` in a record: as one key if it exists, else step by step; None if a step is missing.
 

@@ -13,7 +13,6 @@ from rowmill.kinds.catalog import Auto, Chat
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.kinds.shared.filters import (
     Filters,
-    check_length,
     hash_record_prefix,
     hash_row_content,
     mark_first_occurrences,
@@ -35,9 +34,11 @@ def dialogue(**message: Json) -> dict[str, Json]:
 
 @pytest.mark.parametrize(("length", "reason"), [(2, "too_short"), (3, None), (5, None), (6, "too_long")])
 def test_length_limits_are_inclusive(length: int, reason: str | None) -> None:
-    verdict = check_length("x" * length, Filters(min_chars=3, max_chars=5))
+    read = Canonicalizer(RowOptionValues(Auto(), filters=Filters(min_chars=3, max_chars=5)))
 
-    assert (verdict.reason if isinstance(verdict, Rejected) else verdict) == reason
+    row = read({"text": "x" * length})
+
+    assert (row.reason if isinstance(row, Rejected) else None) == reason
 
 
 def test_length_of_a_document_is_checked_and_chats_have_none() -> None:

@@ -18,7 +18,7 @@ Of these shapes, the first that a record has:
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -212,7 +212,7 @@ class _PreferenceReader:
         self._messages = ConversationReader(columns, options)
 
     def __call__(self, record: Mapping[str, Json]) -> Row:
-        found = find_sides(record, self._columns)
+        found = _find_sides(record, self._columns)
         if found.label is not None and self._columns.objective == "paired":
             raise RejectError("unpaired_row", "one answer with a label; format.objective: unpaired takes such records")
         is_raw = self._columns.text == "raw"
@@ -274,13 +274,12 @@ class _PreferenceReader:
                 given = [(name, record.get(name)) for name in ("score_chosen", "score_rejected")]
         if any(value is None for _, value in given):
             return None
-        numbers: list[float] = []
+        margin: float | None = None
         for name, value in given:
             number = _to_finite(value)
             if number is None:
                 raise RejectError("bad_margin", f"{name} is {describe_type(value)}, expected a finite number")
-            numbers.append(number)
-        margin = _to_finite(numbers[0] - (numbers[1] if len(numbers) > 1 else 0.0))
+            margin = number if margin is None else _to_finite(margin - number)
         if margin is None:
             raise RejectError("bad_margin", "the difference of the scores is not finite")
         return margin
@@ -296,8 +295,7 @@ def _read_texts(found: FoundSides) -> _CanonicalSides:
         sides.append(None if side is None else _read_single_text(side, "assistant", "a side"))
     if sides[0] == sides[1]:
         raise RejectError("identical_sides", "both sides have the same text")
-    row = Row("preference", report=make_plain_report(found.schema))
-    return row, prompt, sides
+    return Row("preference", report=make_plain_report(found.schema)), prompt, sides
 
 
 def _read_single_text(messages: Sequence[Json] | None, role: str, name: str) -> list[Message]:
@@ -336,20 +334,28 @@ _RANKED_COLUMNS = ("completions", "answers", "responses", "candidates")
 _RANKED_TEXTS = ("completion", "response", "answer", "text", "content", "output")
 _RANKS: Mapping[str, int] = {"rank": -1, "score": 1, "overall_score": 1, "pm_score": 1, "rating": 1}
 """Columns that rank answers, and whether a higher value is better."""
+_WHOLE_SHAPES = frozenset({"rejected_branch", "sharegpt_pair"})
+"""Shapes whose prompt is a list of messages, whatever the columns of prompts hold."""
+_SHAPE_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "ranked": ("context", *_RANKED_COLUMNS),
+    "rejected_branch": ("rejected_messages", "rejected_response"),
+}
+"""Columns of a shape beside those that options name."""
 
 
-def find_sides(record: Mapping[str, Json], columns: Preference) -> FoundSides:
-    """Return the sides of the first shape that matches; null counts as absent."""
-    for find_shape in _SHAPES:
-        found = find_shape(record, columns)
-        if found is not None:
-            return _add_columns(record, found, columns)
-    present = ", ".join(sorted(record)[:20]) or "no column"
-    raise RejectError("unknown_schema", f"neither two sides nor an answer with a label in {present}")
-
-
-def _add_columns(record: Mapping[str, Json], found: FoundSides, columns: Preference) -> FoundSides:
-    """Add the system message of a column, and the names of the columns that were read."""
+def _find_sides(record: Mapping[str, Json], columns: Preference) -> FoundSides:
+    """Return the sides of the first shape that matches, with the system message of a column; null counts as absent."""
+    found = (
+        _find_ranked(record, columns)
+        or _find_hh_text(record, columns)
+        or _find_compared(record, columns)
+        or _find_rejected_branch(record, columns)
+        or _find_pair(record, columns)
+        or _find_unpaired(record, columns)
+    )
+    if found is None:
+        present = ", ".join(sorted(record)[:20]) or "no column"
+        raise RejectError("unknown_schema", f"neither two sides nor an answer with a label in {present}")
     read = [*found.columns, *columns.chosen_fields, *columns.rejected_fields, "messages", "conversations"]
     read += [*columns.completion_fields, *columns.label_fields, *_SHAPE_COLUMNS.get(found.schema, ())]
     if found.prompt is not None and found.schema not in _WHOLE_SHAPES:
@@ -362,19 +368,6 @@ def _add_columns(record: Mapping[str, Json], found: FoundSides, columns: Prefere
     whole = found.prompt if found.prompt is not None else found.chosen if found.chosen is not None else found.rejected
     is_repeated = begins_with_system(whole or (), system)
     return replace(found, system=None if is_repeated else system, columns=(*read, name))
-
-
-_WHOLE_SHAPES = frozenset({"rejected_branch", "sharegpt_pair"})
-"""Shapes whose prompt is a list of messages, whatever the columns of prompts hold."""
-
-_SHAPE_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "ranked": ("context", *_RANKED_COLUMNS),
-    "rejected_branch": ("rejected_messages", "rejected_response"),
-}
-"""Columns of a shape beside those that options name."""
-
-
-# ── Shapes of pairs ────────────────────────────────────────────────────────────────────────────────
 
 
 def _find_ranked(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
@@ -410,29 +403,16 @@ def _find_hh_text(record: Mapping[str, Json], columns: Preference) -> FoundSides
         if columns.text == "raw" or parted[0] is None or parted[1] is None:
             return None
         return FoundSides("hh_text", None, parted[0], parted[1])
-    if columns.text == "raw":
-        return _part_hh_texts(*texts)
-    return FoundSides("hh_text", None, _cut_hh_text(texts[0]), _cut_hh_text(texts[1]))
-
-
-def _cut_hh_text(text: str) -> list[Json]:
-    pieces = _HH_TURN.split(text)[1:]
-    roles = {"Human": "user", "Assistant": "assistant"}
-    messages: list[Json] = [
-        {"role": roles[who], "content": said.removeprefix(" ")}
-        for who, said in zip(pieces[::2], pieces[1::2], strict=True)
-    ]
-    return messages
-
-
-def _part_hh_texts(chosen: str, rejected: str) -> FoundSides:
-    """Part two texts into the turns that both begin with, through the next `Assistant:`, and the text after that.
-
-    Prompt and answer, end to end, are the record's text. An answer is one turn, as nothing after it would be known to
-    be the user's.
-    """
-    turns = [_HH_TURN.split(text)[1:] for text in (chosen, rejected)]
+    turns = [_HH_TURN.split(text)[1:] for text in texts]
     whole = [list(zip(own[::2], own[1::2], strict=True)) for own in turns]
+    if columns.text != "raw":
+        roles = {"Human": "user", "Assistant": "assistant"}
+        chosen, rejected = (
+            [{"role": roles[who], "content": said.removeprefix(" ")} for who, said in own] for own in whole
+        )
+        return FoundSides("hh_text", None, chosen, rejected)
+    # Raw: the turns that both begin with, through the next `Assistant:`, and the text after that. Prompt and answer,
+    # end to end, are the record's text. An answer is one turn: nothing after it would be known to be the user's.
     if whole[0] == whole[1]:
         raise RejectError("identical_sides", "both sides have the same text")
     shared = next((i for i, pair in enumerate(zip(*whole, strict=False)) if pair[0] != pair[1]), None)
@@ -449,51 +429,50 @@ def _part_hh_texts(chosen: str, rejected: str) -> FoundSides:
     return FoundSides("hh_text", [{"role": "user", "content": prompt}], answers[0], answers[1])
 
 
-def _find_sharegpt_pair(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
-    asked, sides = find_first_column(record, ("conversations", "messages"))[1], _find_both(record, columns)
-    if not is_list(asked) or sides is None or not all(map(is_mapping, sides)):
-        return None
-    return _pair_sides("sharegpt_pair", asked, sides, columns)
-
-
 def _find_rejected_branch(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
     messages = record.get("messages")
     if not is_list(messages) or find_first_column(record, columns.chosen_fields)[1] is not None:
         return None
     branch, response = record.get("rejected_messages"), record.get("rejected_response")
-    whole = _read_side(messages, columns)
     if branch is None and response is None:
         return None
+    whole = _read_side(messages, columns)
     if is_list(branch):
-        rejected = _read_side(branch, columns)
-        return FoundSides("rejected_branch", None, whole, rejected)
+        return FoundSides("rejected_branch", None, whole, _read_side(branch, columns))
     users = [i for i, one in enumerate(whole) if is_mapping(one) and one.get("role") in ("user", "human")]
     if not users:
         raise RejectError("prompt_mismatch", "no message of a user, after which the rejected response would be")
-    rejected = _read_side(response, columns)
-    return FoundSides("rejected_branch", whole[: users[-1] + 1], whole[users[-1] + 1 :], rejected)
+    asked, answer = whole[: users[-1] + 1], whole[users[-1] + 1 :]
+    return FoundSides("rejected_branch", asked, answer, _read_side(response, columns))
 
 
-def _find_explicit(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+def _find_pair(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
+    """Return two sides with the messages or the prompt of another column, or with the prompt that both begin with."""
     sides = _find_both(record, columns)
-    prompt = None if sides is None else _find_prompt(record, columns)
-    return None if prompt is None or sides is None else _pair_sides("explicit", prompt, sides, columns)
+    if sides is None:
+        return None
+    asked = find_first_column(record, ("conversations", "messages"))[1]
+    if is_list(asked) and all(map(is_mapping, sides)):
+        return _pair_sides("sharegpt_pair", asked, sides, columns)
+    prompt = _find_prompt(record, columns)
+    if prompt is not None:
+        return _pair_sides("explicit", prompt, sides, columns)
+    if not all(map(is_list, sides)):
+        return None
+    chosen, rejected = (_read_side(side, columns) for side in sides)
+    return FoundSides("implicit", None, chosen, rejected)
 
 
 _ANSWER_STEMS = ("response", "answer", "completion", "conversation", "output", "human_ref")
 _SIDE_SUFFIXES = (("0", "1"), ("1", "2"), ("a", "b"), ("A", "B"))
+_ANSWER_PAIRS = [
+    (f"{stem}{between}{first}", f"{stem}{between}{second}")
+    for stem in _ANSWER_STEMS
+    for first, second in _SIDE_SUFFIXES
+    for between in ("_", "")
+]
+"""Names of two columns that hold answers to the same prompt, such as `response_a` and `response_b`."""
 _CHOICES = ("better_response_id", "winner", "preferred", "preference", "choice", "labels", "label")
-
-
-def find_answer_pair(record: Mapping[str, Json]) -> tuple[str, str] | None:
-    """Return the names of two columns that hold answers to the same prompt, such as `response_a` and `response_b`."""
-    for stem in _ANSWER_STEMS:
-        for first, second in _SIDE_SUFFIXES:
-            for between in ("_", ""):
-                names = f"{stem}{between}{first}", f"{stem}{between}{second}"
-                if all(record.get(name) not in (None, "") for name in names):
-                    return names
-    return None
 
 
 def _find_compared(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
@@ -501,7 +480,7 @@ def _find_compared(record: Mapping[str, Json], columns: Preference) -> FoundSide
     if record.get("response_j") is not None and record.get("response_k") is not None:
         names, better = ("response_j", "response_k"), 0
     else:
-        pair = find_answer_pair(record)
+        pair = next((p for p in _ANSWER_PAIRS if all(record.get(name) not in (None, "") for name in p)), None)
         if pair is None or _find_both(record, columns) is not None:
             return None
         names, better = pair, _read_choice(record, pair)
@@ -535,14 +514,6 @@ def _read_choice(record: Mapping[str, Json], names: tuple[str, str]) -> int | No
             return 1 - value if value in (0, 1) else None
         return next((i for i, suffix in enumerate(suffixes) if str(value) == suffix), None)
     return None
-
-
-def _find_implicit(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
-    sides = _find_both(record, columns)
-    if sides is None or not all(map(is_list, sides)):
-        return None
-    chosen, rejected = (_read_side(side, columns) for side in sides)
-    return FoundSides("implicit", None, chosen, rejected)
 
 
 def _pair_sides(schema: str, prompt: Json, sides: Sequence[Json], columns: Preference) -> FoundSides:
@@ -590,21 +561,10 @@ def _find_unpaired(record: Mapping[str, Json], columns: Preference) -> FoundSide
     return FoundSides("unpaired", asked, *sides, label=bool(value))
 
 
-_SHAPES: Sequence[Callable[[Mapping[str, Json], Preference], FoundSides | None]] = (
-    _find_ranked,
-    _find_hh_text,
-    _find_compared,
-    _find_sharegpt_pair,
-    _find_rejected_branch,
-    _find_explicit,
-    _find_implicit,
-    _find_unpaired,
-)
-
-
 def _find_both(record: Mapping[str, Json], columns: Preference) -> tuple[Json, Json] | None:
-    _, chosen = find_first_column(record, columns.chosen_fields)
-    _, rejected = find_first_column(record, columns.rejected_fields)
+    chosen, rejected = (
+        find_first_column(record, names)[1] for names in (columns.chosen_fields, columns.rejected_fields)
+    )
     return None if chosen is None or rejected is None else (chosen, rejected)
 
 
@@ -613,11 +573,11 @@ def _find_prompt(record: Mapping[str, Json], columns: Preference) -> Any:
     name, prompt = find_first_column(record, columns.prompt_fields)
     if type(prompt) is not str:
         return prompt
-    joined = join_context(record, name, columns.context_fields)
+    text, _ = join_context(record, name, columns.context_fields)
     history = read_history(record)
-    if (parted := split_open_transcript(joined[0])) is not None:
+    if (parted := split_open_transcript(text)) is not None:
         return [*history, *parted]
-    return [*history, {"role": "user", "content": joined[0]}] if history else joined[0]
+    return [*history, {"role": "user", "content": text}] if history else text
 
 
 def _read_side(value: Json, columns: Preference, *, role: str = "assistant") -> Sequence[Json]:

@@ -225,8 +225,7 @@ class _PromptReader:
                 if path in record:
                     # Alpaca's `input` belongs to its `instruction`, whichever of them is looked for first.
                     name = "instruction" if path == "input" and type(record.get("instruction")) is str else path
-                    joined = join_context(record, name, columns.context_fields)
-                    text, used = joined
+                    text, used = join_context(record, name, columns.context_fields)
                 if not text or text.isspace():
                     raise RejectError("empty_text", f"{path} is blank")
                 parted = split_open_transcript(text)

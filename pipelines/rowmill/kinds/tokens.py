@@ -16,7 +16,7 @@ ones: these sets contain each other, so the number of values says which of them 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -39,21 +39,6 @@ from rowmill.schema.examples import IGNORED_LABEL, TAKEN_NAMES, RolloutFields
 from rowmill.schema.rows import ParseReport, Row, RowKind, make_plain_report
 
 _MOST = float(np.finfo(np.float32).max)
-
-
-def _place_values(values: Numbers, name: str, response: Bools | None, trained: Bools) -> Numbers:
-    """Return one value for each of T tokens, 0 where there is none; reject another number of values.
-
-    The values are of all tokens, of the response, or of the trained ones; `response` and `trained` are bool[T].
-    """
-    chosen = [np.ones(len(trained), np.bool_), *(() if response is None else (response,)), trained]
-    for places in chosen:
-        if int(places.sum()) == len(values):
-            placed = np.zeros((len(places), *values.shape[1:]), values.dtype)
-            placed[places] = values
-            return placed
-    counts = " or ".join(str(count) for count in dict.fromkeys(int(places.sum()) for places in chosen))
-    raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
 
 
 class TokenField(Config):
@@ -127,22 +112,6 @@ class TokenField(Config):
             what = f"{name} is {flat[wrong[0]]} at {int(wrong[0]) // (self.size or 1)}"
             raise RejectError("bad_field", f"{what}, expected {expected}{most}")
         return stored if self.size is None else stored.reshape(-1, self.size)
-
-
-def read_row_field(record: Mapping[str, Json], name: str) -> float | str | None:
-    """Return the reward of a record as a number, or its group as text; None if it has none."""
-    value = record.get(name)
-    if value is None:
-        return None
-    if name == "reward":
-        if type(value) not in (int, float):
-            raise RejectError("bad_field", f"reward is {describe_type(value)}, expected a number")
-        if not abs(value) <= _MOST:
-            raise RejectError("bad_field", f"reward is {value}, expected a finite float32")
-        return float(value)
-    if type(value) not in (int, str):
-        raise RejectError("bad_field", f"{name} is {describe_type(value)}, expected text or an integer")
-    return str(value)
 
 
 PROMPT_FIELDS = ("prompt_ids", "prompt_token_ids")
@@ -280,28 +249,44 @@ class Tokens(DatasetKind):
 
     def _read_row(self, record: Mapping[str, Json]) -> Row:
         # The first shape that matches; null counts as absent.
-        found = next((found for read_shape in _SHAPES if (found := read_shape(record, self)) is not None), None)
+        found = (
+            _read_prompt_response(record, self)
+            or _read_masked(record, self)
+            or _read_labelled(record, self)
+            or _read_counted(record, self)
+            or _read_turns(record)
+        )
         if found is None:
             present = ", ".join(sorted(record)[:20]) or "no column"
             raise RejectError("unknown_schema", f"no ids with a mask, labels, a response or its length in {present}")
         # Fields are as long as what the record holds, its padding included, and of what it trains.
         declared = self.list_token_fields()
-        found = _add_token_fields(found, record, declared)
-        found = _remove_padding(found, record.get("attention_mask"))
+        fields: dict[str, Numbers] = {}
+        for name, declared_field in declared.items():
+            values = _read_field(record, found.turns, name, declared_field)
+            if values is not None:
+                fields[name] = _place_values(values, name, _find_response(record, found), found.mask)
+        found = _remove_padding(replace(found, fields=fields), record.get("attention_mask"))
         found.mask[:1] = False
         if not found.mask.any():
             raise RejectError("no_loss_tokens", "no token but the first is trained" if len(found.ids) else "no tokens")
         columns: dict[str, Any] = {"input_ids": found.ids, "loss_mask": found.mask}
         for name in self.row_fields:
-            value = read_row_field(record, name)
-            columns[name] = value
+            value = record.get(name)
+            if value is not None and name == "reward":
+                if type(value) not in (int, float):
+                    raise RejectError("bad_field", f"reward is {describe_type(value)}, expected a number")
+                if not abs(value) <= _MOST:
+                    raise RejectError("bad_field", f"reward is {value}, expected a finite float32")
+            elif value is not None and type(value) not in (int, str):
+                raise RejectError("bad_field", f"{name} is {describe_type(value)}, expected text or an integer")
+            columns[name] = None if value is None else float(value) if name == "reward" else str(value)
         missing = [name for name in declared if name not in found.fields]
         columns |= {name: make_zeros(len(found.ids), declared[name].arrow_type) for name in missing}
         columns |= found.fields
         missing += [name for name in self.row_fields if columns[name] is None]
-        report = make_plain_report(found.schema)
-        if missing:
-            report = ParseReport(schema=found.schema, notes=tuple(f"{WITHOUT_FIELD}{name}" for name in missing))
+        notes = tuple(f"{WITHOUT_FIELD}{name}" for name in missing)
+        report = ParseReport(schema=found.schema, notes=notes) if notes else make_plain_report(found.schema)
         return Row("tokens", columns=columns, report=report)
 
 
@@ -368,7 +353,7 @@ def _read_counted(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | N
     return _MaskedIds("counted", ids, np.arange(len(ids)) >= len(ids) - count)
 
 
-def _read_turns(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
+def _read_turns(record: Mapping[str, Json]) -> _MaskedIds | None:
     wanted = ("prompt_token_ids", "generation_token_ids")
     turns: list[dict[str, Any]] = []
     for path in TURN_FIELDS:
@@ -390,15 +375,6 @@ def _read_turns(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Non
     return _MaskedIds("turns", ids, mask, turns=turns)
 
 
-_SHAPES: Sequence[Callable[[Mapping[str, Json], Tokens], _MaskedIds | None]] = (
-    _read_prompt_response,
-    _read_masked,
-    _read_labelled,
-    _read_counted,
-    _read_turns,
-)
-
-
 def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | None:
     _, value = find_first_column(record, options.ids_fields)
     return None if value is None else _read_ids(value)
@@ -407,20 +383,10 @@ def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | N
 # ── Fields of tokens ───────────────────────────────────────────────────────────────────────────────
 
 
-def _add_token_fields(found: _MaskedIds, record: Mapping[str, Json], declared: Mapping[str, TokenField]) -> _MaskedIds:
-    """Read the fields that a record has, each placed at its tokens; a null counts as absent."""
-    fields: dict[str, Numbers] = {}
-    for name, declared_field in declared.items():
-        values = _read_field(record, found.turns, name, declared_field)
-        if values is not None:
-            fields[name] = _place_values(values, name, _find_response(record, found), found.mask)
-    return replace(found, fields=fields) if fields else found
-
-
 def _read_field(
     record: Mapping[str, Json], turns: Sequence[Mapping[str, Json]], name: str, declared: TokenField
 ) -> Numbers | None:
-    """Return a record's values, those of its turns end to end, or None; a turn without any has zeros."""
+    """Return a record's values, those of its turns end to end, or None; a null counts as absent, in a turn as zeros."""
     if all(turn.get(name) is None for turn in turns):
         value = record.get(name)
         return None if value is None else declared.read(value, name)
@@ -435,6 +401,21 @@ def _read_field(
             )
         joined.append(values)
     return np.concatenate(joined)
+
+
+def _place_values(values: Numbers, name: str, response: Bools | None, trained: Bools) -> Numbers:
+    """Return one value for each of T tokens, 0 where there is none; reject another number of values.
+
+    The values are of all tokens, of the response, or of the trained ones; `response` and `trained` are bool[T].
+    """
+    chosen = [np.ones(len(trained), np.bool_), *(() if response is None else (response,)), trained]
+    for places in chosen:
+        if int(places.sum()) == len(values):
+            placed = np.zeros((len(places), *values.shape[1:]), values.dtype)
+            placed[places] = values
+            return placed
+    counts = " or ".join(str(count) for count in dict.fromkeys(int(places.sum()) for places in chosen))
+    raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
 
 
 def _find_response(record: Mapping[str, Json], found: _MaskedIds) -> Bools | None:

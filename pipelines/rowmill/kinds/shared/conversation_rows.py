@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator
@@ -36,7 +37,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.shared.filters import Filters, check_length
+from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
     PROMPT_COLUMNS,
@@ -223,11 +224,10 @@ def detect_messages(
             raise RejectError("unknown_schema", f"the record is {found.schema}, expected {wanted}")
     document = None if text_key is None else record.get(text_key)
     if document is None or wanted != "auto":
-        raise RejectError(*_explain_unknown_shape(record, columns))
+        raise _explain_unknown_shape(record, columns)
     if type(document) is str and (messages := split_transcript(document)) is not None:
-        return add_system(
-            record, DetectedMessages("transcript", messages, columns=(str(text_key),)), columns.system_prompt
-        )
+        found = DetectedMessages("transcript", messages, columns=(str(text_key),))
+        return add_system(record, found, columns.system_prompt)
     if tree := explain_tree(record):
         raise RejectError("unknown_schema", tree)
     return DetectedMessages("text", [], columns=(str(text_key),))
@@ -280,7 +280,10 @@ def _read_list(name: str, value: Json, columns: ConversationColumns) -> Detected
     first: Json = value[0] if value else {}
     if type(first) is str:
         # MT-Bench's `turns` are prompts alone.
-        return None if name == "turns" else _read_turns(name, value)
+        if name == "turns" or len(value) < _PAIR_LENGTH or any(type(text) is not str for text in value):
+            return None
+        turns: list[Json] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(value)]
+        return DetectedMessages("turns", turns, columns=(name,))
     if type(first) is not dict:
         messages = pair_history(value) if type(first) is list else None
         return None if messages is None else DetectedMessages("exchanges", messages, columns=(name,))
@@ -291,34 +294,23 @@ def _read_list(name: str, value: Json, columns: ConversationColumns) -> Detected
     elif "from" in first:
         schema, role_key, content_key = "sharegpt", "from", "value"
     else:
-        for keys in EXCHANGE_KEYS:
-            if keys[0] in first and keys[1] in first:
-                return _read_exchanges(name, value, keys)
+        keys = next((keys for keys in EXCHANGE_KEYS if keys[0] in first and keys[1] in first), None)
+        if keys is not None:
+            # An item that is something else is left to whoever reads messages.
+            pairs = [
+                [
+                    {"role": role, "content": item.get(key)}
+                    for role, key in zip(("user", "assistant"), keys, strict=True)
+                ]
+                if is_mapping(item)
+                else [item]
+                for item in value
+            ]
+            return DetectedMessages("exchanges", list(chain.from_iterable(pairs)), columns=(name,))
     if "parts" in first and "content" not in first and columns.content_field is None:
         value = [message for item in value for message in _read_gemini(item)]
     return DetectedMessages(
         schema, value, columns.role_field or role_key, columns.content_field or content_key, columns=(name,)
-    )
-
-
-def _read_exchanges(name: str, items: list[Json], keys: tuple[str, str]) -> DetectedMessages:
-    """Return two messages for each item; one that is something else is left to whoever reads messages."""
-    messages: list[Json] = []
-    for item in items:
-        if not is_mapping(item):
-            messages.append(item)
-            continue
-        for role, key in zip(("user", "assistant"), keys, strict=True):
-            messages.append({"role": role, "content": item.get(key)})
-    return DetectedMessages("exchanges", messages, columns=(name,))
-
-
-def _read_turns(name: str, texts: list[Json]) -> DetectedMessages | None:
-    if len(texts) < _PAIR_LENGTH or any(type(text) is not str for text in texts):
-        return None
-    roles = ("user", "assistant")
-    return DetectedMessages(
-        "turns", [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)], columns=(name,)
     )
 
 
@@ -357,8 +349,7 @@ def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> 
         response_field, response = find_first_column(record, columns.response_fields)
     if response is None:
         return None
-    joined = join_context(record, "instruction", columns.context_fields, response_field)
-    prompt, used = joined
+    prompt, used = join_context(record, "instruction", columns.context_fields, response_field)
     history = read_history(record)
     turns = [*history, {"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
     used = (*used, response_field, *(("history",) if history else ()))
@@ -376,10 +367,8 @@ def _detect_calls(record: Mapping[str, Json], columns: ConversationColumns) -> D
         return None
     if not all(is_mapping(call) and ("name" in call or "function" in call) for call in calls):
         return None
-    turns: list[Json] = [
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": "", "tool_calls": response},
-    ]
+    answer = {"role": "assistant", "content": "", "tool_calls": response}
+    turns: list[Json] = [{"role": "user", "content": prompt}, answer]
     return DetectedMessages("calls", turns, columns=(prompt_field, response_field))
 
 
@@ -392,8 +381,8 @@ def _detect_prompt_response(record: Mapping[str, Json], columns: ConversationCol
         return None
     used: tuple[str, ...] = (prompt_field, response_field)
     if type(prompt) is str:
-        joined = join_context(record, prompt_field, columns.context_fields, response_field)
-        prompt, used = joined[0], (*joined[1], response_field)
+        prompt, used = join_context(record, prompt_field, columns.context_fields, response_field)
+        used = (*used, response_field)
     role_key, content_key = columns.role_field or "role", columns.content_field or "content"
     turns: list[Json] = []
     for role, value in (("user", prompt), ("assistant", response)):
@@ -441,17 +430,17 @@ def _parse_list(text: str) -> Json:
         return None
 
 
-def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColumns) -> tuple[str, str]:
+def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColumns) -> RejectError:
     """Return the reject of a record without a known shape: a messages column that is invalid or missing, or none."""
     present = ", ".join(sorted(record)[:20]) or "no column"
-    value = record.get(columns.messages_field)
-    if value is not None:
+    name, wanted = columns.messages_field, columns.dataset_schema
+    if (value := record.get(name)) is not None:
         expected = "expected a list of mappings, each with a role"
-        return "bad_messages", f"{columns.messages_field} is {describe_type(value)}, {expected}"
-    if columns.dataset_schema != "auto" or columns.messages_field != "messages":
-        wanted = columns.messages_field if columns.dataset_schema in ("auto", "messages") else columns.dataset_schema
-        return "missing_field", f"{wanted} is absent or null; the record has {present}"
-    return "unknown_schema", explain_tree(record) or f"no known shape in {present}"
+        return RejectError("bad_messages", f"{name} is {describe_type(value)}, {expected}")
+    if wanted != "auto" or name != "messages":
+        missing = name if wanted in ("auto", "messages") else wanted
+        return RejectError("missing_field", f"{missing} is absent or null; the record has {present}")
+    return RejectError("unknown_schema", explain_tree(record) or f"no known shape in {present}")
 
 
 _KEYS = 2
@@ -578,14 +567,13 @@ class ConversationReader:
 
     def read_conversation(self, record: Mapping[str, Json], found: DetectedMessages) -> Row:
         """Return the row of a record whose messages were found."""
-        columns = self._columns
-        if columns.system_prompt is not None or found.system is not None or self._single_turn:
-            found = self._reshape_messages(record, found, columns)
+        if self._columns.system_prompt is not None or found.system is not None or self._single_turn:
+            found = self._reshape_messages(record, found)
         if not found.messages:
             raise RejectError("empty_conversation", "no messages")
         # One that noticed nothing is as good as new, and most rows have nothing to notice.
         tally = self._tally = _ConversationTally() if self._tally.noticed else self._tally
-        messages = self._read_messages(found, columns, tally)
+        messages = self._read_messages(found)
         offered = read_tools(record, self._tools.tools_fields)
         kwargs: dict[str, Json] = {}
         value = None if self._kwargs_column is None else record.get(self._kwargs_column)
@@ -607,11 +595,9 @@ class ConversationReader:
             )
         return Row("conversation", tuple(messages), offered.tools, kwargs, report=report, read_columns=found.columns)
 
-    def _read_messages(
-        self, found: DetectedMessages, columns: MessageColumns, tally: _ConversationTally
-    ) -> list[Message]:
+    def _read_messages(self, found: DetectedMessages) -> list[Message]:
         """Read every message; plain ones are taken as they are."""
-        messages, out = found.messages, list[Message]()
+        tally, messages, out = self._tally, found.messages, list[Message]()
         place = self._take_plain(found, 0, out)
         while place < len(messages):
             message = messages[place]
@@ -622,7 +608,7 @@ class ConversationReader:
             if type(message.get(found.content_key)) is list:
                 pieces = split_tool_results(message, found.content_key)
             for piece in pieces or (message,):
-                read = self._read_message(piece, found, columns, tally)
+                read = self._read_message(piece, found)
                 if read is not None:
                     out.append(read)
             place = self._take_plain(found, place + 1, out, is_reasoning_open=bool(tally.thoughts))
@@ -634,11 +620,10 @@ class ConversationReader:
             raise RejectError("empty_conversation", "no messages but reasoning")
         return out
 
-    def _read_message(
-        self, raw: Mapping[str, Json], found: DetectedMessages, columns: MessageColumns, tally: _ConversationTally
-    ) -> Message | None:
+    def _read_message(self, raw: Mapping[str, Json], found: DetectedMessages) -> Message | None:
         """Read one message key by key; return None if it was reasoning, which is now in the tally or dropped."""
-        role = self._read_role(raw.get(found.role_key), columns, tally)
+        tally, names = self._tally, self._columns.message_flags
+        role = self._read_role(raw.get(found.role_key))
         value = raw.get(found.content_key)
         read_keys = (found.role_key, found.content_key, *_MESSAGE_KEYS)
         extras = {key: extra for key, extra in raw.items() if extra is not None and key not in read_keys}
@@ -664,38 +649,32 @@ class ConversationReader:
             return None
         calls = read_calls(given, self._tools.arguments) if given else NO_CALLS
         if not self._flags.isdisjoint(extras):
-            flags = read_flags(extras, columns.message_flags, self._loss)
-            extras = {**remove_keys(extras, columns.message_flags), **flags}
+            extras = {**remove_keys(extras, names), **read_flags(extras, names, self._loss)}
         if type(extras.get(REASONING_KEY, "")) is not str:
             raise RejectError("content_not_text", f"{REASONING_KEY} is {describe_type(extras[REASONING_KEY])}")
         if not speaks:
             return _assemble_message(role, content, "", calls, extras)
-        return self._finish_assistant(role, content, reasoning, calls, extras, tally)
+        return self._finish_assistant(role, content, reasoning, calls, extras)
 
-    def _read_role(self, source: Json, columns: MessageColumns, tally: _ConversationTally) -> str:
+    def _read_role(self, source: Json) -> str:
         if type(source) is not str or not source:
             raise RejectError("bad_messages", f"a message's role is {describe_type(source)}, expected text")
         role = self._roles.get(source, source)
         if role not in self._known and (folded := self._roles.get(source.strip().lower())) is not None:
             role = folded
-            tally.note("role_name_case")
+            self._tally.note("role_name_case")
         if role not in self._known:
-            if columns.unknown_roles == "reject":
+            if self._columns.unknown_roles == "reject":
                 raise RejectError("unknown_role", f"{role!r}; name it in format.role_map, or set unknown_roles: warn")
-            if role not in tally.unknown_roles:
-                tally.unknown_roles.append(role)
+            if role not in self._tally.unknown_roles:
+                self._tally.unknown_roles.append(role)
         return role
 
     def _finish_assistant(
-        self,
-        role: str,
-        content: str,
-        in_parts: Sequence[str],
-        calls: ToolCalls,
-        extras: Message,
-        tally: _ConversationTally,
+        self, role: str, content: str, in_parts: Sequence[str], calls: ToolCalls, extras: Message
     ) -> Message:
         """Finish a message of the model: join its reasoning, and reject it if it is empty."""
+        tally = self._tally
         if DETAILS_KEY in extras:
             extras = join_reasoning_details(extras)
         text, extras, moved, others = move_reasoning_keys(extras, self._reasoning_keys)
@@ -713,18 +692,15 @@ class ConversationReader:
         tally.thoughts.clear()
         if self._drops:
             tally.note("dropped_reasoning", int(bool(reasoning)))
-            reasoning, extras = (
-                "",
-                remove_keys(extras, [key for key in self._reasoning_keys if type(extras.get(key)) is str]),
-            )
+            reasoning = ""
+            extras = remove_keys(extras, [key for key in self._reasoning_keys if type(extras.get(key)) is str])
         if not reasoning and not calls.calls and not content.strip():
             raise RejectError("empty_assistant", f"{role} with no text, call or reasoning")
         return _assemble_message(role, content, reasoning, calls, extras)
 
-    def _reshape_messages(
-        self, record: Mapping[str, Json], found: DetectedMessages, columns: MessageColumns
-    ) -> DetectedMessages:
+    def _reshape_messages(self, record: Mapping[str, Json], found: DetectedMessages) -> DetectedMessages:
         """Insert the system messages of other columns, then keep a single turn if requested."""
+        columns = self._columns
         values = [found.system] if columns.system_prompt != "system" else []
         if columns.system_prompt is not None:
             values.append(get_at_path(record, columns.system_prompt))
@@ -761,9 +737,7 @@ class ConversationReader:
                         blank = not existing or existing.isspace()
                         merged = text if blank else f"{text}{REASONING_SEPARATOR}{existing}"
                     messages = [{**messages[0], found.content_key: merged}, *messages[1:]]
-        if self._single_turn:
-            messages = self._keep_single_turn(messages, found)
-        return found._replace(messages=messages)
+        return found._replace(messages=self._keep_single_turn(messages, found) if self._single_turn else messages)
 
     def _get_role_name(self, message: Json, found: DetectedMessages) -> str | None:
         source = message.get(found.role_key) if is_mapping(message) else None
@@ -804,19 +778,17 @@ def make_document_reader(column: str, filters: Filters) -> RecordReader:
     report = make_plain_report("text")
 
     def read(record: Mapping[str, Json]) -> Row | Rejected:
-        text = read_text(record, column)
-        return check_length(text, filters) or Row("text", text=text, report=report, read_columns=(column,))
+        text = record.get(column)
+        if text is None:
+            return Rejected("missing_field", f"{column} is absent or null")
+        if type(text) is not str:
+            return Rejected("content_not_text", f"{column} is {describe_type(text)}")
+        if not text or text.isspace():
+            return Rejected("empty_text", f"{column} is blank")
+        if len(text) < filters.min_chars:
+            return Rejected("too_short", f"{len(text)} characters, at least {filters.min_chars}")
+        if filters.max_chars is not None and len(text) > filters.max_chars:
+            return Rejected("too_long", f"{len(text)} characters, at most {filters.max_chars}")
+        return Row("text", text=text, report=report, read_columns=(column,))
 
     return read
-
-
-def read_text(record: Mapping[str, Json], column: str) -> str:
-    """Return a column's text, or the reject of a missing, blank or other value."""
-    value = record.get(column)
-    if type(value) is not str:
-        if value is None:
-            raise RejectError("missing_field", f"{column} is absent or null")
-        raise RejectError("content_not_text", f"{column} is {describe_type(value)}")
-    if not value or value.isspace():
-        raise RejectError("empty_text", f"{column} is blank")
-    return value

@@ -171,15 +171,6 @@ class Filters(Config):
         return self
 
 
-def check_length(text: str, filters: Filters) -> Rejected | None:
-    """Return the reject of a document that is too short or too long in characters, else None."""
-    if len(text) < filters.min_chars:
-        return Rejected("too_short", f"{len(text)} characters, at least {filters.min_chars}")
-    if filters.max_chars is not None and len(text) > filters.max_chars:
-        return Rejected("too_long", f"{len(text)} characters, at most {filters.max_chars}")
-    return None
-
-
 def hash_row_content(row: Row) -> bytes:
     """Return a digest of 16 bytes over a row's kind, roles, text, reasoning, calls, tools, flags and kwargs.
 

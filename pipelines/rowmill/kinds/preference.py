@@ -33,7 +33,6 @@ from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedM
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
     RejectError,
-    begins_with_system,
     find_first_column,
     find_system,
     get_at_path,
@@ -362,12 +361,11 @@ def _find_sides(record: Mapping[str, Json], columns: Preference) -> FoundSides:
         name = find_first_column(record, columns.prompt_fields)[0]
         read += [name, *(["history"] if is_list(record.get("history")) else [])]
         read += columns.context_fields if type(record.get(name)) is str else ()
-    name, system = (None, None) if columns.text == "raw" else find_system(record, (columns.system_prompt,))
-    if name is None:
+    if columns.text == "raw":
         return replace(found, columns=tuple(read))
     whole = found.prompt if found.prompt is not None else found.chosen if found.chosen is not None else found.rejected
-    is_repeated = begins_with_system(whole or (), system)
-    return replace(found, system=None if is_repeated else system, columns=(*read, name))
+    name, system = find_system(record, (columns.system_prompt,), whole or ())
+    return replace(found, system=system, columns=(*read, *(() if name is None else (name,))))
 
 
 def _find_ranked(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:

@@ -24,14 +24,15 @@ from rowmill.core.json import Json, canonical_json
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     MEDIA_COLUMNS,
+    PLACEHOLDERS,
     PROMPT_COLUMNS,
     RejectError,
     Tools,
     get_at_path,
+    has_media,
     is_list,
     is_mapping,
     list_prompt_columns,
-    reject_placeholders,
 )
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
@@ -175,28 +176,25 @@ class Canonicalizer:
             return reject_format_error(error)
         if isinstance(row, Rejected):
             return row
-        if not PROMPT_COLUMNS.isdisjoint(record) and (refused := self._refuse_unread_prompt(row, record)) is not None:
-            return refused
-        return reject_placeholders(row, record) or row
-
-    def _refuse_unread_prompt(self, row: Row, record: Mapping[str, Json]) -> Rejected | None:
-        """Reject a record with text that belongs to its prompt by its column's name, and that the row does not have."""
-        if row.kind not in _KINDS_WITH_PROMPT:
-            return None
-        for name in list_prompt_columns(record, (*row.read_columns, *self.read_elsewhere)):
-            value = record[name]
-            if type(value) is not str or not holds_text(row, value):
-                return Rejected(
-                    "unread_prompt",
-                    f"{name} holds {describe_type(value)}, which belongs to the prompt by its name, and nothing reads "
-                    f"it; name it in format.context_fields or format.system_prompt, or accept it in "
-                    "format.ignore_columns",
-                )
-        return None
-
-    def measure_unread(self, row: Row, record: Mapping[str, Json]) -> dict[str, int]:
-        """Return the characters of each of the record's columns of text that nothing reads."""
-        return measure_unread_text(record, row, {*row.read_columns, *self.read_elsewhere})
+        if not PROMPT_COLUMNS.isdisjoint(record) and row.kind in _KINDS_WITH_PROMPT:
+            for name in list_prompt_columns(record, (*row.read_columns, *self.read_elsewhere)):
+                # The row may hold the text anyway, as the first message does in some datasets of messages.
+                value = record[name]
+                if type(value) is not str or not any(value.strip() in text for text in _list_row_texts(row)):
+                    return Rejected(
+                        "unread_prompt",
+                        f"{name} holds {describe_type(value)}, which belongs to the prompt by its name, and nothing "
+                        "reads it; name it in format.context_fields or format.system_prompt, or accept it in "
+                        "format.ignore_columns",
+                    )
+        if not MEDIA_COLUMNS.isdisjoint(record):
+            texts = [row.text or "", row.output or ""]
+            texts += [text for one in row.messages for text in (one["content"], one.get("reasoning_content", ""))]
+            for column, placeholder in PLACEHOLDERS.items():
+                if has_media(record.get(column)) and any(placeholder in text for text in texts):
+                    what = f"the text holds {placeholder}, and the column {column} is not empty"
+                    return Rejected("multimodal_content", what)
+        return row
 
     def add_keys(self, row: Row, record: Mapping[str, Json]) -> Row | Rejected:
         """Add group, order and domain, each read from the original record."""
@@ -320,12 +318,6 @@ class UnreadTextCounter:
         if unread:
             total = measure_row_text(row) + sum(unread.values())
             self.columns.update({name: round(1e6 * size / total) for name, size in unread.items()})
-
-
-def holds_text(row: Row, text: str) -> bool:
-    """Return whether a text is part of what a row says, as the first message is in some datasets of messages."""
-    wanted = text.strip()
-    return any(wanted in one for one in _list_row_texts(row))
 
 
 def _list_row_texts(row: Row) -> list[str]:

@@ -44,11 +44,9 @@ from rowmill.kinds.shared.messages import (
     SYSTEM_COLUMNS,
     RejectError,
     ToolCalls,
-    begins_with_system,
     find_first_column,
     find_system,
     get_at_path,
-    has_typed_parts,
     is_list,
     is_mapping,
     join_context,
@@ -414,11 +412,9 @@ _PAIR_SHAPES: dict[str, _ShapeReader] = {
 
 def add_system(record: Mapping[str, Json], found: DetectedMessages, system_prompt: str | None) -> DetectedMessages:
     """Add the system message of a column that is not `system_prompt`, unless the messages begin with the same text."""
-    name, value = find_system(record, (*found.columns, system_prompt))
-    if name is None:
-        return found
-    is_repeated = begins_with_system(found.messages, value, found.role_key, found.content_key)
-    return found._replace(system=None if is_repeated else value, columns=(*found.columns, name))
+    read = (*found.columns, system_prompt)
+    name, value = find_system(record, read, found.messages, found.role_key, found.content_key)
+    return found if name is None else found._replace(system=value, columns=(*found.columns, name))
 
 
 def _parse_list(text: str) -> Json:
@@ -558,7 +554,6 @@ class ConversationReader:
             if role in speakers:
                 if is_reasoning_open or not content or content.isspace():
                     return place
-                # As `ThinkTagReader.may_contain_tag` says, without a call.
                 for hint in hints:
                     if hint in content:
                         return place
@@ -635,9 +630,11 @@ class ConversationReader:
         if value is None and role == "user":
             raise RejectError("empty_user", "a user's message without content: an answer to it would answer nothing")
         content, reasoning = "" if value is None else value, NO_REASONING
-        if role == "tool" and type(content) is not str and not has_typed_parts(content):
-            tally.note("tool_result_as_json")
-            content = to_json(content)
+        if role == "tool" and type(content) is not str:
+            # A list of parts that say what they are is content; other lists and objects are JSON.
+            has_types = is_list(content) and all(is_mapping(one) and type(one.get("type")) is str for one in content)
+            tally.note("tool_result_as_json", int(not has_types))
+            content = content if has_types else to_json(content)
         if type(content) is not str:
             parts = read_parts(content, speaks=speaks)
             content, reasoning, given = "".join(parts.text), parts.reasoning, [*parts.calls, *given]
@@ -681,7 +678,7 @@ class ConversationReader:
         tally.moved += moved
         tally.note("extra_reasoning_key", others)
         blocks: Sequence[str] = ()
-        if self._tags.may_contain_tag(content):
+        if any(hint in content for hint in self._tags.hints):
             extracted = self._tags.extract(content)
             if extracted is None:
                 raise RejectError("unclosed_think", "the reasoning is never closed: the text is truncated")

@@ -28,20 +28,9 @@ from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json, from_json
 from rowmill.core.remote import public_url
 from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Message, Rejected, Row
-from rowmill.sources.files import Files, require_known_suffixes
-from rowmill.sources.parts import Limits
+from rowmill.sources.files import require_known_suffixes
 
 Action = Literal["reject", "report"]
-
-
-class BenchmarkLimits(Limits):
-    """The limits of a benchmark's files, which are the defaults whatever those of the source are."""
-
-
-class BenchmarkFiles(Files):
-    """The files of a benchmark, read as those of a source are; a class of its own, because it is not the source."""
-
-    limits: Limits = BenchmarkLimits()
 
 
 class Benchmark(Config):
@@ -64,10 +53,6 @@ class Benchmark(Config):
     @field_serializer("urls")
     def _serialize_public_urls(self, values: list[str]) -> list[str]:
         return [public_url(url) for url in values]
-
-    def open_source(self) -> BenchmarkFiles:
-        """Return the files as a source."""
-        return BenchmarkFiles(train_urls=self.urls)
 
 
 class Decontaminate(Config):
@@ -122,16 +107,7 @@ def identify_removal_filters(filters: Any) -> dict[str, Any]:
 HASH_BYTES = 16
 PREFIX_CHARACTERS = 200
 
-CONTENT_KEYS = (
-    "role",
-    "content",
-    "reasoning_content",
-    "tool_calls",
-    "tool_call_id",
-    "name",
-    "train",
-    "weight",
-)
+CONTENT_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "train", "weight")
 """Keys of a message that count for equality; other keys of a source (ids, times) do not."""
 _PLAIN_MESSAGE_KEYS = 2
 _NOTHING_ELSE: tuple[Json, ...] = (None, {}, None, None, None)

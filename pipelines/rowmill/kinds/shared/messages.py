@@ -29,7 +29,7 @@ from pydantic import Field
 from rowmill.conversation.options import MAX_WEIGHT, MIN_WEIGHT, Loss
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json, from_json, from_json_without_repeats
-from rowmill.schema.rows import Message, Rejected, Row
+from rowmill.schema.rows import Message, Rejected
 
 
 class RejectError(Exception):
@@ -88,41 +88,16 @@ def get_at_path(record: Mapping[str, Json], path: str) -> Json:
 # ── Placeholders of media ──────────────────────────────────────────────────────────────────────────
 
 
-PLACEHOLDERS = {
-    "images": "<image>",
-    "image": "<image>",
-    "videos": "<video>",
-    "video": "<video>",
-    "audios": "<audio>",
-    "audio": "<audio>",
-}
+PLACEHOLDERS = {f"{name}{ending}": f"<{name}>" for name in ("image", "video", "audio") for ending in ("s", "")}
 """Placeholder in text, by media column."""
 MEDIA_COLUMNS = frozenset(PLACEHOLDERS)
 
 
-def reject_placeholders(row: Row, record: Mapping[str, Json]) -> Rejected | None:
-    """Reject a row whose text holds the placeholder of a media column that is not empty."""
-    if MEDIA_COLUMNS.isdisjoint(record):
-        return None
-    texts = _list_row_texts(row)
-    for column, placeholder in PLACEHOLDERS.items():
-        if _has_media(record.get(column)) and any(placeholder in text for text in texts):
-            return Rejected("multimodal_content", f"the text holds {placeholder}, and the column {column} is not empty")
-    return None
-
-
-def _has_media(value: Json) -> bool:
+def has_media(value: Json) -> bool:
     """Return whether a column holds media; a list of nulls, blank texts and empty mappings does not."""
     if is_list(value):
-        return any(_has_media(one) for one in value)
+        return any(has_media(one) for one in value)
     return bool(value.strip() if isinstance(value, str) else value)
-
-
-def _list_row_texts(row: Row) -> Sequence[str]:
-    texts = [text for text in (row.text, row.output) if text is not None]
-    for message in row.messages:
-        texts += [message["content"], message.get("reasoning_content", "")]
-    return texts
 
 
 # ── Transcripts ────────────────────────────────────────────────────────────────────────────────────
@@ -189,12 +164,6 @@ def split_open_transcript(text: str) -> list[Json] | None:
     return messages[:-1]
 
 
-def strip_speaker(text: str, role: str) -> str:
-    """Remove the name of a speaker from the beginning of a text of one turn, as `SYSTEM:`."""
-    first = _FIRST.match(text)
-    return text[first.end() :].strip() if first is not None and SPEAKERS[first["name"].lower()] == role else text
-
-
 @cache
 def _compile_names(written: str, between: str) -> re.Pattern[str]:
     names = [name.upper() if written == "upper" else name.capitalize() for name in SPEAKERS]
@@ -226,17 +195,7 @@ def _make_message(role: str, said: str) -> dict[str, Json]:
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 REASONING_PARTS = frozenset({"reasoning", "thinking"})
 CALL_PARTS = frozenset({"tool_call", "tool_use"})
-MEDIA_PARTS = (
-    "image",
-    "audio",
-    "video",
-    "file",
-    "document",
-    "input_image",
-    "input_audio",
-    "input_video",
-    "input_file",
-)
+MEDIA_PARTS = tuple("image audio video file document input_image input_audio input_video input_file".split())
 FORBIDDEN_KWARGS = frozenset({"messages", "tools", "tokenize", "chat_template"})
 
 
@@ -277,11 +236,6 @@ def read_parts(content: Json, *, speaks: bool) -> ContentParts:
         else:
             raise RejectError("unknown_content_part", f"a part is {kind}")
     return parts
-
-
-def has_typed_parts(content: Json) -> bool:
-    """Return whether content is a list of parts that say what they are; other lists and objects are JSON."""
-    return is_list(content) and all(is_mapping(part) and type(part.get("type")) is str for part in content)
 
 
 def split_tool_results(message: Mapping[str, Json], content_key: str) -> list[Message]:
@@ -402,8 +356,17 @@ def find_first_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple
     return next(((name, value) for name in names if (value := record.get(name)) is not None), ("", None))
 
 
-def find_system(record: Mapping[str, Json], read: Sequence[str | None] = ()) -> tuple[str | None, Json]:
-    """Return the column of the system message and its value, as text if it is a list of parts."""
+def find_system(
+    record: Mapping[str, Json],
+    read: Sequence[str | None],
+    messages: Sequence[Json],
+    role_key: str = "role",
+    content_key: str = "content",
+) -> tuple[str | None, Json]:
+    """Return the column of the system message that is not read, and its value, as text if it is a list of parts.
+
+    The value is None if the messages begin with it, so that it need not be added.
+    """
     for name in SYSTEM_COLUMNS:
         value = record.get(name)
         if value is None or value == "" or name in read:
@@ -411,16 +374,14 @@ def find_system(record: Mapping[str, Json], read: Sequence[str | None] = ()) -> 
         parts = value.get("parts") if is_mapping(value) else value
         if is_list(parts) and all(is_mapping(part) and type(part.get("text")) is str for part in parts):
             value = "".join(part["text"] for part in parts)
-        return name, strip_speaker(value, "system") if type(value) is str else value
+        # A text may begin with the speaker's name, as `SYSTEM:`.
+        first = _FIRST.match(value) if type(value) is str else None
+        if first is not None and SPEAKERS[first["name"].lower()] == "system":
+            value = value[first.end() :].strip()
+        opening = messages[0] if messages else None
+        is_repeated = is_mapping(opening) and opening.get(role_key) == "system" and opening.get(content_key) == value
+        return name, None if is_repeated else value
     return None, None
-
-
-def begins_with_system(
-    messages: Sequence[Json], text: Json, role_key: str = "role", content_key: str = "content"
-) -> bool:
-    """Return whether messages begin with a system message of this content, so that it need not be added."""
-    opening = messages[0] if messages else None
-    return is_mapping(opening) and opening.get(role_key) == "system" and opening.get(content_key) == text
 
 
 def join_context(
@@ -511,9 +472,6 @@ class OfferedTools(NamedTuple):
     from_text: bool = False
 
 
-NO_TOOLS_OFFERED = OfferedTools()
-
-
 def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTools:
     """Return the tools of the first column that holds any."""
     for name in fields:
@@ -549,7 +507,7 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTool
                 raise RejectError("bad_tools", f"{name}: tool {len(tools)} ({describe_type(schema)}) has no name")
             tools.append(tool)
         return OfferedTools(tuple(tools) or None, present=True, from_text=from_text)
-    return NO_TOOLS_OFFERED
+    return OfferedTools()
 
 
 def _wrap_schema(value: Json) -> Json:
@@ -603,9 +561,9 @@ def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls:
         if not is_list(given) and not is_mapping(given):
             raise RejectError("bad_tool_call", f"{describe_type(given)}, expected calls")
         for item in given if is_list(given) else [given]:
-            call = _read_call(item, arguments)
-            calls.append(call[0])
-            sources.append(call[1])
+            call, source = _read_call(item, arguments)
+            calls.append(call)
+            sources.append(source)
     return ToolCalls(calls, sources)
 
 

@@ -95,11 +95,7 @@ class ThinkTagReader:
                 for opening, closing in self._pairs
             }
         )
-        """Texts of which content with a tag has one."""
-
-    def may_contain_tag(self, content: str) -> bool:
-        """Return whether content could hold a tag; a cheap test."""
-        return any(hint in content for hint in self.hints)
+        """Texts of which content with a tag has one: a cheap test."""
 
     def extract(self, content: str) -> ExtractedReasoning | None:
         """Split content into answer and reasoning; None if a block is never closed, as in truncated text."""

@@ -27,6 +27,7 @@ from rowmill.kinds.shared.canonicalization import (
     RecordFormat,
     RowOptionValues,
     measure_row_text,
+    measure_unread_text,
     remove_nulls,
 )
 from rowmill.kinds.shared.conversation_rows import explain_tree
@@ -134,17 +135,16 @@ class Recognition:
         return self.options["kind"]
 
     @property
-    def is_explicit(self) -> bool:
-        """Whether the shape itself says what it is: then no other column can be the answer."""
-        return self.precedence <= EXPLICIT_PRECEDENCE and not IMPLICIT_SCHEMAS.issuperset(self.schemas)
-
-    @property
     def is_sure(self) -> bool:
-        """Whether the whole records fit, but for one in twenty, and the text that nothing reads is the smaller part."""
+        """Whether the whole records fit, but for one in twenty, and the text that nothing reads is the smaller part.
+
+        A shape that says itself what it is may have more such text: no other column can be the answer.
+        """
+        is_explicit = self.precedence <= EXPLICIT_PRECEDENCE and not IMPLICIT_SCHEMAS.issuperset(self.schemas)
         return (
             self.fits >= LEAST_FITTING * self.of > 0
             and self.of * 2 >= self.records
-            and (self.is_explicit or sum(self.unread.values()) < BLOCKING_SHARE)
+            and (is_explicit or sum(self.unread.values()) < BLOCKING_SHARE)
             and not self.problem
         )
 
@@ -190,8 +190,7 @@ def try_options(
         schemas[row.report.schema] += 1
         read_columns.update(name for name in row.read_columns if record.get(name) is not None)
         read_text += measure_row_text(row)
-        for name, size in reader.measure_unread(row, record).items():
-            unread[name] += size
+        unread.update(measure_unread_text(record, row, {*row.read_columns, *reader.read_elsewhere}))
     total = read_text + unread.total()
     pairs = [name for name in sample.columns if name in ANSWER_PAIRS]
     problem = ""

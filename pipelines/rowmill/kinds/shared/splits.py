@@ -270,16 +270,20 @@ class Splitter:
         # The constant part of the key's labels is encoded once.
         return int.from_bytes(blake2b(self._labels + key_json + b"]", digest_size=8).digest(), "little")
 
-    def assign_by_contents(self, content_hashes: Sequence[bytes]) -> NDArray[np.int8]:
-        """Decide for many rows without groups; return for each which of `SPLITS` it is in."""
+    def assign_by_contents(
+        self, content_hashes: Sequence[bytes], *, source: Literal["train", "validation"] | None
+    ) -> NDArray[np.int8]:
+        """Decide for many rows that go by their content, as `assign_split` does; return for each which of `SPLITS`."""
         start, digest_of = self._labels + b'"', blake2b
+        if source == "validation":
+            return np.full(len(content_hashes), SPLITS.index("validation"), np.int8)
         if self._is_all_train:
             return np.zeros(len(content_hashes), np.int8)
         digests = [digest_of(start + one.hex().encode() + b'"]', digest_size=8).digest() for one in content_hashes]
         places = np.frombuffer(b"".join(digests), "<u8")
         decided = np.zeros(len(places), np.int8)
         decided[places >= np.uint64(min(self._from_is_test, 2**64 - 1))] = SPLITS.index("test")
-        if self._below_is_validation:
+        if self._below_is_validation and source != "train":
             decided[places <= np.uint64(self._below_is_validation - 1)] = SPLITS.index("validation")
         return decided
 
@@ -301,16 +305,6 @@ def assign_split(
         return "validation"
     split = splitter(group_key, order_key, content_hash)
     return "train" if source == "train" and split == "validation" else split
-
-
-def assign_content_splits(
-    splitter: Splitter, content_hashes: Sequence[bytes], *, source: Literal["train", "validation"] | None
-) -> NDArray[np.int8]:
-    """Decide for many rows that go by their content, as `assign_split` does; return for each which of `SPLITS`."""
-    if source == "validation":
-        return np.full(len(content_hashes), SPLITS.index("validation"), np.int8)
-    decided = splitter.assign_by_contents(content_hashes)
-    return np.where(decided == SPLITS.index("validation"), 0, decided) if source == "train" else decided
 
 
 def assign_exact_splits(splits: Splits, places: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int8]:
@@ -351,13 +345,8 @@ def compute_boundaries(splits: Splits, times: Iterable[tuple[str, int]]) -> Boun
     """Turn shares into boundaries: the latest rows are test, those before them validation, never more than the shares.
 
     `times` are the rows' times as written, each with its number of rows. They are numbers if all are, else dates. Rows
-    with equal times stay together. None if the shares amount to no row.
-
-    Raises
-    ------
-    ConfigError
-        If `gap` has a unit and the times are numbers.
-
+    with equal times stay together. None if the shares amount to no row. Raises ConfigError if `gap` has a unit and the
+    times are numbers.
     """
     counted = list(times)
     are_numbers = all(_parse_instant(value, are_numbers=True) is not None for value, _ in counted)

@@ -32,7 +32,7 @@ from rowmill.core.json import Json, from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import reject_long_run
-from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_content_splits, assign_split
+from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_split
 from rowmill.kinds.tables.ambiguous_times import mark_zones
 from rowmill.kinds.tables.inference import TableEvidence, observe_records
 from rowmill.kinds.tables.options import Records
@@ -350,7 +350,7 @@ def _assign_splits(
     # Rows of the same time, or of the same group, share a split, which is computed once.
     units = typed.orders if by_time else typed.groups
     if not by_time and units.null_count() == len(units):
-        return pl.Series(SPLITS).gather(assign_content_splits(splitter, contents, source=hint)), refused
+        return pl.Series(SPLITS).gather(splitter.assign_by_contents(contents, source=hint)), refused
     encoded = _as_arrow(units).dictionary_encode()
     codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
     decided: list[str | None] = []

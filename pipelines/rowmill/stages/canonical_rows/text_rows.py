@@ -25,7 +25,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.canonicalization import Canonicalizer, UnreadTextCounter, list_present_columns
 from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
-from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_content_splits, assign_split
+from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
 from rowmill.kinds.tokens import WITHOUT_FIELD
 from rowmill.parts.accounts import RejectLog, count_accounts, count_rows, write_accounts
 from rowmill.parts.context import compute_share, scan_rows
@@ -226,7 +226,7 @@ class RowColumns:
             return self._tabulate_rows()
         chats, schema = self.chats, self.schema
         hashes = filters.hash_plain_contents(chats)
-        splits = assign_content_splits(self.splitter, hashes, source=self.hint)
+        splits = self.splitter.assign_by_contents(hashes, source=self.hint)
         columns: dict[str, pa.Array] = {
             "row_id": pa.array(self.chat_ids, pa.string()),
             "content_hash": pa.array(hashes, schema.field("content_hash").type),

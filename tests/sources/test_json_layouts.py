@@ -10,7 +10,6 @@ import pytest
 from rowmill.build import preflight
 from rowmill.core.errors import ConfigError, PipelineError, SourceError
 from rowmill.recipe.new_project import create_project
-from rowmill.sources import json_files
 from tests.support.recipes import CHAT, Workspace, chat
 from tests.support.source_files import records, scan_content
 
@@ -72,9 +71,9 @@ def test_stream_that_ends_within_an_object_names_its_place_and_a_head_says_nothi
     refusal = r"the JSON object after object 2 does not end .*; expected whole objects; fetch"
     with pytest.raises(SourceError, match=refusal):
         read(tmp_path, "rows.jsonl", '{"a":1}{"b":2}{"c":')
-    assert not json_files.is_json_stream(b'{"a": "' + b"x" * 100)
-    assert not json_files.has_two_objects(b'{\n"a": 1}\n')
-    assert json_files.has_two_objects(b'{\n"a": 1}\n{')
+    assert read(tmp_path, "rows.jsonl", '{"a": "' + "x" * 100) == ("json_lines", ["invalid_json"])
+    assert read(tmp_path, "rows.json", '{\n"a": 1}\n') == ("json_value", [{"a": 1}])
+    assert read(tmp_path, "rows.json", '{\n"a": 1}\n{"b": 2}') == ("json_stream", [{"a": 1}, {"b": 2}])
 
 
 @pytest.mark.parametrize(

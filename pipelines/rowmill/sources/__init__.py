@@ -26,7 +26,6 @@ from rowmill.sources.files import (
     find_files,
     read_first_bytes,
     scan_file,
-    scan_first_records,
 )
 from rowmill.sources.generated import GeneratedSource, GenerationStage
 from rowmill.sources.huggingface import HuggingFaceSource, scan_dataset
@@ -67,7 +66,6 @@ __all__ = [
     "read_part_bytes",
     "read_records",
     "scan_file",
-    "scan_first_source_records",
     "scan_source",
     "sum_local_bytes",
 ]
@@ -103,23 +101,6 @@ def sum_local_bytes(source: Source, base: Path) -> int:
         return 0
 
 
-def scan_first_source_records(
-    source: Files | HuggingFaceSource, base: Path, stager: ContentStager, count: int, *, keeps_non_finite: bool = False
-) -> list[FileScan]:
-    """Return scans of the first `count` records of one file per format and split; nothing else is read.
-
-    Raises SourceError or ConfigError as `scan_source` does, for all files that cannot be found and for those that are
-    opened.
-    """
-    match source:
-        case Files():
-            files = choose_first_files(find_files(source, base, keeps_non_finite=keeps_non_finite))
-            scans = [scan_first_records(file, base, stager, count) for file in files]
-        case HuggingFaceSource():
-            scans = scan_dataset(source, base, stager, {}, keeps_non_finite=keeps_non_finite, first_records=count)
-    return number_equal_parts(scans)
-
-
 def scan_source(
     source: Files | HuggingFaceSource,
     base: Path,
@@ -127,20 +108,24 @@ def scan_source(
     earlier_scans: Mapping[str, FileScan],
     *,
     keeps_non_finite: bool = False,
+    first_records: int | None = None,
 ) -> list[FileScan]:
     """Read each file of a source once and return its parts, in recipe order, training files first.
 
-    `earlier_scans` are by URL: a file whose stamp is unchanged is not read again. To distribute the work, call
+    `earlier_scans` are by URL: a file whose stamp is unchanged is not read again. With `first_records`, only so many
+    records of one file per format and split are read. To distribute the work, call
     `find_files` and `scan_file`, and finish with `number_equal_parts`. With `keeps_non_finite`, NaN and infinity of
     typed sources become the texts that records datasets have for them; otherwise null. Raises SourceError if a file is
     missing, truncated or unreadable. Raises ConfigError if a file is named twice, or its suffix is unknown.
     """
     match source:
         case Files():
-            scans = [
-                scan_file(file, base, stager, earlier_scans)
-                for file in find_files(source, base, keeps_non_finite=keeps_non_finite)
-            ]
+            files = find_files(source, base, keeps_non_finite=keeps_non_finite)
+            if first_records is not None:
+                files = choose_first_files(files)
+            scans = [scan_file(file, base, stager, earlier_scans, first_records=first_records) for file in files]
         case HuggingFaceSource():
-            scans = scan_dataset(source, base, stager, earlier_scans, keeps_non_finite=keeps_non_finite)
+            scans = scan_dataset(
+                source, base, stager, earlier_scans, keeps_non_finite=keeps_non_finite, first_records=first_records
+            )
     return number_equal_parts(scans)

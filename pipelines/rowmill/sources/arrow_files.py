@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -66,10 +67,8 @@ def _open_parquet(content: BinaryIO, url: str, file: FileOptions) -> tuple[pa.Sc
     reader = pq.ParquetFile(content, pre_buffer=False)
     groups = [reader.metadata.row_group(index) for index in range(reader.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-    size, size_on_disk = (
-        sum(chunk.total_uncompressed_size for chunk in chunks),
-        sum(chunk.total_compressed_size for chunk in chunks),
-    )
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
+    size_on_disk = sum(chunk.total_compressed_size for chunk in chunks)
     require_expansion(url, size, size_on_disk, file.limits.max_expansion)
     return reader.schema_arrow, reader.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
 
@@ -88,13 +87,10 @@ class _TypedFormat(FileFormat):
         return super().is_current(scan, file) and scan.keeps_non_finite == file.keeps_non_finite
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
-        return cut_rows(self._encode_rows(stream, scan.url, file), file.limits.max_record_bytes)
-
-    def _encode_rows(self, stream: BinaryIO, url: str, file: FileOptions) -> Iterator[bytes]:
-        with self._read_batches(stream, url, file) as (schema, batches):
-            added = {name: value for name, value in read_folder_columns(url).items() if name not in schema.names}
-            for batch in batches:
-                yield from encode_batch(batch, keeps_non_finite=file.keeps_non_finite, added=added)
+        with self._read_batches(stream, scan.url, file) as (schema, batches):
+            added = {name: value for name, value in read_folder_columns(scan.url).items() if name not in schema.names}
+            encoded = (encode_batch(one, keeps_non_finite=file.keeps_non_finite, added=added) for one in batches)
+            yield from cut_rows(chain.from_iterable(encoded), file.limits.max_record_bytes)
 
     def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str]:
         with open_stream() as stream, self._read_batches(stream, scan.url, file) as (schema, _):
@@ -151,15 +147,22 @@ def encode_batch(
     batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = False, added: Mapping[str, str | None] | None = None
 ) -> Iterator[bytes]:
     """Yield one JSON line per row, without its line end; `added` are values that every row has as well."""
-    if any(_holds_nanoseconds(field.type) for field in batch.schema):
+    if any(_holds(field.type, _counts_nanoseconds) for field in batch.schema):
         batch = _spell_times(batch)
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except UnicodeDecodeError:
-        yield from _encode_row_by_row(batch, keeps_non_finite=keeps_non_finite, added=added)
+        for index in range(batch.num_rows):
+            one = batch.slice(index, 1)
+            try:
+                one.to_pylist()
+            except UnicodeDecodeError:
+                yield _NOT_UTF8
+            else:
+                yield from encode_batch(one, keeps_non_finite=keeps_non_finite, added=added)
         return
     narrow = {field.name: make for field in batch.schema if (make := _make_shortener(field.type)) is not None}
-    json_columns = [field for field in batch.schema if _holds_json(field.type)]
+    json_columns = [field for field in batch.schema if _holds(field.type, _is_json)]
     float_columns = [name for name in batch.schema.names if keeps_non_finite and _has_non_finite(batch.column(name))]
     for row in rows:
         for name, shorten in narrow.items():
@@ -173,10 +176,17 @@ def encode_batch(
         yield orjson.dumps(row, default=_encode_other)
 
 
-def _holds_nanoseconds(kind: pa.DataType) -> bool:
-    if pa.types.is_temporal(kind) and getattr(kind, "unit", "") == "ns":
-        return True
-    return any(_holds_nanoseconds(kind.field(at).type) for at in range(kind.num_fields))
+def _holds(kind: pa.DataType, is_wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a type, or one inside it, is wanted."""
+    return is_wanted(kind) or any(_holds(kind.field(at).type, is_wanted) for at in range(kind.num_fields))
+
+
+def _counts_nanoseconds(kind: pa.DataType) -> bool:
+    return pa.types.is_temporal(kind) and getattr(kind, "unit", "") == "ns"
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.JsonType)
 
 
 def _spell_times(batch: pa.RecordBatch | pa.Table) -> pa.Table:
@@ -215,11 +225,7 @@ def _has_non_finite(column: pa.Array | pa.ChunkedArray) -> bool:
     if pa.types.is_floating(column.type):
         values = column.cast(pa.float64()) if column.type == pa.float16() else column
         return pc.any(pc.invert(pc.is_finite(values))).as_py() is True
-    return _holds_floats(column.type)
-
-
-def _holds_floats(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(kind) or any(_holds_floats(kind.field(at).type) for at in range(kind.num_fields))
+    return _holds(column.type, pa.types.is_floating)
 
 
 def _name_non_finite(value: Any) -> Any:
@@ -231,19 +237,6 @@ def _name_non_finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _name_non_finite(inner) for name, inner in cast("dict[str, Any]", value).items()}
     return value
-
-
-def _encode_row_by_row(
-    batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool, added: Mapping[str, str | None] | None
-) -> Iterator[bytes]:
-    for index in range(batch.num_rows):
-        row = batch.slice(index, 1)
-        try:
-            row.to_pylist()
-        except UnicodeDecodeError:
-            yield _NOT_UTF8
-        else:
-            yield from encode_batch(row, keeps_non_finite=keeps_non_finite, added=added)
 
 
 def _encode_other(value: Any) -> Any:
@@ -268,21 +261,13 @@ def _encode_other(value: Any) -> Any:
             raise TypeError(type(value).__name__)
 
 
-def _holds_json(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.JsonType):
-        return True
-    return any(_holds_json(kind.field(index).type) for index in range(kind.num_fields))
-
-
 def _unwrap_json(value: Any, kind: pa.DataType) -> Any:
     """Turn the JSON texts inside a value into JSON fragments."""
-    if value is None or not _holds_json(kind):
+    if value is None or not _holds(kind, _is_json):
         return value
-    if isinstance(kind, pa.JsonType):
+    if _is_json(kind):
         return orjson.Fragment(value)
     if pa.types.is_struct(kind):
-        return {
-            kind.field(i).name: _unwrap_json(value[kind.field(i).name], kind.field(i).type)
-            for i in range(kind.num_fields)
-        }
+        fields = map(kind.field, range(kind.num_fields))
+        return {field.name: _unwrap_json(value[field.name], field.type) for field in fields}
     return [_unwrap_json(element, kind.field(0).type) for element in value]

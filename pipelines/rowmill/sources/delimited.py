@@ -15,6 +15,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import BinaryIO, NamedTuple
 
@@ -65,6 +66,10 @@ class _RecordLines:
         self._record_chars = 0
         self.comments: list[tuple[int, str]] = []
         """Comments before the current record, each with its line."""
+        # Lines before the header.
+        for _ in range(dialect.skip):
+            with suppress(StopIteration):
+                self._read_line()
 
     def __iter__(self) -> "_RecordLines":
         return self
@@ -75,8 +80,8 @@ class _RecordLines:
             while line.startswith(self._comment):
                 self.comments.append((self.number, line.rstrip("\r\n")))
                 line = self._read_line()
+        self._record_chars = len(line) + (self._record_chars if self.record else 0)
         self.record.append(line)
-        self._record_chars += len(line)
         if self._record_chars > self._limit:
             raise self._skip_record(line)
         return line
@@ -92,14 +97,6 @@ class _RecordLines:
         # A file that was joined from several has their marks inside.
         return line[1:] if line[0] == _BOM and not self.record else line
 
-    def skip_lines(self, count: int) -> None:
-        """Leave out lines before the header."""
-        for _ in range(count):
-            try:
-                self._read_line()
-            except StopIteration:
-                return
-
     def _skip_record(self, line: str) -> Exception:
         """Read to the end of the line that makes a record too long; return the error to raise."""
         quote = self._quote
@@ -108,12 +105,6 @@ class _RecordLines:
             quotes += line.count(quote)
             length += len(line)
         return self.open_quote() if quotes % 2 else _RecordTooLongError(begin, length)
-
-    def begin_record(self) -> None:
-        self.record.clear()
-        self._record_chars = 0
-        if self.comments:
-            self.comments.clear()
 
     def open_quote(self) -> SourceError:
         begin, quote = self.number - len(self.record) + 1, self._quote
@@ -143,11 +134,11 @@ def _iterate_lines(text: io.TextIOWrapper, url: str, limit: int, dialect: Dialec
     Raises SourceError if a quoted cell does not end.
     """
     lines = _RecordLines(text, url, limit, dialect)
-    lines.skip_lines(dialect.skip)
     reader = dialect.read(lines)
     is_at_end = False
     while not is_at_end:
-        lines.begin_record()
+        lines.record.clear()
+        lines.comments.clear()
         line = None
         try:
             cells = next(reader)
@@ -175,7 +166,7 @@ def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: 
         cells = line.cells
         if not header and cells:
             header = _read_header(line, url, limits, dialect)
-            names = [name for at, name in enumerate(_name_columns(header, url, dialect)) if at not in unnamed]
+            names = _name_columns(header, url, dialect)
             if dialect.header:
                 continue
         if header and cells:
@@ -224,7 +215,7 @@ def _read_header(line: _Line, url: str, limits: Limits, dialect: Dialect) -> lis
 
 
 def _name_columns(header: list[str], url: str, dialect: Dialect) -> list[str]:
-    """Return the names of the columns: the recipe's, or those of the header, which must differ."""
+    """Return the names of the columns that have one: the recipe's, or those of the header, which must differ."""
     names = list(dialect.column_names) or header
     if len(names) != len(header):
         raise SchemaError(
@@ -238,7 +229,7 @@ def _name_columns(header: list[str], url: str, dialect: Dialect) -> list[str]:
             f"{url}: the header names {', '.join(map(repr, twice))} more than once; column names must be unique; "
             f"rename one of them, or name the columns in source.column_names: [{', '.join(header)}]"
         )
-    return names
+    return named
 
 
 def _encode_value(value: Json) -> bytes:

@@ -214,6 +214,7 @@ def _count_title_lines(head: str, delimiter: str | None, default: str, quote: st
 def _find_wide_header(head: str, delimiter: str, quote: str) -> int:
     dialect = Dialect(delimiter, quote)
     reader = dialect.read(iter(_split_lines(head)), strict=False)
+    # Each with the number of lines before it.
     records: list[tuple[list[str], int]] = []
     begin = 0
     for cells in reader:
@@ -228,18 +229,14 @@ def _find_wide_header(head: str, delimiter: str, quote: str) -> int:
     first = next(at for at, (cells, _) in enumerate(records) if len(cells) == width)
     if width < 2 or not 0 < first <= _MAX_TITLE_RECORDS or first + 1 == len(records):
         return 0
-    header, body = records[first][0], [cells for cells, _ in records[first + 1 :]]
+    (header, begin), body = records[first], [cells for cells, _ in records[first + 1 :]]
     fitting = [cells for cells in body if len(cells) == width]
-    is_even = len(fitting) >= 0.9 * len(body)
-    return records[first][1] if is_even and is_header_of(header, fitting) else 0
-
-
-def is_header_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether a record is clearly a header: distinct names, none of them a value, over a column of values."""
+    # A header is clear if its names differ, none of them is a value, and one stands over a column of values.
     names = [name.strip() for name in header]
     if not all(names) or len(set(names)) < len(names) or any(map(_NUMBER.fullmatch, names)):
-        return False
-    return any(_holds_values([row[at] for row in rows]) for at in range(len(names)))
+        return 0
+    has_values = any(_holds_values([row[at] for row in fitting]) for at in range(len(names)))
+    return begin if has_values and len(fitting) >= 0.9 * len(body) else 0
 
 
 def _holds_values(cells: Sequence[str]) -> bool:

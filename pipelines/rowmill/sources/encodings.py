@@ -76,7 +76,10 @@ class DecompressedStream(io.RawIOBase):
         Raises SourceError if the file is truncated or damaged, or expands too much.
         """
         try:
-            block = self._read_step(len(buffer))
+            block = self._step(len(buffer))
+            if not block and self._codec and self._raw.tell() == 0:
+                # gzip accepts zero bytes as zero members, but even a compressed empty file has a header.
+                raise EOFError("the file is empty")  # noqa: TRY301
         except SourceError:
             # The layer below has the better explanation.
             raise
@@ -91,13 +94,6 @@ class DecompressedStream(io.RawIOBase):
         if self._codec and self._position > EXPANSION_FREE_BYTES:
             require_expansion(self._url, self._position, self._raw.tell(), self._max_expansion)
         return len(block)
-
-    def _read_step(self, size: int) -> bytes:
-        block = self._step(size)
-        if not block and self._codec and self._raw.tell() == 0:
-            # gzip accepts zero bytes as zero members, but even a compressed empty file has a header.
-            raise EOFError("the file is empty")
-        return block
 
     def close(self) -> None:
         """Close the stream and the file."""
@@ -179,28 +175,17 @@ def _require_utf8(head: bytes, url: str) -> None:
     if head.isascii():
         return
     whole = head if len(head) < _HEAD_BYTES else head[: head.rfind(b"\n") + 1]
-    beyond = [number for number, line in enumerate(whole.split(b"\n"), 1) if not line.isascii()]
-    if len(beyond) < _MIN_DAMAGED_LINES:
+    beyond = [(number, line) for number, line in enumerate(whole.split(b"\n"), 1) if not line.isascii()]
+    # A line is UTF-8 if nothing of it is left out as damaged.
+    if len(beyond) < _MIN_DAMAGED_LINES or any(line.decode(errors="ignore").encode() == line for _, line in beyond):
         return
-    lines = whole.split(b"\n")
-    damaged = [number for number in beyond if not _is_utf8(lines[number - 1])]
-    if len(damaged) < len(beyond):
-        return
-    line = lines[damaged[0] - 1]
+    number, line = beyond[0]
     at = next(at for at, byte in enumerate(line) if byte > 127)
     raise SourceError(
-        f"{url}: line {damaged[0]}: byte 0x{line[at]:02x} is not UTF-8, nor is any other character beyond ASCII at the "
+        f"{url}: line {number}: byte 0x{line[at]:02x} is not UTF-8, nor is any other character beyond ASCII at the "
         f"file's start ({line[max(at - 20, 0) : at + 20].decode('latin-1')!r} in Latin-1); text is UTF-8 unless the "
         "recipe says otherwise; write its encoding, such as source.encoding: latin-1, or save it as UTF-8"
     )
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _decode_blocks(content: io.BufferedReader, encoding: str, url: str) -> Iterator[bytes]:

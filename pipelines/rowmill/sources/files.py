@@ -175,16 +175,12 @@ class Files(Config):
         return [public_url(url) for url in values]
 
     @model_validator(mode="after")
-    def _require_urls(self) -> "Files":
+    def _check_options(self) -> "Files":
+        """Refuse missing URLs, an option that applies to none of the files, equal signs, and unknown suffixes."""
         if not self.train_urls and not self.validation_urls:
             raise ValueError(
                 "names no data; expected train_urls, validation_urls or id; add train_urls: [path or URL, …]"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _require_applicable_options(self) -> "Files":
-        """Refuse an option that applies to none of the files, such as `sample_by` without text files."""
         # None where a suffix does not show the format, as that of a folder.
         formats = [
             choose_file_format(url, self.file_format)
@@ -198,18 +194,10 @@ class Files(Config):
                 raise ValueError(
                     f"{option}: {getattr(self, option)} applies to {kinds} files only, and no URL names one; delete it"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _require_distinct_signs(self) -> "Files":
         signs = {"delimiter": self.delimiter, "quote": self.quote or QUOTE, "escape": self.escape}
         for one, other in combinations(signs, 2):
             if signs[one] is not None and signs[one] == signs[other]:
                 raise ValueError(f"{one} and {other} are both {signs[one]}; they must differ; write the file's own")
-        return self
-
-    @model_validator(mode="after")
-    def _require_known_suffixes(self) -> "Files":
         if self.file_format is None:
             for urls_of in (self.train_urls, self.validation_urls):
                 require_known_suffixes(urls_of)
@@ -334,20 +322,22 @@ def choose_first_files(files: Sequence[SourceFile]) -> list[SourceFile]:
     return [file for file in files if any(file is candidate for candidate in first.values())]
 
 
-def scan_first_records(file: SourceFile, base: Path, stager: ContentStager, count: int) -> FileScan:
-    """Return a file's scan as if it ended after its first records; the rest of the file is not read.
-
-    Raises SourceError if the file is missing or unreadable.
-    """
-    return FileScanner(file, urls.locate_url(file.url, base), "", stager).scan_parts(first_records=count)
-
-
-def scan_file(file: SourceFile, base: Path, stager: ContentStager, earlier_scans: Mapping[str, FileScan]) -> FileScan:
+def scan_file(
+    file: SourceFile,
+    base: Path,
+    stager: ContentStager,
+    earlier_scans: Mapping[str, FileScan],
+    *,
+    first_records: int | None = None,
+) -> FileScan:
     """Read a file once and return its parts; for an unchanged file, return its known scan without reading.
 
-    Equal parts still have equal ids; `number_equal_parts` over a dataset's scans makes them distinct.
+    With `first_records`, scan it as if it ended after them. Equal parts still have equal ids; `number_equal_parts` over
+    a dataset's scans makes them distinct.
     """
     where = urls.locate_url(file.url, base)
+    if first_records is not None:
+        return FileScanner(file, where, "", stager).scan_parts(first_records=first_records)
     # Taken before reading: a file that changes meanwhile will not match the stamp the next time.
     stamp = urls.stamp_file(where)
     earlier = earlier_scans.get(where.url)
@@ -457,25 +447,26 @@ def stage_parts(
     parts: list[SourcePart] = []
     for index, piece in enumerate(slices):
         sha256 = hashlib.sha256(piece.content).hexdigest()
-        part = SourcePart(
-            url=scan.url,
-            split_hint=scan.split_hint,
-            index=index,
-            offset=piece.offset,
-            length=piece.length,
-            first_line=piece.first_line,
-            first_record=piece.first_record,
-            records=piece.records,
-            sha256=sha256,
-            part_id=sha256[:16],
-            reader=scan.reader,
-            arrow=is_arrow,
-            stamp=scan.stamp,
-            staged=stager(f"{sha256}.jsonl", piece.content) if is_staged or not piece.is_whole else None,
-            content_bytes=len(piece.content),
-            lines=piece.lines,
+        parts.append(
+            SourcePart(
+                url=scan.url,
+                split_hint=scan.split_hint,
+                index=index,
+                offset=piece.offset,
+                length=piece.length,
+                first_line=piece.first_line,
+                first_record=piece.first_record,
+                records=piece.records,
+                sha256=sha256,
+                part_id=sha256[:16],
+                reader=scan.reader,
+                arrow=is_arrow,
+                stamp=scan.stamp,
+                staged=stager(f"{sha256}.jsonl", piece.content) if is_staged or not piece.is_whole else None,
+                content_bytes=len(piece.content),
+                lines=piece.lines,
+            )
         )
-        parts.append(part)
     return tuple(parts)
 
 

@@ -7,7 +7,7 @@ streamed or not, so `streaming` changes speed and disk use, never a byte.
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -65,15 +65,6 @@ class HuggingFaceSource(Config):
     depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PinnedDataset:
-    """A dataset pinned to one state: what to load, its commit on the hub, a stamp of its content."""
-
-    path: str
-    revision: str | None
-    stamp: str
-
-
 def scan_dataset(
     source: HuggingFaceSource,
     base: Path,
@@ -88,23 +79,41 @@ def scan_dataset(
     With `first_records`, read no more of each split than that. Raises SourceError if the dataset cannot be loaded, or a
     named split does not exist.
     """
-    pinned = _pin_dataset(source, base)
-    earlier = _find_earlier_scans(source, pinned, earlier_scans, base)
+    path, revision, stamp = _pin_dataset(source, base)
+    earlier = _find_earlier_scans(source, stamp, earlier_scans, base)
     if earlier is not None and all(scan.keeps_non_finite == keeps_non_finite for scan in earlier):
         return earlier
     import datasets
 
+    limit = source.limits.max_record_bytes
+    scans: list[FileScan] = []
     try:
-        available = datasets.get_dataset_split_names(pinned.path, source.name, revision=pinned.revision)
+        available = datasets.get_dataset_split_names(path, source.name, revision=revision)
     except _list_load_errors() as error:
         raise _unloadable_error(source, error) from error
-    return [
-        _scan_split(source, pinned, split, hint, stager, keeps_non_finite, first_records)
-        for split, hint in _choose_splits(source, available)
-    ]
+    for split, hint in _choose_splits(source, available):
+        # Streaming reads the first rows without preparing the whole split; a slice such as `train[:10%]` cannot stream.
+        streams = source.streaming or (first_records is not None and re.search(r"[\[+]", split) is None)
+        try:
+            dataset: Any = datasets.load_dataset(path, source.name, split=split, revision=revision, streaming=streams)
+        except _list_load_errors() as error:
+            raise _unloadable_error(source, error) from error
+        columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
+        scan = FileScan(
+            _make_split_url(source, split), hint, "huggingface", stamp, 0, (), columns, revision,
+            max_record_bytes=limit, keeps_non_finite=keeps_non_finite,
+        )  # fmt: skip
+        rows = _encode_dataset_rows(source, dataset, keeps_non_finite)
+        parts = stage_parts(cut_rows(islice(rows, first_records), limit), scan, stager, is_staged=True, is_arrow=True)
+        scans.append(replace(scan, parts=parts, records=sum(part.records for part in parts)))
+    return scans
 
 
-def _pin_dataset(source: HuggingFaceSource, base: Path) -> _PinnedDataset:
+def _pin_dataset(source: HuggingFaceSource, base: Path) -> tuple[str, str | None, str]:
+    """Return what to load, its commit on the hub, and a stamp of its content.
+
+    Without an answer of the hub there is no commit: the local cache may still have the dataset.
+    """
     folder = base / source.id
     if folder.is_dir():
         files = (Path(path) for path in sorted(urls.walk_files(str(folder))))
@@ -113,23 +122,18 @@ def _pin_dataset(source: HuggingFaceSource, base: Path) -> _PinnedDataset:
             f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
             for path, status in facts
         ]
-        return _PinnedDataset(str(folder), None, hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32])
-    commit = _resolve_commit(source)
-    return _PinnedDataset(source.id, commit or source.revision, commit or "")
-
-
-def _resolve_commit(source: HuggingFaceSource) -> str | None:
-    """Ask the hub for a revision's commit; None if it does not answer, since the local cache may still have it."""
+        return str(folder), None, hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32]
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        return HfApi().dataset_info(source.id, revision=source.revision, timeout=10.0).sha
+        commit = HfApi().dataset_info(source.id, revision=source.revision, timeout=10.0).sha
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise _unloadable_error(source, error) from error
     # Network failures have many types; the following load reports one if it matters.
     except Exception:  # noqa: BLE001
-        return None
+        commit = None
+    return source.id, commit or source.revision, commit or ""
 
 
 def _make_split_url(source: HuggingFaceSource, split: str) -> str:
@@ -137,13 +141,13 @@ def _make_split_url(source: HuggingFaceSource, split: str) -> str:
 
 
 def _find_earlier_scans(
-    source: HuggingFaceSource, pinned: _PinnedDataset, earlier_scans: Mapping[str, FileScan], base: Path
+    source: HuggingFaceSource, stamp: str, earlier_scans: Mapping[str, FileScan], base: Path
 ) -> list[FileScan] | None:
     """Return the known scans of the splits if they are still valid, without listing the splits again."""
     names = (source.split, source.validation_split or "validation")
     scans = [earlier_scans.get(_make_split_url(source, name)) for name in names]
     train, validation = [
-        scan if scan is not None and is_valid_scan(scan, pinned.stamp, source.limits, base) else None for scan in scans
+        scan if scan is not None and is_valid_scan(scan, stamp, source.limits, base) else None for scan in scans
     ]
     if train is not None and train.split_hint is None:
         # Scanned at this same state of the dataset, when it had no split to hold out.
@@ -165,34 +169,6 @@ def _choose_splits(source: HuggingFaceSource, available: list[str]) -> list[tupl
     if validation is None:
         return [(source.split, None)]
     return [(source.split, "train"), (validation, "validation")]
-
-
-def _scan_split(
-    source: HuggingFaceSource,
-    pinned: _PinnedDataset,
-    split: str,
-    hint: SplitHint | None,
-    stager: ContentStager,
-    keeps_non_finite: bool,
-    first_records: int | None,
-) -> FileScan:
-    import datasets
-
-    # Streaming reads the first rows without preparing the whole split; a slice such as `train[:10%]` cannot stream.
-    streams = source.streaming or (first_records is not None and re.search(r"[\[+]", split) is None)
-    try:
-        dataset: Any = datasets.load_dataset(
-            pinned.path, source.name, split=split, revision=pinned.revision, streaming=streams
-        )
-    except _list_load_errors() as error:
-        raise _unloadable_error(source, error) from error
-    columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
-    scan = FileScan(_make_split_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)
-    scan = replace(scan, max_record_bytes=source.limits.max_record_bytes, keeps_non_finite=keeps_non_finite)
-    rows = _encode_dataset_rows(source, dataset, keeps_non_finite)
-    slices = cut_rows(islice(rows, first_records), source.limits.max_record_bytes)
-    parts = stage_parts(slices, scan, stager, is_staged=True, is_arrow=True)
-    return replace(scan, parts=parts, records=sum(part.records for part in parts))
 
 
 def _encode_dataset_rows(source: HuggingFaceSource, dataset: Any, keeps_non_finite: bool) -> Iterator[bytes]:

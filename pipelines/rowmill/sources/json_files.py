@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from typing import BinaryIO, Literal, TypeAlias, cast
+from typing import BinaryIO, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,6 @@ from rowmill.sources.parts import (
     FileFormat,
     FileOptions,
     FileScan,
-    Limits,
     OpenStream,
     PartContent,
     cut_lines,
@@ -59,7 +58,11 @@ class _JsonLines(FileFormat):
         is_list = head.startswith(b"[") and (is_whole or not is_valid_json(first))
         if is_list and (is_valid_json(head) or head[1:].lstrip().startswith(b"{")):
             return ARRAY_FORMAT
-        return STREAM_FORMAT if is_json_stream(head) else self
+        # False also where the first object is not valid: a damaged first line is a reject, not another layout.
+        found = _read_first_object(head)
+        if found is not None and ("\n" in found[0] or found[1].partition("\n")[0].strip().startswith(("{", ","))):
+            return STREAM_FORMAT
+        return self
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
         return cut_lines(stream, file.limits.max_record_bytes)
@@ -324,44 +327,39 @@ def remove_line_ends(text: bytes) -> bytes:
     return _INDENTATION.sub(b" ", text) if is_valid_json(text) else text.replace(b"\n", b"\r")
 
 
-def detect_json_kind(stream: BinaryIO, limits: Limits) -> Literal["json_array", "json_lines", "json_value"]:
-    """Detect from its start what a `.json` file holds.
-
-    If the first character that is not white space is `[`: a list. Otherwise, if the first line alone is a JSON value,
-    or too long to be examined: JSON Lines. Otherwise: one value.
-    """
-    head = b""
-    while not head and (block := stream.read(BLOCK_BYTES)):
-        head = block.removeprefix(BOM).lstrip(_WHITE_SPACE)
-    if head[:1] == b"[":
-        return "json_array"
-    blocks = [head]
-    while b"\n" not in blocks[-1] and sum(map(len, blocks)) <= limits.max_record_bytes:
-        blocks.append(stream.read(BLOCK_BYTES))
-        if not blocks[-1]:
-            break
-    first_line = b"".join(blocks).partition(b"\n")[0]
-    if len(first_line) > limits.max_record_bytes:
-        return "json_lines"
-    return "json_lines" if not head or is_valid_json(first_line) else "json_value"
-
-
 class _JsonArray(FileFormat):
     def detect(self, open_stream: OpenStream, file: FileOptions) -> FileFormat:
+        """Return what a `.json` file holds: a list, one record per line, objects one after another, or one value.
+
+        If the first line alone is a JSON value, or too long to be examined, records are lines.
+        """
         if file.field is not None:
             return VALUE_FORMAT
+        limit = file.limits.max_record_bytes
         with open_stream() as stream:
-            kind = detect_json_kind(stream, file.limits)
-        if kind == "json_value":
-            with open_stream() as stream:
-                if has_two_objects(read_head(stream)):
-                    return STREAM_FORMAT
-        return next(file_format for file_format in (self, LINES_FORMAT, VALUE_FORMAT) if file_format.name == kind)
+            head = b""
+            while not head and (block := stream.read(BLOCK_BYTES)):
+                head = block.removeprefix(BOM).lstrip(_WHITE_SPACE)
+            if head[:1] == b"[":
+                return self
+            blocks = [head]
+            while b"\n" not in blocks[-1] and sum(map(len, blocks)) <= limit:
+                blocks.append(stream.read(BLOCK_BYTES))
+                if not blocks[-1]:
+                    break
+        first_line = b"".join(blocks).partition(b"\n")[0]
+        if not head or len(first_line) > limit or is_valid_json(first_line):
+            return LINES_FORMAT
+        with open_stream() as stream:
+            first = _read_first_object(read_head(stream))
+        # A whole object, and the beginning of another one.
+        has_two = first is not None and first[1].lstrip(BETWEEN.decode()).startswith("{")
+        return STREAM_FORMAT if has_two else VALUE_FORMAT
 
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
         limit = file.limits.max_record_bytes
         elements = split_elements(stream, scan.url, limit)
-        return cut_rows((remove_line_ends(element) for element in elements), limit)
+        return cut_rows(map(remove_line_ends, elements), limit)
 
 
 class _JsonValue(FileFormat):
@@ -369,7 +367,7 @@ class _JsonValue(FileFormat):
         limit = file.limits.max_record_bytes
         if file.field is not None:
             elements = split_elements(open_list(stream, scan.url, file.field), scan.url, limit, is_alone=False)
-            return cut_rows((remove_line_ends(element) for element in elements), limit)
+            return cut_rows(map(remove_line_ends, elements), limit)
         # White space around the value does not count, but must be read to be recognized.
         value = stream.read(limit + BLOCK_BYTES)
         rest = sum(map(len, iter(partial(stream.read, BLOCK_BYTES), b"")))
@@ -393,21 +391,6 @@ BETWEEN = b" \t\r\n,"
 """What may stand between two objects."""
 
 
-def is_json_stream(head: bytes) -> bool:
-    """Return whether a file that begins like this with an object has another layout than JSON Lines.
-
-    False also where the first object is not valid: a damaged first line is a reject, not another layout.
-    """
-    first = _read_first_object(head)
-    return first is not None and ("\n" in first[0] or first[1].partition("\n")[0].strip().startswith(("{", ",")))
-
-
-def has_two_objects(head: bytes) -> bool:
-    """Return whether a whole object is followed by the beginning of another one."""
-    first = _read_first_object(head)
-    return first is not None and first[1].lstrip(BETWEEN.decode()).startswith("{")
-
-
 def _read_first_object(head: bytes) -> tuple[str, str] | None:
     """Return the text of the first object and what follows it; None if the text does not begin with a whole object."""
     text = head.decode("utf-8", "ignore")
@@ -420,7 +403,13 @@ def _read_first_object(head: bytes) -> tuple[str, str] | None:
     return text[:end], text[end:]
 
 
-def split_objects(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
+class _JsonStream(FileFormat):
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        limit = file.limits.max_record_bytes
+        return cut_rows(map(remove_line_ends, _split_objects(stream, scan.url, limit)), limit)
+
+
+def _split_objects(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
     """Yield the text of each object; one that is too long is not held in memory, and its placeholder is yielded.
 
     Raises SourceError if the last object does not end.
@@ -439,12 +428,6 @@ def split_objects(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator
             f"{url}: the JSON object after object {count:,} does not end ({rest[:40]!r}); the file is read as a stream "
             "of objects, because its first one is not a line of its own; expected whole objects; fetch the file again"
         )
-
-
-class _JsonStream(FileFormat):
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
-        limit = file.limits.max_record_bytes
-        return cut_rows((remove_line_ends(record) for record in split_objects(stream, scan.url, limit)), limit)
 
 
 STREAM_FORMAT = _JsonStream("json_stream", options=frozenset({"encoding", "field"}), is_text=True, is_json=True)

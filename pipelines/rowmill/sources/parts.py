@@ -171,15 +171,6 @@ class SourcePart:
         """What decides the rows that are made of it: not where its file lies, nor what comes before it there."""
         return self.part_id, self.sha256, self.reader, self.arrow, self.split_hint
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the part as a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "SourcePart":
-        """Return the part that `to_json` wrote."""
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class FileScan:
@@ -219,7 +210,7 @@ class FileScan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
         """Return the scan that `to_json` wrote."""
-        arguments: dict[str, Any] = {**values, "parts": tuple(SourcePart.from_json(part) for part in values["parts"])}
+        arguments: dict[str, Any] = {**values, "parts": tuple(SourcePart(**part) for part in values["parts"])}
         arguments["dialect"] = None if arguments["dialect"] is None else Dialect.from_json(arguments["dialect"])
         return cls(**arguments)
 

@@ -52,30 +52,22 @@ def cut_plain_text(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limi
     Raises SourceError if a paragraph or document is longer than `TEXT_LIMIT_BYTES`.
     """
     line = record = 1
-    for offset, length, content in _cut_text_pieces(stream, url, sample_by, limits):
-        text = content.removeprefix(BOM) if offset == 0 else content
-        texts = list(_split_texts(text, sample_by))
-        staged = b"".join(
-            bound_line(_encode_text(piece), limits.max_record_bytes) + b"\n" * lines for piece, lines in texts
-        )
-        yield PartContent(offset, length, line, record, len(texts), staged)
-        line, record = line + content.count(b"\n"), record + len(texts)
-
-
-def _cut_text_pieces(
-    stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits
-) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the file in pieces that hold whole texts, each with its offset and length."""
+    limit = limits.max_record_bytes
     match sample_by:
         case "line":
-            yield from cut_pieces(stream, find_line_end, max_line_bytes=limits.max_record_bytes)
+            pieces = cut_pieces(stream, find_line_end, max_line_bytes=limit)
         case "paragraph":
-            yield from cut_pieces(stream, _find_paragraph_end, check_length=partial(_require_text_size, url, sample_by))
+            pieces = cut_pieces(stream, _find_paragraph_end, check_length=partial(_require_text_size, url, sample_by))
         case "document":
-            content = stream.read(TEXT_LIMIT_BYTES + 1)
-            _require_text_size(url, sample_by, len(content))
-            if content:
-                yield 0, len(content), content
+            whole = stream.read(TEXT_LIMIT_BYTES + 1)
+            _require_text_size(url, sample_by, len(whole))
+            pieces = iter([(0, len(whole), whole)] if whole else [])
+    for offset, length, content in pieces:
+        text = content.removeprefix(BOM) if offset == 0 else content
+        texts = list(_split_texts(text, sample_by))
+        staged = b"".join(bound_line(_encode_text(piece), limit) + b"\n" * lines for piece, lines in texts)
+        yield PartContent(offset, length, line, record, len(texts), staged)
+        line, record = line + content.count(b"\n"), record + len(texts)
 
 
 def _require_text_size(url: str, sample_by: SampleBy, length: int) -> None:

@@ -74,11 +74,7 @@ class RawRecord(NamedTuple):
 
 
 def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
-    """Verify a part's bytes and yield its records in order.
-
-    Raises SourceError if the bytes cannot be read. Raises IntegrityError if they differ from the scanned ones; a
-    `DamagedFileError` if they are a staged copy's.
-    """
+    """Verify a part's bytes and yield its records in order; raises what `read_part_bytes` does."""
     reader = find_file_format(part.reader)
     return parse_records(read_part_bytes(part, base), reader, first_line=part.first_line, at_start=part.offset == 0)
 
@@ -98,7 +94,7 @@ def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, re
     A line takes reading: `reads_lines` says whether it is worth that.
     """
     line = find_part_line(part, scan, base, row) if reads_lines else None
-    return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + row}'}"
+    return f"{part.url} {f'record {part.first_record + row}' if line is None else f'line {line}'}"
 
 
 def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> int | None:
@@ -335,10 +331,13 @@ FILE_OVERHEAD_BYTES = 4 << 10
 
 def group_parts(scans: Sequence[FileScan]) -> list[PartGroup]:
     """Cut the parts of a source, in its order, into the groups that rows are made of."""
+    # Files of one part.
+    alone = {scan.url for scan in scans if len(scan.parts) == 1 and scan.reader != "huggingface"}
     groups: list[PartGroup] = []
     group: list[SourcePart] = []
     size = 0
-    for part, is_small in _list_parts(scans):
+    for part in (part for scan in scans for part in scan.parts):
+        is_small = part.content_bytes < SMALL_FILE_BYTES and part.url in alone
         cost = part.content_bytes + FILE_OVERHEAD_BYTES if is_small else 0
         # A group has one split and one file format.
         fits = is_small and size + cost <= MAX_GROUP_BYTES
@@ -355,14 +354,6 @@ def group_parts(scans: Sequence[FileScan]) -> list[PartGroup]:
             groups.append(tuple(group))
             group, size = [], 0
     return [*groups, tuple(group)] if group else groups
-
-
-def _list_parts(scans: Sequence[FileScan]) -> Iterator[tuple[SourcePart, bool]]:
-    """Yield all parts, and whether each is a small file by itself."""
-    for scan in scans:
-        is_alone = len(scan.parts) == 1 and scan.reader != "huggingface"
-        for part in scan.parts:
-            yield part, is_alone and part.content_bytes < SMALL_FILE_BYTES
 
 
 def read_taken_records(

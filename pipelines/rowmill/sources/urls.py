@@ -67,9 +67,8 @@ def _expand_pattern(pattern: str) -> Iterator[str]:
     for start, end, commas in _find_brace_pairs(pattern):
         cuts = [start, *commas, end]
         inner = [pattern[a + 1 : b] for a, b in itertools.pairwise(cuts)]
-        choices = (
-            _expand_range(inner[0]) if len(inner) == 1 else (text for part in inner for text in _expand_pattern(part))
-        )
+        several = (text for part in inner for text in _expand_pattern(part))
+        choices = _expand_range(inner[0]) if len(inner) == 1 else several
         if choices is None:
             continue
         for choice in choices:
@@ -163,10 +162,9 @@ def find_urls(url: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
     the storage does not answer, or a name is not a regular file.
     """
     where = locate_url(url, base)
-    return _find_local(url, where.path, base, suffixes) if where.fs is None else _find_remote(url, where, suffixes)
-
-
-def _find_local(url: str, path: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
+    if where.fs is not None:
+        return _find_remote(url, where, suffixes)
+    path = where.path
     if os.path.isdir(path):
         return _list_local_files(url, path, suffixes)
     if os.path.lexists(path):
@@ -200,23 +198,16 @@ def walk_files(folder: str) -> Iterator[str]:
     """
     for top, folders, names in os.walk(folder, onerror=_raise_unreadable_folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-        for name in folders:
-            _require_no_loop(os.path.join(top, name), folder)
+        above = [top]
+        while len(above[-1]) > len(folder):
+            above.append(os.path.dirname(above[-1]))
+        for path in (os.path.join(top, name) for name in folders):
+            if os.path.islink(path) and (target := os.path.realpath(path)) in map(os.path.realpath, above):
+                raise SourceError(
+                    f"{path}: is a link to {target}, a folder that contains it, so its files have no end; linked "
+                    "folders are followed, and must lead elsewhere; remove the link, or name the files"
+                )
         yield from (os.path.join(top, name) for name in names)
-
-
-def _require_no_loop(path: str, folder: str) -> None:
-    if not os.path.islink(path):
-        return
-    target, above = os.path.realpath(path), os.path.dirname(path)
-    while target != os.path.realpath(above):
-        if len(above) <= len(folder):
-            return
-        above = os.path.dirname(above)
-    raise SourceError(
-        f"{path}: is a link to {target}, a folder that contains it, so its files have no end; linked folders are "
-        "followed, and must lead elsewhere; remove the link, or name the files"
-    )
 
 
 def _raise_unreadable_folder(error: OSError) -> NoReturn:
@@ -306,9 +297,8 @@ def _find_remote(url: str, location: Location, suffixes: tuple[str, ...]) -> lis
     matches = remote.match_glob(location.fs, location.path, location.url)
     if url.endswith("/"):
         return [file for match in sorted(matches) for file in _list_remote_files(location, match, suffixes)]
-    return _list_regular_urls(
-        {path: facts for path, facts in matches.items() if facts["type"] != "directory"}, location
-    )
+    files = {path: facts for path, facts in matches.items() if facts["type"] != "directory"}
+    return _list_regular_urls(files, location)
 
 
 def _list_remote_files(location: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
@@ -341,9 +331,8 @@ def stamp_file(location: Location) -> str:
         if location.fs is None:
             facts = os.stat(location.path)
             return f"{facts.st_size}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"
-        info = remote.retry_request(
-            location.fs, location.url, "read", lambda: location.fs.info(location.path), size_bytes=0
-        )
+        ask = partial(location.fs.info, location.path)
+        info = remote.retry_request(location.fs, location.url, "read", ask, size_bytes=0)
         for key in (*remote.VERSION_KEYS, *_TIME_KEYS):
             if info.get(key):
                 return f"{info.get('size')}-{info[key]}"

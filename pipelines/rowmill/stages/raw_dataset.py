@@ -30,9 +30,10 @@ def scan_dataset_source(context: StageContext, *, first_records: int | None = No
         [made] = context.inputs.values()
         return scan_generated(context.store, made, source, context.base, stage, _load_earlier_scans(context))
     keeps = context.dataset.keeps_non_finite
-    if first_records is not None:
-        return sources.scan_first_source_records(source, context.base, stage, first_records, keeps_non_finite=keeps)
-    return sources.scan_source(source, context.base, stage, _load_earlier_scans(context), keeps_non_finite=keeps)
+    earlier = _load_earlier_scans(context) if first_records is None else {}
+    return sources.scan_source(
+        source, context.base, stage, earlier, keeps_non_finite=keeps, first_records=first_records
+    )
 
 
 def _load_earlier_scans(context: StageContext) -> dict[str, FileScan]:

@@ -293,24 +293,23 @@ class CustomRowReader:
             made: Any = self._format.rows(record)
         except Exception as error:  # noqa: BLE001  (any exception of a user's class rejects its record)
             return [reject_format_error(error)]
-        rows: list[Any] = [] if made is None else list(made) if isinstance(made, (list, tuple)) else [made]
-        return [self._canonicalize_row(row, record) for row in rows] or [Rejected("skipped_by_format")]
-
-    def _canonicalize_row(self, row: Any, record: Mapping[str, Json]) -> Row | Rejected:
-        if not isinstance(row, Row) or row.kind not in self._readers:
-            what = f"a Row of kind {row.kind}" if isinstance(row, Row) else type(row).__name__
-            return Rejected("format_error", f"rows returned {what}, expected a Row: conversation, pair or text")
-        given: dict[str, Json]
-        match row.kind:
-            case "conversation":
+        made_rows: list[Any] = [] if made is None else list(made) if isinstance(made, (list, tuple)) else [made]
+        outcomes: list[Row | Rejected] = []
+        for row in made_rows:
+            if not isinstance(row, Row) or row.kind not in self._readers:
+                what = f"a Row of kind {row.kind}" if isinstance(row, Row) else type(row).__name__
+                why = f"rows returned {what}, expected a Row: conversation, pair or text"
+                outcomes.append(Rejected("format_error", why))
+                continue
+            given: dict[str, Json] = {"text": row.text}
+            if row.kind == "conversation":
                 kwargs = row.template_kwargs or None
                 given = {"messages": list(row.messages), "tools": row.tools and list(row.tools), "kwargs": kwargs}
-            case "pair":
+            elif row.kind == "pair":
                 given = {"prompt": row.text, "response": row.output}
-            case _:
-                given = {"text": row.text}
-        read = self._readers[row.kind].row(given)
-        return read if isinstance(read, Rejected) else self._add_keys(read, record, row)
+            read = self._readers[row.kind].row(given)
+            outcomes.append(read if isinstance(read, Rejected) else self._add_keys(read, record, row))
+        return outcomes or [Rejected("skipped_by_format")]
 
     def _add_keys(self, row: Row, record: Mapping[str, Json], given: Row | None = None) -> Row | Rejected:
         """Add group, order and domain: those that the class set, else the record's."""

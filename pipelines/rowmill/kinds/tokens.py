@@ -249,23 +249,23 @@ class Tokens(DatasetKind):
 
     def _read_row(self, record: Mapping[str, Json]) -> Row:
         # The first shape that matches; null counts as absent.
-        found = (
-            _read_prompt_response(record, self)
-            or _read_masked(record, self)
-            or _read_labelled(record, self)
-            or _read_counted(record, self)
-            or _read_turns(record)
-        )
+        found = _read_prompt_response(record, self) or _read_whole(record, self) or _read_turns(record)
         if found is None:
             present = ", ".join(sorted(record)[:20]) or "no column"
             raise RejectError("unknown_schema", f"no ids with a mask, labels, a response or its length in {present}")
         # Fields are as long as what the record holds, its padding included, and of what it trains.
         declared = self.list_token_fields()
         fields: dict[str, Numbers] = {}
+        response = found.response
+        _, count = find_first_column(record, COUNT_FIELDS)
+        if response is None and type(count) is int and 0 <= count <= len(found.ids):
+            # The last tokens are the answer if all trained ones are among them.
+            last = np.arange(len(found.ids)) >= len(found.ids) - count
+            response = None if (found.mask & ~last).any() else last
         for name, declared_field in declared.items():
             values = _read_field(record, found.turns, name, declared_field)
             if values is not None:
-                fields[name] = _place_values(values, name, _find_response(record, found), found.mask)
+                fields[name] = _place_values(values, name, response, found.mask)
         found = _remove_padding(replace(found, fields=fields), record.get("attention_mask"))
         found.mask[:1] = False
         if not found.mask.any():
@@ -307,24 +307,28 @@ def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _Maske
     return _MaskedIds("prompt_response", ids, whole, response=np.arange(len(ids)) >= len(asked))
 
 
-def _read_masked(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
+def _read_whole(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
+    """Read the ids of a whole example with their mask, their labels, or the number of trained ones at the end."""
     name, flags = find_first_column(record, options.mask_fields)
-    ids = None if flags is None else _find_whole_ids(record, options)
-    if ids is None:
-        return None
-    mask = _read_mask(flags, name)
-    if len(mask) == len(ids):
-        return _MaskedIds("masked", ids, mask)
-    if len(mask) < len(ids) and len(mask) == record.get("response_length"):
-        return _MaskedIds("masked", ids, np.concatenate((np.zeros(len(ids) - len(mask), np.bool_), mask)))
-    raise RejectError("length_mismatch", f"{name} has {len(mask)} entries, the record {len(ids)} ids")
-
-
-def _read_labelled(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
     given = record.get("labels")
-    ids = None if given is None else _find_whole_ids(record, options)
-    if ids is None:
+    counted, count = find_first_column(record, COUNT_FIELDS)
+    value = find_first_column(record, options.ids_fields)[1]
+    if value is None or (flags is None and given is None and count is None):
         return None
+    ids = _read_ids(value)
+    if flags is not None:
+        mask = _read_mask(flags, name)
+        if len(mask) == len(ids):
+            return _MaskedIds("masked", ids, mask)
+        if len(mask) < len(ids) and len(mask) == record.get("response_length"):
+            return _MaskedIds("masked", ids, np.concatenate((np.zeros(len(ids) - len(mask), np.bool_), mask)))
+        raise RejectError("length_mismatch", f"{name} has {len(mask)} entries, the record {len(ids)} ids")
+    if given is None:
+        if type(count) is not int or count < 0:
+            raise RejectError("bad_mask", f"{counted} is {count!r}, expected how many of the last ids are trained")
+        if count > len(ids):
+            raise RejectError("length_mismatch", f"{counted} is {count}, the record has {len(ids)} ids")
+        return _MaskedIds("counted", ids, np.arange(len(ids)) >= len(ids) - count)
     labels = _to_integers(given)
     if labels is None:
         raise RejectError("bad_mask", f"labels are {describe_type(given)}, expected a list of integers")
@@ -339,18 +343,6 @@ def _read_labelled(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | 
     shifted = bool((labels[mask] == next_ids[mask])[: -1 if mask[-1] else None].all())
     hint = "; they are shifted by one, each label is the next id: shift them back" if shifted else ""
     raise RejectError("labels_disagree", f"label {at} is {labels[at]}, id {at} is {ids[at]}{hint}")
-
-
-def _read_counted(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
-    name, count = find_first_column(record, COUNT_FIELDS)
-    ids = None if count is None else _find_whole_ids(record, options)
-    if ids is None:
-        return None
-    if type(count) is not int or count < 0:
-        raise RejectError("bad_mask", f"{name} is {count!r}, expected how many of the last ids are trained")
-    if count > len(ids):
-        raise RejectError("length_mismatch", f"{name} is {count}, the record has {len(ids)} ids")
-    return _MaskedIds("counted", ids, np.arange(len(ids)) >= len(ids) - count)
 
 
 def _read_turns(record: Mapping[str, Json]) -> _MaskedIds | None:
@@ -373,11 +365,6 @@ def _read_turns(record: Mapping[str, Json]) -> _MaskedIds | None:
         mask = np.concatenate((mask, np.arange(len(ids), len(prompt) + len(generated)) >= len(prompt)))
         ids = np.concatenate((prompt, generated))
     return _MaskedIds("turns", ids, mask, turns=turns)
-
-
-def _find_whole_ids(record: Mapping[str, Json], options: Tokens) -> TokenIds | None:
-    _, value = find_first_column(record, options.ids_fields)
-    return None if value is None else _read_ids(value)
 
 
 # ── Fields of tokens ───────────────────────────────────────────────────────────────────────────────
@@ -416,17 +403,6 @@ def _place_values(values: Numbers, name: str, response: Bools | None, trained: B
             return placed
     counts = " or ".join(str(count) for count in dict.fromkeys(int(places.sum()) for places in chosen))
     raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
-
-
-def _find_response(record: Mapping[str, Json], found: _MaskedIds) -> Bools | None:
-    """Return which tokens are the answer: as the shape says, or the last ones if all trained ones are among them."""
-    if found.response is not None:
-        return found.response
-    _, count = find_first_column(record, COUNT_FIELDS)
-    if type(count) is not int or not 0 <= count <= len(found.ids):
-        return None
-    last = np.arange(len(found.ids)) >= len(found.ids) - count
-    return None if (found.mask & ~last).any() else last
 
 
 def _read_ids(value: Json) -> TokenIds:

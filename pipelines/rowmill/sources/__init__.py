@@ -20,7 +20,7 @@ from rowmill.sources.files import (
     Files,
     SourceFile,
     StoreStager,
-    choose_first_files,
+    choose_file_format,
     describe_reading,
     find_file_format,
     find_files,
@@ -122,7 +122,11 @@ def scan_source(
         case Files():
             files = find_files(source, base, keeps_non_finite=keeps_non_finite)
             if first_records is not None:
-                files = choose_first_files(files)
+                # One of each format and split shows every way in which the files are read.
+                first = {
+                    (file.split_hint, choose_file_format(file.url, source.file_format)): file for file in files[::-1]
+                }
+                files = [file for file in files if any(file is one for one in first.values())]
             scans = [scan_file(file, base, stager, earlier_scans, first_records=first_records) for file in files]
         case HuggingFaceSource():
             scans = scan_dataset(

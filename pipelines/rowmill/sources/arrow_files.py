@@ -15,9 +15,11 @@ import base64
 import datetime as dt
 import decimal
 import math
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, BinaryIO, cast
@@ -29,7 +31,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rowmill.core.errors import SchemaError, SourceError
-from rowmill.sources.encodings import open_seekable
 from rowmill.sources.parts import (
     FileFormat,
     FileOptions,
@@ -113,7 +114,10 @@ class _TypedFormat(FileFormat):
                 yield batch
                 done += batch.num_rows
 
-        with open_seekable(stream, is_seekable=file.is_seekable) as content:
+        with nullcontext(stream) if file.is_seekable else tempfile.TemporaryFile() as content:
+            if not file.is_seekable:
+                shutil.copyfileobj(stream, content)
+                content.seek(0)
             try:
                 schema, batches = self.open_batches(content, url, file)
                 twice = sorted(name for name, count in Counter(schema.names).items() if count > 1)

@@ -83,7 +83,13 @@ class _RecordLines:
         self._record_chars = len(line) + (self._record_chars if self.record else 0)
         self.record.append(line)
         if self._record_chars > self._limit:
-            raise self._skip_record(line)
+            # The rest of the line is skipped.
+            begin, length = self.record[0], self._record_chars
+            quotes = sum(piece.count(self._quote) for piece in self.record)
+            while not line.endswith("\n") and (line := self._text.readline(_BLOCK_CHARS)):
+                quotes += line.count(self._quote)
+                length += len(line)
+            raise self.open_quote() if quotes % 2 else _RecordTooLongError(begin, length)
         return line
 
     def _read_line(self) -> str:
@@ -96,15 +102,6 @@ class _RecordLines:
         self.number += 1
         # A file that was joined from several has their marks inside.
         return line[1:] if line[0] == _BOM and not self.record else line
-
-    def _skip_record(self, line: str) -> Exception:
-        """Read to the end of the line that makes a record too long; return the error to raise."""
-        quote = self._quote
-        begin, quotes, length = self.record[0], sum(piece.count(quote) for piece in self.record), self._record_chars
-        while not line.endswith("\n") and (line := self._text.readline(_BLOCK_CHARS)):
-            quotes += line.count(quote)
-            length += len(line)
-        return self.open_quote() if quotes % 2 else _RecordTooLongError(begin, length)
 
     def open_quote(self) -> SourceError:
         begin, quote = self.number - len(self.record) + 1, self._quote

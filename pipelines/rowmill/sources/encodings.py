@@ -10,11 +10,8 @@ import codecs
 import gzip
 import io
 import lzma
-import shutil
-import tempfile
 import zlib
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, cast
 
 import zstandard
@@ -103,18 +100,6 @@ class DecompressedStream(io.RawIOBase):
         super().close()
 
 
-@contextmanager
-def open_seekable(stream: BinaryIO, *, is_seekable: bool) -> Generator[BinaryIO]:
-    """Give a stream that can be read from its end; one that cannot is copied to disk first."""
-    if is_seekable:
-        yield stream
-        return
-    with tempfile.TemporaryFile() as spool:
-        shutil.copyfileobj(stream, spool)
-        spool.seek(0)
-        yield cast(BinaryIO, spool)
-
-
 def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> io.BufferedReader:
     """Return the decompressed content of an opened file as a buffered stream that owns it."""
     return io.BufferedReader(DecompressedStream(raw, codec, url, max_expansion), 1 << 20)
@@ -143,25 +128,19 @@ def check_encoding(name: str) -> str:
     return codec.name
 
 
-def find_encoding(content: io.BufferedReader, requested: str | None) -> str | None:
-    """Return the encoding of a file of which nothing was read yet; None for UTF-8."""
-    if requested is not None:
-        return None if requested in ("utf-8", "utf-8-sig", "ascii") else requested
-    head = content.peek(_HEAD_BYTES)
-    return next((name for mark, name in _MARKS if head.startswith(mark)), None)
-
-
-def open_utf8(content: io.BufferedReader, url: str, encoding: str | None) -> BinaryIO:
-    """Return the content of a file as UTF-8.
+def open_utf8(content: io.BufferedReader, url: str, requested: str | None) -> tuple[BinaryIO, str | None]:
+    """Return the content of a file as UTF-8, and the encoding that it has: the requested one, or its mark's, or None.
 
     Raises SourceError if no encoding is known, and the file is clearly not UTF-8; while reading, if it is not in its
     encoding.
     """
-    if encoding is None:
-        _require_utf8(content.peek(_HEAD_BYTES)[:_HEAD_BYTES], url)
-        return cast(BinaryIO, content)
+    head = content.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+    encoding = requested or next((name for mark, name in _MARKS if head.startswith(mark)), None)
+    if encoding in (None, "utf-8", "utf-8-sig", "ascii"):
+        _require_utf8(head, url)
+        return cast(BinaryIO, content), None
     decoded = BlockStream(_decode_blocks(content, encoding, url), content.close)
-    return cast(BinaryIO, io.BufferedReader(decoded, _BLOCK_BYTES))
+    return cast(BinaryIO, io.BufferedReader(decoded, _BLOCK_BYTES)), encoding
 
 
 def _require_utf8(head: bytes, url: str) -> None:

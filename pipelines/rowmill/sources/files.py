@@ -8,7 +8,7 @@ parsing either a second time would cost more than the disk space.
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -22,7 +22,7 @@ from rowmill.core.remote import public_url
 from rowmill.core.storage import Store
 from rowmill.sources import arrow_files, delimited, json_files, plain_text, urls
 from rowmill.sources.dialect import QUOTE, DialectOptions
-from rowmill.sources.encodings import CODECS, check_encoding, find_encoding, open_content, open_utf8
+from rowmill.sources.encodings import CODECS, check_encoding, open_content, open_utf8
 from rowmill.sources.parts import (
     SCAN_VERSION,
     FileFormat,
@@ -313,15 +313,6 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     return files
 
 
-def choose_first_files(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """Return the first file of each format in each split, which show every way in which a source's files are read."""
-    first = {
-        (candidate.split_hint, choose_file_format(candidate.url, candidate.source.file_format)): candidate
-        for candidate in reversed(files)
-    }
-    return [file for file in files if any(file is candidate for candidate in first.values())]
-
-
 def scan_file(
     file: SourceFile,
     base: Path,
@@ -433,8 +424,8 @@ class FileScanner:
         content = open_content(raw, self._codec, url, max_expansion=self._options.limits.max_expansion)
         if not self._format.is_text:
             return content
-        self._encoding = find_encoding(content, self._options.encoding)
-        return open_utf8(content, url, self._encoding)
+        stream, self._encoding = open_utf8(content, url, self._options.encoding)
+        return stream
 
 
 def stage_parts(

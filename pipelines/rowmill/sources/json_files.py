@@ -290,7 +290,17 @@ class JsonStructure:
     def locate_marks(self, block: bytes) -> tuple[Bytes, Positions, Positions]:
         """Return the block's bytes, the positions of its brackets and commas, and the depth after each."""
         text = np.frombuffer(block, np.uint8)
-        quotes = _find_unescaped_quotes(np.flatnonzero(text == _QUOTE), text)
+        quotes = np.flatnonzero(text == _QUOTE)
+        preceded = quotes > 0
+        preceded[preceded] = text[quotes[preceded] - 1] == _BACKSLASH
+        if preceded.any():
+            # A quote is escaped by an odd number of backslashes before it.
+            slashes = np.flatnonzero(text == _BACKSLASH)
+            begins = np.maximum.accumulate(np.where(np.diff(slashes, prepend=-2) == 1, -1, slashes))
+            last = np.searchsorted(slashes, quotes[preceded] - 1)
+            escaped = np.zeros(len(quotes), np.bool_)
+            escaped[preceded] = (slashes[last] - begins[last]) % 2 == 0
+            quotes = quotes[~escaped]
         marks = np.flatnonzero(_IS_STRUCTURE[text])
         quotes_before = np.searchsorted(quotes, marks) + self._in_string
         marks = marks[quotes_before % 2 == 0]
@@ -298,21 +308,6 @@ class JsonStructure:
         depths = self.depth + np.cumsum(_DEPTH_STEP[text[marks]])
         self.depth = int(depths[-1]) if len(depths) else self.depth
         return text, marks, depths
-
-
-def _find_unescaped_quotes(quotes: Positions, text: Bytes) -> Positions:
-    """Return the quotes that have an even number of backslashes before them."""
-    preceded = quotes > 0
-    preceded[preceded] = text[quotes[preceded] - 1] == _BACKSLASH
-    if not preceded.any():
-        return quotes
-    slashes = np.flatnonzero(text == _BACKSLASH)
-    begins = np.where(np.diff(slashes, prepend=-2) == 1, -1, slashes)
-    begins = np.maximum.accumulate(begins)
-    last = np.searchsorted(slashes, quotes[preceded] - 1)
-    escaped = np.zeros(len(quotes), np.bool_)
-    escaped[preceded] = (slashes[last] - begins[last]) % 2 == 0
-    return quotes[~escaped]
 
 
 def remove_line_ends(text: bytes) -> bytes:

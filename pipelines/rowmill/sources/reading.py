@@ -110,7 +110,7 @@ def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> in
             return None
         where, codec = urls.locate_url(part.url, base), find_codec(part.url)
         with open_content(urls.open_raw(where), codec, where.url, max_expansion=Limits().max_expansion) as content:
-            stream = open_utf8(content, where.url, scan.encoding)
+            stream, _ = open_utf8(content, where.url, scan.encoding)
             return file_format.find_line(stream, scan, part.first_record - 1 + row)
     except (SourceError, IntegrityError, OSError):
         return None

@@ -134,8 +134,14 @@ class Canonicalizer:
             *(name.partition(".")[0] for name in (*others, self._domain_key) if name),
             *options.format.list_ignored_columns(),
         )
-        self.unread_preferences: frozenset[str] = find_unread_columns(options.format.list_answer_columns(), others)
-        """Columns of preference data that no option of this dataset reads."""
+        self.unread_preferences: frozenset[str] = frozenset()
+        """Columns of preference data that no option of this dataset reads; none for kinds without answer columns."""
+        if (answers := options.format.list_answer_columns()) is not None:
+            named = [name for name in (*answers, *others) if name]
+            read_columns = {*_SHAPE_COLUMNS, *named, *(name.split(".")[0] for name in named)}
+            # Who trains on `chosen` has made the choice between a pair's answers: its other columns need not be read.
+            chosen = frozenset[str]() if read_columns.isdisjoint(ANSWER_PAIRS) else ANSWER_PAIRS
+            self.unread_preferences = PREFERENCE_COLUMNS - read_columns - chosen
         self._plain_reader: PlainChatReader | None = None
         if isinstance(self._read, PlainChatReader) and not self._has_keys:
             self._plain_reader = self._read
@@ -348,20 +354,6 @@ PREFERENCE_COLUMNS = ANSWER_LABELS | ANSWER_PAIRS
 
 _SHAPE_COLUMNS = frozenset("conversations system instruction input output history".split())
 """Columns of the known record shapes that are read without being named in the recipe (`conversation_rows.py`)."""
-
-
-def find_unread_columns(named: Sequence[str | None] | None, others: Collection[str | None]) -> frozenset[str]:
-    """Return the columns of preference data that a dataset does not read; none for kinds without answer columns.
-
-    `named` are the kind's columns of answers and prompts, None for a kind without any; `others` are columns and paths
-    that other option groups read. A dataset that trains on `chosen` has made the choice between a pair's answers, so
-    the other columns of pairs need not be read.
-    """
-    if named is None:
-        return frozenset()
-    read = {*_SHAPE_COLUMNS, *(one for name in (*named, *others) if name for one in (name, name.split(".")[0]))}
-    chosen = ANSWER_PAIRS if not read.isdisjoint(ANSWER_PAIRS) else frozenset[str]()
-    return PREFERENCE_COLUMNS - read - chosen
 
 
 def list_present_columns(record: Mapping[str, Json], unread: frozenset[str]) -> list[str]:

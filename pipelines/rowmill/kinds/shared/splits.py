@@ -324,21 +324,16 @@ def assign_exact_splits(splits: Splits, places: NDArray[np.uint64], rows: NDArra
             continue
         spare = 1 if split == "test" and wanted["validation"] and left > 1 else 0
         ends = np.cumsum(rows[order[::-1] if split == "test" else order])
-        count = min(_count_nearest_units(ends, wanted[split], splits.max_rows), left - spare)
+        above = int(np.searchsorted(ends, ceil(wanted[split])))
+        count = min(above + 1, len(ends))
+        if above and (above == len(ends) or wanted[split] - int(ends[above - 1]) <= int(ends[above]) - wanted[split]):
+            count = above
+        if splits.max_rows is not None and int(ends[count - 1]) > splits.max_rows:
+            count = int(np.searchsorted(ends, splits.max_rows, "right"))
+        count = min(max(count, 1), left - spare)
         decided[order[-count:] if split == "test" else order[:count]] = number
         left -= count
     return decided
-
-
-def _count_nearest_units(ends: NDArray[np.int64], wanted: Fraction, cap: int | None) -> int:
-    """Return how many units, at least one, bring the rows nearest to the wanted number, without exceeding the cap."""
-    above = int(np.searchsorted(ends, ceil(wanted)))
-    count = min(above + 1, len(ends))
-    if above and (above == len(ends) or wanted - int(ends[above - 1]) <= int(ends[above]) - wanted):
-        count = above
-    if cap is not None and int(ends[count - 1]) > cap:
-        count = int(np.searchsorted(ends, cap, "right"))
-    return max(count, 1)
 
 
 def compute_boundaries(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundaries | None:

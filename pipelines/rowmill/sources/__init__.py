@@ -60,12 +60,10 @@ __all__ = [
     "find_files",
     "find_part_line",
     "group_parts",
-    "number_equal_parts",
     "public_url",
     "read_first_bytes",
     "read_part_bytes",
     "read_records",
-    "scan_file",
     "scan_source",
     "sum_local_bytes",
 ]

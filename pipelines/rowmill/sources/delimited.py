@@ -126,10 +126,7 @@ class _Line(NamedTuple):
 
 
 def _iterate_lines(text: io.TextIOWrapper, url: str, limit: int, dialect: Dialect) -> Iterator[_Line]:
-    """Yield a file's lines after those that come before the header, quoted line ends joined.
-
-    Raises SourceError if a quoted cell does not end.
-    """
+    """Yield a file's lines after those that come before the header, quoted line ends joined."""
     lines = _RecordLines(text, url, limit, dialect)
     reader = dialect.read(lines)
     is_at_end = False
@@ -250,10 +247,7 @@ class UnnamedColumnError(SchemaError):
 
 
 def require_no_values(stream: BinaryIO, url: str, dialect: Dialect) -> None:
-    """Read a file through and refuse a value in a column without a name.
-
-    Raises UnnamedColumnError if one has a value.
-    """
+    """Read a file through and refuse a value in a column without a name."""
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     lines = (line for line in _iterate_lines(text, url, sys.maxsize - 1, dialect) if line.cells)
     header = next(lines, _Line(0)).cells

@@ -43,69 +43,49 @@ CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     "": lambda raw: raw,
     ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb")),
     ".bz2": lambda raw: cast(BinaryIO, bz2.BZ2File(raw, "rb")),
-    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw, "rb")),  # noqa: SIM115 (`DecompressedStream` closes it)
+    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw, "rb")),  # noqa: SIM115 (`open_content` closes it)
     ".zst": lambda raw: cast(BinaryIO, BlockStream(_decompress_zstd(raw))),
     ".zstd": lambda raw: cast(BinaryIO, BlockStream(_decompress_zstd(raw))),
 }
 """Decompressor by codec suffix, which follows the format's suffix; the empty suffix is an uncompressed file."""
 
 
-class DecompressedStream(io.RawIOBase):
-    """The content of a file, counting what was read; owns the file and closes it."""
-
-    def __init__(self, raw: BinaryIO, codec: str, url: str, max_expansion: int) -> None:
-        self._raw = raw
-        self._max_expansion = max_expansion
-        self._url = url
-        self._codec = codec
-        self._position = 0
-        self._content = CODECS[codec](raw)
-        # One step of the decoder; `read` would gather more, and lose it if the data is truncated.
-        self._step: Callable[[int], bytes] = getattr(self._content, "read1", self._content.read)
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
-        """Fill `buffer`; return how many bytes.
-
-        Raises SourceError if the file is truncated or damaged, or expands too much.
-        """
-        try:
-            block = self._step(len(buffer))
-            if not block and self._codec and self._raw.tell() == 0:
-                # gzip accepts zero bytes as zero members, but even a compressed empty file has a header.
-                raise EOFError("the file is empty")  # noqa: TRY301
-        except SourceError:
-            # The layer below has the better explanation.
-            raise
-        except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
-            how = f"its {self._codec} data" if self._codec else "it"
-            raise SourceError(
-                f"{self._url}: {how} cannot be read past byte {self._position:,} of the content ({error}); "
-                "a source must be readable to its end; fetch the file again"
-            ) from error
-        buffer[: len(block)] = block
-        self._position += len(block)
-        if self._codec and self._position > EXPANSION_FREE_BYTES:
-            require_expansion(self._url, self._position, self._raw.tell(), self._max_expansion)
-        return len(block)
-
-    def close(self) -> None:
-        """Close the stream and the file."""
-        if not self.closed:
-            self._content.close()
-            self._raw.close()
-        super().close()
-
-
 def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> io.BufferedReader:
-    """Return the decompressed content of an opened file as a buffered stream that owns it."""
-    return io.BufferedReader(DecompressedStream(raw, codec, url, max_expansion), 1 << 20)
+    """Return the decompressed content of an opened file as a buffered stream, which owns the file and closes it.
 
+    Raises SourceError while reading, if the file is truncated or damaged, or expands too much.
+    """
+    content = CODECS[codec](raw)
+    # One step of the decoder; `read` would gather more, and lose it if the data is truncated.
+    step: Callable[[int], bytes] = getattr(content, "read1", content.read)
 
-# ── The encoding of a text file ──
+    def read_blocks() -> Iterator[bytes]:
+        position, block = 0, b" "
+        while block:
+            try:
+                block = step(1 << 20)
+                if not block and codec and raw.tell() == 0:
+                    # gzip accepts zero bytes as zero members, but even a compressed empty file has a header.
+                    raise EOFError("the file is empty")  # noqa: TRY301
+            except SourceError:
+                # The layer below has the better explanation.
+                raise
+            except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+                how = f"its {codec} data" if codec else "it"
+                raise SourceError(
+                    f"{url}: {how} cannot be read past byte {position:,} of the content ({error}); "
+                    "a source must be readable to its end; fetch the file again"
+                ) from error
+            position += len(block)
+            if codec and position > EXPANSION_FREE_BYTES:
+                require_expansion(url, position, raw.tell(), max_expansion)
+            yield block
+
+    def close() -> None:
+        content.close()
+        raw.close()
+
+    return io.BufferedReader(BlockStream(read_blocks(), close), 1 << 20)
 
 
 _HEAD_BYTES = 64 << 10

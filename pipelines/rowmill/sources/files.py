@@ -222,10 +222,7 @@ _FORMAT_OPTIONS = {
 
 
 def require_known_suffixes(values: list[str]) -> list[str]:
-    """Return the URLs if each names a folder or a kind of file that can be read.
-
-    Raises ValueError for the first URL with an unknown suffix.
-    """
+    """Return the URLs if each names a folder or a kind of file that can be read."""
     # A folder may have any name.
     for pattern in values:
         for url in urls.expand_braces(pattern):
@@ -274,9 +271,7 @@ class StoreStager:
 def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> list[SourceFile]:
     """Return the files of a source: training ones first, URLs as written, globs by code point.
 
-    If there are validation files, each file has a split hint; otherwise row hashes decide the split. Raises SourceError
-    if URLs match no file; the message lists all of them. Raises ConfigError if a file is matched twice, or its suffix
-    is unknown.
+    If there are validation files, each file has a split hint; otherwise row hashes decide the split.
     """
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
@@ -328,7 +323,7 @@ def scan_file(
     """
     where = urls.locate_url(file.url, base)
     if first_records is not None:
-        return FileScanner(file, where, "", stager).scan_parts(first_records=first_records)
+        return _FileScanner(file, where, "", stager).scan(first_records=first_records)
     # Taken before reading: a file that changes meanwhile will not match the stamp the next time.
     stamp = urls.stamp_file(where)
     earlier = earlier_scans.get(where.url)
@@ -340,7 +335,7 @@ def scan_file(
     ):
         parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
         return replace(earlier, split_hint=file.split_hint, parts=parts)
-    return FileScanner(file, where, stamp, stager).scan_parts()
+    return _FileScanner(file, where, stamp, stager).scan()
 
 
 def read_first_bytes(file: SourceFile, base: Path) -> bytes:
@@ -372,7 +367,7 @@ def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
     return options, file_format, codec
 
 
-class FileScanner:
+class _FileScanner:
     """Scans one file."""
 
     def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stager: ContentStager) -> None:
@@ -383,16 +378,16 @@ class FileScanner:
         self._stage = stager
         self._encoding: str | None = None
 
-    def read_first_part(self) -> tuple[bytes, FileFormat]:
-        """Return the records of the file's first part as JSON lines, reading no further, and the format found."""
-        scan = self._begin_scan()
-        with self._open_content() as stream:
-            first = next(iter(self._format.cut_parts(stream, scan, self._options)), None)
-            return b"" if first is None else first.content, self._format
-
-    def scan_parts(self, *, first_records: int | None = None) -> FileScan:
+    def scan(self, *, first_records: int | None = None) -> FileScan:
         """Return the file's scan with its parts; with `first_records`, only those are read."""
-        scan = self._begin_scan()
+        self._format = self._format.detect(self._open_content, self._options)
+        scan = FileScan(
+            self._where.url, self._file.split_hint, self._format.name, self._stamp, records=0, parts=(),
+            max_record_bytes=self._options.limits.max_record_bytes,
+            asked=self._options.list_asked(self._format.options),
+            reader_version=self._format.version,
+        )  # fmt: skip
+        scan = self._format.note_options(scan, self._options, self._open_content)
         with self._open_content() as stream:
             cut = self._format.cut_parts(stream, scan, self._options)
             # A URL with a secret is recorded without the secret, so the recorded URL cannot be opened again.
@@ -405,17 +400,6 @@ class FileScanner:
         records = sum(part.records for part in parts)
         scan = replace(scan, parts=parts, records=records, encoding=self._encoding)
         return replace(scan, columns=self._format.read_columns(scan, self._options, self._open_content))
-
-    def _begin_scan(self) -> FileScan:
-        """Return a scan without parts: the file's format, and the options that decide its parts."""
-        self._format = self._format.detect(self._open_content, self._options)
-        scan = FileScan(
-            self._where.url, self._file.split_hint, self._format.name, self._stamp, records=0, parts=(),
-            max_record_bytes=self._options.limits.max_record_bytes,
-            asked=self._options.list_asked(self._format.options),
-            reader_version=self._format.version,
-        )  # fmt: skip
-        return self._format.note_options(scan, self._options, self._open_content)
 
     def _open_content(self) -> BinaryIO:
         raw, url = urls.open_raw(self._where), self._where.url

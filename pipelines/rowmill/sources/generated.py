@@ -64,10 +64,7 @@ CLI_VERBS: Mapping[GenerationStage, str] = {PARSED_RECORDS: "parse", GENERATED_S
 
 
 def find_generated_version(store: Store, source: GeneratedSource, recipe: str) -> Manifest:
-    """Return the version of the stage that a source reads.
-
-    Raises SourceError if nothing was generated, or both stages have records and the source names none.
-    """
+    """Return the version of the stage that a source reads; there must be one."""
     key = source.dataset_key(recipe)
     stages = tuple(CLI_VERBS) if source.stage is None else (source.stage,)
     built = {stage: output for stage in stages if (output := manifest.load_current(store, (*key, stage))) is not None}

@@ -76,8 +76,7 @@ def scan_dataset(
 ) -> list[FileScan]:
     """Read each split once and return its parts; a split whose commit or files are unchanged is not read.
 
-    With `first_records`, read no more of each split than that. Raises SourceError if the dataset cannot be loaded, or a
-    named split does not exist.
+    With `first_records`, read no more of each split than that.
     """
     path, revision, stamp = _pin_dataset(source, base)
     earlier = _find_earlier_scans(source, stamp, earlier_scans, base)

@@ -138,10 +138,8 @@ def is_valid_json(text: bytes) -> bool:
 def split_elements(stream: BinaryIO, url: str, max_record_bytes: int, *, is_alone: bool = True) -> Iterator[bytes]:
     """Yield the text of each element of the list in the stream, without white space around it.
 
-    A list that `is_alone` is all that the stream holds.
-
-    An element that is too long is not held in memory; its placeholder line is yielded. Raises SourceError if the list
-    does not end, or if anything follows it.
+    A list that `is_alone` is all that the stream holds. An element that is too long is not held in memory; its
+    placeholder line is yielded.
     """
     structure = JsonStructure()
     count = 0
@@ -183,10 +181,7 @@ def split_elements(stream: BinaryIO, url: str, max_record_bytes: int, *, is_alon
 
 
 def open_list(stream: BinaryIO, url: str, field: str) -> BinaryIO:
-    """Return a stream that begins with the list at a path in the object of `stream`, such as `data` or `data.rows`.
-
-    Raises SourceError if the object has nothing at the path; the message names what it has.
-    """
+    """Return a stream that begins with the list at a path in the object of `stream`, such as `data` or `data.rows`."""
     at: io.BufferedReader = io.BufferedReader(BlockStream(read_blocks(stream)))
     for name in field.split("."):
         member = _open_member(at, name)
@@ -405,10 +400,7 @@ class _JsonStream(FileFormat):
 
 
 def _split_objects(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
-    """Yield the text of each object; one that is too long is not held in memory, and its placeholder is yielded.
-
-    Raises SourceError if the last object does not end.
-    """
+    """Yield the text of each object; one that is too long is not held in memory, and its placeholder is yielded."""
     structure, partial, count = JsonStructure(), PartialElement(max_record_bytes, between=BETWEEN), 0
     for block in read_blocks(stream):
         start = 0

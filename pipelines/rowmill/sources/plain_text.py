@@ -47,10 +47,7 @@ _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 
 def cut_plain_text(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iterator[PartContent]:
-    """Cut the file into parts; offsets are the file's own bytes, the content is JSON lines.
-
-    Raises SourceError if a paragraph or document is longer than `TEXT_LIMIT_BYTES`.
-    """
+    """Cut the file into parts; offsets are the file's own bytes, the content is JSON lines."""
     line = record = 1
     limit = limits.max_record_bytes
     match sample_by:

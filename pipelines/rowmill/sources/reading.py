@@ -19,6 +19,7 @@ affects only the neighbouring group ends. Why, and at what price: `docs/decision
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from operator import methodcaller
@@ -36,7 +37,7 @@ from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
 from rowmill.sources.encodings import open_content, open_utf8
-from rowmill.sources.files import FileScanner, SourceFile, find_codec, find_file_format
+from rowmill.sources.files import SourceFile, find_codec, find_file_format, scan_file
 from rowmill.sources.parts import BLANKS, BOM, FileFormat, FileScan, Limits, SourcePart, explain_too_long
 
 DEPTH_LIMIT = 64
@@ -80,12 +81,16 @@ def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
 
 
 def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
-    """Return the readable records of a file's first part; the rest of the file is not read.
+    """Return the readable records of a file's first part; the rest of the file is not read."""
+    contents: list[bytes] = []
 
-    Raises SourceError if the file is missing or unreadable.
-    """
-    content, reader = FileScanner(file, urls.locate_url(file.url, base), "", lambda _, __: "").read_first_part()
-    return [record.value for record in parse_records(content, reader) if record.value is not None]
+    def keep(name: str, content: bytes) -> str:
+        contents.append(content)
+        return name
+
+    reader = find_file_format(scan_file(file, base, keep, {}, first_records=sys.maxsize).reader)
+    records = (record for content in contents for record in parse_records(content, reader))
+    return [record.value for record in records if record.value is not None]
 
 
 def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, reads_lines: bool = True) -> str:
@@ -359,10 +364,7 @@ def group_parts(scans: Sequence[FileScan]) -> list[PartGroup]:
 def read_taken_records(
     group: TakenGroup, base: Path, not_taken: list[str]
 ) -> Iterator[tuple[SourcePart, str, RawRecord]]:
-    """Yield the taken records, each with its part and row id; append the ids of the others to `not_taken`.
-
-    Raises SourceError or IntegrityError as `read_records` does.
-    """
+    """Yield the taken records, each with its part and row id; append the ids of the others to `not_taken`."""
     for part, take in group:
         for record in read_records(part, base):
             row_id = f"{part.part_id}:{record.number}"

@@ -124,10 +124,7 @@ def extract_suffix_text(url: str) -> str:
 
 
 def locate_url(url: str, base: Path) -> Location:
-    """Return how to reach a URL; a path is relative to `base`.
-
-    Raises ConfigError if no file system has the URL's scheme, or its package is not installed.
-    """
+    """Return how to reach a URL; a path is relative to `base`."""
     if not is_remote(url):
         return Location(url, str(base / url))
     if url.startswith("file://"):
@@ -158,8 +155,7 @@ def read_folder_columns(url: str) -> dict[str, str | None]:
 def find_urls(url: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
     """Return the URLs of the files that one URL without braces matches, if any.
 
-    `suffixes` select the data files of a folder; names that start with `.` or `_` are ignored. Raises SourceError if
-    the storage does not answer, or a name is not a regular file.
+    `suffixes` select the data files of a folder; names that start with `.` or `_` are ignored.
     """
     where = locate_url(url, base)
     if where.fs is not None:
@@ -193,8 +189,7 @@ def _list_local_files(url: str, folder: str, suffixes: tuple[str, ...]) -> list[
 def walk_files(folder: str) -> Iterator[str]:
     """Yield the paths of a folder's files at any depth, also in linked folders.
 
-    Folders whose names start with `.` or `_` are ignored, as in a source. Raises SourceError if a folder cannot be
-    listed, or is a link to a folder that contains it.
+    Folders whose names start with `.` or `_` are ignored, as in a source. A link to a folder around it is an error.
     """
     for top, folders, names in os.walk(folder, onerror=_raise_unreadable_folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
@@ -257,11 +252,7 @@ _ARROW_CACHE = re.compile(r"(?:cache-[0-9a-f]{16}.*|tmp[^/]{8})\.arrow|tmp[^/]{8
 
 
 def select_data_files(paths: Iterable[str], url: str, suffixes: tuple[str, ...]) -> list[str]:
-    """Return the data files among those of a folder, by code point.
-
-    In a folder that `datasets` saved, neither its notes nor its caches are data. Raises SourceError if the folder holds
-    a saved dataset of several splits.
-    """
+    """Return the data files of a folder, by code point; of one that `datasets` saved, neither notes nor caches."""
     files = [PurePosixPath(path) for path in sorted(paths)]
     saved = {path.parent for path in files if path.name == _SAVED_NOTES[1]} & {
         path.parent for path in files if path.suffix == ".arrow"

@@ -18,7 +18,7 @@ A placeholder such as `<image>` rejects a record that has the media in a column;
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -308,15 +308,19 @@ def remove_flags(message: Message) -> Message:
     return {key: value for key, value in message.items() if key not in _CANONICAL_FLAGS}
 
 
+def _parse_json(text: str, reason: str, what: str = "", parse: Callable[[str], Json] = from_json) -> Json:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise RejectError(reason, f"{what}not JSON: {error}") from error
+
+
 def read_kwargs(value: Json) -> tuple[dict[str, Json], bool]:
     """Return a row's template variables, and whether an `add_generation_prompt` among them was ignored."""
     if type(value) is str:
         if not value or value.isspace():
             return {}, False
-        try:
-            value = from_json(value)
-        except ValueError as error:
-            raise RejectError("bad_template_kwargs", f"not JSON: {error}") from error
+        value = _parse_json(value, "bad_template_kwargs")
     if value is None:
         return {}, False
     if not is_mapping(value):
@@ -480,10 +484,7 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTool
             continue
         from_text = type(value) is str
         if from_text:
-            try:
-                value = from_json(value)
-            except ValueError as error:
-                raise RejectError("bad_tools", f"{name} is not JSON: {error}") from error
+            value = _parse_json(value, "bad_tools", f"{name} is ")
             if value is None or value == []:
                 continue
         if is_list(value):
@@ -552,10 +553,7 @@ def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls:
         if type(given) is str:
             if not given or given.isspace():
                 continue
-            try:
-                given = from_json_without_repeats(given)
-            except ValueError as error:
-                raise RejectError("bad_tool_call", f"not JSON: {error}") from error
+            given = _parse_json(given, "bad_tool_call", parse=from_json_without_repeats)
         if given is None:
             continue
         if not is_list(given) and not is_mapping(given):
@@ -569,10 +567,7 @@ def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls:
 
 def _read_call(value: Json, form: str) -> tuple[Json, str | None]:
     if type(value) is str:
-        try:
-            value = from_json_without_repeats(value)
-        except ValueError as error:
-            raise RejectError("bad_tool_call", f"not JSON: {error}") from error
+        value = _parse_json(value, "bad_tool_call", parse=from_json_without_repeats)
     if not is_mapping(value):
         raise RejectError("bad_tool_call", f"a call is {describe_type(value)}, expected a mapping")
     function = value.get("function")

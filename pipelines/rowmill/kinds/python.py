@@ -68,6 +68,7 @@ class RowFormat:
 FormatT = TypeVar("FormatT", bound=type[RowFormat])
 
 _REGISTERED: dict[str, str] = {}
+_LOADED_MODULES: dict[tuple[str, str], ModuleType] = {}
 
 
 def register_format(name: str) -> Callable[[FormatT], FormatT]:
@@ -118,7 +119,33 @@ def find_format(path: str, base: Path, where: str) -> type[RowFormat]:
     Raises ConfigError if there is no such module or class, it is not a `RowFormat`, or code is forbidden.
     """
     module_name, _, name = path.partition(":")
-    module = _load_module(module_name, find_source_file(path, base, where), base, where)
+    file = find_source_file(path, base, where)
+    # A module is loaded again if its source changed, since a server may run for days.
+    key = (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
+    module = _LOADED_MODULES.get(key)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(module_name, file)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"{where}: {file} is not Python source; expected a .py file; name another module")
+        module = importlib.util.module_from_spec(spec)
+        before = sys.modules.get(module_name)
+        sys.modules[module_name] = module
+        try:
+            # It may import others of the project; behind the libraries, a file of the project hides none of them.
+            sys.path.append(str(base))
+            try:
+                spec.loader.exec_module(module)
+            finally:
+                sys.path.remove(str(base))
+        except Exception as error:
+            if before is None:
+                del sys.modules[module_name]
+            else:
+                sys.modules[module_name] = before
+            raise ConfigError(
+                f"{where}: module {module_name} cannot be loaded ({type(error).__name__}: {error}); correct {file}"
+            ) from error
+        _LOADED_MODULES[key] = module
     found: Any = module
     for step in name.split("."):
         found = getattr(found, step, None)
@@ -158,39 +185,6 @@ def find_source_file(path: str, base: Path, where: str) -> Path:
             "file; put it next to configs/, or install its package"
         )
     return Path(origin).resolve()
-
-
-_LOADED_MODULES: dict[tuple[str, str], ModuleType] = {}
-
-
-def _load_module(name: str, file: Path, base: Path, where: str) -> ModuleType:
-    """Load a module from its file, again if its source changed, since a server may run for days."""
-    key = (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
-    if key in _LOADED_MODULES:
-        return _LOADED_MODULES[key]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{where}: {file} is not Python source; expected a .py file; name another module")
-    module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(name)
-    sys.modules[name] = module
-    try:
-        # The module may import others of the project; behind the libraries, a file of the project hides none of them.
-        sys.path.append(str(base))
-        try:
-            spec.loader.exec_module(module)
-        finally:
-            sys.path.remove(str(base))
-    except Exception as error:
-        if before is None:
-            del sys.modules[name]
-        else:
-            sys.modules[name] = before
-        raise ConfigError(
-            f"{where}: module {name} cannot be loaded ({type(error).__name__}: {error}); correct {file}"
-        ) from error
-    _LOADED_MODULES[key] = module
-    return module
 
 
 def _find_format_problem(cls: object) -> str:

@@ -17,7 +17,7 @@ ones: these sets contain each other, so the number of values says which of them 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -135,7 +135,7 @@ class _MaskedIds:
     """Ids with their loss mask, and the shape in which they were found.
 
     `response` marks the tokens of the answer, if the shape says which they are; `turns` are the record's own, if it has
-    some. `fields` have a value for each id.
+    some.
     """
 
     schema: str
@@ -143,7 +143,6 @@ class _MaskedIds:
     mask: Bools
     response: Bools | None = None
     turns: Sequence[Mapping[str, Json]] = ()
-    fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
 
 
 class Tokens(DatasetKind):
@@ -256,21 +255,41 @@ class Tokens(DatasetKind):
         # Fields are as long as what the record holds, its padding included, and of what it trains.
         declared = self.list_token_fields()
         fields: dict[str, Numbers] = {}
-        response = found.response
+        ids, mask, response = found.ids, found.mask, found.response
         _, count = find_first_column(record, COUNT_FIELDS)
-        if response is None and type(count) is int and 0 <= count <= len(found.ids):
+        if response is None and type(count) is int and 0 <= count <= len(ids):
             # The last tokens are the answer if all trained ones are among them.
-            last = np.arange(len(found.ids)) >= len(found.ids) - count
-            response = None if (found.mask & ~last).any() else last
+            last = np.arange(len(ids)) >= len(ids) - count
+            response = None if (mask & ~last).any() else last
         for name, declared_field in declared.items():
             values = _read_field(record, found.turns, name, declared_field)
-            if values is not None:
-                fields[name] = _place_values(values, name, response, found.mask)
-        found = _remove_padding(replace(found, fields=fields), record.get("attention_mask"))
-        found.mask[:1] = False
-        if not found.mask.any():
-            raise RejectError("no_loss_tokens", "no token but the first is trained" if len(found.ids) else "no tokens")
-        columns: dict[str, Any] = {"input_ids": found.ids, "loss_mask": found.mask}
+            if values is None:
+                continue
+            # They are of all tokens, of the response, or of the trained ones; the others have 0.
+            chosen = [np.ones(len(ids), np.bool_), *(() if response is None else (response,)), mask]
+            counts = [int(places.sum()) for places in chosen]
+            if len(values) not in counts:
+                wanted = " or ".join(map(str, dict.fromkeys(counts)))
+                raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {wanted}")
+            fields[name] = np.zeros((len(ids), *values.shape[1:]), values.dtype)
+            fields[name][chosen[counts.index(len(values))]] = values
+        attention = record.get("attention_mask")
+        if attention is not None:
+            # The tokens at both ends that it leaves out are padding.
+            attends = _read_mask(attention, "attention_mask")
+            if len(attends) != len(ids):
+                why = f"attention_mask has {len(attends)} entries, the record {len(ids)} ids"
+                raise RejectError("length_mismatch", why)
+            places = np.flatnonzero(attends)
+            own = slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0)
+            if not attends[own].all():
+                at = int(places[0] + np.argmin(attends[own]))
+                raise RejectError("padded_inside", f"attention_mask is 0 at {at}, inside")
+            ids, mask, fields = ids[own], mask[own], {name: values[own] for name, values in fields.items()}
+        mask[:1] = False
+        if not mask.any():
+            raise RejectError("no_loss_tokens", "no token but the first is trained" if len(ids) else "no tokens")
+        columns: dict[str, Any] = {"input_ids": ids, "loss_mask": mask}
         for name in self.row_fields:
             value = record.get(name)
             if value is not None and name == "reward":
@@ -281,9 +300,9 @@ class Tokens(DatasetKind):
             elif value is not None and type(value) not in (int, str):
                 raise RejectError("bad_field", f"{name} is {describe_type(value)}, expected text or an integer")
             columns[name] = None if value is None else float(value) if name == "reward" else str(value)
-        missing = [name for name in declared if name not in found.fields]
-        columns |= {name: make_zeros(len(found.ids), declared[name].arrow_type) for name in missing}
-        columns |= found.fields
+        missing = [name for name in declared if name not in fields]
+        columns |= {name: make_zeros(len(ids), declared[name].arrow_type) for name in missing}
+        columns |= fields
         missing += [name for name in self.row_fields if columns[name] is None]
         notes = tuple(f"{WITHOUT_FIELD}{name}" for name in missing)
         report = ParseReport(schema=found.schema, notes=notes) if notes else make_plain_report(found.schema)
@@ -390,21 +409,6 @@ def _read_field(
     return np.concatenate(joined)
 
 
-def _place_values(values: Numbers, name: str, response: Bools | None, trained: Bools) -> Numbers:
-    """Return one value for each of T tokens, 0 where there is none; reject another number of values.
-
-    The values are of all tokens, of the response, or of the trained ones; `response` and `trained` are bool[T].
-    """
-    chosen = [np.ones(len(trained), np.bool_), *(() if response is None else (response,)), trained]
-    for places in chosen:
-        if int(places.sum()) == len(values):
-            placed = np.zeros((len(places), *values.shape[1:]), values.dtype)
-            placed[places] = values
-            return placed
-    counts = " or ".join(str(count) for count in dict.fromkeys(int(places.sum()) for places in chosen))
-    raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {counts}")
-
-
 def _read_ids(value: Json) -> TokenIds:
     """Return ids int32[T]; that each is below the vocabulary's size is checked where the tokenizer is known."""
     ids = _to_integers(value)
@@ -436,23 +440,6 @@ def _read_json_list(value: Json) -> NDArray[Any] | None:
     if not is_list(value) or (bool in map(type, value) and int in map(type, value)):
         return None
     return to_flat_array(value)
-
-
-def _remove_padding(found: _MaskedIds, attention: Json) -> _MaskedIds:
-    """Remove the tokens at both ends that attention leaves out."""
-    if attention is None:
-        return found
-    attends = _read_mask(attention, "attention_mask")
-    if len(attends) != len(found.ids):
-        raise RejectError(
-            "length_mismatch", f"attention_mask has {len(attends)} entries, the record {len(found.ids)} ids"
-        )
-    places = np.flatnonzero(attends)
-    own = slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0)
-    if not attends[own].all():
-        raise RejectError("padded_inside", f"attention_mask is 0 at {int(places[0] + np.argmin(attends[own]))}, inside")
-    fields = {name: values[own] for name, values in found.fields.items()}
-    return replace(found, ids=found.ids[own], mask=found.mask[own], fields=fields)
 
 
 def to_flat_array(values: Any) -> NDArray[Any] | None:

@@ -83,22 +83,19 @@ def hash_words(texts: Sequence[str]) -> HashedTexts:
     counts: list[Ints] = [np.empty(0, np.int64)]
     for pieces, owners in _collect_chunks(texts):
         offsets = compute_offsets([len(piece) for piece in pieces])
-        starts, ends, of_pieces = _find_words(codes := _read_code_points("".join(pieces)), offsets)
-        hashes.append(_hash_runs(codes, starts, ends))
+        codes = _read_code_points("".join(pieces))
+        starts, ends, of_pieces = _find_words(codes, offsets)
+        powers = _raise_multiplier(len(codes))
+        sums = np.zeros(len(codes) + 1, np.uint64)
+        # 0 is added to no character, so that a word and the same after a NUL differ.
+        np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], dtype=np.uint64, out=sums[1:])
+        of_words = (sums[ends] - sums[starts]) * _raise_to(_INVERSE, _round_up(len(codes)))[starts]
+        of_words += (ends - starts).astype(np.uint64) * np.uint64(GAMMA)
+        mix_array(of_words)
+        hashes.append(of_words)
         counts.append(np.asarray(owners, np.int64)[of_pieces])
     of_texts = np.bincount(np.concatenate(counts), minlength=len(texts))
     return HashedTexts(np.concatenate(hashes), compute_offsets(of_texts))
-
-
-def _hash_runs(codes: NDArray[np.uint32], starts: Ints, ends: Ints) -> Hashes:
-    powers = _raise_multiplier(len(codes))
-    sums = np.zeros(len(codes) + 1, np.uint64)
-    # 0 is added to no character, so that a word and the same after a NUL differ.
-    np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], dtype=np.uint64, out=sums[1:])
-    hashes = (sums[ends] - sums[starts]) * _raise_to(_INVERSE, _round_up(len(codes)))[starts]
-    hashes += (ends - starts).astype(np.uint64) * np.uint64(GAMMA)
-    mix_array(hashes)
-    return hashes
 
 
 def hash_ngrams(words: HashedTexts, n: int) -> NGrams:

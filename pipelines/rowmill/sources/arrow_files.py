@@ -152,7 +152,12 @@ def encode_batch(
 ) -> Iterator[bytes]:
     """Yield one JSON line per row, without its line end; `added` are values that every row has as well."""
     if any(_holds(field.type, _counts_nanoseconds) for field in batch.schema):
-        batch = _spell_times(batch)
+        batch = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+        for at, field in enumerate(batch.schema):
+            if field.type == pa.time64("ns"):
+                # Times of day become text, as `isoformat` writes the others.
+                text = pc.replace_substring_regex(batch.column(at).cast(pa.string()), r"(\.\d{6})000$", r"\1")
+                batch = batch.set_column(at, field.name, pc.replace_substring_regex(text, r"\.000000$", ""))
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except UnicodeDecodeError:
@@ -191,16 +196,6 @@ def _counts_nanoseconds(kind: pa.DataType) -> bool:
 
 def _is_json(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.JsonType)
-
-
-def _spell_times(batch: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Return a batch whose times of day with nanoseconds are text, as `isoformat` writes the others."""
-    table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
-    for at, field in enumerate(table.schema):
-        if field.type == pa.time64("ns"):
-            text = pc.replace_substring_regex(table.column(at).cast(pa.string()), r"(\.\d{6})000$", r"\1")
-            table = table.set_column(at, field.name, pc.replace_substring_regex(text, r"\.000000$", ""))
-    return table
 
 
 def _make_shortener(kind: pa.DataType) -> Callable[[Any], Any] | None:

@@ -159,8 +159,7 @@ def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: 
     for line in _iterate_lines(text, url, limits.max_record_bytes, dialect):
         cells = line.cells
         if not header and cells:
-            header = _read_header(line, url, limits, dialect)
-            names = _name_columns(header, url, dialect)
+            header, names = _read_header(line, url, limits, dialect)
             if dialect.header:
                 continue
         if header and cells:
@@ -193,23 +192,19 @@ def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: 
     text.detach()
 
 
-def _read_header(line: _Line, url: str, limits: Limits, dialect: Dialect) -> list[str]:
-    cells = list(line.cells)
-    require_columns(url, cells, limits.max_columns)
+def _read_header(line: _Line, url: str, limits: Limits, dialect: Dialect) -> tuple[list[str], list[str]]:
+    """Return the cells of the header, and the names of the columns that have one; the recipe may give them."""
+    header = list(line.cells)
+    require_columns(url, header, limits.max_columns)
     if not dialect.header:
-        return [f"c{number}" for number in range(1, len(cells) + 1)]
+        header = [f"c{number}" for number in range(1, len(header) + 1)]
     try:
-        "".join(cells).encode()
+        "".join(header).encode()
     except UnicodeEncodeError:
         raise SchemaError(
             f"{url}: line {line.number}: the header is not UTF-8; column names must be text; write the file's "
             "encoding, such as source.encoding: latin-1, or save the file as UTF-8"
         ) from None
-    return cells
-
-
-def _name_columns(header: list[str], url: str, dialect: Dialect) -> list[str]:
-    """Return the names of the columns that have one: the recipe's, or those of the header, which must differ."""
     names = list(dialect.column_names) or header
     if len(names) != len(header):
         raise SchemaError(
@@ -223,7 +218,7 @@ def _name_columns(header: list[str], url: str, dialect: Dialect) -> list[str]:
             f"{url}: the header names {', '.join(map(repr, twice))} more than once; column names must be unique; "
             f"rename one of them, or name the columns in source.column_names: [{', '.join(header)}]"
         )
-    return named
+    return header, named
 
 
 def _encode_value(value: Json) -> bytes:

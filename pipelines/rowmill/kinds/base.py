@@ -1,6 +1,6 @@
 """The base class of dataset kinds: one class with a kind's fields, declarations and hooks.
 
-To add a kind, write one module and one line of the catalog. It declares its row kind, the option groups that it reads
+To add a kind, write one module and one line of `catalog.py`. It declares its row kind, the option groups that it reads
 and the options in them that it does not read. One hook reads a record into a row; another builds the examples of a kind
 that makes its tokens itself.
 """

@@ -393,7 +393,7 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """Base class of all formats; an instance of it describes records that never were a file."""
+    """Base class of the formats that `files.py` lists; an instance of it describes records that never were a file."""
 
     name: str
     """The name that scans and parts record as their reader."""

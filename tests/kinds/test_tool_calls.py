@@ -70,7 +70,7 @@ def test_nulls_of_tools_hide_no_column_and_survive_in_schemas() -> None:
     tool = {"name": "f", "parameters": {"properties": {"x": {"default": None}}}}
     offered = read_tools({"tools": [tool]}, FIELDS)
 
-    assert offered.tools == ({"type": "function", "function": tool},)
+    assert offered[0] == ({"type": "function", "function": tool},)
 
 
 @pytest.mark.parametrize(

@@ -261,10 +261,7 @@ class DatasetKind(Config):
         )
 
     def open_row_reader(self, options: DatasetOptions, base: Path, dataset: str) -> RowReader:
-        """Return the reader of the dataset's records; the default suits kinds that make one row of a record.
-
-        `base` is the project's folder, `dataset` the dataset's name.
-        """
+        """Return the reader of the dataset's records; the default suits kinds that make one row of a record."""
         return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key)
 
     def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder | None:

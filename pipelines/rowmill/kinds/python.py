@@ -114,10 +114,7 @@ def get_format_method(cls: type[RowFormat]) -> Literal["rows", "build"]:
 
 
 def find_format(path: str, base: Path, where: str) -> type[RowFormat]:
-    """Return the class that `module:Name` names; modules of the project in `base` take precedence.
-
-    Raises ConfigError if there is no such module or class, it is not a `RowFormat`, or code is forbidden.
-    """
+    """Return the class that `module:Name` names; modules of the project in `base` take precedence."""
     module_name, _, name = path.partition(":")
     file = find_source_file(path, base, where)
     # A module is loaded again if its source changed, since a server may run for days.

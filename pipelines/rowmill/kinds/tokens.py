@@ -132,11 +132,7 @@ _MAX_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class _MaskedIds:
-    """Ids with their loss mask, and the shape in which they were found.
-
-    `response` marks the tokens of the answer, if the shape says which they are; `turns` are the record's own, if it has
-    some.
-    """
+    """Ids with their loss mask, the shape in which they were found, and the answer's tokens and turns, if it has some."""
 
     schema: str
     ids: TokenIds
@@ -309,9 +305,6 @@ class Tokens(DatasetKind):
         return Row("tokens", columns=columns, report=report)
 
 
-# ── Shapes ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
     _, prompt = find_first_column(record, PROMPT_FIELDS)
     _, response = find_first_column(record, RESPONSE_FIELDS)
@@ -384,9 +377,6 @@ def _read_turns(record: Mapping[str, Json]) -> _MaskedIds | None:
         mask = np.concatenate((mask, np.arange(len(ids), len(prompt) + len(generated)) >= len(prompt)))
         ids = np.concatenate((prompt, generated))
     return _MaskedIds("turns", ids, mask, turns=turns)
-
-
-# ── Fields of tokens ───────────────────────────────────────────────────────────────────────────────
 
 
 def _read_field(

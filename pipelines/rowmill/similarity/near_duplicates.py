@@ -73,9 +73,6 @@ def hash_bands(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return keys
 
 
-# ── Which of similar rows stay ──
-
-
 _PAIR_VALUES = 1 << 22
 """Shingles that are compared at once."""
 

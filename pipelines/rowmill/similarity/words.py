@@ -85,11 +85,11 @@ def hash_words(texts: Sequence[str]) -> HashedTexts:
         offsets = compute_offsets([len(piece) for piece in pieces])
         codes = _read_code_points("".join(pieces))
         starts, ends, of_pieces = _find_words(codes, offsets)
-        powers = _raise_multiplier(len(codes))
+        powers = _raise_to(_MULTIPLIER, len(codes))
         sums = np.zeros(len(codes) + 1, np.uint64)
         # 0 is added to no character, so that a word and the same after a NUL differ.
         np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], dtype=np.uint64, out=sums[1:])
-        of_words = (sums[ends] - sums[starts]) * _raise_to(_INVERSE, _round_up(len(codes)))[starts]
+        of_words = (sums[ends] - sums[starts]) * _raise_to(_INVERSE, len(codes))[starts]
         of_words += (ends - starts).astype(np.uint64) * np.uint64(GAMMA)
         mix_array(of_words)
         hashes.append(of_words)
@@ -114,7 +114,7 @@ def hash_ngrams(words: HashedTexts, n: int) -> NGrams:
 
 def hash_whole_texts(words: HashedTexts) -> Hashes:
     """Hash each text's words as one run; texts are equal if their words are."""
-    powers = _raise_multiplier(int(words.lengths.max(initial=0)))
+    powers = _raise_to(_MULTIPLIER, int(words.lengths.max(initial=0)))
     places = np.arange(len(words.hashes)) - np.repeat(words.offsets[:-1], words.lengths)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(words.hashes * powers[places], dtype=np.uint64)))
     hashes = sums[words.offsets[1:]] - sums[words.offsets[:-1]] + words.lengths.astype(np.uint64) * np.uint64(GAMMA)
@@ -201,20 +201,13 @@ def _find_kind(character: str) -> int:
     return _MARK if category[0] == "M" else _LETTER
 
 
-def _raise_multiplier(count: int) -> Hashes:
-    return _raise_to(_MULTIPLIER, _round_up(count))
-
-
-def _round_up(count: int) -> int:
-    """Return a size that few chunks exceed, so that equal powers are computed once."""
-    return max(2 * CHUNK_CHARS, 1 << max(0, count - 1).bit_length())
-
-
 _KEPT_POWERS: dict[int, Hashes] = {}
 
 
 def _raise_to(base: int, count: int) -> Hashes:
-    """Return base^0 … base^(count - 1) modulo 2^64; the longest list so far is kept."""
+    """Return base^0 … base^(count - 1) modulo 2^64, and more of them; the longest list so far is kept."""
+    # A size that few chunks exceed, so that equal powers are computed once.
+    count = max(2 * CHUNK_CHARS, 1 << max(0, count - 1).bit_length())
     powers = _KEPT_POWERS.get(base)
     if powers is None or len(powers) < count:
         factors = np.full(count, base, np.uint64)

@@ -111,10 +111,8 @@ def scan_source(
     """Read each file of a source once and return its parts, in recipe order, training files first.
 
     `earlier_scans` are by URL: a file whose stamp is unchanged is not read again. With `first_records`, only so many
-    records of one file per format and split are read. To distribute the work, call
-    `find_files` and `scan_file`, and finish with `number_equal_parts`. With `keeps_non_finite`, NaN and infinity of
-    typed sources become the texts that records datasets have for them; otherwise null. Raises SourceError if a file is
-    missing, truncated or unreadable. Raises ConfigError if a file is named twice, or its suffix is unknown.
+    records of one file per format and split are read. With `keeps_non_finite`, NaN and infinity of typed sources become
+    the texts that records datasets have for them; otherwise null.
     """
     match source:
         case Files():

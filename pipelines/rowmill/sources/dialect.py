@@ -198,9 +198,6 @@ def _parse_plainly(head: str, delimiter: str, quote: str) -> list[list[str]]:
     return _parse_head(head, Dialect(delimiter, quote, escape, trims=not delimiter.isspace()))
 
 
-# ── Lines before the header ────────────────────────────────────────────────────────────────────────
-
-
 def _count_title_lines(head: str, delimiter: str | None, default: str, quote: str) -> int:
     """Return how many lines come before a header that is clear: the first wide line, over columns of values."""
     candidates = (
@@ -265,9 +262,6 @@ def _looks_headless(records: Sequence[Sequence[str]]) -> bool:
     return not is_counting and not is_years
 
 
-# ── Delimiters and quotes ─────────────────────────────────────────────────────────────────────────
-
-
 def _require_double_quotes(head: str, url: str, delimiter: str) -> None:
     """Refuse a file whose cells are enclosed in single quotes, which would stay in the cells."""
     if QUOTE in head:
@@ -328,9 +322,6 @@ def _measure_even_width(head: str, delimiter: str, quote: str) -> int:
         return 0
     width = len(records[0])
     return width if sum(len(cells) == width for cells in records) >= 0.9 * len(records) else 0
-
-
-# ── Blanks and escapes ────────────────────────────────────────────────────────────────────────────
 
 
 def _has_blanks_after_delimiters(head: str, dialect: Dialect) -> bool:

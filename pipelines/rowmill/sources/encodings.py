@@ -51,10 +51,7 @@ CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
 
 
 def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> io.BufferedReader:
-    """Return the decompressed content of an opened file as a buffered stream, which owns the file and closes it.
-
-    Raises SourceError while reading, if the file is truncated or damaged, or expands too much.
-    """
+    """Return the decompressed content of an opened file as a buffered stream, which owns the file and closes it."""
     content = CODECS[codec](raw)
     # One step of the decoder; `read` would gather more, and lose it if the data is truncated.
     step: Callable[[int], bytes] = getattr(content, "read1", content.read)
@@ -109,11 +106,7 @@ def check_encoding(name: str) -> str:
 
 
 def open_utf8(content: io.BufferedReader, url: str, requested: str | None) -> tuple[BinaryIO, str | None]:
-    """Return the content of a file as UTF-8, and the encoding that it has: the requested one, or its mark's, or None.
-
-    Raises SourceError if no encoding is known, and the file is clearly not UTF-8; while reading, if it is not in its
-    encoding.
-    """
+    """Return the content of a file as UTF-8, and the encoding that it has; None: it is UTF-8 already."""
     head = content.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     encoding = requested or next((name for mark, name in _MARKS if head.startswith(mark)), None)
     if encoding in (None, "utf-8", "utf-8-sig", "ascii"):

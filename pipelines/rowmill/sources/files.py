@@ -325,17 +325,17 @@ def scan_file(
     if first_records is not None:
         return _FileScanner(file, where, "", stager).scan(first_records=first_records)
     # Taken before reading: a file that changes meanwhile will not match the stamp the next time.
-    stamp = urls.stamp_file(where)
+    scanner = _FileScanner(file, where, stamp := urls.stamp_file(where), stager)
     earlier = earlier_scans.get(where.url)
     if (
         earlier is not None
         and earlier.sample_by in (None, file.source.sample_by)
-        and find_file_format(earlier.reader).is_current(earlier, _make_file_options(file)[0])
+        and find_file_format(earlier.reader).is_current(earlier, scanner.options)
         and is_valid_scan(earlier, stamp, file.source.limits, base)
     ):
         parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
         return replace(earlier, split_hint=file.split_hint, parts=parts)
-    return _FileScanner(file, where, stamp, stager).scan()
+    return scanner.scan()
 
 
 def read_first_bytes(file: SourceFile, base: Path) -> bytes:
@@ -354,24 +354,18 @@ def is_valid_scan(scan: FileScan, stamp: str, limits: RecordLimits, base: Path) 
     )
 
 
-def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
-    """Return the options of a file, the format that its name selects, and its codec."""
-    source = file.source
-    choice = choose_file_format(file.url, source.file_format)
-    assert choice is not None
-    file_format, suffix, codec = choice
-    options = FileOptions(
-        suffix, source.limits, file_format.is_seekable and codec == "", source.sample_by, source.dialect,
-        source.encoding, source.field, source.file_format, file.keeps_non_finite,
-    )  # fmt: skip
-    return options, file_format, codec
-
-
 class _FileScanner:
     """Scans one file."""
 
     def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stager: ContentStager) -> None:
-        self._options, self._format, self._codec = _make_file_options(file)
+        source = file.source
+        choice = choose_file_format(file.url, source.file_format)
+        assert choice is not None
+        self._format, suffix, self._codec = choice
+        self.options = FileOptions(
+            suffix, source.limits, self._format.is_seekable and self._codec == "", source.sample_by, source.dialect,
+            source.encoding, source.field, source.file_format, file.keeps_non_finite,
+        )  # fmt: skip
         self._file = file
         self._where = where
         self._stamp = stamp
@@ -380,16 +374,16 @@ class _FileScanner:
 
     def scan(self, *, first_records: int | None = None) -> FileScan:
         """Return the file's scan with its parts; with `first_records`, only those are read."""
-        self._format = self._format.detect(self._open_content, self._options)
+        self._format = self._format.detect(self._open_content, self.options)
         scan = FileScan(
             self._where.url, self._file.split_hint, self._format.name, self._stamp, records=0, parts=(),
-            max_record_bytes=self._options.limits.max_record_bytes,
-            asked=self._options.list_asked(self._format.options),
+            max_record_bytes=self.options.limits.max_record_bytes,
+            asked=self.options.list_asked(self._format.options),
             reader_version=self._format.version,
         )  # fmt: skip
-        scan = self._format.note_options(scan, self._options, self._open_content)
+        scan = self._format.note_options(scan, self.options, self._open_content)
         with self._open_content() as stream:
-            cut = self._format.cut_parts(stream, scan, self._options)
+            cut = self._format.cut_parts(stream, scan, self.options)
             # A URL with a secret is recorded without the secret, so the recorded URL cannot be opened again.
             can_reopen = self._where.url == self._file.url and not urls.is_web(self._where.url)
             is_staged = (
@@ -399,16 +393,16 @@ class _FileScanner:
             parts = stage_parts(cut, scan, self._stage, is_staged=is_staged, is_arrow=self._format.is_arrow)
         records = sum(part.records for part in parts)
         scan = replace(scan, parts=parts, records=records, encoding=self._encoding)
-        return replace(scan, columns=self._format.read_columns(scan, self._options, self._open_content))
+        return replace(scan, columns=self._format.read_columns(scan, self.options, self._open_content))
 
     def _open_content(self) -> BinaryIO:
         raw, url = urls.open_raw(self._where), self._where.url
-        if self._options.is_seekable:
+        if self.options.is_seekable:
             return raw
-        content = open_content(raw, self._codec, url, max_expansion=self._options.limits.max_expansion)
+        content = open_content(raw, self._codec, url, max_expansion=self.options.limits.max_expansion)
         if not self._format.is_text:
             return content
-        stream, self._encoding = open_utf8(content, url, self._options.encoding)
+        stream, self._encoding = open_utf8(content, url, self.options.encoding)
         return stream
 
 

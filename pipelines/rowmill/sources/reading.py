@@ -121,14 +121,6 @@ def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> in
         return None
 
 
-def _reject_blank(record: RawRecord) -> RawRecord:
-    """Reject a line, paragraph or document of a text file that is only white space."""
-    text = "" if record.value is None else record.value["text"]
-    if record.value is None or text.strip():
-        return record
-    return record._replace(value=None, rejected=Rejected("blank", f"{len(text)} characters of white space"))
-
-
 def read_part_bytes(part: SourcePart, base: Path) -> bytes:
     """Return a part's records as JSON lines, verified.
 
@@ -167,13 +159,10 @@ def parse_records(
     content: bytes, reader: FileFormat, *, first_line: int = 1, at_start: bool = True
 ) -> Iterator[RawRecord]:
     """Yield the records of a part's content, JSON lines that a reader made or a file has."""
-    records = _parse_records(content.removeprefix(BOM) if at_start else content, reader, first_line)
-    return map(_reject_blank, records) if reader.has_documents else records
-
-
-def _parse_records(content: bytes, reader: FileFormat, first_line: int) -> Iterator[RawRecord]:
+    content = content.removeprefix(BOM) if at_start else content
     inexact, bracketed = _find_long_integer_lines(content), _find_bracket_lines(content)
-    # No other format can repeat a key.
+    # No other format can repeat a key; a document that is only white space is rejected.
+    has_documents = reader.has_documents
     is_json, count_quotes = reader.is_json, _make_quote_counter(content)
     loads, dumps, new = orjson.loads, orjson.dumps, tuple.__new__
     number = 0
@@ -193,6 +182,8 @@ def _parse_records(content: bytes, reader: FileFormat, first_line: int) -> Itera
                 # An object with fewer quotes than its text had a key twice.
                 again = _parse_exactly(raw, None, reader)
                 value = again if type(again) is Rejected else value
+        if has_documents and type(value) is dict and not value["text"].strip():
+            value = Rejected("blank", f"{len(value['text'])} characters of white space")
         if type(value) is dict:
             # As `RawRecord(…)` does, in half the time.
             yield new(RawRecord, (number, first_line + index, raw, value, None))  # pyrefly: ignore[bad-specialization]

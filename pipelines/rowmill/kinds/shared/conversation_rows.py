@@ -196,7 +196,6 @@ class DetectedMessages(NamedTuple):
     """Columns of the record that hold the messages and the system message."""
 
 
-_PAIR_LENGTH = 2
 _SYSTEM_COLUMNS = frozenset(SYSTEM_COLUMNS)
 _ShapeReader = Callable[[Mapping[str, Json], ConversationColumns], DetectedMessages | None]
 
@@ -278,7 +277,7 @@ def _read_list(name: str, value: Json, columns: ConversationColumns) -> Detected
     first: Json = value[0] if value else {}
     if type(first) is str:
         # MT-Bench's `turns` are prompts alone.
-        if name == "turns" or len(value) < _PAIR_LENGTH or any(type(text) is not str for text in value):
+        if name == "turns" or len(value) < 2 or any(type(text) is not str for text in value):
             return None
         turns: list[Json] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(value)]
         return DetectedMessages("turns", turns, columns=(name,))
@@ -439,10 +438,6 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
     return RejectError("unknown_schema", explain_tree(record) or f"no known shape in {present}")
 
 
-_KEYS = 2
-"""Keys of a plain message: its role and its content."""
-
-
 # ── Reading messages ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -472,10 +467,7 @@ class _ConversationTally:
 
 
 class ConversationReader:
-    """Reads the conversations of one dataset; everything that depends only on options is computed once.
-
-    A record without a conversation's shape that has a value under `text_key` is read as a document.
-    """
+    """Reads the conversations of one dataset; everything that depends only on options is computed once."""
 
     def __init__(self, columns: MessageColumns, options: RowOptions, *, text_key: str | None = None) -> None:
         self._columns = columns
@@ -545,7 +537,8 @@ class ConversationReader:
         renames = role_key != "role" or content_key != "content"
         for place in range(start, len(messages)):
             message = messages[place]
-            if type(message) is not dict or len(message) != _KEYS:
+            # A plain message has two keys: its role and its content.
+            if type(message) is not dict or len(message) != 2:
                 return place
             source, content = message.get(role_key), message.get(content_key)
             role = roles.get(source) if type(source) is str else None
@@ -569,7 +562,7 @@ class ConversationReader:
         # One that noticed nothing is as good as new, and most rows have nothing to notice.
         tally = self._tally = _ConversationTally() if self._tally.noticed else self._tally
         messages = self._read_messages(found)
-        offered = read_tools(record, self._tools.tools_fields)
+        tools, has_tools, from_text = read_tools(record, self._tools.tools_fields)
         kwargs: dict[str, Json] = {}
         value = None if self._kwargs_column is None else record.get(self._kwargs_column)
         if value is not None:
@@ -577,18 +570,18 @@ class ConversationReader:
             if is_ignored:
                 tally.note("ignored_add_generation_prompt")
         report = make_plain_report(found.schema)
-        if tally.noticed or offered.present:
+        if tally.noticed or has_tools:
             report = ParseReport(
                 schema=found.schema,
                 extracted_think_from_content=tally.extracted,
                 moved_reasoning_keys=tally.moved,
                 dropped_think_messages=tally.dropped_thoughts,
-                tools_present=offered.present,
-                tools_parsed_from_string=offered.from_text,
+                tools_present=has_tools,
+                tools_parsed_from_string=from_text,
                 unknown_roles=tuple(tally.unknown_roles),
                 notes=tuple(tally.notes),
             )
-        return Row("conversation", tuple(messages), offered.tools, kwargs, report=report, read_columns=found.columns)
+        return Row("conversation", tuple(messages), tools, kwargs, report=report, read_columns=found.columns)
 
     def _read_messages(self, found: DetectedMessages) -> list[Message]:
         """Read every message; plain ones are taken as they are."""
@@ -636,8 +629,8 @@ class ConversationReader:
             tally.note("tool_result_as_json", int(not has_types))
             content = content if has_types else to_json(content)
         if type(content) is not str:
-            parts = read_parts(content, speaks=speaks)
-            content, reasoning, given = "".join(parts.text), parts.reasoning, [*parts.calls, *given]
+            content, reasoning, in_parts = read_parts(content, speaks=speaks)
+            given = [*in_parts, *given]
         if role == self._think_role:
             if self._drops:
                 tally.dropped_thoughts += 1
@@ -765,9 +758,6 @@ def _assemble_message(role: str, content: str, reasoning: str, calls: ToolCalls,
         if any(calls.sources):
             message["arguments_source"] = calls.sources
     return {**message, **extras}
-
-
-# ── Documents ──
 
 
 def make_document_reader(column: str, filters: Filters) -> RecordReader:

@@ -109,7 +109,6 @@ PREFIX_CHARACTERS = 200
 
 CONTENT_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "train", "weight")
 """Keys of a message that count for equality; other keys of a source (ids, times) do not."""
-_PLAIN_MESSAGE_KEYS = 2
 _NOTHING_ELSE: tuple[Json, ...] = (None, {}, None, None, None)
 """Tools, template arguments, text, output and record of a row that has only messages."""
 
@@ -159,9 +158,7 @@ def hash_row_content(row: Row) -> bytes:
     content = [
         row.kind,
         [
-            message
-            if len(message) == _PLAIN_MESSAGE_KEYS
-            else {key: message[key] for key in CONTENT_KEYS if key in message}
+            message if len(message) == 2 else {key: message[key] for key in CONTENT_KEYS if key in message}
             for message in row.messages
         ],
         row.tools,
@@ -227,9 +224,6 @@ def mark_first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDA
         _, firsts_of_run = np.unique(halves[members, 1], return_index=True)
         keep[members[firsts_of_run]] = True
     return keep
-
-
-# ── Long runs ────────────────────────────────────────────────────────────────────────────────────────
 
 
 _CLASSES: Final = (re.compile(r"\w+"), re.compile(r"\s+"), re.compile(r"[^\w\s]+"))

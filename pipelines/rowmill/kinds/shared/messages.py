@@ -19,10 +19,10 @@ A placeholder such as `<image>` rejects a record that has the media in a column;
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from pydantic import Field
 
@@ -199,20 +199,13 @@ MEDIA_PARTS = tuple("image audio video file document input_image input_audio inp
 FORBIDDEN_KWARGS = frozenset({"messages", "tools", "tokenize", "chat_template"})
 
 
-@dataclass(slots=True)
-class ContentParts:
-    """Typed content, sorted into text, reasoning and calls."""
-
-    text: list[str] = field(default_factory=list[str])
-    reasoning: list[str] = field(default_factory=list[str])
-    calls: list[Json] = field(default_factory=list[Json])
-
-
-def read_parts(content: Json, *, speaks: bool) -> ContentParts:
-    """Sort a list of typed parts; reasoning and call parts are allowed only if the model `speaks`."""
+def read_parts(content: Json, *, speaks: bool) -> tuple[str, list[str], list[Json]]:
+    """Return the text, reasoning and calls of typed parts; the latter two are allowed only if the model `speaks`."""
     if not is_list(content):
         raise RejectError("content_not_text", f"content is {describe_type(content)}, expected text or a list of parts")
-    parts = ContentParts()
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[Json] = []
     for part in content:
         if not is_mapping(part):
             raise RejectError("unknown_content_part", f"a part is {describe_type(part)}, expected a mapping")
@@ -223,19 +216,19 @@ def read_parts(content: Json, *, speaks: bool) -> ContentParts:
             text = _get_part_text(part, ("text", "value"))
             if text is None:
                 raise RejectError("unknown_content_part", "a text part without text")
-            parts.text.append(text)
+            texts.append(text)
         elif speaks and kind in REASONING_PARTS:
             text = _get_part_text(part, (kind, "text", "value", "content"))
             if text is None:
                 raise RejectError("unknown_content_part", f"a {kind} part without text")
-            parts.reasoning.append(text)
+            reasoning.append(text)
         elif speaks and kind in CALL_PARTS:
-            parts.calls.append(part["value"] if part.get("value") is not None else part)
+            calls.append(part["value"] if part.get("value") is not None else part)
         elif kind.startswith(MEDIA_PARTS):
             raise RejectError("multimodal_content", f"a part is {kind}")
         else:
             raise RejectError("unknown_content_part", f"a part is {kind}")
-    return parts
+    return "".join(texts), reasoning, calls
 
 
 def split_tool_results(message: Mapping[str, Json], content_key: str) -> list[Message]:
@@ -418,7 +411,7 @@ def read_history(record: Mapping[str, Json]) -> list[Json]:
         return []
     if is_list(history) and all(is_mapping(message) and "role" in message for message in history):
         return history
-    is_one_pair = is_list(history) and len(history) == _PAIR_LENGTH and all(type(text) is str for text in history)
+    is_one_pair = is_list(history) and len(history) == 2 and all(type(text) is str for text in history)
     turns = pair_history([history] if is_one_pair else history)
     if turns is None:
         raise RejectError("bad_messages", "history is not a list of [user, assistant] pairs")
@@ -427,13 +420,11 @@ def read_history(record: Mapping[str, Json]) -> list[Json]:
 
 def pair_history(value: Json) -> list[Json] | None:
     """Return the messages of a list of [user, assistant] pairs; None if it is something else."""
-    if not is_list(value) or not all(is_list(pair) and len(pair) == _PAIR_LENGTH for pair in value):
+    if not is_list(value) or not all(is_list(pair) and len(pair) == 2 for pair in value):
         return None
     roles = ("user", "assistant")
     return [{"role": roles[i], "content": text} for pair in value for i, text in enumerate(pair)]
 
-
-_PAIR_LENGTH = 2
 
 PAIR_COLUMNS = (
     *(("prompt", "response"), ("prompt", "completion"), ("prompt", "answer"), ("question", "answer")),
@@ -468,16 +459,8 @@ class Tools(Config):
     """Whether call ids may be rewritten (to nine letters and digits) for a template that requires it."""
 
 
-class OfferedTools(NamedTuple):
-    """A row's tools; `present`: a column had a value; `from_text`: the value was JSON text."""
-
-    tools: tuple[Json, ...] | None = None
-    present: bool = False
-    from_text: bool = False
-
-
-def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTools:
-    """Return the tools of the first column that holds any."""
+def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> tuple[tuple[Json, ...] | None, bool, bool]:
+    """Return the tools of the first column that holds any, whether one had a value, and whether that was JSON text."""
     for name in fields:
         value = record.get(name)
         if not value or (type(value) is str and value.isspace()):
@@ -507,8 +490,8 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTool
             if tool is None:
                 raise RejectError("bad_tools", f"{name}: tool {len(tools)} ({describe_type(schema)}) has no name")
             tools.append(tool)
-        return OfferedTools(tuple(tools) or None, present=True, from_text=from_text)
-    return OfferedTools()
+        return tuple(tools) or None, True, from_text
+    return None, False, False
 
 
 def _wrap_schema(value: Json) -> Json:

@@ -177,15 +177,9 @@ def describe_changes(project: Project, report: StepReport, changes: BuildChanges
     before = comparison.find_previous_version(project, output)
     if before is None:
         return ["The first version", *notes]
-    numbers: list[str] = []
-    for number in comparison.compare_stage_facts(before, output):
-        if number.before is None or number.after is None:
-            change = "new" if number.before is None else "gone"
-        elif number.is_share:
-            change = f"{100 * (number.after - number.before):+.2f} points"
-        else:
-            change = f"{number.after - number.before:+,.6g}"
-        numbers.append(f"{number.name} {change}")
+    numbers = [
+        f"{number.name} {console.format_change(number)}" for number in comparison.compare_stage_facts(before, output)
+    ]
     return [f"Since {arrays.format_time(before.built_at)}: {', '.join(numbers) or 'the same numbers'}", *notes]
 
 

@@ -101,7 +101,7 @@ def _run_plan(args: argparse.Namespace) -> int:
         return print_jobs(args)
     from rowmill.build import preflight, prepare
     from rowmill.inspection import dry_run
-    from rowmill.reports.console import render_plan, render_remarks, render_table_plans
+    from rowmill.reports.console import describe_plan, format_object, render_plan, render_remarks, render_table_plans
     from rowmill.tokenization import tokenizer_source
 
     # The hub is asked once, for the first records and for the forecast.
@@ -111,9 +111,7 @@ def _run_plan(args: argparse.Namespace) -> int:
             remarks = preflight.require_no_mistakes(project)
         forecasts = prepare.forecast_steps(project)
         if args.json:
-            from rowmill.reports import json_output
-
-            print(json_output.format_object(project, json_output.describe_plan(forecasts, remarks)))
+            print(format_object(project, describe_plan(forecasts, remarks)))
             return ExitStatus.SUCCESS
         show(render_plan(project, forecasts))
         if remarks:
@@ -173,10 +171,11 @@ def _run_build(args: argparse.Namespace) -> int:
     with tokenizer_source.hold_commits():
         if not args.alert:
             return _try_and_build(args)
+        from rowmill.alerts.delivery import find_missing_secrets
         from rowmill.reports import alert_text
 
         project = open_project(args)
-        for missing in alert_text.list_missing_secrets(project):
+        for missing in find_missing_secrets(project.recipe.execution.alerts):
             print(f"! {missing}", file=sys.stderr)
         published, errors = alert_text.find_published_version(project), list[Exception]()
         try:
@@ -243,14 +242,14 @@ def _show_trial() -> "Status":
 
 def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> int:
     """Build, and print the steps that ran as JSON, past a closed gate too, whose message then goes to stderr."""
-    from rowmill.reports import json_output
+    from rowmill.reports import console as reports
 
     finished: list[FinishedStep] = []
 
     def print_object(*, closed: bool) -> None:
         report = None if only else _write_report(project, closed=closed)
-        fields = {"closed": closed, "report": report, "steps": json_output.describe_build(finished)}
-        print(json_output.format_object(project, fields))
+        fields = {"closed": closed, "report": report, "steps": reports.describe_steps(finished)}
+        print(reports.format_object(project, fields))
 
     try:
         blocked = build_stages(project, steps, only, screen=sys.stderr, finished=finished)
@@ -381,7 +380,7 @@ def _run_export(args: argparse.Namespace) -> int:
 
 def _run_stats(args: argparse.Namespace) -> int:
     from rowmill.build import runner
-    from rowmill.reports import json_output
+    from rowmill.reports import console as reports
     from rowmill.reports.build_view import BuildView, load_build_view
     from rowmill.reports.summary import render_statistics
     from rowmill.stages import catalog, truncation_stats
@@ -393,7 +392,7 @@ def _run_stats(args: argparse.Namespace) -> int:
     def print_statistics() -> BuildView:
         build = load_build_view(project)
         if args.json:
-            print(json_output.format_object(project, json_output.describe_statistics(build)))
+            print(reports.format_object(project, reports.describe_statistics(build)))
         else:
             show(render_statistics(build))
         return build

@@ -123,11 +123,9 @@ def _run_verify(args: argparse.Namespace) -> int:
     project = open_project(args)
     checked = verification.verify_recipe(project, deep=args.deep)
     if args.json:
-        from rowmill.reports import json_output
-
         if args.discard:
             verification.discard_damage(project, checked)
-        print(json_output.format_object(project, json_output.describe_verification(checked)))
+        print(reports.format_object(project, reports.describe_verification(checked)))
         return _choose_verification_status(checked)
     shown = reports.render_verification(project, checked, facts=args.facts, deep=args.deep, every=args.all)
     show(shown)

@@ -63,10 +63,8 @@ def _run_versions(args: argparse.Namespace) -> int:
     kept = manifest.list_versions(project.store, step.key)
     current = manifest.load_current(project.store, step.key)
     if args.json:
-        from rowmill.reports import json_output
-
-        fields = {"stage": reports.format_key(step.key), **json_output.describe_versions(kept, current)}
-        print(json_output.format_object(project, fields))
+        fields = {"stage": reports.format_key(step.key), **reports.describe_versions(kept, current)}
+        print(reports.format_object(project, fields))
         return ExitStatus.SUCCESS
     show(reports.render_versions(project, kept, current))
     return ExitStatus.SUCCESS

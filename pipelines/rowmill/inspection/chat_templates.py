@@ -21,7 +21,6 @@ from rowmill.conversation.template_contract import TemplateBehavior, find_mismat
 from rowmill.core.json import Json
 from rowmill.core.storage import digest_json
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Conversation, Message, Rejected
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples.conversation_examples import MaskJudge
@@ -238,11 +237,6 @@ def _list_unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:
                 "the model may not learn to stop after its calls."
             )
             return
-
-
-def get_remedy(reason: str) -> str:
-    """Return the remedy for a reject reason."""
-    return REASON_DESCRIPTIONS[reason].remedy
 
 
 # ── The templates of a recipe ──────────────────────────────────────────────────────────────────────────────────────

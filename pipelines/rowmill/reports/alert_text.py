@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from rowmill.alerts import AlertEvent
-from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
+from rowmill.alerts.delivery import AlertMessage, deliver
 from rowmill.alerts.history import end_causes, identify_target, load_causes, save_causes
 from rowmill.build.steps import Project
 from rowmill.checks import cross_stage
@@ -93,11 +93,6 @@ def announce(
     return [f"an alert was not delivered: {problem}" for problem in problems]
 
 
-def list_missing_secrets(project: Project) -> list[str]:
-    """Return a line per secret of an alert that is not set, to be shown before a build."""
-    return find_missing_secrets(project.recipe.execution.alerts)
-
-
 def _list_news(
     view: BuildView, errors: Sequence[BaseException], *, published: bool, overdue: str
 ) -> dict[AlertEvent, list[News]]:
@@ -140,8 +135,12 @@ def compose_message(view: BuildView, event: AlertEvent, news: Sequence[News], ni
     first, *others = news
     more = f" (and {len(others)} more)" if others else ""
     reasons = first.reasons or [f"also {other.happened}" for other in others[:3]]
-    readers, changes = _describe_published(view), view.changes
-    if event != "published" and changes is not None and changes.version == find_published_version(view.project):
+    version, changes = find_published_version(view.project), view.changes
+    readers = "Trainers have no build of this recipe yet."
+    if version is not None:
+        ranks = manifest.load_version(view.project.store, (recipe, GPU_PARTITIONS), version)
+        readers = f"Trainers read version {version[:12]}, of {format_time(ranks.built_at)}."
+    if event != "published" and changes is not None and changes.version == version:
         # What is built now is compared with what trainers read, and is not published.
         counts = list_counts(changes)
         readers += f" Held back since then: {'; '.join(counts)}." if counts else ""
@@ -151,15 +150,6 @@ def compose_message(view: BuildView, event: AlertEvent, news: Sequence[News], ni
     # A name or a record in a line must not begin another.
     shown = tuple(escape_control_characters(" ".join(line.splitlines()))[:MAX_LINE_CHARS] for line in lines if line)
     return AlertMessage(recipe, event, f"{recipe}: {event}{repeated}", shown, link)
-
-
-def _describe_published(view: BuildView) -> str:
-    store, recipe = view.project.store, view.project.recipe.name
-    version = find_published_version(view.project)
-    if version is None:
-        return "Trainers have no build of this recipe yet."
-    built_at = manifest.load_version(store, (recipe, GPU_PARTITIONS), version).built_at
-    return f"Trainers read version {version[:12]}, of {format_time(built_at)}."
 
 
 def find_published_version(project: Project) -> str | None:

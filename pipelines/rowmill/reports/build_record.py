@@ -12,18 +12,18 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
 import rowmill
 from rowmill.build.steps import Project, find_step, find_upstream_steps
-from rowmill.checks import judge
+from rowmill.checks import cross_stage, judge
 from rowmill.core.console import escape_control_characters
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS
 from rowmill.core.storage import digest_json
 from rowmill.reader.published import find_published_version
 from rowmill.schema import manifest
-from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
+from rowmill.schema.manifest import Manifest, get_stage_folder
 from rowmill.sources import GeneratedSource, HuggingFaceSource
 from rowmill.stages import catalog
 from rowmill.tracking import OpenLineageTracker
@@ -104,13 +104,7 @@ def _note_path(output: Manifest) -> str:
 def describe_build(project: Project, output: Manifest) -> BuildRecord:
     """Return the record of an output and of every stage behind it, at the versions that its manifest names."""
     store = project.store
-    outputs: dict[StageKey, Manifest] = {}
-    waiting = [output]
-    while waiting:
-        current = waiting.pop()
-        if current.key not in outputs:
-            outputs[current.key] = current
-            waiting += manifest.load_inputs(store, current).values()
+    outputs = {made.key: made for made in cross_stage.iterate_history(store, output)}
     # Stages whose checks it waited for, and that it did not read.
     for step in find_upstream_steps(project, [find_step(project, output.key)]):
         if step.key not in outputs and (gated := manifest.load_current_if_intact(store, step.key)) is not None:
@@ -135,6 +129,7 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
     files = [file for part in output.parts for file in part.files.values()]
     address = project.store.path(get_stage_folder(output.key))
     checks = judge.preview_checks(project.store, output, step.shown_thresholds)
+    more = len(output.schema) - MAX_COLUMNS
     return LoggedStage(
         name="/".join(output.key),
         stage=output.stage,
@@ -151,7 +146,11 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
             for name, value in output.facts.items()
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         },
-        schema=_bound_columns(output.schema),
+        # Names of source columns are data, of any length, number and letters.
+        schema=(
+            *((_bound_name(name), _bound_name(kind)) for name, kind in output.schema[:MAX_COLUMNS]),
+            *([(f"and {more:,} more columns", "null")] if more > 0 else []),
+        ),
         inputs=tuple(output.inputs),
         sources=() if output.inputs else _list_sources(project, output.key[1]),
         checks=tuple(
@@ -166,13 +165,6 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
             for result in checks
         ),
     )
-
-
-def _bound_columns(columns: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return columns as trackers can show them: names of source columns are data, of any length, number and letters."""
-    shown = [(_bound_name(name), _bound_name(kind)) for name, kind in columns[:MAX_COLUMNS]]
-    more = len(columns) - MAX_COLUMNS
-    return (*shown, *([(f"and {more:,} more columns", "null")] if more > 0 else []))
 
 
 def _bound_name(name: str) -> str:

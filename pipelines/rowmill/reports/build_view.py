@@ -43,8 +43,6 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 
 SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill")
-STATISTICS_STAGES = (CANONICAL_ROWS, TOKENIZED_EXAMPLES, TRUNCATION_STATS)
-"""The stages whose numbers `rowmill stats` shows."""
 
 
 def load_build_view(project: Project) -> "BuildView":
@@ -171,11 +169,15 @@ class BuildView:
             fill,
         )
 
+    def find_counted_outputs(self, name: str) -> dict[str, Manifest]:
+        """Return a dataset's current outputs whose numbers `rowmill stats` shows, by stage."""
+        stages = (CANONICAL_ROWS, TOKENIZED_EXAMPLES, TRUNCATION_STATS)
+        return {stage: output for stage in stages if (output := self.find_output(name, stage)) is not None}
+
     def list_left_out(self, name: str) -> Iterator[tuple[str, str, str, int]]:
         """Yield what a dataset's stages did not keep, as stage, state, reason and records, the most frequent first."""
-        for stage in STATISTICS_STAGES:
-            output = self.find_output(name, stage)
-            for state, reason, count in sorted(output.ledger, key=lambda line: -line[2]) if output is not None else ():
+        for stage, output in self.find_counted_outputs(name).items():
+            for state, reason, count in sorted(output.ledger, key=lambda line: -line[2]):
                 if state != KEPT:
                     yield stage, state, reason, count
 

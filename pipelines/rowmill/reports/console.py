@@ -1,16 +1,18 @@
-"""Reports and manifests as text for a terminal: aligned, and coloured where the terminal has colours."""
+"""What commands print: text for a terminal, aligned and coloured, and with `--json` an object for programs."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import orjson
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, format_size, join_facts
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, join_side_by_side, make_grid
+from rowmill.core.stage_names import TRUNCATION_STATS
 from rowmill.schema.facts import read_facts
 from rowmill.stages import catalog
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from rowmill.inspection.dry_run import DatasetTablePlan
     from rowmill.inspection.generated_output import ParsedFiles
     from rowmill.inspection.verify import StageVerification
-    from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan
+    from rowmill.kinds.joint_rows import DatasetAdvice
+    from rowmill.reports.build_view import BuildView
     from rowmill.schema.manifest import DisplayTable, Manifest
 
 
@@ -42,23 +45,26 @@ def render_manifest_table(table: "DisplayTable", *, indent: int = 2) -> Renderab
 # ── plan ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-_ACTION_MARKS = {
-    "reuse": ("=", DIM),
-    "make": ("+", GOOD),
-    "make if changed": ("~", LOOK),
-    "held": ("■", LOOK),
-    "on request": ("·", DIM),
+_ACTIONS = {
+    "reuse": ("=", DIM, "reused"),
+    "make": ("+", GOOD, "to make"),
+    "make if changed": ("~", LOOK, "to make if their input changes"),
+    "held": ("■", LOOK, "held"),
+    "on request": ("·", DIM, "on request"),
 }
+"""What a build does with a step: its mark, its colour, and what is said of their number."""
 
 
 def render_plan(project: "Project", forecasts: "Sequence[StepForecast]") -> RenderableType:
     """Show what a build would do, dataset by dataset."""
     width = max(len(forecast.action) for forecast in forecasts)
-    lines: list[RenderableType] = [render_title(project, _count_actions(forecasts))]
+    counts = Counter(forecast.action for forecast in forecasts)
+    summary = join_facts(f"{counts[action]} {named}" for action, (_, _, named) in _ACTIONS.items() if counts[action])
+    lines: list[RenderableType] = [render_title(project, summary)]
     for scope, group in groupby(forecasts, key=lambda planned: planned.step.dataset):
         lines.append(render_scope(scope))
         for planned in group:
-            mark, style = _ACTION_MARKS[planned.action]
+            mark, style, _ = _ACTIONS[planned.action]
             line = Text.assemble(
                 (f"  {mark} ", style), (f"{planned.step.label:<20}", ""), (f"{planned.action:<{width}}  ", style)
             )
@@ -71,18 +77,6 @@ def render_remarks(remarks: "Sequence[Finding]") -> RenderableType:
     marks = {True: ("!", LOOK), False: ("·", DIM)}
     lines = ((*marks[remark.is_warning], escape_control_characters(remark.text)) for remark in remarks)
     return Group(*(join_side_by_side(Text(mark, style), Text(text, style)) for mark, style, text in lines))
-
-
-def _count_actions(forecasts: "Sequence[StepForecast]") -> str:
-    labels = {
-        "reuse": "reused",
-        "make": "to make",
-        "make if changed": "to make if their input changes",
-        "held": "held",
-        "on request": "on request",
-    }
-    counts = {action: sum(forecast.action == action for forecast in forecasts) for action in labels}
-    return join_facts(f"{count} {labels[action]}" for action, count in counts.items() if count)
 
 
 def render_scope(dataset: str | None) -> Text:
@@ -194,38 +188,43 @@ def render_verification(
         shown = [render_check_result(result) for result in stage.results if every or result.failed]
         shown += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in (*stage.disagreements, *stage.damage)]
         if deep and every and stage.files and not stage.damage:
-            shown.append(_render_read_again(stage.files, stage.size_bytes))
+            shown.append(_render_read_again([stage]))
         if facts and stage.manifest is not None:
-            shown.append(make_grid(["fact", "value"], _list_facts(stage.manifest), indent=4))
+            # Only facts that are numbers can be named in `gates.expectations`.
+            numbers = [(name, value) for name, value in stage.manifest.facts.items() if isinstance(value, int | float)]
+            shown.append(make_grid(["fact", "value"], numbers, indent=4))
         if every or shown or stage.is_outdated:
-            lines += [_render_stage_head(stage), *shown]
+            head = Text(f"\n{format_key(stage.step.key)}", HEAD)
+            if stage.manifest is None:
+                head.append("  not built", LOOK)
+            else:
+                head.append(f"  version {stage.manifest.version[:12]}", DIM)
+            if stage.is_outdated:
+                head.append("  its options changed since: run rowmill build", LOOK)
+            lines += [head, *shown]
     missing = [format_key(stage.step.key) for stage in checked if stage.manifest is None and not stage.step.on_demand]
     if missing and not every:
         lines.append(Text(f"\nnot built: {', '.join(missing)}", LOOK))
-    intact = [stage for stage in checked if not stage.damage]
     if deep and not every:
-        files, size = sum(stage.files for stage in intact), sum(stage.size_bytes for stage in intact)
-        lines += [Text(""), _render_read_again(files, size)]
-    lines += _render_unread(project, checked, deep=deep)
+        lines += [Text(""), _render_read_again([stage for stage in checked if not stage.damage])]
+    name, unread = project.recipe.name, sum(stage.unread_files for stage in checked)
+    if unread:
+        # Nothing is known of them.
+        count = f"{format_count(unread, 'file')}, {format_size(sum(stage.unread_bytes for stage in checked))}"
+        lines.append(
+            Text(f"  ? {count} of earlier versions not read: they may be damaged", DIM)
+            if deep
+            else Text(f"\n  ? {count} not read: `rowmill verify {name} --deep` compares digests", DIM)
+        )
     if not every:
-        lines.append(Text(f"\n→ rowmill verify {project.recipe.name} --all   shows every check", DIM))
+        lines.append(Text(f"\n→ rowmill verify {name} --all   shows every check", DIM))
     return Group(*lines)
 
 
-def _render_read_again(files: int, size_bytes: int) -> RenderableType:
-    summary = f"{format_count(files, 'file')}, {format_size(size_bytes)} read again: every digest matches"
+def _render_read_again(stages: "Sequence[StageVerification]") -> RenderableType:
+    files, size = sum(stage.files for stage in stages), sum(stage.size_bytes for stage in stages)
+    summary = f"{format_count(files, 'file')}, {format_size(size)} read again: every digest matches"
     return Text.assemble(("  ✓ ", GOOD), summary)
-
-
-def _render_unread(project: "Project", checked: "Sequence[StageVerification]", *, deep: bool) -> list[RenderableType]:
-    """Say how many files were not read, of which nothing is known."""
-    files, size_bytes = sum(stage.unread_files for stage in checked), sum(stage.unread_bytes for stage in checked)
-    if not files:
-        return []
-    count = f"{format_count(files, 'file')}, {format_size(size_bytes)}"
-    if deep:
-        return [Text(f"  ? {count} of earlier versions not read: they may be damaged", DIM)]
-    return [Text(f"\n  ? {count} not read: `rowmill verify {project.recipe.name} --deep` compares digests", DIM)]
 
 
 def render_discarded(project: "Project", lines: Sequence[str] | None) -> RenderableType:
@@ -237,21 +236,6 @@ def render_discarded(project: "Project", lines: Sequence[str] | None) -> Rendera
         )
     shown = [Text(f"  {escape_control_characters(line)}", DIM) for line in lines]
     return Group(Text("\ndamaged files removed", LOOK), *shown, Text(f"→ rowmill build {name}   rebuilds them"))
-
-
-def _list_facts(output: "Manifest") -> list[tuple[object, ...]]:
-    """List a stage's numeric facts: only these can be named in `gates.expectations`."""
-    return [(name, value) for name, value in output.facts.items() if isinstance(value, int | float)]
-
-
-def _render_stage_head(stage: "StageVerification") -> Text:
-    line = Text(f"\n{format_key(stage.step.key)}", HEAD)
-    if stage.manifest is None:
-        return line.append("  not built", LOOK)
-    line.append(f"  version {stage.manifest.version[:12]}", DIM)
-    if stage.is_outdated:
-        line.append("  its options changed since: run rowmill build", LOOK)
-    return line
 
 
 def _count_results(checked: "Sequence[StageVerification]") -> str:
@@ -302,9 +286,11 @@ def render_comparison(before: "Manifest", after: "Manifest", compared: "Sequence
         rows = [
             (
                 line.name,
-                _format_compared_value(line, line.before),
-                _format_compared_value(line, line.after),
-                _format_change(line),
+                *(
+                    NO_NUMBER if value is None else format_percent(value) if line.is_share else value
+                    for value in (line.before, line.after)
+                ),
+                "" if line.before is None or line.after is None or line.before == line.after else format_change(line),
             )
             for line in scope.lines
         ]
@@ -312,13 +298,10 @@ def render_comparison(before: "Manifest", after: "Manifest", compared: "Sequence
     return Group(*lines)
 
 
-def _format_compared_value(line: "NumberComparison", value: float | None) -> object:
-    return NO_NUMBER if value is None else format_percent(value) if line.is_share else value
-
-
-def _format_change(line: "NumberComparison") -> str:
-    if line.before is None or line.after is None or line.before == line.after:
-        return ""
+def format_change(line: "NumberComparison") -> str:
+    """Return by how much a number changed, or that one of the two versions lacks it."""
+    if line.before is None or line.after is None:
+        return "new" if line.before is None else "gone"
     change = line.after - line.before
     return f"{100 * change:+.2f} points" if line.is_share else f"{change:+,.6g}"
 
@@ -344,63 +327,6 @@ ITEM_PLURALS = {"staged copy": "staged copies"}
 
 
 MAX_SHOWN_OVERFLOWS = 20
-
-
-def render_table_plans(planned: "Iterable[DatasetTablePlan]") -> RenderableType:
-    """Show the plan of each records dataset."""
-    return Group(*(_render_table_plan(dataset_plan) for dataset_plan in planned))
-
-
-def _render_table_plan(dataset_plan: "DatasetTablePlan") -> RenderableType:
-    head = Text(f"\n{dataset_plan.dataset}", HEAD)
-    if dataset_plan.plan is None:
-        return Group(head, Text(f"  ✗ {escape_control_characters(dataset_plan.overflow)}", BAD))
-    plan = dataset_plan.plan
-    lines: list[RenderableType] = [head.append(f"  {plan.mode}", DIM), Text(f"  {_format_plan_options(plan)}", DIM)]
-    lines.append(
-        make_grid(
-            ["split", "records", "groups", "examples", "tokens", "why examples ended"],
-            _list_split_counts(plan),
-            indent=2,
-        )
-    )
-    lines.append(make_grid(["", "", "min", "mean", "max", "std"], _list_sizes(plan), indent=2))
-    lines += [
-        Text(f"  ! {over.kind} {escape_control_characters(over.description)}", LOOK)
-        for over in plan.overflows.first[:MAX_SHOWN_OVERFLOWS]
-    ]
-    if plan.overflows.count > MAX_SHOWN_OVERFLOWS:
-        lines.append(Text(f"  ! and {plan.overflows.count - MAX_SHOWN_OVERFLOWS} more", LOOK))
-    if plan.changed:
-        lines.append(Text(f"  ! the reference serialization changes {format_count(plan.changed, 'record')}", LOOK))
-    return Group(*lines)
-
-
-def _format_plan_options(plan: "ExamplePlan") -> str:
-    options = plan.options
-    cap = "no cap" if options["cap"] is None else f"cap {options['cap']}"
-    terms = [
-        f"L {options['limit']:,}", f"P {options['prompt']:,}", f"M {options['records']:,}", cap,
-        f"BOS {options['bos']} {options['bos_id']}", f"EOS {options['eos']} {options['eos_id']}",
-        *([f"order {options['order']}"] if options["order"] is not None else []),
-        *([f"{options['wanted']:,} records wanted"] if options["wanted"] is not None else []),
-        *([f"privacy unit {options['privacy_unit']}"] if options["privacy_unit"] else []),
-    ]  # fmt: skip
-    return escape_control_characters(join_facts(terms))
-
-
-def _list_split_counts(plan: "ExamplePlan") -> list[tuple[object, ...]]:
-    lines: list[tuple[object, ...]] = []
-    for split, counts in plan.facts.items():
-        flushes = join_facts(
-            f"{name.removeprefix('flush_')} {count:,}"
-            for name, count in counts.items()
-            if name.startswith("flush_") and count
-        )
-        lines.append((split, counts["records"], counts["groups"], counts["examples"], counts["tokens"], flushes))
-    return lines
-
-
 _SIZE_NAMES = {
     "record_tokens": "tokens per record",
     "group_tokens": "tokens per group",
@@ -408,68 +334,195 @@ _SIZE_NAMES = {
     "example_records": "records per example",
     "example_groups": "groups per example",
 }
-
-
-def _list_sizes(plan: "ExamplePlan") -> list[tuple[object, ...]]:
-    lines: list[tuple[object, ...]] = []
-    for split, counts in plan.facts.items():
-        for name, label in _SIZE_NAMES.items():
-            if counts[f"{name}_max"]:
-                lines.append(
-                    (split, label, *(_format_size(counts[f"{name}_{stat}"]) for stat in ("min", "mean", "max", "std")))
-                )
-    return lines
-
-
-def _format_size(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
-
-
 _SIZE_STATISTICS = ("mean", "std", "min", "p25", "p50", "p75", "max")
+
+
+def render_table_plans(planned: "Iterable[DatasetTablePlan]") -> RenderableType:
+    """Show the plan of each records dataset."""
+    lines: list[RenderableType] = []
+    for dataset_plan in planned:
+        head, plan = Text(f"\n{dataset_plan.dataset}", HEAD), dataset_plan.plan
+        if plan is None:
+            lines += [head, Text(f"  ✗ {escape_control_characters(dataset_plan.overflow)}", BAD)]
+            continue
+        options = plan.options
+        cap = "no cap" if options["cap"] is None else f"cap {options['cap']}"
+        terms = [
+            f"L {options['limit']:,}", f"P {options['prompt']:,}", f"M {options['records']:,}", cap,
+            f"BOS {options['bos']} {options['bos_id']}", f"EOS {options['eos']} {options['eos_id']}",
+            *([f"order {options['order']}"] if options["order"] is not None else []),
+            *([f"{options['wanted']:,} records wanted"] if options["wanted"] is not None else []),
+            *([f"privacy unit {options['privacy_unit']}"] if options["privacy_unit"] else []),
+        ]  # fmt: skip
+        counted: list[tuple[object, ...]] = []
+        sizes: list[tuple[object, ...]] = []
+        for split, counts in plan.facts.items():
+            flushes = join_facts(
+                f"{name.removeprefix('flush_')} {count:,}"
+                for name, count in counts.items()
+                if name.startswith("flush_") and count
+            )
+            totals = (counts[name] for name in ("records", "groups", "examples", "tokens"))
+            counted.append((split, *totals, flushes))
+            for name, label in _SIZE_NAMES.items():
+                if counts[f"{name}_max"]:
+                    values = (counts[f"{name}_{statistic}"] for statistic in ("min", "mean", "max", "std"))
+                    shown = (f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" for value in values)
+                    sizes.append((split, label, *shown))
+        lines += [
+            head.append(f"  {plan.mode}", DIM),
+            Text(f"  {escape_control_characters(join_facts(terms))}", DIM),
+            make_grid(["split", "records", "groups", "examples", "tokens", "why examples ended"], counted),
+            make_grid(["", "", "min", "mean", "max", "std"], sizes),
+        ]
+        lines += [
+            Text(f"  ! {over.kind} {escape_control_characters(over.description)}", LOOK)
+            for over in plan.overflows.first[:MAX_SHOWN_OVERFLOWS]
+        ]
+        if plan.overflows.count > MAX_SHOWN_OVERFLOWS:
+            lines.append(Text(f"  ! and {plan.overflows.count - MAX_SHOWN_OVERFLOWS} more", LOOK))
+        if plan.changed:
+            changed = format_count(plan.changed, "record")
+            lines.append(Text(f"  ! the reference serialization changes {changed}", LOOK))
+    return Group(*lines)
 
 
 def render_advice(advised: "Iterable[DatasetAdvice]") -> RenderableType:
     """Show how well each column groups records, and the estimated length of examples."""
-    return Group(*(_render_dataset_advice(advice) for advice in advised))
-
-
-def _render_dataset_advice(advice: "DatasetAdvice") -> RenderableType:
-    size = advice.estimate
-    fits = "fits" if size.fits else "does not fit"
-    estimates = [
-        f"{size.unit_tokens:,} tokens per {'record' if advice.mode == 'tabular' else 'group'} on average",
-        f"{size.example_tokens:,} per example, which {fits}",
-        f"at most {size.units:,} {'groups' if advice.mode == 'grouped' else 'records'} in one",
-        *size.advice,
-    ]
-    lines: list[RenderableType] = [
-        Text(f"\n{advice.dataset}", HEAD).append(f"  {advice.mode}", DIM),
-        Text(f"  {join_facts(estimates)}", DIM),
-    ]
-    rows: list[tuple[object, ...]] = []
-    for column in advice.columns:
-        sizes = column.sizes
-        mark = Text("✗", BAD) if column.unsuitable else Text("!", LOOK) if column.warnings else Text("✓", GOOD)
-        chosen = "chosen" if column.column in advice.chosen else ""
-        rows.append(
-            (mark, escape_control_characters(column.column), chosen, int(sizes["count"]),
-             *(f"{sizes[name]:g}" for name in _SIZE_STATISTICS),
-             ", ".join([*column.unsuitable, *column.warnings]))
-        )  # fmt: skip
-    lines.append(
-        make_grid(
-            ["", "column", "", "groups", "mean", "std", "min", "p25", "p50", "p75", "max", "objections"], rows, indent=2
-        )
-    )
-    for column in advice.columns:
-        objections = {**column.unsuitable, **column.warnings}
-        lines.append(
-            Text(f"\n  {escape_control_characters(column.column)}  {escape_control_characters(column.largest)}", DIM)
-        )
-        lines += [
-            Text(f"    {name}: {escape_control_characters(why)}", BAD if name in column.unsuitable else LOOK)
-            for name, why in objections.items()
+    lines: list[RenderableType] = []
+    for advice in advised:
+        size = advice.estimate
+        estimates = [
+            f"{size.unit_tokens:,} tokens per {'record' if advice.mode == 'tabular' else 'group'} on average",
+            f"{size.example_tokens:,} per example, which {'fits' if size.fits else 'does not fit'}",
+            f"at most {size.units:,} {'groups' if advice.mode == 'grouped' else 'records'} in one",
+            *size.advice,
         ]
-    if not rows:
-        lines.append(Text("  no column groups records: each column's values are all different, or all equal", DIM))
+        rows: list[tuple[object, ...]] = []
+        notes: list[Text] = []
+        for column in advice.columns:
+            mark = Text("✗", BAD) if column.unsuitable else Text("!", LOOK) if column.warnings else Text("✓", GOOD)
+            name, sizes = escape_control_characters(column.column), column.sizes
+            objections = {**column.unsuitable, **column.warnings}
+            rows.append(
+                (mark, name, "chosen" if column.column in advice.chosen else "", int(sizes["count"]),
+                 *(f"{sizes[statistic]:g}" for statistic in _SIZE_STATISTICS), ", ".join(objections))
+            )  # fmt: skip
+            notes.append(Text(f"\n  {name}  {escape_control_characters(column.largest)}", DIM))
+            notes += [
+                Text(f"    {key}: {escape_control_characters(why)}", BAD if key in column.unsuitable else LOOK)
+                for key, why in objections.items()
+            ]
+        if not rows:
+            notes.append(Text("  no column groups records: each column's values are all different, or all equal", DIM))
+        lines += [
+            Text(f"\n{advice.dataset}", HEAD).append(f"  {advice.mode}", DIM),
+            Text(f"  {join_facts(estimates)}", DIM),
+            make_grid(["", "column", "", "groups", *_SIZE_STATISTICS, "objections"], rows),
+            *notes,
+        ]
     return Group(*lines)
+
+
+# ── JSON ───────────────────────────────────────────────────────────────────────────────────────────
+#
+# Every object has `recipe` and `store`. Shares are numbers from 0 to 1. Fields may be added; a field that is there
+# keeps its name and meaning.
+
+
+def format_object(project: "Project", fields: dict[str, Any]) -> str:
+    """Return a command's answer as JSON text."""
+    whole = {"recipe": project.recipe.name, "store": project.store.path(""), **fields}
+    return orjson.dumps(whole, option=orjson.OPT_INDENT_2).decode()
+
+
+def describe_plan(forecasts: "Sequence[StepForecast]", remarks: "Sequence[Finding]") -> dict[str, Any]:
+    """Describe what a build would do: `steps`, each with its action and why, and the remarks of the pre-flight."""
+    steps = [
+        {"stage": format_key(forecast.step.key), "action": forecast.action, "why": forecast.why}
+        for forecast in forecasts
+    ]
+    return {"steps": steps, "remarks": [{"warning": remark.is_warning, "text": remark.text} for remark in remarks]}
+
+
+def describe_steps(built: "Iterable[tuple[Step, StepReport, Sequence[CheckResult]]]") -> list[dict[str, Any]]:
+    """Describe the steps that a build ran, each with its version, time, facts and check results."""
+    return [
+        {
+            "stage": format_key(step.key),
+            "version": report.version,
+            "reused": report.reused,
+            "parts": report.parts,
+            "parts_reused": report.parts_reused,
+            "seconds": round(report.seconds, 3),
+            "facts": report.manifest.facts,
+            "checks": [_describe_result(result) for result in results],
+        }
+        for step, report, results in built
+    ]
+
+
+def describe_statistics(build: "BuildView") -> dict[str, Any]:
+    """Describe each dataset: the facts of its stages up to the lengths, its ledger, the what-if table, and hints."""
+    datasets: dict[str, Any] = {}
+    hints: list[str] = []
+    for name in build.project.recipe.datasets:
+        outputs = build.find_counted_outputs(name)
+        what_if = outputs[TRUNCATION_STATS].tables.get("what_if") if TRUNCATION_STATS in outputs else None
+        datasets[name] = {
+            "facts": {stage: output.facts for stage, output in outputs.items()},
+            "left_out": [
+                dict(zip(("stage", "state", "reason", "records"), line, strict=True))
+                for line in build.list_left_out(name)
+            ],
+            "what_if": [dict(zip(what_if.columns, row, strict=True)) for row in what_if.rows] if what_if else [],
+        }
+        hints += [f"{name}: {hint}" for hint in build.list_hints(name)]
+    return {"datasets": datasets, "hints": hints}
+
+
+def describe_verification(checked: "Sequence[StageVerification]") -> dict[str, Any]:
+    """Describe each stage: its version, whether its options changed since, its check results and its damage."""
+    return {
+        "fails": any(stage.fails for stage in checked),
+        "stages": [
+            {
+                "stage": format_key(stage.step.key),
+                "version": None if stage.manifest is None else stage.manifest.version,
+                "outdated": stage.is_outdated,
+                "checks": [_describe_result(result) for result in stage.results],
+                "damage": list(stage.damage),
+                "disagreements": list(stage.disagreements),
+                "files_read": stage.files,
+                "bytes_read": stage.size_bytes,
+                "files_not_read": stage.unread_files,
+                "bytes_not_read": stage.unread_bytes,
+            }
+            for stage in checked
+        ],
+    }
+
+
+def describe_versions(kept: "Sequence[Manifest]", current: "Manifest | None") -> dict[str, Any]:
+    """Describe the kept versions of a stage, newest first."""
+    return {
+        "current": None if current is None else current.version,
+        "versions": [
+            {
+                "version": output.version,
+                "built_at": output.built_at,
+                "run_id": output.run_id,
+                "facts": output.facts,
+                "waivers": list(output.waivers),
+            }
+            for output in reversed(kept)
+        ],
+    }
+
+
+RESULT_FIELDS = ("check", "outcome", "blocking", "severity", "value", "wanted", "what", "remedy", "waiver")
+
+
+def _describe_result(result: "CheckResult") -> dict[str, Any]:
+    rest = {"causes": list(result.causes), "samples": [] if result.causes else list(result.samples)}
+    return {name: getattr(result, name) for name in RESULT_FIELDS} | rest

@@ -262,19 +262,12 @@ class _Card:
             ("", ""), [("built", self.ranks.built_at), ("tokenizer name", tokenizer), *shown.items()]
         )
         yield "\n## Sources\n"
-        facts = {name: read_facts(RawDatasetFacts, output.facts) for name, output in self.raw.items()}
+        facts = [(name, raw, read_facts(RawDatasetFacts, raw.facts)) for name, raw in self.raw.items()]
         yield from _render_table(
             ("dataset", "source", "licence", "files", "records", "content"),
             [
-                (
-                    name,
-                    self._name_source(name),
-                    self.licenses[name],
-                    one.files,
-                    one.records,
-                    self.raw[name].card["parts"],
-                )
-                for name, one in facts.items()
+                (name, self._name_source(name), self.licenses[name], counts.files, counts.records, raw.card["parts"])
+                for name, raw, counts in facts
             ],
         )
         yield "\n## Counts\n"
@@ -313,17 +306,14 @@ class _Card:
             f"Save this as `configs/{recipe.name}.yaml`, with the sources where it names them. The same sources give "
             f"the content digest `{identity['digest']}` on any machine.\n"
         )
-        yield f"```yaml\n{yaml.safe_dump(self._dump_recipe(), sort_keys=False, allow_unicode=True)}```\n"
-        yield f"```\npip install 'rowmill[build]=={rowmill.__version__}'\nrowmill build {recipe.name}\n```\n"
-
-    def _dump_recipe(self) -> dict[str, Any]:
-        """Return the recipe as it can be written again, without secrets and without `execution`."""
-        dumped = self.view.project.recipe.model_dump(
+        # The recipe as it can be written again, without secrets and without `execution`.
+        dumped = recipe.model_dump(
             mode="json", exclude_unset=True, by_alias=True, exclude={"name": True, "execution": True}
         )
         if isinstance(dumped["tokenizer"], dict):
             dumped["tokenizer"].pop("content", None)
-        return dumped
+        yield f"```yaml\n{yaml.safe_dump(dumped, sort_keys=False, allow_unicode=True)}```\n"
+        yield f"```\npip install 'rowmill[build]=={rowmill.__version__}'\nrowmill build {recipe.name}\n```\n"
 
     def _name_source(self, name: str) -> str:
         """Name a source as the recipe does, a dataset of the hub with its commit."""
@@ -361,13 +351,9 @@ class _Card:
             ]
             tables = [file for file in files if file.schema is not None]
             if tables:
+                urls = [file.url for file in tables]
                 distribution.append(
-                    {
-                        "@type": "cr:FileSet",
-                        "@id": f"{at}/files",
-                        "encodingFormat": PARQUET_TYPE,
-                        "includes": [file.url for file in tables],
-                    }
+                    {"@type": "cr:FileSet", "@id": f"{at}/files", "encodingFormat": PARQUET_TYPE, "includes": urls}
                 )
                 record_sets.append(describe_record_set(at, tables[0].schema))
         return {
@@ -391,22 +377,11 @@ class _Card:
 
 
 def describe_record_set(at: str, schema: pa.Schema | None) -> dict[str, Any]:
-    """Return the columns of a table's files, which are at this name, as a record set."""
-    columns = schema or ()
-    fields = [field for column in columns if (field := _describe_field(at, column)) is not None]
-    described = {field["name"] for field in fields}
-    left_out = [f"{column.name} ({column.type})" for column in columns if column.name not in described]
-    # What is inside a struct has no name by which Croissant could extract it from a column.
-    remark = {"description": f"Columns that are not described: {', '.join(left_out)}."} if left_out else {}
-    return {"@type": "cr:RecordSet", "@id": at, "name": at, **remark, "field": fields}
+    """Return the columns of a table's files, which are at this name, as a record set.
 
-
-def _describe_field(at: str, field: pa.Field) -> dict[str, Any] | None:
-    """Describe a column; None for one of a type that Croissant has no word for, such as lists of structs."""
-    kind, shape = field.type, list[int]()
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        shape.append(kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
-        kind = kind.value_type
+    A column of a type that Croissant has no word for, such as lists of structs, is only named: what is inside a struct
+    has no name by which it could be extracted.
+    """
     words = (
         ("sc:Integer", pa.types.is_integer),
         ("sc:Float", pa.types.is_floating),
@@ -415,18 +390,30 @@ def _describe_field(at: str, field: pa.Field) -> dict[str, Any] | None:
         ("sc:Text", pa.types.is_large_string),
         ("sc:Text", pa.types.is_dictionary),
     )
-    word = next((word for word, matches in words if matches(kind)), None)
-    if word is None:
-        return None
-    return {
-        "@type": "cr:Field",
-        "@id": f"{at}/{field.name}",
-        "name": field.name,
-        "dataType": word,
-        # -1 is any length: the rows of a batch, and the lists in a list, differ in theirs.
-        **({"isArray": True, "arrayShape": ",".join(map(str, shape))} if shape else {}),
-        "source": {"fileSet": {"@id": f"{at}/files"}, "extract": {"column": field.name}},
-    }
+    fields: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    for column in schema or ():
+        kind, shape = column.type, list[int]()
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            shape.append(kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
+            kind = kind.value_type
+        word = next((word for word, matches in words if matches(kind)), None)
+        if word is None:
+            left_out.append(f"{column.name} ({column.type})")
+            continue
+        fields.append(
+            {
+                "@type": "cr:Field",
+                "@id": f"{at}/{column.name}",
+                "name": column.name,
+                "dataType": word,
+                # -1 is any length: the rows of a batch, and the lists in a list, differ in theirs.
+                **({"isArray": True, "arrayShape": ",".join(map(str, shape))} if shape else {}),
+                "source": {"fileSet": {"@id": f"{at}/files"}, "extract": {"column": column.name}},
+            }
+        )
+    remark = {"description": f"Columns that are not described: {', '.join(left_out)}."} if left_out else {}
+    return {"@type": "cr:RecordSet", "@id": at, "name": at, **remark, "field": fields}
 
 
 def _escape(value: object) -> str:

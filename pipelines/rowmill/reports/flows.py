@@ -158,15 +158,7 @@ def _iterate_token_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: 
     lost = tuple(FlowBranch(*branch) for branch in branches if branch[1])
     yield FlowLevel("tokens in examples", "tokens", token_count, lost)
     yield from _iterate_order_levels(chain, dataset, "tokens")
-    yield from _iterate_position_levels(chain, dataset, seq_len)
-
-
-_LOST_CLASSES = {"truncated": "truncated", "dropped": "of rows too long to cut"}
-"""Classes of tokens that are in no example, and how they are named."""
-
-
-def _iterate_position_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: int) -> Iterator[FlowLevel]:
-    """Yield what a trainer reads: every token as often as it is scheduled, and the padding of its sequences."""
+    # What a trainer reads: every token as often as it is scheduled, and the padding of its sequences.
     schedule = _read_schedule(chain, dataset)
     if schedule is None:
         return
@@ -174,19 +166,23 @@ def _iterate_position_levels(chain: Mapping[str, Manifest], dataset: str, seq_le
         schedule[KEPT][column] + schedule[REPEATED][column] for column in ("sequences", "tokens", "trained_tokens")
     )
     padding = sequences * seq_len - tokens
-    classes: tuple[tuple[str, int, BranchKind], ...] = (
+    joined = (FlowBranch("padding", padding, "padding", joins=True),) if padding else ()
+    yield FlowLevel("tokens in all passes", "tokens", tokens, joined)
+    read: tuple[tuple[str, int, BranchKind], ...] = (
         ("trained", trained, "trained"),
         ("not trained", tokens - trained, "context"),
         ("padding", padding, "padding"),
     )
-    joined = (FlowBranch("padding", padding, "padding", joins=True),) if padding else ()
-    yield FlowLevel("tokens in all passes", "tokens", tokens, joined)
     yield FlowLevel(
         "positions read",
         "tokens",
         sequences * seq_len,
-        tuple(FlowBranch(name, count, kind) for name, count, kind in classes if count),
+        tuple(FlowBranch(name, count, kind) for name, count, kind in read if count),
     )
+
+
+_LOST_CLASSES = {"truncated": "truncated", "dropped": "of rows too long to cut"}
+"""Classes of tokens that are in no example, and how they are named."""
 
 
 # ── Sequences and their tokens in the order ────────────────────────────────────────────────────────
@@ -358,67 +354,58 @@ def _measure_width(count: int, largest: int) -> float:
 
 def _draw_branches(level: FlowLevel, top: float, y: float, largest: int, drawn: list[str], *, goes_on: bool) -> float:
     """Draw what leaves and joins below a level, and the stream to the next one; return the next level's height."""
-    right = LEFT + _measure_width(level.count, largest)
-    kept = LEFT + (_measure_width(level.remaining, largest) if goes_on else 0)
-    ribbons: list[str] = []
-    lines: list[tuple[float, float, FlowBranch]] = []
-    for branch in level.branches:
+    whole = LEFT + _measure_width(level.count, largest)
+    leaving, joining = ([branch for branch in level.branches if branch.joins == joins] for joins in (False, True))
+    right = whole
+    lines: list[tuple[float, float, float, FlowBranch]] = []
+    for branch in (*leaving, *joining):
+        width = _measure_width(branch.count, largest)
         if not branch.joins:
-            width = _measure_width(branch.count, largest)
-            lines.append((right - width, width, branch))
             right -= width
-    right = max(right, LEFT)
-    for branch in level.branches:
-        if branch.joins:
-            width = _measure_width(branch.count, largest)
-            lines.append((right, width, branch))
-            right += width
-    middles: list[float] = []
-    for _, width, _ in lines:
+        else:
+            right = max(right, LEFT)
         tall = max(LINE, width + 4)
-        middles.append(y + tall / 2)
+        lines.append((max(right, LEFT), width, y + tall / 2, branch))
+        right += width if branch.joins else 0
         y += tall
     bottom = y + 6 if lines else y
-    for (x, width, branch), middle in zip(lines, middles, strict=True):
-        ribbons.append(_draw_branch(branch, level, max(x, LEFT), width, middle, top=top, bottom=bottom))
     if goes_on:
-        stays = min(kept, LEFT + _measure_width(level.count, largest))
+        stays = min(LEFT + _measure_width(level.remaining, largest), whole)
         drawn.append(
             f'<rect fill="{KEPT_COLOUR}" opacity=".35" x="{LEFT}" y="{top:.1f}" width="{stays - LEFT:.1f}" '
             f'height="{bottom - top:.1f}"/>'
         )
-    drawn += ribbons
+    drawn += [
+        _draw_branch(branch, level, x, width, middle, top=top, bottom=bottom) for x, width, middle, branch in lines
+    ]
     return bottom
 
 
 def _draw_branch(
     branch: FlowBranch, level: FlowLevel, x: float, width: float, middle: float, *, top: float, bottom: float
 ) -> str:
+    """Draw a ribbon that runs along x from an edge, and turns to the right at a height, with its label.
+
+    A branch that leaves begins at the edge above; one that joins ends at the edge below.
+    """
     sign, edge = ("+ ", bottom) if branch.joins else ("" if branch.kind in LAST_CLASSES else "− ", top)
     label = f"{sign}{branch.count:,} {escape_control_characters(branch.name)}"
     percent = format_percent(branch.count, level.count) if 2000 * branch.count >= level.count else "< 0.1 %"
     share = f" · {percent}" if level.count else ""
     shown = label if len(label) <= MAX_LABEL_CHARS else f"{label[: MAX_LABEL_CHARS - 1]}…"
-    return (
-        f'<g class="branch" data-kind="{branch.kind}" data-count="{branch.count if branch.joins else -branch.count}">'
-        f"<title>{escape(label + share)}</title>"
-        f'<path fill="{COLOURS[branch.kind]}" opacity=".8" d="{_trace_ribbon(x, width, middle, edge)}"/>'
-        f'<text x="{LABELS}" y="{middle + 4.5:.1f}">{escape(shown)}'
-        f'<tspan opacity=".65">{escape(share)}</tspan></text></g>'
-    )
-
-
-def _trace_ribbon(x: float, width: float, middle: float, edge: float) -> str:
-    """Return the outline of a ribbon that runs along x from an edge, and turns to the right at a height.
-
-    A branch that leaves begins at the edge above; one that joins ends at the edge below.
-    """
     down = 1 if edge < middle else -1
     inner, outer = middle - down * width / 2, middle + down * width / 2
     right = x + width
     turn = min(TURN, abs(inner - edge), max(BRANCH_END - right, 0))
     wide = turn + width
-    return (
+    ribbon = (
         f"M{x:.1f} {edge:.1f}V{outer - down * wide:.1f}Q{x:.1f} {outer:.1f} {x + wide:.1f} {outer:.1f}H{BRANCH_END}"
         f"V{inner:.1f}H{right + turn:.1f}Q{right:.1f} {inner:.1f} {right:.1f} {inner - down * turn:.1f}V{edge:.1f}z"
+    )
+    return (
+        f'<g class="branch" data-kind="{branch.kind}" data-count="{branch.count if branch.joins else -branch.count}">'
+        f"<title>{escape(label + share)}</title>"
+        f'<path fill="{COLOURS[branch.kind]}" opacity=".8" d="{ribbon}"/>'
+        f'<text x="{LABELS}" y="{middle + 4.5:.1f}">{escape(shown)}'
+        f'<tspan opacity=".65">{escape(share)}</tspan></text></g>'
     )

@@ -68,26 +68,33 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
         + _draw_text(left - 5, y + 4, _format_number(at), "end")
         for at in levels
     ]
-    drawn = [
-        _draw_bar(histogram, i, left + i * step, step, bottom, scale * count)
-        for i, count in enumerate(histogram.counts)
-    ]
-    axis = f'<path stroke="{INK}" d="M{left} {bottom}.5H{width - 8}"/>'
-    labels = [
-        _draw_tick(left + _locate_value(histogram.edges, at) * step, bottom, _format_number(at), width)
-        for at in _choose_axis_ticks(histogram, most=max(2, (width - left) // 48))
-    ]
+    drawn: list[str] = []
+    for i, count in enumerate(histogram.counts):
+        if count:
+            lower, upper, tall = histogram.edges[i], histogram.edges[i + 1], max(scale * count, 1)
+            colour = OVER if histogram.limit is not None and lower >= histogram.limit else BAR
+            drawn.append(
+                f'<rect fill="{colour}" x="{left + i * step + 0.5:.1f}" y="{bottom - tall:.1f}" '
+                f'width="{max(step - 1, 0.5):.1f}" height="{tall:.1f}"><title>{_format_number(lower)} to '
+                f"{_format_number(upper)}: {count:,}</title></rect>"
+            )
+    drawn.append(f'<path stroke="{INK}" d="M{left} {bottom}.5H{width - 8}"/>')
+    for at in _choose_axis_ticks(histogram, most=max(2, (width - left) // 48)):
+        x, label = left + _locate_value(histogram.edges, at) * step, _format_number(at)
+        # The number below the tick stays inside the picture.
+        half = 3.5 * len(label)
+        drawn.append(f'<path stroke="{INK}" d="M{x:.1f} {bottom}v4"/>')
+        drawn.append(_draw_text(max(half, min(x, width - half)), bottom + 15, label, "middle"))
+    if histogram.limit is not None and histogram.counts:
+        place = _locate_value(histogram.edges, histogram.limit)
+        x, is_left = left + place * step, place < len(histogram.counts) / 2
+        label = f"limit {_format_number(histogram.limit)}{' →' if histogram.limit > histogram.edges[-1] else ''}"
+        drawn += [
+            f'<path stroke="{MARK}" stroke-dasharray="4 3" d="M{x:.1f} {top - 6}V{bottom}"/>',
+            _draw_text(x + (4 if is_left else -4), top, label, "start" if is_left else "end"),
+        ]
     heading = f"{histogram.title} ({histogram.unit}): {sum(histogram.counts):,} total"
-    title = _draw_text(8, 16, heading, "start")
-    mark = _draw_limit_mark(histogram, left, step, top, bottom)
-    return _wrap_svg(width, height, histogram.title, [title, *grid, *drawn, axis, *labels, *mark])
-
-
-def _draw_tick(x: float, bottom: int, label: str, width: int) -> str:
-    """Draw a tick with its number below it, which stays inside the picture."""
-    half = 3.5 * len(label)
-    middle = max(half, min(x, width - half))
-    return f'<path stroke="{INK}" d="M{x:.1f} {bottom}v4"/>' + _draw_text(middle, bottom + 15, label, "middle")
+    return _wrap_svg(width, height, histogram.title, [_draw_text(8, 16, heading, "start"), *grid, *drawn])
 
 
 def _choose_axis_ticks(histogram: Histogram, *, most: int) -> list[float]:
@@ -110,34 +117,6 @@ def choose_round_ticks(lowest: float, highest: float, most: int) -> list[float]:
     step = next(step * factor for factor in (1, 2, 5, 10, 20) if (highest - lowest) / (step * factor) <= most)
     first, last = ceil(lowest / step - 1e-9), floor(highest / step + 1e-9)
     return [round(at * step, 12) for at in range(first, last + 1)]
-
-
-def _draw_bar(histogram: Histogram, i: int, x: float, step: float, bottom: int, tall: float) -> str:
-    count = histogram.counts[i]
-    if not count:
-        return ""
-    lower, upper = histogram.edges[i], histogram.edges[i + 1]
-    colour = OVER if histogram.limit is not None and lower >= histogram.limit else BAR
-    tall = max(tall, 1)
-    return (
-        f'<rect fill="{colour}" x="{x + 0.5:.1f}" y="{bottom - tall:.1f}" width="{max(step - 1, 0.5):.1f}" '
-        f'height="{tall:.1f}"><title>{_format_number(lower)} to {_format_number(upper)}: {count:,}</title></rect>'
-    )
-
-
-def _draw_limit_mark(histogram: Histogram, left: int, step: float, top: int, bottom: int) -> list[str]:
-    if histogram.limit is None or not histogram.counts:
-        return []
-    place = _locate_value(histogram.edges, histogram.limit)
-    x = left + place * step
-    beyond = " →" if histogram.limit > histogram.edges[-1] else ""
-    anchor = "start" if place < len(histogram.counts) / 2 else "end"
-    return [
-        f'<path stroke="{MARK}" stroke-dasharray="4 3" d="M{x:.1f} {top - 6}V{bottom}"/>',
-        _draw_text(
-            x + (4 if anchor == "start" else -4), top, f"limit {_format_number(histogram.limit)}{beyond}", anchor
-        ),
-    ]
 
 
 def _locate_value(edges: Sequence[float], value: float) -> float:
@@ -183,28 +162,22 @@ def draw_histogram_text(histogram: Histogram, *, width: int = 72, lines: int = 2
 
     Neighbouring bins are merged until about `lines` remain, but never across the limit.
     """
-    joined = _join_bins(histogram, lines)
-    head = f"{histogram.title} ({histogram.unit})"
-    ranges = [f"{_format_number(lower)} to {_format_number(upper)}" for lower, upper, _ in joined]
-    drawn = draw_bars_text([(r, count) for r, (_, _, count) in zip(ranges, joined, strict=True)], width=width)
-    body = drawn.splitlines()
-    if histogram.limit is not None:
-        below = sum(1 for lower, _, _ in joined if lower < histogram.limit)
-        body.insert(below, f"── limit {_format_number(histogram.limit)} ".ljust(width, "─"))
-    return "\n".join([head, *body])
-
-
-def _join_bins(histogram: Histogram, lines: int) -> list[tuple[float, float, int]]:
-    """Merge runs of bins; a new run starts at the limit."""
     bins = list(zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False))
     run = max(ceil(len(bins) / lines), 1)
     below = sum(1 for lower, _, _ in bins if histogram.limit is not None and lower < histogram.limit)
     starts = sorted({*range(0, below, run), *range(below, len(bins), run)})
-    ends = [*starts[1:], len(bins)]
-    return [
-        (bins[a][0], bins[b - 1][1], sum(count for _, _, count in bins[a:b]))
-        for a, b in zip(starts, ends, strict=False)
+    bars = [
+        (
+            f"{_format_number(bins[first][0])} to {_format_number(bins[end - 1][1])}",
+            sum(count for _, _, count in bins[first:end]),
+        )
+        for first, end in zip(starts, [*starts[1:], len(bins)], strict=False)
     ]
+    body = draw_bars_text(bars, width=width).splitlines()
+    if histogram.limit is not None:
+        rule = f"── limit {_format_number(histogram.limit)} ".ljust(width, "─")
+        body.insert(sum(start < below for start in starts), rule)
+    return "\n".join([f"{histogram.title} ({histogram.unit})", *body])
 
 
 def draw_bars_text(items: Sequence[tuple[str, float]], *, width: int = 72) -> str:
@@ -215,20 +188,13 @@ def draw_bars_text(items: Sequence[tuple[str, float]], *, width: int = 72) -> st
     numbers = max(len(_format_number(value)) for _, value in items)
     room = max(width - names - numbers - len(" │ "), 1)
     highest = max(value for _, value in items) or 1
-    return "\n".join(
-        (
-            f"{_shorten_label(name, names):>{names}} │{_draw_blocks(value / highest, room)} {_format_number(value)}"
-        ).rstrip()
-        for name, value in items
-    )
-
-
-def _draw_blocks(share: float, room: int) -> str:
-    eighths = floor(max(share, 0) * room * 8 + 0.5)
-    if share > 0:
-        eighths = max(eighths, 1)
-    whole, rest = divmod(eighths, 8)
-    return BLOCKS[8] * whole + (BLOCKS[rest] if rest else "")
+    lines: list[str] = []
+    for name, value in items:
+        eighths = floor(max(value / highest, 0) * room * 8 + 0.5)
+        whole, rest = divmod(max(eighths, 1) if value / highest > 0 else eighths, 8)
+        bar = BLOCKS[8] * whole + (BLOCKS[rest] if rest else "")
+        lines.append(f"{_shorten_label(name, names):>{names}} │{bar} {_format_number(value)}".rstrip())
+    return "\n".join(lines)
 
 
 def _format_number(value: float) -> str:

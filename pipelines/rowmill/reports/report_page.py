@@ -28,7 +28,7 @@ from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_
 from rowmill.core.console import escape_control_characters
 from rowmill.core.html import clip_text
 from rowmill.core.stage_names import GPU_PARTITIONS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS, TRUNCATION_STATS
-from rowmill.core.storage import File, digest_json
+from rowmill.core.storage import digest_json
 from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
 from rowmill.inspection.sequences import SequenceTokens, describe_segment, view_sequence
@@ -85,7 +85,16 @@ def write_report(project: Project) -> str:
     """Write the report of the current build; return its path or URL."""
     store, path = project.store, report_path(project.recipe.name)
     build = load_build_view(project)
-    digest_comment = f"<!-- {_digest_content(build)} -->"
+    # What the report shows: the current versions and their check results.
+    digest = digest_json(
+        PAGE_VERSION,
+        [output.version if output is not None else "" for output in build.made.values()],
+        [step.code_version for step in build.steps],
+        [(one.check, one.threshold_digest, one.message) for results in build.results.values() for one in results],
+        None if build.changes is None else asdict(build.changes),
+        build.undelivered,
+    )
+    digest_comment = f"<!-- {digest} -->"
     if not (store.exists(path) and store.read(path).decode().endswith(f"{digest_comment}\n")):
         store.write(path, f"{render_report(build)}{digest_comment}\n".encode())
     return store.path(path)
@@ -94,18 +103,6 @@ def write_report(project: Project) -> str:
 def write_build_report(project: Project) -> str:
     """Write the report at the end of a build, and make damaged files again that it shows."""
     return runner.read_and_repair(project, partial(write_report, project))
-
-
-def _digest_content(build: BuildView) -> str:
-    """Return a digest of a report's content: the current versions and their check results."""
-    versions = [output.version if output is not None else "" for output in build.made.values()]
-    results = [
-        (result.check, result.threshold_digest, result.message) for group in build.results.values() for result in group
-    ]
-    changes = None if build.changes is None else asdict(build.changes)
-    return digest_json(
-        PAGE_VERSION, versions, [step.code_version for step in build.steps], results, changes, build.undelivered
-    )
 
 
 def render_report(build: BuildView) -> str:
@@ -122,8 +119,8 @@ def render_report(build: BuildView) -> str:
         .render(
             build=build,
             links=["summary", *sections, *build.project.recipe.datasets, "order and ranks", "rows"],
-            headline=list(_list_headline_numbers(build)),
-            build_facts=join_facts(_list_build_facts(build)),
+            headline=_list_headline_numbers(build),
+            build_facts=_describe_build(build),
             changes=None if build.changes is None else tabulate_changes(build.changes),
             changed=[] if build.changes is None else describe_changes(build.changes),
             cards=[_make_card(build, at, name) for at, name in enumerate(build.project.recipe.datasets)],
@@ -153,15 +150,28 @@ def open_templates() -> "Environment":
     def show(value: object) -> object:
         return value if hasattr(value, "__html__") else escape_control_characters(str(value))
 
+    def describe_output(output: Manifest) -> str:
+        built = f"built {output.built_at[:19].replace('T', ' ')} UTC"
+        return join_facts([f"version {output.version}", built, format_seconds(output.seconds), output.run_id])
+
     def link_expectations(key: StageKey) -> str:
         return expectation_suite.expectations_page_path(key).removeprefix(f"reports/{key[0]}/")
 
     def list_stage_tables(output: Manifest) -> Iterator[tuple[str, str, list[str]]]:
-        for name, shown, about in list_tables(output):
-            if says_something(shown):
-                cut = f"the first {MAX_TABLE_ROWS} of {len(shown.rows):,}" if len(shown.rows) > MAX_TABLE_ROWS else ""
-                markup = html.render_table(shown.columns, _format_shares(shown)[:MAX_TABLE_ROWS])
-                yield name.replace("_", " "), markup, [note for note in (cut, about) if note]
+        for name, table, about in list_tables(output):
+            if not says_something(table):
+                continue
+            is_share = [column in SHARE_COLUMNS or column.endswith("_share") for column in table.columns]
+            rows = [
+                [
+                    format_percent(cell) if share and isinstance(cell, float) and 0 <= cell <= 1 else cell
+                    for cell, share in zip(row, is_share, strict=True)
+                ]
+                for row in table.rows[:MAX_TABLE_ROWS]
+            ]
+            cut = f"the first {MAX_TABLE_ROWS} of {len(table.rows):,}" if len(table.rows) > MAX_TABLE_ROWS else ""
+            markup = html.render_table(table.columns, rows)
+            yield name.replace("_", " "), markup, [note for note in (cut, about) if note]
 
     environment = Environment(
         loader=FunctionLoader(_read_asset),
@@ -172,7 +182,7 @@ def open_templates() -> "Environment":
         undefined=StrictUndefined,
     )
     functions: dict[str, Any] = {
-        "describe_output": _describe_output,
+        "describe_output": describe_output,
         "draw_flow": flows.draw_flow_svg,
         "draw_plots": lambda output: plots.draw_plots(output, width=PLOT_WIDTH).values(),
         "format_key": console.format_key,
@@ -190,32 +200,32 @@ def open_templates() -> "Environment":
 # ── Header, cards and tables ───────────────────────────────────────────────────────────────────────
 
 
-def _list_headline_numbers(build: BuildView) -> Iterator[tuple[str, str]]:
-    """Yield what training will see, as pairs of a value and its name."""
+def _list_headline_numbers(build: BuildView) -> list[tuple[str, str]]:
+    """Return what training will see, as pairs of a value and its name."""
     order = build.find_facts(None, TRAINING_SPLITS, TrainingSplitsFacts)
     ranks = build.find_facts(None, GPU_PARTITIONS, GpuPartitionsFacts)
     if order is None:
-        return
-    yield f"{order.tokens:,}", "tokens to train on"
-    yield format_percent(order.trained_tokens, order.tokens), "of them trained"
-    yield f"{order.places:,}", f"sequences of {build.project.recipe.seq_len:,}"
-    yield f"{order.steps:,}", "step" if order.steps == 1 else "steps"
-    if ranks is not None:
-        yield f"{ranks.ranks:,}", "rank" if ranks.ranks == 1 else "ranks"
+        return []
+    return [
+        (f"{order.tokens:,}", "tokens to train on"),
+        (format_percent(order.trained_tokens, order.tokens), "of them trained"),
+        (f"{order.places:,}", f"sequences of {build.project.recipe.seq_len:,}"),
+        (f"{order.steps:,}", "step" if order.steps == 1 else "steps"),
+        *([(f"{ranks.ranks:,}", "rank" if ranks.ranks == 1 else "ranks")] if ranks is not None else []),
+    ]
 
 
-def _list_build_facts(build: BuildView) -> Iterator[str]:
-    """Yield the tokenizer, the dates of the data and of the build, and the version."""
+def _describe_build(build: BuildView) -> str:
+    """Return the tokenizer, the dates of the data and of the build, and the version."""
     recipe = build.project.recipe
+    facts = [format_count(len(recipe.datasets), "dataset"), f"tokenizer {recipe.tokenizer_choice.name}"]
     built = [output for output in build.made.values() if output is not None]
-    yield format_count(len(recipe.datasets), "dataset")
-    yield f"tokenizer {recipe.tokenizer_choice.name}"
     read = [output for output in built if output.stage == RAW_DATASET]
     for label, outputs in (("data read", read), ("built", built)):
         if outputs:
-            yield f"{label} {format_time(max(output.built_at for output in outputs))}"
+            facts.append(f"{label} {format_time(max(output.built_at for output in outputs))}")
     last = build.find_output(None, GPU_PARTITIONS) or build.find_output(None, TRAINING_SPLITS)
-    yield f"version {last.version[:12]}" if last is not None else ""
+    return join_facts([*facts, f"version {last.version[:12]}" if last is not None else ""])
 
 
 def _make_card(build: BuildView, at: int, name: str) -> dict[str, Any]:
@@ -244,27 +254,10 @@ def _make_card(build: BuildView, at: int, name: str) -> dict[str, Any]:
     }
 
 
-def _describe_output(output: Manifest) -> str:
-    built = f"built {output.built_at[:19].replace('T', ' ')} UTC"
-    return join_facts([f"version {output.version}", built, format_seconds(output.seconds), output.run_id])
-
-
 def says_something(table: DisplayTable) -> bool:
     """Return whether a table has rows, and not only counts of zero; a measure of 0.0 says something."""
     numbers = [cell for row in table.rows for cell in row if isinstance(cell, int | float)]
     return bool(table.rows) and (not numbers or any(isinstance(cell, float) or cell for cell in numbers))
-
-
-def _format_shares(table: DisplayTable) -> list[list[object]]:
-    """Return a table's rows with shares as per cent."""
-    shares = {i for i, name in enumerate(table.columns) if name in SHARE_COLUMNS or name.endswith("_share")}
-    return [
-        [
-            format_percent(cell) if i in shares and isinstance(cell, float) and 0 <= cell <= 1 else cell
-            for i, cell in enumerate(row)
-        ]
-        for row in table.rows
-    ]
 
 
 # ── Packed sequences ───────────────────────────────────────────────────────────────────────────────
@@ -364,24 +357,20 @@ def _start_text(text: str) -> str:
 
 
 def _iterate_samples(build: BuildView, encoders: Mapping[str, Encoder]) -> Iterator[_Row]:
+    """Yield examples from the first, the middle and the last part of each dataset, each spread over its part."""
     budget = MAX_SAMPLE_BYTES // max(len(encoders), 1) // SAMPLES_PER_DATASET
     for name, encoder in encoders.items():
         output = build.find_output(name, TOKENIZED_EXAMPLES)
         files = [file for file in output.files("examples") if file.rows] if output is not None else []
-        for example in _choose_samples(build, files) if files else ():
-            yield _make_sample(name, example, encoder, budget)
-
-
-def _choose_samples(build: BuildView, files: Sequence[File]) -> Iterator[dict[str, Any]]:
-    """Yield examples from the first, the middle and the last part, each spread over its part."""
-    chosen = list({file.path: file for file in (files[0], files[len(files) // 2], files[-1])}.values())
-    each = -(-SAMPLES_PER_DATASET // len(chosen))
-    remaining = SAMPLES_PER_DATASET
-    for file in chosen:
-        table = build.project.store.table(file)
-        places = sorted({int(at) for at in np.linspace(0, table.num_rows - 1, min(each, remaining, table.num_rows))})
-        remaining -= len(places)
-        yield from table.take(places).to_pylist()
+        chosen = {files[at].path: files[at] for at in (0, len(files) // 2, -1)} if files else {}
+        remaining = SAMPLES_PER_DATASET
+        for file in chosen.values():
+            table = build.project.store.table(file)
+            count = min(-(-SAMPLES_PER_DATASET // len(chosen)), remaining, table.num_rows)
+            places = sorted({int(at) for at in np.linspace(0, table.num_rows - 1, count)})
+            remaining -= len(places)
+            for example in table.take(places).to_pylist():
+                yield _make_sample(name, example, encoder, budget)
 
 
 def _make_sample(name: str, example: Mapping[str, Any], encoder: Encoder, budget: int) -> _Row:
@@ -416,8 +405,18 @@ def list_token_kinds(example: Mapping[str, Any]) -> list[tuple[str, bool]]:
 
 
 def _list_rejects(build: BuildView) -> Iterator[_Row]:
-    outputs = [(key, output) for key, output in sorted(build.made.items()) if output is not None]
-    rejects = [(key[1], line) for key, output in outputs for line in _iterate_rejects(build, output)]
+    """Yield the first rejects of each reason of each stage, reading as few parts as possible."""
+    rejects: list[tuple[str, dict[str, Any]]] = []
+    for key, output in sorted(build.made.items()):
+        ledger = () if output is None else output.ledger
+        remaining = {reason: min(count, MAX_REJECTS_PER_REASON) for _, reason, count in ledger if reason}
+        for file in () if output is None else output.files("rejects"):
+            if not any(remaining.values()):
+                break
+            for line in build.project.store.table(file).to_pylist() if file.rows else ():
+                if remaining.get(line["reason"], 0) > 0:
+                    remaining[line["reason"]] -= 1
+                    rejects.append((key[1], line))
     budget = min(MAX_REJECT_BYTES // max(len(rejects), 1), 2_000)
     for dataset, line in rejects:
         raw, reason = line["raw"].decode(errors="replace"), line["reason"]
@@ -425,15 +424,3 @@ def _list_rejects(build: BuildView) -> Iterator[_Row]:
         detail, shown = clip_text(line["detail"], budget // 4), clip_text(raw, budget // 2)
         facts = join_facts([f"rejected at {line['stage']}", f"row {line['row_id']}"])
         yield _Row(dataset, reason, None, len(raw), title, start, detail, facts, [("", "", shown)])
-
-
-def _iterate_rejects(build: BuildView, output: Manifest) -> Iterator[dict[str, Any]]:
-    """Yield the first rejects of each reason of a stage, reading as few parts as possible."""
-    remaining = {reason: min(count, MAX_REJECTS_PER_REASON) for _, reason, count in output.ledger if reason}
-    for file in output.files("rejects"):
-        if not any(remaining.values()):
-            return
-        for line in build.project.store.table(file).to_pylist() if file.rows else ():
-            if remaining.get(line["reason"], 0) > 0:
-                remaining[line["reason"]] -= 1
-                yield line

@@ -27,19 +27,19 @@ from rowmill.core.console import (
     make_grid,
 )
 from rowmill.core.json import Json, from_json, to_json
-from rowmill.inspection.chat_templates import ShapeProof, TemplateProof, TemplateReport, get_remedy
+from rowmill.inspection.chat_templates import TemplateProof, TemplateReport
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TokenClass
 from rowmill.inspection.sequences import (
     SequenceTokens,
     SequenceTrace,
     SequenceTree,
     TokenTrace,
-    TreeExample,
     describe_segment,
     format_range,
 )
 from rowmill.inspection.trace import RowOrigin, RowTrace, SegmentLocation, SequenceOccurrence
 from rowmill.schema.examples import ROW_FIELDS, find_token_fields
+from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import ROW_KIND_COLUMNS
 
 CLASS_STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
@@ -68,8 +68,7 @@ def render_inspected_record(record: InspectedRecord, *, colours: bool) -> Render
         label_value("raw", _clip_text(record.raw.decode(errors="replace"), MAX_RAW_CHARS)),
     ]
     if record.row is not None:
-        lines += [label_value("report", _format_parse_report(record.row)), *_render_structured_row(record.row)]
-        lines += _render_kind_columns(record.row)
+        lines += [label_value("report", _format_parse_report(record.row)), *_render_row(record.row)]
     if record.rejected is not None:
         stage, reason, detail = record.rejected
         lines.append(
@@ -108,32 +107,26 @@ def _format_parse_report(row: Mapping[str, Any]) -> str:
     return join_facts([*notes, *row["notes"]])
 
 
-def _render_structured_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _render_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Show a row's texts or messages, then what a row of its kind has beside them, and the fields that are declared."""
     if row["messages"] is None:
-        for name in ("text", "output"):
+        labels = {"text": "text" if row["output"] is None else "prompt", "output": "response"}
+        for name, label in labels.items():
             if row[name] is not None:
-                yield label_value(
-                    {"text": "prompt" if row["output"] is not None else "text"}.get(name, "response"),
-                    _flatten_text(row[name]),
-                )
-        return
-    if row["tools"] is not None:
-        yield label_value("tools", _flatten_text(row["tools"]))
-    messages: list[dict[str, Json]] = from_json(row["messages"])
-    left_out = range(MAX_SHOWN_MESSAGES - 4, len(messages) - 4) if len(messages) > MAX_SHOWN_MESSAGES else range(0)
-    for i, message in enumerate(messages):
-        if i not in left_out:
-            yield label_value(
-                "structured" if i == 0 else "", f"{i:>2} {message['role']:<10} {_format_message(message)}"
-            )
-        elif i == left_out.start:
-            yield label_value("", f" … {len(left_out)} more messages")
-
-
-def _render_kind_columns(row: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Show what a row of its kind has beside messages and texts, and the fields that its dataset declares."""
-    declared = (*find_token_fields(row), *ROW_FIELDS)
-    for name in (*(field.name for field in ROW_KIND_COLUMNS.get(row["kind"], ())), *declared):
+                yield label_value(label, _flatten_text(row[name]))
+    else:
+        if row["tools"] is not None:
+            yield label_value("tools", _flatten_text(row["tools"]))
+        messages: list[dict[str, Json]] = from_json(row["messages"])
+        left_out = range(MAX_SHOWN_MESSAGES - 4, len(messages) - 4) if len(messages) > MAX_SHOWN_MESSAGES else range(0)
+        for i, message in enumerate(messages):
+            if i not in left_out:
+                shown = f"{i:>2} {message['role']:<10} {_format_message(message)}"
+                yield label_value("structured" if i == 0 else "", shown)
+            elif i == left_out.start:
+                yield label_value("", f" … {len(left_out)} more messages")
+    of_kind = (field.name for field in ROW_KIND_COLUMNS.get(row["kind"], ()))
+    for name in (*of_kind, *find_token_fields(row), *ROW_FIELDS):
         value = row.get(name)
         if value is not None:
             yield label_value(name, _flatten_text(value if type(value) is str else to_json(value)))
@@ -238,36 +231,30 @@ def _render_tree(trace: SequenceTrace, tree: SequenceTree) -> Iterator[Renderabl
         )
     yield make_grid(["segment", "continues", "tokens", "positions", "length", "trained", "examples"], segments)
     origins = {place.example_id: origin for place, origin in zip(trace.places, trace.origins, strict=True)}
-    examples = [
-        (
-            number,
-            _format_number_ranges(example.segments),
-            example.tokens,
-            _format_targets(example),
-            example.example_id,
-            _format_origin(origins[example.example_id]),
+    examples: list[Sequence[object]] = []
+    for number, example in enumerate(tree.examples):
+        # Numbers that follow each other as a range: `0 to 3, 7`.
+        runs = groupby(enumerate(example.segments), key=lambda pair: pair[1] - pair[0])
+        listed = [[segment for _, segment in run] for _, run in runs]
+        # The positions that it trains, with the weight of those that do not have 1.
+        targets = [
+            f"{format_range(first, count)}{'' if weight == 1 else f' × {weight:g}'}"
+            for first, count, weight in example.targets
+        ]
+        if len(targets) > MAX_SHOWN_TARGETS:
+            targets[MAX_SHOWN_TARGETS:] = [f"{len(targets) - MAX_SHOWN_TARGETS} more"]
+        examples.append(
+            (
+                number,
+                ", ".join(format_range(run[0], len(run)) for run in listed),
+                example.tokens,
+                ", ".join(targets),
+                example.example_id,
+                _format_origin(origins[example.example_id]),
+            )
         )
-        for number, example in enumerate(tree.examples)
-    ]
     yield Text("")
     yield make_grid(["example", "segments", "tokens", "trains positions", "id", "source"], examples)
-
-
-def _format_number_ranges(numbers: Sequence[int]) -> str:
-    """Format ascending numbers, those that follow each other as a range: `0 to 3, 7`."""
-    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    listed = [[number for _, number in run] for _, run in runs]
-    return ", ".join(format_range(run[0], len(run)) for run in listed)
-
-
-def _format_targets(example: TreeExample) -> str:
-    """Name the positions that an example trains, with the weight of those that do not have 1."""
-    shown = [
-        f"{format_range(first, count)}{'' if weight == 1 else f' × {weight:g}'}"
-        for first, count, weight in example.targets[:MAX_SHOWN_TARGETS]
-    ]
-    rest = len(example.targets) - len(shown)
-    return ", ".join([*shown, *([f"{rest} more"] if rest else [])])
 
 
 # ── Traces of rows, sequences and tokens ───────────────────────────────────────────────────────────
@@ -275,32 +262,29 @@ def _format_targets(example: TreeExample) -> str:
 
 def render_row_traces(traces: Sequence[RowTrace]) -> RenderableType:
     """Show each row's source, its outcome at each stage, and every place that holds its tokens."""
-    return Group(*(line for trace in traces for line in _render_row_trace(trace)))
-
-
-def _render_row_trace(trace: RowTrace) -> Iterator[RenderableType]:
-    yield Text.assemble((trace.dataset, HEAD), f"  {trace.row_id}")
-    yield from _render_origin(trace.origin)
-    for i, fate in enumerate(trace.fates):
-        outcome = join_facts([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
-        yield label_value("" if i else "fate", outcome, BAD if fate.state == "rejected" else "")
-    for i, (name, tokens, trained) in enumerate(trace.examples):
-        yield label_value(
-            "" if i else "examples", f"{name} · {format_count(tokens, 'token')}, {format_value(trained)} trained"
-        )
-    for i, place in enumerate(trace.places):
-        yield label_value("" if i else "places", _format_place(trace.dataset, place))
-        yield label_value("", f"  {place.shard}, row {place.shard_row}", DIM)
-        yield from _render_occurrences("", place.showings)
-    if trace.order_note:
-        yield label_value("" if trace.places else "places", trace.order_note, LOOK)
-    yield Text("")
-
-
-def _format_place(dataset: str, location: SegmentLocation) -> str:
-    extent = f"tokens {location.offset} to {location.offset + location.length - 1}"
-    cut = f"from token {location.start} of {location.example_id}" if location.start else location.example_id
-    return join_facts([f"{dataset}/{location.split}/{location.sequence}", f"segment {location.segment}", extent, cut])
+    lines: list[RenderableType] = []
+    for trace in traces:
+        lines += [Text.assemble((trace.dataset, HEAD), f"  {trace.row_id}"), *_render_origin(trace.origin)]
+        for i, fate in enumerate(trace.fates):
+            outcome = join_facts([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
+            lines.append(label_value("" if i else "fate", outcome, BAD if fate.state == "rejected" else ""))
+        for i, (name, tokens, trained) in enumerate(trace.examples):
+            counts = f"{format_count(tokens, 'token')}, {format_value(trained)} trained"
+            lines.append(label_value("" if i else "examples", f"{name} · {counts}"))
+        for i, place in enumerate(trace.places):
+            facts = [
+                f"{trace.dataset}/{place.split}/{place.sequence}",
+                f"segment {place.segment}",
+                f"tokens {place.offset} to {place.offset + place.length - 1}",
+                f"from token {place.start} of {place.example_id}" if place.start else place.example_id,
+            ]
+            lines.append(label_value("" if i else "places", join_facts(facts)))
+            lines.append(label_value("", f"  {place.shard}, row {place.shard_row}", DIM))
+            lines += _render_occurrences("", place.showings)
+        if trace.order_note:
+            lines.append(label_value("" if trace.places else "places", trace.order_note, LOOK))
+        lines.append(Text(""))
+    return Group(*lines)
 
 
 def _render_occurrences(name: str, showings: Sequence[SequenceOccurrence]) -> Iterator[RenderableType]:
@@ -314,12 +298,17 @@ def _render_occurrences(name: str, showings: Sequence[SequenceOccurrence]) -> It
 
 
 def _render_origin(origin: RowOrigin) -> Iterator[RenderableType]:
+    yield label_value("source", _format_origin(origin))
     if origin.line is None:
-        yield label_value("source", f"{origin.url}, record {origin.record}")
         yield label_value("", origin.problem, LOOK)
-        return
-    yield label_value("source", format_source_line(origin.url, origin.reader, origin.line))
-    yield label_value("raw", _clip_text(origin.raw.decode(errors="replace"), MAX_RAW_CHARS))
+    else:
+        yield label_value("raw", _clip_text(origin.raw.decode(errors="replace"), MAX_RAW_CHARS))
+
+
+def _format_origin(origin: RowOrigin) -> str:
+    if origin.line is None:
+        return f"{origin.url}, record {origin.record}"
+    return format_source_line(origin.url, origin.reader, origin.line)
 
 
 def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
@@ -336,18 +325,20 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
         lines.append(label_value("shown", trace.order_note, LOOK))
     if trace.token is None:
         problems = dict.fromkeys(origin.problem for origin in trace.origins if origin.problem)
-        segments = [Text(""), _render_segments(trace)] if trace.tree is None else _render_tree(trace, trace.tree)
-        return Group(
-            *lines,
-            *segments,
-            *(Text(f"  {escape_control_characters(p)}", LOOK) for p in problems),
-        )
+        lines += _render_segments(trace) if trace.tree is None else _render_tree(trace, trace.tree)
+        return Group(*lines, *(Text(f"  {escape_control_characters(problem)}", LOOK) for problem in problems))
     at = trace.token.at
     holding = [i for i, place in enumerate(trace.places) if place.offset <= at < place.offset + place.length]
     lines += _render_token(trace.token, trace.places[holding[0]])
     if trace.tree is not None:
+        # Which of the examples that share the token train it, and with what weight.
         numbers = trace.tree.segments[trace.places[holding[0]].segment].examples
-        lines += _render_sharing(trace.token.position, [trace.tree.examples[number] for number in numbers])
+        examples = [trace.tree.examples[number] for number in numbers]
+        weights = [(example.example_id, example.find_weight(trace.token.position)) for example in examples]
+        trained = [f"{name} × {weight:g}" for name, weight in weights if weight is not None]
+        shared = f"by {format_count(len(examples), 'example')}, of which {len(trained)} train it"
+        lines.append(label_value("shared", shared if len(examples) > 1 else "by no other example"))
+        lines += [label_value("" if i else "trained by", name) for i, name in enumerate(trained)]
     # A token of a shared segment comes from the rows of all its examples.
     origins = list({(trace.origins[i].url, trace.origins[i].record): trace.origins[i] for i in holding}.values())
     for origin in origins[:MAX_SHOWN_OCCURRENCES]:
@@ -356,37 +347,19 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
     return Group(*lines, Text(""))
 
 
-def _render_sharing(position: int, examples: Sequence[TreeExample]) -> Iterator[RenderableType]:
-    """Show which of the examples that share a token train it, and with what weight."""
-    weights = [(example.example_id, example.find_weight(position)) for example in examples]
-    trained = [f"{name} × {weight:g}" for name, weight in weights if weight is not None]
-    shared = f"by {format_count(len(examples), 'example')}, of which {len(trained)} train it"
-    yield label_value("shared", shared if len(examples) > 1 else "by no other example")
-    for i, name in enumerate(trained):
-        yield label_value("" if i else "trained by", name)
-
-
-def _render_segments(trace: SequenceTrace) -> RenderableType:
-    columns = ["segment", "tokens", "length", "example", "source"]
-    rows: list[Sequence[object]] = []
-    for place, origin in zip(trace.places, trace.origins, strict=True):
-        cut = f" from token {place.start}" if place.start else ""
-        rows.append(
-            (
-                place.segment,
-                f"{place.offset} to {place.offset + place.length - 1}",
-                place.length,
-                f"{place.example_id}{cut}",
-                _format_origin(origin),
-            )
+def _render_segments(trace: SequenceTrace) -> Iterator[RenderableType]:
+    rows = [
+        (
+            place.segment,
+            f"{place.offset} to {place.offset + place.length - 1}",
+            place.length,
+            f"{place.example_id}{f' from token {place.start}' if place.start else ''}",
+            _format_origin(origin),
         )
-    return make_grid(columns, rows)
-
-
-def _format_origin(origin: RowOrigin) -> str:
-    if origin.line is None:
-        return f"{origin.url}, record {origin.record}"
-    return format_source_line(origin.url, origin.reader, origin.line)
+        for place, origin in zip(trace.places, trace.origins, strict=True)
+    ]
+    yield Text("")
+    yield make_grid(["segment", "tokens", "length", "example", "source"], rows)
 
 
 def _render_token(token: TokenTrace, location: SegmentLocation) -> Iterator[RenderableType]:
@@ -492,23 +465,33 @@ def render_proof(dataset: str, proof: TemplateProof) -> RenderableType:
             format_count(wrong, "wrong mask", "wrong masks"),
         ]
     )
-    return Group(
+    lines: list[RenderableType] = [
         Text.assemble((dataset, HEAD), "  masks of the chat template, compared with transformers' rendering"),
         label_value("shapes", Text(f"{format_count(len(proof.shapes), 'shape')}: {counts}", BAD if wrong else GOOD)),
-        *_render_defects(proof),
-        *(label_value("" if i else "template", fact) for i, fact in enumerate(proof.facts)),
-        *_render_refusals(proof),
-        Text(""),
-        *(line for shape in proof.shapes for line in _render_shape_sample(shape)),
-    )
-
-
-def _render_defects(proof: TemplateProof) -> Iterator[RenderableType]:
+    ]
     for shape in proof.shapes:
-        for defect in shape.defects:
-            yield label_value("✗ wrong", f"{shape.probe.description}: {describe_defect(defect)}", BAD)
+        sentences = (f"{shape.probe.description}: {describe_defect(defect)}" for defect in shape.defects)
+        lines += [label_value("✗ wrong", sentence, BAD) for sentence in sentences]
     if proof.defects:
-        yield label_value("", WRONG_REMEDY, LOOK)
+        lines.append(label_value("", WRONG_REMEDY, LOOK))
+    lines += [label_value("" if i else "template", fact) for i, fact in enumerate(proof.facts)]
+    for (reason, detail), count in proof.refusals.most_common():
+        lines.append(label_value("refused", join_facts([format_count(count, "shape"), reason, detail]), LOOK))
+        lines.append(label_value("", REASON_DESCRIPTIONS[reason].remedy, DIM))
+    lines.append(Text(""))
+    for shape in proof.shapes:
+        mark, style = {"proven": ("✓", GOOD), "wrong": ("✗", BAD)}.get(shape.outcome, ("!", LOOK))
+        lines.append(Text(f"{mark} {shape.probe.description}", style))
+        if shape.outcome == "refused":
+            refusal = join_facts(["refused", shape.reason, shape.detail])
+            lines.append(Text(escape_control_characters(f"  {refusal}"), DIM))
+        else:
+            if shape.outcome == "not_provable":
+                why = "the template reads message texts, which the proof replaces by placeholders"
+                lines.append(Text(f"  not provable: {why}", DIM))
+            lines.append(_mark_trained(shape.text, shape.trained))
+        lines.append(Text(""))
+    return Group(*lines)
 
 
 def describe_defect(defect: MaskDefect) -> str:
@@ -524,41 +507,14 @@ def describe_defect(defect: MaskDefect) -> str:
     )
 
 
-def _render_refusals(proof: TemplateProof) -> Iterator[RenderableType]:
-    for (reason, detail), count in proof.refusals.most_common():
-        yield label_value("refused", join_facts([format_count(count, "shape"), reason, detail]), LOOK)
-        yield label_value("", get_remedy(reason), DIM)
-
-
-def _render_shape_sample(shape: ShapeProof) -> Iterator[RenderableType]:
-    mark, style = {"proven": ("✓", GOOD), "wrong": ("✗", BAD)}.get(shape.outcome, ("!", LOOK))
-    yield Text(f"{mark} {shape.probe.description}", style)
-    if shape.outcome == "refused":
-        yield Text(escape_control_characters(f"  {join_facts(['refused', shape.reason, shape.detail])}"), DIM)
-    else:
-        if shape.outcome == "not_provable":
-            yield Text(
-                "  not provable: the template reads message texts, which the proof replaces by placeholders", DIM
-            )
-        yield mark_trained(shape.text, shape.trained)
-    yield Text("")
-
-
-def mark_trained(text: str, trained: tuple[tuple[int, int], ...]) -> Text:
-    """Return text with its trained ranges in ⟦brackets⟧, in green."""
+def _mark_trained(text: str, trained: tuple[tuple[int, int], ...]) -> Text:
+    """Return text with its trained ranges in ⟦brackets⟧, in green; adjoining ranges are one."""
     shown, position = Text(), 0
-    for start, end in _join_ranges(trained):
+    for i, (start, end) in enumerate(trained):
+        first = i == 0 or trained[i - 1][1] != start
+        last = i + 1 == len(trained) or trained[i + 1][0] != end
         shown.append(escape_control_characters(text[position:start]))
-        shown.append(f"⟦{escape_control_characters(text[start:end])}⟧", GOOD)
+        own = escape_control_characters(text[start:end])
+        shown.append(f"{'⟦' if first else ''}{own}{'⟧' if last else ''}", GOOD)
         position = end
     return shown.append(escape_control_characters(text[position:]))
-
-
-def _join_ranges(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, end in ranges:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((start, end))
-    return joined

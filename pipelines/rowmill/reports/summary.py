@@ -1,5 +1,6 @@
 """A recipe's current build as text for a terminal: its summary on one screen, its statistics, and its exports."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 from rich.console import Group, RenderableType
@@ -53,49 +54,44 @@ def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> s
             Text(""),
             make_grid(SUMMARY_COLUMNS, datasets, marked=total),
             Text(""),
-            *_render_left_out(build),
-            *_render_shared(build),
-            *([label_value("changed", "\n".join(describe_changes(build.changes)))] if build.changes else []),
-            *_render_places(build),
+            *_render_facts(build),
             *_render_failed_checks(build, shown),
             *_render_next_commands(build),
         )
     )
 
 
-def _render_left_out(build: BuildView) -> Iterator[RenderableType]:
-    counts: dict[str, int] = {}
-    for name in build.project.recipe.datasets:
+def _render_facts(build: BuildView) -> Iterator[RenderableType]:
+    """Yield what was left out, shared and changed, and where the shards, ranks and exports are."""
+    project = build.project
+    counts = Counter[str]()
+    for name in project.recipe.datasets:
         for _, state, reason, count in build.list_left_out(name):
-            counts[reason or state] = counts.get(reason or state, 0) + count
+            counts[reason or state] += count
     most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     if most:
         named = ", ".join(f"{count:,} {reason}" for reason, count in most[:SHOWN_REASONS])
         rest = sum(count for _, count in most[SHOWN_REASONS:])
         further = f", {rest:,} for {len(most) - SHOWN_REASONS} other reasons" if rest else ""
         yield label_value("left out", f"{named}{further}")
-
-
-def _render_shared(build: BuildView) -> Iterator[RenderableType]:
-    """Show what `packing.share_prefixes` saves over all datasets."""
-    packed = [build.find_output(name, PACKED_SHARDS) for name in build.project.recipe.datasets]
-    facts = [read_facts(PackedShardsFacts, output.facts) for output in packed if output is not None]
-    shared = sum(require_counted(counted.tokens_shared) for counted in facts if counted.tokens_shared)
+    packed = {
+        name: facts
+        for name in project.recipe.datasets
+        if (facts := build.find_facts(name, PACKED_SHARDS, PackedShardsFacts)) is not None
+    }
+    shared = sum(require_counted(facts.tokens_shared) for facts in packed.values() if facts.tokens_shared)
     if shared:
-        stored = sum(counted.tokens for counted in facts)
-        size = format_size(SHARED_TOKEN_BYTES * shared)
+        # What `packing.share_prefixes` saves over all datasets.
+        stored = sum(facts.tokens for facts in packed.values())
         yield label_value(
             "shared",
-            f"{shared:,} tokens, {size} before compression, are saved where examples begin alike: "
-            f"{stored:,} are stored, {(stored + shared) / stored:.1f} × fewer",
+            f"{shared:,} tokens, {format_size(SHARED_TOKEN_BYTES * shared)} before compression, are saved where "
+            f"examples begin alike: {stored:,} are stored, {(stored + shared) / stored:.1f} × fewer",
         )
-
-
-def _render_places(build: BuildView) -> Iterator[RenderableType]:
-    project = build.project
-    packed = [name for name in project.recipe.datasets if build.find_output(name, PACKED_SHARDS) is not None]
+    if build.changes is not None:
+        yield label_value("changed", "\n".join(describe_changes(build.changes)))
     if packed:
-        shown = packed[0] if len(packed) == 1 else f"{{{','.join(packed)}}}"
+        shown = next(iter(packed)) if len(packed) == 1 else f"{{{','.join(packed)}}}"
         yield label_value("shards", project.store.path(f"{project.recipe.name}/{shown}/{PACKED_SHARDS}"))
     if training := build.describe_training():
         yield label_value("training", "\n".join(training))

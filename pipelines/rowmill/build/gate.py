@@ -15,7 +15,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Final
 
 from rowmill.build.steps import Project, Step, find_upstream_steps
-from rowmill.checks import judge, upstream
+from rowmill.checks import judge
 from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.checks.gates import RUN_WAIVER_PREFIX, Threshold, Waiver, find_unknown_dataset, list_output_thresholds
 from rowmill.checks.judge import CheckResult
@@ -232,7 +232,7 @@ def open_generated_source(project: Project, step: Step) -> dict[StageKey, Manife
 
 
 def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated: Iterable[Manifest] = ()) -> None:
-    """Refuse inputs with an ancestor that fails its checks under the current thresholds; see `checks/upstream.py`."""
+    """Refuse inputs with an ancestor that fails its checks under the current thresholds; see `checks/judge.py`."""
     graph = project.graph
 
     def thresholds(output: Manifest) -> Sequence[Threshold]:
@@ -246,7 +246,7 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
         # The stages whose checks a dataset's output waits for without reading them.
         return [(*output.key[:-1], name) for name in sorted(catalog.find_stage(output.stage).gates)]
 
-    upstream.require_passing_ancestors(project.store, inputs, thresholds=thresholds, beside=beside, gated=gated)
+    judge.require_passing_ancestors(project.store, inputs, thresholds=thresholds, beside=beside, gated=gated)
 
 
 def require_one_history(inputs: Mapping[StageKey, Manifest]) -> None:

@@ -143,10 +143,8 @@ def write_published_counts(store: Store, ranks: Manifest) -> None:
         store.write_sealed(path, counts)
 
 
-@lru_cache(maxsize=8)
-def _decode_published(content: bytes) -> Mapping[str, Any] | None:
-    """Decode published counts; cached, because every stage of every dataset reads them several times per build."""
-    return parse_sealed(content)
+# Cached, because every stage of every dataset reads them several times per build.
+_decode_published = lru_cache(maxsize=8)(parse_sealed)
 
 
 def load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
@@ -230,25 +228,23 @@ def _measure_shrinkage(store: Store, output: Manifest) -> CrossStageMeasurement:
     if not fell:
         return CrossStageMeasurement(NOT_APPLICABLE, "the published build had no such counts")
     name, share = max(fell.items(), key=lambda item: item[1])
-    value = round(max(share, 0.0), 9)
     since = f"since version {published['version'][:12]}, published {published['at'][:19]}"
+    value = round(max(share, 0.0), 9)
     if not value:
         return CrossStageMeasurement(value, f"nothing decreased {since}")
-    what = (
-        f"{name}: {_format_count_or_share(now.get(name, 0))}, down from "
-        f"{_format_count_or_share(before['counts'][name])} {since}"
-    )
-    changed = _find_changed_options(store, output, published)
-    return CrossStageMeasurement(
-        value, f"{what}; the options of {changed} changed as well" if changed else what, bool(changed)
-    )
+    after, earlier = (_format_count_or_share(count) for count in (now.get(name, 0), before["counts"][name]))
+    return _excuse_changed_options(store, output, published, value, f"{name}: {after}, down from {earlier} {since}")
 
 
-def _find_changed_options(store: Store, output: Manifest, published: Mapping[str, Any]) -> str:
-    """Return a stage of the output's history whose options differ from the published build's; empty if none does."""
+def _excuse_changed_options(
+    store: Store, output: Manifest, published: Mapping[str, Any], value: float, what: str
+) -> CrossStageMeasurement:
+    """Return a measurement, intended if options of the output's history differ from those of the published build."""
     earlier = published["stages"]
     history = (("/".join(stage.key), stage.code_version) for stage in iterate_history(store, output))
-    return next((name for name, code in history if earlier.get(name, {}).get("code_version") != code), "")
+    changed = next((name for name, code in history if earlier.get(name, {}).get("code_version") != code), "")
+    excuse = f"; the options of {changed} changed as well" if changed else ""
+    return CrossStageMeasurement(value, f"{what}{excuse}", bool(changed))
 
 
 def measure_shifts(store: Store, examples: Manifest, published: Mapping[str, Any]) -> list[drift.Shift] | None:
@@ -278,15 +274,7 @@ def _measure_drift(store: Store, examples: Manifest) -> CrossStageMeasurement:
     bins = "; ".join(f"{name} {_format_count_or_share(p)} → {_format_count_or_share(q)}" for name, p, q in worst.bins)
     since = f"since version {published['version'][:12]}, published {published['at'][:19]}"
     what = f"distribution of {worst.distribution}: {bins or 'unchanged'} {since}"
-    changed = _find_changed_options(store, examples, published)
-    return CrossStageMeasurement(
-        worst.index or 0.0, f"{what}; the options of {changed} changed as well" if changed else what, bool(changed)
-    )
-
-
-def _identify_drift(store: Store, examples: Manifest) -> str:
-    """Return the basis of drift; rows may change although their examples do not."""
-    return digest_json(_find_compared_version(store, examples), examples.inputs)
+    return _excuse_changed_options(store, examples, published, worst.index or 0.0, what)
 
 
 def iterate_history(store: Store, output: Manifest) -> Iterator[Manifest]:
@@ -330,7 +318,12 @@ def _measure_doubtful_headers(_: Store, scanned: Manifest) -> CrossStageMeasurem
 CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {
     "doubtful_header": CrossStageFact(lambda _, __: "", _measure_doubtful_headers),
     "end_to_end_loss": CrossStageFact(lambda _, output: digest_json(output.inputs), _measure_loss),
-    "drift": CrossStageFact(_identify_drift, _measure_drift, compares=True),
+    # Rows may change although their examples do not.
+    "drift": CrossStageFact(
+        lambda store, output: digest_json(_find_compared_version(store, output), output.inputs),
+        _measure_drift,
+        compares=True,
+    ),
     "shrunk": CrossStageFact(_find_compared_version, _measure_shrinkage, compares=True),
 }
 """Measurement by check; the facts of all other checks are in the manifest."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rowmill.build.in_memory import sft_tokenize
 from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
-from rowmill.inspection import inspect, sequences
+from rowmill.inspection import inspect, trace
 from rowmill.reader import Reader
 from rowmill.reader.layouts import LayoutName
 from rowmill.reports import row_view, summary
@@ -422,7 +422,7 @@ def test_weights_are_shown_in_statistics_inspection_and_traces(mixed: Built) -> 
     assert re.search(r"weights 1 × \d+, 2 × \d+", third)
     row, split = shard_rows(mixed, "chats")[0], mixed.manifest("chats", "packed_shards").parts[0].facts["split"]
     at = next(i for i, weight in enumerate(row[WEIGHT_COLUMN]) if weight not in (0, 1))
-    token = sequences.trace_sequence(mixed.project, f"chats/{split}/0:{at}").token
+    token = trace.trace_sequence(mixed.project, f"chats/{split}/0:{at}").token
     assert token is not None
     assert token.weight == row[WEIGHT_COLUMN][at]
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from rowmill.build import steps
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
-from rowmill.inspection import dry_run
+from rowmill.inspection import inspect
 from rowmill.kinds.tables.partition_plan import TablePlan
 from tests.end_to_end.test_table_drift import facts_of, rows_of
 from tests.support.recipes import Built, Workspace, lines, tokenizer_json
@@ -100,7 +100,7 @@ def test_examples_hold_the_generation_prompt_and_are_those_of_the_plan_before_th
 
 
 def planned(project: steps.Project) -> TablePlan:
-    [one] = dry_run.plan_tables(project)
+    [one] = inspect.plan_tables(project)
     assert isinstance(one.plan, TablePlan), one.overflow
     return one.plan
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.inspection import sequences
+from rowmill.inspection import trace
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.recipes import Built, Workspace, chat, text_of
 
@@ -24,7 +24,7 @@ def encoder(built: Built) -> Encoder:
 @pytest.mark.slow
 def test_every_token_has_the_text_class_and_message_of_its_example(built: Built, encoder: Encoder) -> None:
     examples = {one["example_id"]: one for one in built.examples()}
-    one = sequences.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
+    one = trace.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
     assert one is not None
     assert len(one.segments) > 1
     assert one.tokens == len(one.ids) == len(one.texts) == len(one.kinds) == len(one.messages)
@@ -39,8 +39,8 @@ def test_every_token_has_the_text_class_and_message_of_its_example(built: Built,
 
 
 def test_long_sequence_is_cut_after_the_wanted_tokens(built: Built, encoder: Encoder) -> None:
-    whole = sequences.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
-    cut = sequences.view_sequence(built.project, "rows", encoder, max_tokens=7)
+    whole = trace.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
+    cut = trace.view_sequence(built.project, "rows", encoder, max_tokens=7)
 
     assert whole is not None
     assert cut is not None
@@ -51,7 +51,7 @@ def test_long_sequence_is_cut_after_the_wanted_tokens(built: Built, encoder: Enc
 
 def test_character_of_several_tokens_is_shown_at_the_last_of_them(encoder: Encoder) -> None:
     text = "a 👩 b Ω c"
-    texts = sequences.decode_each(encoder, encoder.encode([text]).ids.tolist())
+    texts = trace.decode_each(encoder, encoder.encode([text]).ids.tolist())
     assert "".join(texts) == text
     assert "" in texts
     assert "👩" in [one.strip() for one in texts]
@@ -59,10 +59,10 @@ def test_character_of_several_tokens_is_shown_at_the_last_of_them(encoder: Encod
 
 def test_sequence_with_several_whole_segments_is_chosen_before_one_of_cut_or_tiny_ones() -> None:
     starts = [[0], [331, 0, 0], [0] * 40, [0, 0, 0], [0, 0, 0]]
-    assert sequences.choose_sequence(starts) == 3
+    assert trace.choose_sequence(starts) == 3
 
 
 def test_dataset_that_is_not_packed_has_no_sequence(tmp_path: Path, encoder: Encoder) -> None:
     workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(4)])
     built = workspace.build(only={("mini", "rows", "raw_dataset")})
-    assert sequences.view_sequence(built.project, "rows", encoder, max_tokens=9) is None
+    assert trace.view_sequence(built.project, "rows", encoder, max_tokens=9) is None

@@ -12,7 +12,7 @@ import pytest
 
 from rowmill.build.steps import Project
 from rowmill.cli.error_boundary import ExitStatus
-from rowmill.inspection import sequences, trace
+from rowmill.inspection import trace
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.cli_project import CHATS, NOTES, CliProject, answer, chat, note
 from tests.support.recipes import current
@@ -118,7 +118,7 @@ def test_row_s_places_hold_its_tokens_and_all_of_them(built: CliProject) -> None
 def test_every_segment_of_every_sequence_is_found_from_its_row(built: CliProject, dataset: str) -> None:
     project = built.project
     for row in shards(project, dataset):
-        whole = sequences.trace_sequence(project, f"{dataset}/{row['split']}/{row['sequence_id']}")
+        whole = trace.trace_sequence(project, f"{dataset}/{row['split']}/{row['sequence_id']}")
 
         assert [place.example_id for place in whole.places] == row["example_ids"]
         assert [place.length for place in whole.places] == row["segment_lengths"]
@@ -137,7 +137,7 @@ def test_positions_of_a_sequence_match_the_ranks_files(built: CliProject, datase
     wanted = Counter(row["sequence_id"] for row in rows)
     train = [row["sequence_id"] for row in shards(project, dataset) if row["split"] == "train"]
     for sequence in train:
-        showings = sequences.trace_sequence(project, f"{dataset}/train/{sequence}").places[0].showings
+        showings = trace.trace_sequence(project, f"{dataset}/train/{sequence}").places[0].showings
 
         assert len(showings) == wanted[sequence]
         for one in showings:
@@ -153,7 +153,7 @@ def test_token_of_a_sequence_is_what_its_label_says(built: CliProject, dataset: 
     row = next(row for row in shards(built.project, dataset) if row["split"] == "train")
     place = f"{dataset}/train/{row['sequence_id']}"
     for at in (0, 1, row["tokens"] // 3, row["tokens"] // 2, row["tokens"] - 1):
-        token = sequences.trace_sequence(built.project, f"{place}:{at}").token
+        token = trace.trace_sequence(built.project, f"{place}:{at}").token
 
         assert token is not None
         assert (token.at, token.token_id) == (at, row["input_ids"][at])
@@ -164,7 +164,7 @@ def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject) -> None:
     row = next(row for row in shards(built.project, "chats") if row["split"] == "train")
     first = next(i for i, label in enumerate(row["labels"]) if label >= 0)
     place = f"chats/train/{row['sequence_id']}:{first}"
-    record = json.loads(sequences.trace_sequence(built.project, place).origins[0].raw)
+    record = json.loads(trace.trace_sequence(built.project, place).origins[0].raw)
     number = int(record["messages"][1]["content"].split()[0])
 
     out = built.run("trace", "--sequence", place).out
@@ -175,9 +175,9 @@ def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject) -> None:
 
 # ── Changed sources and outputs ──
 def test_source_that_changed_since_leaves_the_record_known_and_the_line_not(copied: CliProject) -> None:
-    before = sequences.trace_sequence(copied.project, "chats/train/0")
+    before = trace.trace_sequence(copied.project, "chats/train/0")
     copied.write_data("chats.jsonl", json.dumps(chat(7)) + "\n")
-    after = sequences.trace_sequence(copied.project, "chats/train/0")
+    after = trace.trace_sequence(copied.project, "chats/train/0")
     assert [origin.record for origin in after.origins] == [origin.record for origin in before.origins]
     assert {origin.line for origin in after.origins} == {None}
     assert "data/chats.jsonl" in copied.run("trace", "--sequence", "chats/train/0").out
@@ -185,11 +185,11 @@ def test_source_that_changed_since_leaves_the_record_known_and_the_line_not(copi
 
 @pytest.mark.slow
 def test_rebuild_of_one_stage_alone_does_not_mix_two_lineages(copied: CliProject) -> None:
-    before = sequences.trace_sequence(copied.project, "chats/train/0")
+    before = trace.trace_sequence(copied.project, "chats/train/0")
     copied.append_chat(1000)
     for stage in ("raw_dataset", "canonical_rows"):
         copied.run("build", "--only", stage)
-    after = sequences.trace_sequence(copied.project, "chats/train/0")
+    after = trace.trace_sequence(copied.project, "chats/train/0")
     assert after.places == before.places
     assert [origin.record for origin in after.origins] == [origin.record for origin in before.origins]
 

@@ -19,8 +19,8 @@ from rowmill.build import runner, steps
 from rowmill.checks import expectation_suite
 from rowmill.core import html
 from rowmill.core.errors import GateError
-from rowmill.inspection.sequences import SequenceTokens
-from rowmill.inspection.trace import SegmentLocation
+from rowmill.inspection import inspect
+from rowmill.inspection.trace import SegmentLocation, SequenceTokens
 from rowmill.reports import plots, report_page
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.manifest import DisplayTable
@@ -230,7 +230,7 @@ def test_kinds_of_an_example_are_those_of_its_spans() -> None:
         "span_starts": [0, 1, 3], "span_kinds": [6, 2, 6],
     }  # fmt: skip
 
-    assert report_page.list_token_kinds(example) == [
+    assert inspect.list_token_kinds(example) == [
         ("template", False), ("assistant", False), ("assistant", True), ("template", False),
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from dagster_rowmill.definitions import build_definitions
 from dagster_rowmill.names import make_asset_key
 from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
-from rowmill.inspection import dry_run, inspect
+from rowmill.inspection import inspect
 from rowmill.schema.manifest import StageKey
 from tests.support.recipes import CHAT, LENIENT, TO_ROWS, Built, Workspace
 from tests.support.tables import records
@@ -70,7 +70,7 @@ def test_generated_records_are_built_together_with_their_training_records_and_pl
     assert built.facts("synthetic", "packed_shards")["conservation"] == 0
     assert {row[0] for row in built.manifest("training_splits").tables["splits"].rows} == {"rows", "synthetic"}
 
-    plans = {one.dataset: one.plan for one in dry_run.plan_tables(trained.project)}
+    plans = {one.dataset: one.plan for one in inspect.plan_tables(trained.project)}
     shown = list(inspect.inspect_rows(trained.project, count=6, dataset="synthetic", row_id=None))
 
     assert plans["synthetic"] is not None

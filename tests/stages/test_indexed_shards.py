@@ -15,7 +15,7 @@ from rowmill.build import gc
 from rowmill.build.runner import run_step
 from rowmill.build.steps import plan_steps
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
-from rowmill.inspection.sequences import trace_sequence
+from rowmill.inspection.trace import trace_sequence
 from rowmill.reader import Reader
 from rowmill.reader.layouts import LayoutName
 from rowmill.schema import manifest

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.inspection.sequences import trace_sequence, view_sequence
+from rowmill.inspection.trace import trace_sequence, view_sequence
 from rowmill.packing.pack_plan import measure_padded_room
 from rowmill.reader import Reader
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer

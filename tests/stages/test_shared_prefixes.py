@@ -20,8 +20,7 @@ from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.main import main
 from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
-from rowmill.inspection.sequences import read_tree, trace_sequence, view_sequence
-from rowmill.inspection.trace import trace_row
+from rowmill.inspection.trace import read_tree, trace_row, trace_sequence, view_sequence
 from rowmill.packing.pack_plan import keep_examples_whole
 from rowmill.packing.prefix_trees import find_cuts, plan_trees, sort_by_tokens
 from rowmill.reader import Reader

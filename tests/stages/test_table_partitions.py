@@ -11,7 +11,7 @@ import pytest
 from rowmill.build import share
 from rowmill.build.share import ShareOutcome
 from rowmill.executors import LocalPool, Share, local
-from rowmill.inspection import dry_run
+from rowmill.inspection import inspect
 from rowmill.kinds.tables import partitions
 from rowmill.kinds.tables import partitions as row_partitions
 from rowmill.kinds.tables.generated_records import load_prefills, load_trained_model
@@ -122,7 +122,7 @@ def test_groups_are_whole_and_appended_rows_change_the_examples_of_their_partiti
     assert len(changed) <= 4 < len(before) // 4
     assert both[1].report("rows", "tokenized_examples").parts_reused == len(after) - len(changed)
 
-    [planned] = dry_run.plan_tables(both[1].project)
+    [planned] = inspect.plan_tables(both[1].project)
     made = both[1].manifest("rows", "tokenized_examples")
 
     assert planned.plan is not None
@@ -232,7 +232,7 @@ def test_sample_and_overflow_are_those_of_the_whole_table(tmp_path: Path, form: 
         (row["state"], row["reason"]) for row in built.rows_of("rows", "tokenized_examples", file="ledger")
     )
     shown = sum(len(one["row_ids"]) for one in built.examples() if one["split"] == "train")
-    [planned] = dry_run.plan_tables(built.project)
+    [planned] = inspect.plan_tables(built.project)
     reason = "group_overflow" if form is GROUPS else "record_overflow"
     lengths = {row[0]: row[1] for row in built.manifest("rows", "truncation_stats").tables["what_if"].rows}
 

@@ -17,7 +17,7 @@ from email.message import EmailMessage
 from functools import partial
 from typing import Any
 
-from rowmill.alerts.options import AlertEvent, AnyAlert, CommandAlert, EmailAlert, WebhookAlert
+from rowmill.alerts import AlertEvent, AnyAlert, CommandAlert, EmailAlert, WebhookAlert
 from rowmill.core.errors import PipelineError
 from rowmill.core.remote import public_text
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 
-from rowmill.alerts.options import AlertEvent, AnyAlert
+from rowmill.alerts import AlertEvent, AnyAlert
 from rowmill.core.storage import Store, digest_json
 
 

@@ -100,7 +100,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     if args.stages:
         return print_jobs(args)
     from rowmill.build import preflight, prepare
-    from rowmill.inspection import dry_run
+    from rowmill.inspection import inspect
     from rowmill.reports.console import describe_plan, format_object, render_plan, render_remarks, render_table_plans
     from rowmill.tokenization import tokenizer_source
 
@@ -116,24 +116,24 @@ def _run_plan(args: argparse.Namespace) -> int:
         show(render_plan(project, forecasts))
         if remarks:
             show("", render_remarks(remarks), sep="\n")
-        if not dry_run.list_table_datasets(project):
+        if not inspect.list_table_datasets(project):
             return ExitStatus.SUCCESS
-        plans = list(dry_run.plan_tables(project))
+        plans = list(inspect.plan_tables(project))
         show(render_table_plans(plans))
         return ExitStatus.INVALID if any(dataset.plan is None for dataset in plans) else ExitStatus.SUCCESS
 
 
 def _run_advise(args: argparse.Namespace) -> int:
-    from rowmill.inspection import dry_run
+    from rowmill.inspection import inspect
     from rowmill.reports.console import render_advice
 
     project = open_project(args)
-    if not dry_run.list_table_datasets(project, args.dataset):
+    if not inspect.list_table_datasets(project, args.dataset):
         raise ConfigError(
             f"{project.recipe.name}: no records dataset; advise rates the columns of records datasets; choose a recipe "
             "that has one"
         )
-    for name, proposal in dry_run.propose_contracts(project, args.dataset):
+    for name, proposal in inspect.propose_contracts(project, args.dataset):
         if proposal is None:
             continue
         if args.write:
@@ -141,7 +141,7 @@ def _run_advise(args: argparse.Namespace) -> int:
         else:
             print(proposal)
     if not args.write:
-        show(render_advice(dry_run.advise_on_columns(project, args.dataset)))
+        show(render_advice(inspect.advise_on_columns(project, args.dataset)))
     return ExitStatus.SUCCESS
 
 

@@ -101,7 +101,7 @@ def _run_inspect(args: argparse.Namespace) -> int:
     console = terminal.make_console()
     colours = console.is_terminal and not console.no_color
     if args.sequence is not None:
-        from rowmill.inspection.sequences import trace_sequence, view_traced_sequence
+        from rowmill.inspection.trace import trace_sequence, view_traced_sequence
 
         if args.dataset is not None or args.row is not None:
             raise ConfigError(
@@ -175,8 +175,7 @@ def _run_sql(args: argparse.Namespace) -> int:
 
 
 def _run_trace(args: argparse.Namespace) -> int:
-    from rowmill.inspection.sequences import trace_sequence
-    from rowmill.inspection.trace import trace_row, trace_source
+    from rowmill.inspection.trace import trace_row, trace_sequence, trace_source
     from rowmill.reports import row_view
 
     project = open_project(args)

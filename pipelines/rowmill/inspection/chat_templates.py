@@ -173,20 +173,18 @@ def prove_template(renderer: Renderer, rules: MaskRules | None = None) -> Templa
     rules = replace(rules or MaskRules(), assistant_roles=frozenset({"assistant"}), turns="whole")
     masker = Masker(renderer, Loss(), rules)
     mask_judge = MaskJudge(renderer)
-    shapes = tuple(_prove_shape(masker, mask_judge, probe) for probe in make_probe_conversations())
-    return TemplateProof(tuple(_list_facts(renderer.contract, shapes, rules)), shapes)
-
-
-def _prove_shape(masker: Masker, judge: MaskJudge, probe: ProbeConversation) -> ShapeProof:
-    conversation = Conversation(probe.messages, probe.tools)
-    masked = masker.mask(conversation)
-    if isinstance(masked, Rejected):
-        return ShapeProof(probe, "refused", reason=masked.reason, detail=masked.detail)
-    trained = tuple((span.start, span.end) for span in masked.trained)
-    defects = judge.judge(conversation, masked)
-    if defects is None:
-        return ShapeProof(probe, "not_provable", masked.text, trained)
-    return ShapeProof(probe, "wrong" if defects else "proven", masked.text, trained, tuple(defects))
+    shapes: list[ShapeProof] = []
+    for probe in make_probe_conversations():
+        conversation = Conversation(probe.messages, probe.tools)
+        masked = masker.mask(conversation)
+        if isinstance(masked, Rejected):
+            shapes.append(ShapeProof(probe, "refused", reason=masked.reason, detail=masked.detail))
+            continue
+        defects = mask_judge.judge(conversation, masked)
+        outcome = "not_provable" if defects is None else "wrong" if defects else "proven"
+        trained = tuple((span.start, span.end) for span in masked.trained)
+        shapes.append(ShapeProof(probe, outcome, masked.text, trained, tuple(defects or ())))
+    return TemplateProof(tuple(_list_facts(renderer.contract, shapes, rules)), tuple(shapes))
 
 
 # ── Facts ──────────────────────────────────────────────────────────────────────────────────────────
@@ -222,21 +220,17 @@ def _list_facts(contract: TemplateBehavior, shapes: Sequence[ShapeProof], rules:
             ending = contract.finish or contract.eos_token
             added = f"; {ending!r} is appended to the last one" if ending else ""
             yield f"The template prints no end of turn{added}."
-    yield from _list_unended_calls(shapes)
-    if contract.generation_blocks != "none":
-        yield "Its {% generation %} blocks decide what trains; loss.lead, end_of_turn and trailing override them."
-
-
-def _list_unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:
-    """Yield a warning if text other than an end of turn follows a final call: the model may not learn to stop there."""
     for shape in shapes:
+        # Text other than an end of turn follows a final call.
         rest = shape.text[shape.trained[-1][1] :].strip() if shape.trained else ""
         if shape.outcome == "proven" and shape.probe.shape[-1] in "cdbef" and rest:
             yield (
                 f"After a final call it prints {rest[:40]!r}, which is not an end of turn and does not train: "
                 "the model may not learn to stop after its calls."
             )
-            return
+            break
+    if contract.generation_blocks != "none":
+        yield "Its {% generation %} blocks decide what trains; loss.lead, end_of_turn and trailing override them."
 
 
 # ── The templates of a recipe ──────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Runs a few rows through all stages in memory: raw record, canonical row, examples, trained tokens.
+"""Runs rows through stages and keeps nothing: a few to show them, all of a records dataset to plan its examples.
 
     source ─► first records ─canonicalize_part─► rows ─tokenize_part─► examples ─► trained | context | template
 
@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -19,20 +19,23 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.build import prepare
-from rowmill.build.runner import make_context, open_trial, run_stage
-from rowmill.build.steps import Project, Step, plan_steps
+from rowmill.build.prepare import forecast_steps
+from rowmill.build.runner import make_context, open_trial, run_stage, run_stages
+from rowmill.build.steps import Project, plan_steps
 from rowmill.core import console
 from rowmill.core.arrays import find_distinct
-from rowmill.core.errors import ConfigError, suggest_name
+from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
 from rowmill.core.storage import Store
+from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_rows
 from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.rows import is_row_id, parse_row_id
-from rowmill.sources import FileScan, GeneratedSource, RawRecord, SourcePart
+from rowmill.sources import GeneratedSource, RawRecord, SourcePart
 from rowmill.sources.reading import load_scans, number_source_parts
 from rowmill.stages import catalog, raw_dataset
-from rowmill.stages.base import StageContext
+from rowmill.stages.base import StageContext, StageDeclaration
+from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import text_parts
@@ -101,33 +104,23 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
 
     Raises ConfigError if there is no such dataset or row.
     """
-    names = [_require_dataset(project, dataset)] if dataset is not None else list(project.recipe.datasets)
+    known = project.recipe.datasets
+    if dataset is not None and dataset not in known:
+        guess = suggest_name(dataset, known)
+        hint = f"did you mean {guess}?" if guess else "name one of them"
+        raise ConfigError(f"--dataset {dataset}: no such dataset; there are {', '.join(known)}; {hint}")
+    names = [dataset] if dataset is not None else list(known)
     found = False
     for name in names:
-        if project.recipe.datasets[name].format.get_joint_rows() is not None:
-            for one in _inspect_table(project, name, count, row_id):
-                found = True
-                yield one
-            continue
-        with open_trial(project) as trial:
-            context = make_context(trial, name, tokenized_examples.STAGE, {})
-            for one in _inspect_records(project, context, count, row_id):
-                found = True
-                yield one
+        inspect = _inspect_records if known[name].format.get_joint_rows() is None else _inspect_table
+        for record in inspect(project, name, count, row_id):
+            found = True
+            yield record
     if row_id is not None and not found:
         raise ConfigError(
             f"{row_id}: no row of {', '.join(names)} has this id; expected a row_id of the view rows, <part>:<number>; "
             f'see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
         )
-
-
-def _require_dataset(project: Project, dataset: str) -> str:
-    known = project.recipe.datasets
-    if dataset not in known:
-        guess = suggest_name(dataset, known)
-        hint = f"did you mean {guess}?" if guess else "name one of them"
-        raise ConfigError(f"--dataset {dataset}: no such dataset; there are {', '.join(known)}; {hint}")
-    return dataset
 
 
 @dataclass(slots=True)
@@ -147,7 +140,7 @@ class _FirstRecordsStager:
         return self.stage(name, content)
 
 
-def _scan_source(project: Project, context: StageContext, count: int | None) -> list[FileScan]:
+def _scan_source(project: Project, context: StageContext, count: int | None) -> Iterator[SourcePart]:
     """Scan the source; files that a build scanned and that did not change are not read again."""
     known = load_scans(manifest.load_current(project.store, (*context.dataset_key, raw_dataset.STAGE.name)))
     stage = _FirstRecordsStager(sources.StoreStager(context.store, "staged"), count)
@@ -155,52 +148,49 @@ def _scan_source(project: Project, context: StageContext, count: int | None) -> 
     assert not isinstance(source, GeneratedSource), "generated records are inspected as a records dataset"
     known_by_url = {scan.url: scan for scan in known}
     keeps = context.dataset.keeps_non_finite
-    return sources.scan_source(source, project.base, stage, known_by_url, keeps_non_finite=keeps)
+    for scan in sources.scan_source(source, project.base, stage, known_by_url, keeps_non_finite=keeps):
+        yield from scan.parts
 
 
-def _inspect_records(
-    project: Project, context: StageContext, count: int, row_id: str | None
-) -> Iterator[InspectedRecord]:
+def _inspect_records(project: Project, name: str, count: int, row_id: str | None) -> Iterator[InspectedRecord]:
     """Yield the first records of a source, or only those of a row."""
     wanted = None if row_id is None else row_id.split("#", 1)[0]
     if wanted is not None and not is_row_id(wanted):
         return
-    for scan in _scan_source(project, context, count if wanted is None else None):
-        for part in scan.parts:
+    with open_trial(project) as trial:
+        context = make_context(trial, name, tokenized_examples.STAGE, {})
+        for part in _scan_source(project, context, count if wanted is None else None):
             if numbers := _choose_records(part, count, wanted):
                 count -= len(numbers)
-                records = [one for one in sources.read_records(part, context.base) if one.number in numbers]
-                names = [f"{part.part_id}:{one.number}" for one in records]
-                chosen = text_rows.CanonicalInputs(
-                    "inspected", ((part, numbers.stop),), context.dataset, context.dataset_name or "", context.base
-                )
-                made = text_rows.canonicalize_part.make(chosen, context.store, "rows")
-                rows = _filter_records(context.store.table(made.files["rows"]), names)
-                rejects = [_filter_records(context.store.table(made.files["rejects"]), names)]
-                samples: dict[str, list[InspectedExample]] = {}
-                if rows.num_rows:
-                    tokenized, encoder = _tokenize_rows(context, rows)
-                    rejects.append(context.store.table(tokenized.files["rejects"]))
-                    examples = context.store.table(tokenized.files["examples"])
-                    for sample, own in zip(
-                        _read_examples(examples, encoder), examples.column("row_ids").to_pylist(), strict=True
-                    ):
-                        samples.setdefault(own[0], []).append(sample)
-                row_by_id = {row["row_id"]: row for row in rows.to_pylist()}
-                reject_by_id = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
-                record_by_id = dict(zip(names, records, strict=True))
-                further = [name for name in (*row_by_id, *reject_by_id) if name not in record_by_id]
-                for name in sorted({*names, *further}, key=lambda one: (parse_row_id(one), len(one), one)):
-                    record = record_by_id[name] if name in record_by_id else record_by_id[name.rpartition(".")[0]]
-                    yield _make_inspected_record(
-                        context.dataset_name or "",
-                        part,
-                        name,
-                        record,
-                        row_by_id.get(name),
-                        reject_by_id.get(name),
-                        samples.get(name, []),
-                    )
+                yield from _inspect_part(context, part, numbers)
+
+
+def _inspect_part(context: StageContext, part: SourcePart, numbers: range) -> Iterator[InspectedRecord]:
+    """Make rows and examples of some records of a part, and yield each record with them."""
+    records = [one for one in sources.read_records(part, context.base) if one.number in numbers]
+    record_by_id = {f"{part.part_id}:{one.number}": one for one in records}
+    chosen = text_rows.CanonicalInputs(
+        "inspected", ((part, numbers.stop),), context.dataset, context.dataset_name or "", context.base
+    )
+    made = text_rows.canonicalize_part.make(chosen, context.store, "rows")
+    rows = _filter_records(context.store.table(made.files["rows"]), list(record_by_id))
+    rejects = [_filter_records(context.store.table(made.files["rejects"]), list(record_by_id))]
+    samples: dict[str, list[InspectedExample]] = {}
+    if rows.num_rows:
+        tokenized, encoder = _tokenize_rows(context, rows)
+        rejects.append(context.store.table(tokenized.files["rejects"]))
+        examples = context.store.table(tokenized.files["examples"])
+        row_ids = examples.column("row_ids").to_pylist()
+        for sample, own in zip(_read_examples(examples, encoder), row_ids, strict=True):
+            samples.setdefault(own[0], []).append(sample)
+    row_by_id = {row["row_id"]: row for row in rows.to_pylist()}
+    reject_by_id = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
+    names = {*record_by_id, *row_by_id, *reject_by_id}
+    for name in sorted(names, key=lambda one: (parse_row_id(one), len(one), one)):
+        # A format class may make several rows of a record.
+        record = record_by_id[name] if name in record_by_id else record_by_id[name.rpartition(".")[0]]
+        own = row_by_id.get(name), reject_by_id.get(name), samples.get(name, [])
+        yield _make_inspected_record(context.dataset_name or "", part, name, record, *own)
 
 
 def _choose_records(part: SourcePart, count: int, row_id: str | None) -> range:
@@ -209,9 +199,6 @@ def _choose_records(part: SourcePart, count: int, row_id: str | None) -> range:
         return range(min(count, part.records))
     part_id, number = parse_row_id(row_id)
     return range(number, number + 1) if part_id == part.part_id and number < part.records else range(0)
-
-
-# ── Through the steps ──────────────────────────────────────────────────────────────────────────────
 
 
 # ── Records datasets: examples as a build makes them ─────────────────────────────────────────────────────────
@@ -296,27 +283,21 @@ def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, Non
             # Files that did not move since the last build are not read again.
             manifest.save_manifest(trial.store, scanned)
         outputs = {steps[0].key: run_stage(project, trial, steps[0], {})}
-        kept = _find_kept_outputs(project, trial, steps, outputs[steps[0].key])
-        if kept is None:
-            for step in steps[1:]:
-                outputs[step.key] = run_stage(project, trial, step, outputs)
+        # What a build of this recipe would reuse, if it would reuse all.
+        kept = dict(outputs)
+        for step in steps[1:]:
+            inputs = {key: kept[key] for key in step.inputs}
+            output = prepare.find_kept_output(project, step, inputs, scratch=trial.store)
+            if output is None:
+                break
+            kept[step.key] = output
+        is_kept = len(kept) == len(steps)
+        for step in () if is_kept else steps[1:]:
+            outputs[step.key] = run_stage(project, trial, step, outputs)
         context = make_context(trial, name, tokenized_examples.STAGE, {})
         loaded, _ = stored_tokenizers.open_recipe_tokenizer(context)
-        raw, rows, examples = ((kept or outputs)[step.key] for step in steps)
-        yield _TableBuild(trial.store if kept is None else project.store, raw, rows, examples, Encoder(loaded))
-
-
-def _find_kept_outputs(
-    project: Project, scratch: Project, steps: Sequence[Step], raw: manifest.Manifest
-) -> dict[manifest.StageKey, manifest.Manifest] | None:
-    """Return the outputs up to the examples if a build of this recipe would reuse all of them, else None."""
-    made = {raw.key: raw}
-    for step in steps[1:]:
-        kept = prepare.find_kept_output(project, step, {key: made[key] for key in step.inputs}, scratch=scratch.store)
-        if kept is None:
-            return None
-        made[step.key] = kept
-    return made
+        raw, rows, examples = ((kept if is_kept else outputs)[step.key] for step in steps)
+        yield _TableBuild(project.store if is_kept else trial.store, raw, rows, examples, Encoder(loaded))
 
 
 _STAGES_TO_EXAMPLES = catalog.list_stages_up_to(tokenized_examples.STAGE)
@@ -374,25 +355,28 @@ def _read_examples(examples: pa.Table, encoder: Encoder) -> Iterator[InspectedEx
             "reasoning": one["reasoning_removed"],
             "tokens": one["tokens_cut"],
         }
+        classes = list(starmap(classify_token, list_token_kinds(one)))
         yield InspectedExample(
             example_id=one["example_id"],
             original_tokens=one["original_tokens"],
             tokens=one["tokens"],
             trained_tokens=one["trained_tokens"],
             removed={stage: count for stage, count in removed.items() if count},
-            stretches=tuple(split_by_class(one["input_ids"], classify_tokens(one), encoder)),
+            stretches=tuple(split_by_class(one["input_ids"], classes, encoder)),
             weights=count_tokens_by_weight(pa.array(one.get(WEIGHT_COLUMN, []), pa.float32())),
         )
 
 
-def classify_tokens(example: Mapping[str, Any]) -> list[TokenClass]:
-    """Return the class of every token of a stored example."""
+def list_token_kinds(example: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Return the span kind of every token of a stored example, and whether it is trained."""
     sizes = np.diff([*example["span_starts"], len(example["input_ids"])])
-    kinds = np.repeat(example["span_kinds"], sizes)
-    own: list[TokenClass] = [
-        "template" if kind == SPAN_KINDS.index("template") else "context" for kind in kinds.tolist()
-    ]
-    return ["trained" if trains else one for one, trains in zip(own, example["loss_mask"], strict=True)]
+    names = [SPAN_KINDS[kind] for kind in np.repeat(example["span_kinds"], sizes).tolist()]
+    return list(zip(names, example["loss_mask"], strict=True))
+
+
+def classify_token(kind: str, trained: bool) -> TokenClass:
+    """Return how a token of a span kind is shown."""
+    return "trained" if trained else "template" if kind == "template" else "context"
 
 
 def split_by_class(ids: Sequence[int], kinds: Sequence[ClassT], encoder: Encoder) -> Iterator[TokenStretch[ClassT]]:
@@ -409,3 +393,78 @@ def split_by_class(ids: Sequence[int], kinds: Sequence[ClassT], encoder: Encoder
         edge = len(text) if end == len(ids) else max(written, len(encoder.decode(ids[:end]).rstrip("\ufffd")))
         yield TokenStretch(kind, text[written:edge], count)
         written = edge
+
+
+# ── Records datasets: plans and column advice before a build ─────────────────────────────────────────
+#
+# rows of an earlier build, if the recipe would still make them ─┐
+# else rows made now from the sources                            ─┴─► temporary folder ─► lengths ─► plan, advice
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetTablePlan:
+    """A dataset's plan, or the overflow message that explains why there is none."""
+
+    dataset: str
+    plan: ExamplePlan | None
+    overflow: str = ""
+
+
+def list_table_datasets(project: Project, dataset: str | None = None) -> list[str]:
+    """Return the records datasets of a recipe, or only the named one.
+
+    Raises ConfigError if no records dataset has this name.
+    """
+    known = [name for name, one in project.recipe.datasets.items() if one.format.get_joint_rows() is not None]
+    if dataset is None:
+        return known
+    if dataset not in known:
+        guess = suggest_name(dataset, known)
+        hint = f"did you mean {guess}?" if guess else "name one of them"
+        raise ConfigError(
+            f"--dataset {dataset}: no records dataset of this name; there are {', '.join(known) or 'none'}; {hint}"
+        )
+    return [dataset]
+
+
+def plan_tables(project: Project) -> Iterator[DatasetTablePlan]:
+    """Yield the plan of every records dataset; a dataset that overflows yields its message instead."""
+    for name in list_table_datasets(project):
+        with _open_table_trial(project, name, tokenized_examples.STAGE) as context:
+            loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
+            try:
+                plan = require_joint_rows(context.dataset.format).plan_examples(context, loaded, path)
+                yield DatasetTablePlan(name, plan)
+            except ContextOverflowError as error:
+                yield DatasetTablePlan(name, None, str(error))
+
+
+def advise_on_columns(project: Project, dataset: str | None = None) -> Iterator[DatasetAdvice]:
+    """Yield advice on every column that can group records, for each records dataset or only the named one."""
+    for name in list_table_datasets(project, dataset):
+        with _open_table_trial(project, name, tokenized_examples.STAGE) as context:
+            loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
+            yield require_joint_rows(context.dataset.format).advise(context, loaded, path)
+
+
+def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[str, str | None]]:
+    """Yield the table contract proposed from the data of each records dataset, or only of the named one."""
+    for name in list_table_datasets(project, dataset):
+        with _open_table_trial(project, name, canonical_rows.STAGE) as context:
+            taken = canonical_rows.list_taken_parts(context)
+            yield name, require_joint_rows(context.dataset.format).propose_contract(context, taken)
+
+
+@contextmanager
+def _open_table_trial(project: Project, name: str, stage: StageDeclaration) -> Generator[StageContext]:
+    """Lend a stage's context in a trial, with the output of the stage before it: an earlier build's, or made now."""
+    earlier = catalog.STAGES[catalog.STAGES.index(stage) - 1]
+    key: manifest.StageKey = (project.recipe.name, name, earlier.name)
+    output = next(forecast for forecast in forecast_steps(project) if forecast.step.key == key).manifest
+    with open_trial(project, on_disk=True) as copy:
+        if output is None:
+            output = run_stages(project, copy, name, earlier)[key]
+        else:
+            for file in output.files("rows"):
+                copy.store.write(file.path, project.store.content(file).to_pybytes())
+        yield make_context(copy, name, stage, {key: output})

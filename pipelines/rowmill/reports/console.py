@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rowmill.build.runner import StepReport
     from rowmill.build.steps import Project, Step
     from rowmill.checks.judge import CheckResult
-    from rowmill.inspection.dry_run import DatasetTablePlan
     from rowmill.inspection.generated_output import ParsedFiles
+    from rowmill.inspection.inspect import DatasetTablePlan
     from rowmill.inspection.verify import StageVerification
     from rowmill.kinds.joint_rows import DatasetAdvice
     from rowmill.reports.build_view import BuildView

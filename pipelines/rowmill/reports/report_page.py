@@ -31,7 +31,7 @@ from rowmill.core.stage_names import GPU_PARTITIONS, RAW_DATASET, TOKENIZED_EXAM
 from rowmill.core.storage import digest_json
 from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
-from rowmill.inspection.sequences import SequenceTokens, describe_segment, view_sequence
+from rowmill.inspection.trace import SequenceTokens, describe_segment, view_sequence
 from rowmill.reports import console, flows, plots
 from rowmill.reports.build_view import BuildView, describe_changes, list_tables, load_build_view, tabulate_changes
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
@@ -374,7 +374,7 @@ def _iterate_samples(build: BuildView, encoders: Mapping[str, Encoder]) -> Itera
 
 
 def _make_sample(name: str, example: Mapping[str, Any], encoder: Encoder, budget: int) -> _Row:
-    kinds = list_token_kinds(example)[:MAX_SAMPLE_TOKENS]
+    kinds = inspect.list_token_kinds(example)[:MAX_SAMPLE_TOKENS]
     spans: list[tuple[str, str, str]] = []
     characters, text = 0, ""
     for stretch in inspect.split_by_class(example["input_ids"][:MAX_SAMPLE_TOKENS], kinds, encoder):
@@ -395,13 +395,6 @@ def _make_sample(name: str, example: Mapping[str, Any], encoder: Encoder, budget
     facts = join_facts([example["example_id"], example["split"], *lengths, cut])
     title = join_facts([name, *lengths])
     return _Row(name, KEPT_REASON, tokens, characters, title, _start_text(text), None, facts, spans)
-
-
-def list_token_kinds(example: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Return the span kind of every token of a stored example, and whether it is trained."""
-    sizes = np.diff([*example["span_starts"], len(example["input_ids"])])
-    names = [SPAN_KINDS[kind] for kind in np.repeat(example["span_kinds"], sizes).tolist()]
-    return list(zip(names, example["loss_mask"], strict=True))
 
 
 def _list_rejects(build: BuildView) -> Iterator[_Row]:

@@ -28,8 +28,12 @@ from rowmill.core.console import (
 )
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.inspection.chat_templates import TemplateProof, TemplateReport
-from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TokenClass
-from rowmill.inspection.sequences import (
+from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TokenClass, classify_token
+from rowmill.inspection.trace import (
+    RowOrigin,
+    RowTrace,
+    SegmentLocation,
+    SequenceOccurrence,
     SequenceTokens,
     SequenceTrace,
     SequenceTree,
@@ -37,7 +41,6 @@ from rowmill.inspection.sequences import (
     describe_segment,
     format_range,
 )
-from rowmill.inspection.trace import RowOrigin, RowTrace, SegmentLocation, SequenceOccurrence
 from rowmill.schema.examples import ROW_FIELDS, find_token_fields
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import ROW_KIND_COLUMNS
@@ -192,10 +195,7 @@ def render_packed_sequence(trace: SequenceTrace, sequence: SequenceTokens, *, co
     lines: list[RenderableType] = [render_sequence_trace(trace), Text("")]
     if colours:
         lines.append(_render_legend())
-    classes: list[TokenClass] = [
-        "trained" if trained else "template" if kind == "template" else "context"
-        for kind, trained in zip(sequence.kinds, sequence.trained, strict=True)
-    ]
+    classes = list(map(classify_token, sequence.kinds, sequence.trained))
     for place in sequence.segments:
         places = range(place.offset, place.offset + place.length)
         runs = groupby(places, key=classes.__getitem__)

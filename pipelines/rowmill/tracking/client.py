@@ -21,7 +21,7 @@ from typing import Any
 from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.core.remote import public_text
 from rowmill.core.stage_names import RAW_DATASET
-from rowmill.tracking.options import AnyTracker, MlflowTracker, OpenLineageTracker, WandbTracker
+from rowmill.tracking import AnyTracker, MlflowTracker, OpenLineageTracker, WandbTracker
 
 REQUEST_TIMEOUT_S = 10
 """Seconds that a server has for one answer."""

@@ -20,8 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rowmill.tracking import AnyTracker
 from rowmill.tracking.client import BuildRecord
-from rowmill.tracking.options import AnyTracker
 
 TIME_LIMIT_S = 60.0
 """Seconds that all tries of a tracker may take together."""

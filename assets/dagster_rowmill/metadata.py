@@ -24,8 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import dagster as dg
+import yaml
 
-from dagster_rowmill.resources import write_waiver_config
+from dagster_rowmill.resources import GATES_RESOURCE
 from rowmill.build import comparison
 from rowmill.build.comparison import BuildChanges
 from rowmill.build.gate import propose_run_waiver
@@ -221,6 +222,13 @@ def make_check_page(
     """
     # No entry if not measured or not applicable: Dagster cannot plot a key that is sometimes text.
     value = {} if result.value is None else {"value": dg.MetadataValue.float(result.value)}
+    waiving: MetadataPage = {}
+    if propose_run_waiver(result) is not None:
+        # What a person pastes into the launchpad to accept a blocking failure for one run. A code block by indentation:
+        # Dagster's button copies the Markdown, and this one is YAML as well.
+        config = {"resources": {GATES_RESOURCE: {"config": {"waivers": [dict(waiver) for waiver in waivers]}}}}
+        text = textwrap.indent(yaml.safe_dump(config, sort_keys=False), "    ")
+        waiving["waive_for_one_run"] = dg.MetadataValue.md(text)
     return {
         "check": dg.MetadataValue.text(result.check),
         "outcome": dg.MetadataValue.text(result.outcome.replace("_", " ")),
@@ -228,13 +236,7 @@ def make_check_page(
         "threshold": dg.MetadataValue.text(result.wanted),
         "remedy": dg.MetadataValue.text(result.remedy),
         "waiver": dg.MetadataValue.text(result.waiver or "none"),
-        # What a person pastes into the launchpad to accept a blocking failure for one run. A code block by indentation:
-        # Dagster's button copies the Markdown, and this one is YAML as well.
-        **(
-            {"waive_for_one_run": dg.MetadataValue.md(textwrap.indent(write_waiver_config(waivers), "    "))}
-            if propose_run_waiver(result) is not None
-            else {}
-        ),
+        **waiving,
         "samples": dg.MetadataValue.text(("\n" if result.causes else " ").join(result.samples[:10]) or "none"),
         VERSION_KEY: dg.MetadataValue.text(result.version),
         THRESHOLD_KEY: dg.MetadataValue.text(result.threshold_digest),

@@ -1,10 +1,8 @@
 """Dagster resources of the assets: the storage root, the waivers of a run, and the executors of a run."""
 
-from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import dagster as dg
-import yaml
 from pydantic import Field
 
 from rowmill.build.gate import add_run_waivers
@@ -57,12 +55,6 @@ GATES_RESOURCE: Final = "gates"
 
 NO_RUN_WAIVERS: Final = RunGatesResource()
 """One object for all recipes: Dagster merges only identical resources."""
-
-
-def write_waiver_config(waivers: Iterable[Mapping[str, Any]]) -> str:
-    """Return the run configuration of some waivers as YAML, to be pasted into the launchpad."""
-    config = {"waivers": [dict(waiver) for waiver in waivers]}
-    return yaml.safe_dump({"resources": {GATES_RESOURCE: {"config": config}}}, sort_keys=False)
 
 
 RUN_EXECUTORS: Final = {"in_process": dg.in_process_executor, "multiprocess": dg.multiprocess_executor}

@@ -206,14 +206,8 @@ def test_classes_follow_mask_first_and_spans_next() -> None:
     }
 
     kinds = inspect.list_token_kinds(example)
-    assert [inspect.classify_token(*kind) for kind in kinds] == [
-        "template",
-        "context",
-        "context",
-        "trained",
-        "trained",
-        "template",
-    ]
+    shown = [inspect.classify_token(*kind) for kind in kinds]
+    assert shown == ["template", "context", "context", "trained", "trained", "template"]
 
 
 # ── Colours and templates ──

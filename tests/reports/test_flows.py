@@ -54,7 +54,10 @@ def traced(built: Built) -> dict[str, tuple[Flow, Flow]]:
     made = {step.key: manifest.load_current(project.store, step.key) for step in plan_steps(project)}
     chains = {name: flows.select_chain(made, project.recipe.name, name) for name in project.recipe.datasets}
     return {
-        name: (flows.trace_rows(chain, name), flows.trace_tokens(chain, name, seq_len=project.recipe.seq_len))
+        name: (
+            flows.balance_levels(flows.iterate_row_levels(chain, name)),
+            flows.balance_levels(flows.iterate_token_levels(chain, name, seq_len=project.recipe.seq_len)),
+        )
         for name, chain in chains.items()
     }
 
@@ -114,7 +117,7 @@ def test_flow_ends_where_a_stage_was_not_built_from_the_one_before(
     mixed = made | {rows.key: replace(rows, version="another")}
 
     chain = flows.select_chain(mixed, "mini", "chats")
-    summed = flows.sum_flows([flows.trace_rows(chain, "chats"), traced["pairs"][0]])
+    summed = flows.sum_flows([flows.balance_levels(flows.iterate_row_levels(chain, "chats")), traced["pairs"][0]])
     assert list(chain) == ["raw_dataset", "canonical_rows"]
     assert [level.label for level in summed] == ["records read", "rows"]
     assert summed[-1].branches == ()

@@ -167,8 +167,11 @@ def _count_profile(store: Store, examples: Manifest, published: Manifest | None)
     for sign, several in ((1, files), (-1, before)):
         for name, file in several:
             if file.rows and (name, file.digest) not in kept:
-                count = _count_rows if name == "rows" else _count_examples
-                _add_counts(profile, count(store, file, step), sign)
+                counted = _count_rows(store, file, step) if name == "rows" else _count_examples(store, file)
+                for distribution, bins in counted.items():
+                    known = profile.setdefault(distribution, {})
+                    for label, count in bins.items():
+                        known[label] = known.get(label, 0) + sign * count
     # Counted by the stage itself.
     profile["roles"] = {
         name: int(rows.facts.get(f"{name}_messages", 0)) for name in ("system", "user", "assistant", "tool", "other")
@@ -188,13 +191,6 @@ def _choose_sampling_step(rows: Manifest) -> int:
     """Return how many rows there are for each whose language is looked at: a power of two, 65,536 at most."""
     count = sum(file.rows for file in rows.files("rows"))
     return 1 << min(max((count // SAMPLED_ROWS).bit_length() - 1, 0), 16)
-
-
-def _add_counts(profile: Profile, counts: Profile, sign: int) -> None:
-    for name, bins in counts.items():
-        known = profile.setdefault(name, {})
-        for label, count in bins.items():
-            known[label] = known.get(label, 0) + sign * count
 
 
 def _count_rows(store: Store, file: File, step: int) -> Profile:
@@ -218,11 +214,10 @@ def _count_rows(store: Store, file: File, step: int) -> Profile:
     return profile | {"languages": _count_labels(_tell_languages(texts))}
 
 
-def _count_examples(store: Store, file: File, step: int) -> Profile:
+def _count_examples(store: Store, file: File) -> Profile:
     """Count the examples of a file by their tokens before truncation, and by the share of tokens that train."""
     import polars as pl
 
-    del step
     columns = ("original_tokens", "tokens", "trained_tokens")
     examples = cast("pl.DataFrame", pl.from_arrow(store.table(file, columns)))
     tenths = (pl.col("trained_tokens") * 10 // pl.col("tokens").clip(1)).clip(0, 9)

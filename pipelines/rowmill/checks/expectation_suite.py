@@ -63,11 +63,13 @@ def run_expectation_suite(measured: Sequence[tuple[Threshold, float]]) -> dict[s
         suite.add_expectation(expectation(meta={"check": threshold.check}, severity=severity, **arguments))
     frame = pd.DataFrame([{str(threshold.rule[1]["column"]): value for threshold, value in measured}])
     result: Any = batch.get_batch({"dataframe": frame}).validate(suite)
-    return {
-        outcome.expectation_config.meta["check"]: bool(outcome.success)
-        for outcome in result.results
-        if not _has_raised(outcome.exception_info)
-    }
+    answers: dict[str, bool] = {}
+    for outcome in result.results:
+        # The library's exception record is flat, or one mapping per metric.
+        records = [outcome.exception_info, *outcome.exception_info.values()]
+        if not any(isinstance(record, dict) and record.get("raised_exception") for record in records):
+            answers[outcome.expectation_config.meta["check"]] = bool(outcome.success)
+    return answers
 
 
 @cache
@@ -79,13 +81,6 @@ def _open_facts_batch() -> Any:
     context.variables.progress_bars = {"globally": False}
     source: Any = context.data_sources.add_pandas("facts")
     return source.add_dataframe_asset("facts").add_batch_definition_whole_dataframe("all")
-
-
-def _has_raised(info: Mapping[str, Any]) -> bool:
-    """Read the library's exception record, which is flat or one mapping per metric."""
-    if "raised_exception" in info:
-        return bool(info["raised_exception"])
-    return any(bool(entry.get("raised_exception")) for entry in info.values() if isinstance(entry, dict))
 
 
 # ── The page ──
@@ -113,52 +108,44 @@ def render_expectations_page(
 ) -> str:
     """Return a stage's page: each of its thresholds with the result on this version, if there is one."""
     judged = {result.check: result for result in results}
-    return html.render_page(f"{'/'.join(manifest.key)}: expectations", _render_body(manifest, thresholds, judged))
-
-
-def _render_body(
-    manifest: Manifest, thresholds: Sequence[Threshold], judged: Mapping[str, CheckResult]
-) -> Iterator[str]:
     outcomes = [result.outcome for result in judged.values()]
     counts = f"{len(judged)} of {len(thresholds)} judged, {outcomes.count('failed')} failed"
     if "not_applicable" in outcomes:
         counts += f", {outcomes.count('not_applicable')} not applicable"
-    yield f"<h1>{escape_text('/'.join(manifest.key[1:]))}</h1>"
-    yield (
+    about = (
         f'<p class="dim">{escape_text(manifest.key[0])} · suite of {len(thresholds)} expectations over the facts · '
         f"{counts} · version <code>{escape_text(manifest.version)}</code> of "
         f"{escape_text(manifest.built_at[:19])} UTC</p>"
     )
+    body = [f"<h1>{escape_text('/'.join(manifest.key[1:]))}</h1>", about]
     for threshold in thresholds:
-        yield from _render_check(threshold, judged.get(threshold.check))
-
-
-def _render_check(threshold: Threshold, result: CheckResult | None) -> Iterator[str]:
-    kind, arguments = threshold.rule
-    shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    yield f'<h2 id="{escape_text(threshold.check)}">{render_result_mark(result)} {escape_text(threshold.check)}</h2>'
-    what = threshold.what[0].upper() + threshold.what[1:]
-    yield f"<p>{escape_text(what)}; wanted {escape_text(threshold.wanted)}.</p>"
-    yield f"<p><code>{escape_text(kind)}({escape_text(shown)})</code></p>"
-    lines: list[tuple[str, str]] = [("severity", threshold.severity)]
-    if threshold.applies_to:
-        lines.append(("applies to", threshold.applies_to))
-    if result is not None and result.outcome == "not_applicable":
-        lines.append(("observed", "not applicable"))
-    elif result is not None:
-        # This page shows the rules as Great Expectations has them, so the numbers are those of the facts.
-        observed = "not measured" if result.value is None else f"{result.value:.9g}"
-        lines += [("observed", observed), ("success", "yes" if result.passed else "no")]
-        lines += [("note", result.note)] if result.note else []
-        if not result.passed:
-            lines.append(("waived", result.waiver) if result.waiver else ("what to do", result.remedy))
-        lines += [("cause", cause) for cause in result.causes]
-        lines += [("samples", ", ".join(result.samples))] if result.samples and not result.causes else []
-    if threshold.waiver_bound is not None:
-        lines.append(
-            ("waiver", f"up to {format_measure(threshold.fact, threshold.waiver_bound)}: {threshold.waiver_reason}")
-        )
-    yield html.render_table(["", ""], lines)
+        result, (kind, arguments) = judged.get(threshold.check), threshold.rule
+        name, what = escape_text(threshold.check), threshold.what[0].upper() + threshold.what[1:]
+        shown = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+        lines: list[tuple[str, str]] = [("severity", threshold.severity)]
+        if threshold.applies_to:
+            lines.append(("applies to", threshold.applies_to))
+        if result is not None and result.outcome == "not_applicable":
+            lines.append(("observed", "not applicable"))
+        elif result is not None:
+            # This page shows the rules as Great Expectations has them, so the numbers are those of the facts.
+            observed = "not measured" if result.value is None else f"{result.value:.9g}"
+            lines += [("observed", observed), ("success", "yes" if result.passed else "no")]
+            lines += [("note", result.note)] if result.note else []
+            if not result.passed:
+                lines.append(("waived", result.waiver) if result.waiver else ("what to do", result.remedy))
+            lines += [("cause", cause) for cause in result.causes]
+            lines += [("samples", ", ".join(result.samples))] if result.samples and not result.causes else []
+        if threshold.waiver_bound is not None:
+            bound = format_measure(threshold.fact, threshold.waiver_bound)
+            lines.append(("waiver", f"up to {bound}: {threshold.waiver_reason}"))
+        body += [
+            f'<h2 id="{name}">{render_result_mark(result)} {name}</h2>',
+            f"<p>{escape_text(what)}; wanted {escape_text(threshold.wanted)}.</p>",
+            f"<p><code>{escape_text(kind)}({escape_text(shown)})</code></p>",
+            html.render_table(["", ""], lines),
+        ]
+    return html.render_page(f"{'/'.join(manifest.key)}: expectations", body)
 
 
 def render_result_mark(result: CheckResult | None) -> str:

@@ -308,12 +308,46 @@ def list_thresholds(
     them.
     """
     row_kinds = recipe_kinds if row_kind is None else (row_kind,)
-    ours = tuple(
-        _make_threshold(check, gates, dataset, row_kinds)
-        for check in CHECKS
-        if stage in check.stages and check.exists_for(row_kind)
-    )
-    return ours + tuple(_convert_expectation(expectation) for expectation in gates.expectations.get(stage, ()))
+    listed: list[Threshold] = []
+    for check in CHECKS:
+        if stage not in check.stages or not check.exists_for(row_kind):
+            continue
+        bound: Bound | None = getattr(gates, check.name, None)
+        configured = getattr(bound, check.direction) if bound else None
+        covering = [w for w in gates.waivers if w.check == check.name and w.dataset in (None, dataset)]
+        # A waiver for the dataset takes precedence over one for all.
+        waiver = min(covering, key=lambda w: w.dataset is None, default=None)
+        limit = check.bound if configured is None else configured
+        stricter = min if check.direction == "at_most" else max
+        threshold = Threshold(
+            check=check.name,
+            direction=check.direction,
+            bound=limit,
+            severity=(bound.severity if bound else None) or check.severity,
+            what=check.what,
+            remedy=check.choose_remedy(row_kinds),
+            waiver_bound=getattr(waiver, check.direction) if waiver else None,
+            waiver_reason=waiver.reason if waiver else "",
+            warn_from=None if check.warn_from is None else stricter(check.warn_from, limit),
+            applies_to=check.applies_to,
+        )
+        listed.append(threshold)
+    for rule in gates.expectations.get(stage, ()):
+        limit = rule.min_value if rule.max_value is None else rule.max_value
+        assert limit is not None  # its validator requires one
+        threshold = Threshold(
+            check=rule.name,
+            direction="at_least" if rule.max_value is None else "at_most",
+            bound=limit,
+            severity=rule.severity,
+            what=f"{rule.type} on {rule.column}",
+            remedy=f"see gates.expectations, rule {rule.name}",
+            expectation=rule.model_dump(),
+            # A rule is for a stage of every dataset; where its fact does not apply, neither does the rule.
+            applies_to=CHECKS_BY_NAME[rule.column].applies_to if rule.column in CHECKS_BY_NAME else "",
+        )
+        listed.append(threshold)
+    return tuple(listed)
 
 
 def list_output_thresholds(gates: GatesBase, output: Manifest, dataset: str | None) -> tuple[Threshold, ...]:
@@ -322,42 +356,3 @@ def list_output_thresholds(gates: GatesBase, output: Manifest, dataset: str | No
         check.only_for for check in CHECKS if check.only_for and check.name in output.facts
     ]
     return list_thresholds(gates, output.stage, dataset, row_kind=row_kinds[0] if row_kinds else None)
-
-
-def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, row_kinds: Collection[RowKind]) -> Threshold:
-    bound: Bound | None = getattr(gates, check.name, None)
-    configured = getattr(bound, check.direction) if bound else None
-    covering = [w for w in gates.waivers if w.check == check.name and w.dataset in (None, dataset)]
-    # A waiver for the dataset takes precedence over one for all.
-    waiver = min(covering, key=lambda w: w.dataset is None, default=None)
-    limit = check.bound if configured is None else configured
-    stricter = min if check.direction == "at_most" else max
-    return Threshold(
-        check=check.name,
-        direction=check.direction,
-        bound=limit,
-        severity=(bound.severity if bound else None) or check.severity,
-        what=check.what,
-        remedy=check.choose_remedy(row_kinds),
-        waiver_bound=getattr(waiver, check.direction) if waiver else None,
-        waiver_reason=waiver.reason if waiver else "",
-        warn_from=None if check.warn_from is None else stricter(check.warn_from, limit),
-        applies_to=check.applies_to,
-    )
-
-
-def _convert_expectation(expectation: Expectation) -> Threshold:
-    upper = expectation.max_value is not None
-    bound = expectation.max_value if upper else expectation.min_value
-    assert bound is not None  # its validator requires one
-    return Threshold(
-        check=expectation.name,
-        direction="at_most" if upper else "at_least",
-        bound=bound,
-        severity=expectation.severity,
-        what=f"{expectation.type} on {expectation.column}",
-        remedy=f"see gates.expectations, rule {expectation.name}",
-        expectation=expectation.model_dump(),
-        # A rule is for a stage of every dataset; where its fact does not apply, neither does the rule.
-        applies_to=CHECKS_BY_NAME[expectation.column].applies_to if expectation.column in CHECKS_BY_NAME else "",
-    )

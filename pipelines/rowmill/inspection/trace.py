@@ -713,7 +713,18 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
 
     Raises ConfigError if there is no such dataset, sequence or token.
     """
-    dataset, split, sequence, token = _parse_sequence_place(project, place)
+    words, _, at = place.partition(":")
+    pieces = words.split("/")
+    if len(pieces) != 3 or not pieces[2].isdecimal() or (at and not at.isdecimal()):
+        raise ConfigError(
+            f"--sequence {place}: expected DATASET/SPLIT/N or DATASET/SPLIT/N:TOKEN, such as chats/train/12:40"
+        )
+    dataset, split, sequence, token = pieces[0], pieces[1], int(pieces[2]), int(at) if at else None
+    known = project.recipe.datasets
+    if dataset not in known:
+        guess = suggest_name(dataset, known)
+        hint = f"did you mean {guess}?" if guess else "name one of them"
+        raise ConfigError(f"--sequence {place}: no dataset {dataset}; there are {', '.join(known)}; {hint}")
     lineage = load_lineage(project, dataset)
     part = _find_shard_part(lineage, split, sequence, place)
     order, note = load_order(lineage)
@@ -742,22 +753,6 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
         order_note=note,
         tree=read_tree(table),
     )
-
-
-def _parse_sequence_place(project: Project, place: str) -> tuple[str, str, int, int | None]:
-    words, _, at = place.partition(":")
-    pieces = words.split("/")
-    if len(pieces) != 3 or not pieces[2].isdecimal() or (at and not at.isdecimal()):
-        raise ConfigError(
-            f"--sequence {place}: expected DATASET/SPLIT/N or DATASET/SPLIT/N:TOKEN, such as chats/train/12:40"
-        )
-    dataset, split, sequence = pieces
-    if dataset not in project.recipe.datasets:
-        known = project.recipe.datasets
-        guess = suggest_name(dataset, known)
-        hint = f"did you mean {guess}?" if guess else "name one of them"
-        raise ConfigError(f"--sequence {place}: no dataset {dataset}; there are {', '.join(known)}; {hint}")
-    return dataset, split, int(sequence), int(at) if at else None
 
 
 def _find_shard_part(lineage: Lineage, split: str, sequence: int, place: str) -> manifest.Part:

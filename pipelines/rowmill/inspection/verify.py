@@ -14,9 +14,8 @@ from rowmill.build.steps import Project, Step
 from rowmill.checks import expectation_suite
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, IntegrityError
-from rowmill.core.storage import Store
 from rowmill.schema import manifest
-from rowmill.schema.manifest import File, Manifest
+from rowmill.schema.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +81,19 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
         )
     for file in files:
         unread.pop(file.path, None)
-    damage = _find_damage(project.store, files) | stats.find_damage(project.store, made.key, made.version)
+    damage: dict[str, str] = {}
+    for file in files:
+        try:
+            project.store.content(file)
+        except DamagedFileError as error:
+            damage[file.path] = error.damage.removeprefix(project.store.path("") + "/")
+    damage |= stats.find_damage(project.store, made.key, made.version)
     # Content is compared only if the files are intact.
     find = step.stage.find_content_damage
     sentences = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
     return StageVerification(
         step, made, results, sentences, tuple(damage), len(files), size, len(unread), sum(unread.values()), differences
     )
-
-
-def _find_damage(store: Store, files: Sequence[File]) -> dict[str, str]:
-    """Return a message for each file whose bytes differ from its manifest, by path."""
-    found: dict[str, str] = {}
-    for file in files:
-        try:
-            store.content(file)
-        except DamagedFileError as error:
-            found[file.path] = error.damage.removeprefix(store.path("") + "/")
-    return found
 
 
 def discard_damage(project: Project, checked: Sequence[StageVerification]) -> list[str]:

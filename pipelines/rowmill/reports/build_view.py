@@ -195,7 +195,10 @@ class BuildView:
         recipe = self.project.recipe
         chains = {name: flows.select_chain(self.made, recipe.name, name) for name in recipe.datasets}
         return {
-            name: (flows.trace_rows(chain, name), flows.trace_tokens(chain, name, seq_len=recipe.seq_len))
+            name: (
+                flows.balance_levels(flows.iterate_row_levels(chain, name)),
+                flows.balance_levels(flows.iterate_token_levels(chain, name, seq_len=recipe.seq_len)),
+            )
             for name, chain in chains.items()
         }
 

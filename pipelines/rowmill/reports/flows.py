@@ -81,12 +81,8 @@ _CHAIN = (RAW_DATASET, CANONICAL_ROWS, TOKENIZED_EXAMPLES, PACKED_SHARDS)
 # ── Rows ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def trace_rows(chain: Mapping[str, Manifest], dataset: str) -> Flow:
-    """Return the flow of a dataset's rows, then examples, then sequences."""
-    return balance_levels(_iterate_row_levels(chain, dataset))
-
-
-def _iterate_row_levels(chain: Mapping[str, Manifest], dataset: str) -> Iterator[FlowLevel]:
+def iterate_row_levels(chain: Mapping[str, Manifest], dataset: str) -> Iterator[FlowLevel]:
+    """Yield the levels of a dataset's rows, then examples, then sequences."""
     raw, rows, examples, packed = (chain.get(stage) for stage in _CHAIN)
     if raw is None:
         return
@@ -128,12 +124,8 @@ def _count_kept(output: Manifest) -> int:
 # ── Tokens ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def trace_tokens(chain: Mapping[str, Manifest], dataset: str, *, seq_len: int) -> Flow:
-    """Return the flow of a dataset's tokens, from those of its rendered rows to the positions that a trainer reads."""
-    return balance_levels(_iterate_token_levels(chain, dataset, seq_len))
-
-
-def _iterate_token_levels(chain: Mapping[str, Manifest], dataset: str, seq_len: int) -> Iterator[FlowLevel]:
+def iterate_token_levels(chain: Mapping[str, Manifest], dataset: str, *, seq_len: int) -> Iterator[FlowLevel]:
+    """Yield the levels of a dataset's tokens, from those of its rendered rows to the positions that a trainer reads."""
     examples, packed = chain.get(TOKENIZED_EXAMPLES), chain.get(PACKED_SHARDS)
     if examples is None:
         return

@@ -245,7 +245,7 @@ def log_to_wandb(tracker: WandbTracker, record: BuildRecord, folder: Path) -> st
 # ── OpenLineage ──
 
 
-def send_to_openlineage(tracker: OpenLineageTracker, record: BuildRecord, _: Path) -> str:
+def send_to_openlineage(tracker: OpenLineageTracker, record: BuildRecord) -> str:
     """Send an event per new stage; return the address that they went to."""
     from openlineage.client import OpenLineageClient
     from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
@@ -376,22 +376,20 @@ def main() -> None:
     # Clients print on stdout, too.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    tracker, record, folder = pickle.load(sys.stdin.buffer)  # noqa: S301  (of the process that started this one)
+    # Of the process that started this one; the folder takes temporary files.
+    told: tuple[AnyTracker, BuildRecord, str] = pickle.load(sys.stdin.buffer)  # noqa: S301
+    tracker, record, folder = told
     try:
-        json.dump({"address": log_build_record(tracker, record, Path(folder))}, answer)
+        match tracker:
+            case MlflowTracker():
+                address = log_to_mlflow(tracker, record, Path(folder))
+            case WandbTracker():
+                address = log_to_wandb(tracker, record, Path(folder))
+            case OpenLineageTracker():
+                address = send_to_openlineage(tracker, record)
+        json.dump({"address": address}, answer)
     except Exception as error:  # noqa: BLE001  (whatever a client raises is its answer)
         name = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
         text = " ".join(public_text(f"{name}{error}").split())
         json.dump({"problem": text[:500], "may_pass": not isinstance(error, PipelineError)}, answer)
     answer.flush()
-
-
-def log_build_record(tracker: AnyTracker, record: BuildRecord, folder: Path) -> str:
-    """Log a build with the tracker's client; return where it can be seen. `folder` takes temporary files."""
-    match tracker:
-        case MlflowTracker():
-            return log_to_mlflow(tracker, record, folder)
-        case WandbTracker():
-            return log_to_wandb(tracker, record, folder)
-        case OpenLineageTracker():
-            return send_to_openlineage(tracker, record, folder)

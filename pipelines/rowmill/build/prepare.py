@@ -19,13 +19,7 @@ from rowmill.build.gate import find_held_version, follow_held_versions, open_gen
 from rowmill.build.steps import Project, Step, iterate_gate_waivers, plan_steps
 from rowmill.checks import expectation_suite, judge
 from rowmill.core import remote_index
-from rowmill.core.errors import (
-    ConfigError,
-    MissingPackageError,
-    PipelineError,
-    SourceError,
-    join_errors,
-)
+from rowmill.core.errors import ConfigError, MissingPackageError, PipelineError, SourceError, join_errors
 from rowmill.core.storage import Store, digest_json, explain_disk_full
 from rowmill.executors import AnyExecutor, Executor, LocalPool, Share
 from rowmill.executors.base import describe_difference, describe_versions
@@ -100,13 +94,7 @@ def find_reusable_output(store: Store, step: Step, fingerprint: str, prepared: P
 def make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> StageContext:
     """Return a stage's context with one worker, for inspection; a build gives it its executor."""
     return StageContext(
-        project.store,
-        project.base,
-        step.key,
-        step.dataset,
-        inputs,
-        LocalPool(1),
-        recipe=project.recipe,
+        project.store, project.base, step.key, step.dataset, inputs, LocalPool(1), recipe=project.recipe
     )
 
 

@@ -45,14 +45,13 @@ from rowmill.build.prepare import (
     require_own_versions,
     require_ready,
 )
-from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
+from rowmill.build.steps import Project, Step, find_downstream_steps, find_step, plan_steps
 from rowmill.checks import expectation_suite, judge
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError
 from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, RAW_DATASET
 from rowmill.core.storage import Store, explain_disk_full
-from rowmill.executors import LocalPool
 from rowmill.kinds.shared.canonicalization import read_domain
 from rowmill.parts.context import ProgressCallback, StageOutput
 from rowmill.schema import manifest
@@ -290,12 +289,7 @@ def report_kept_version(kept: Manifest, started: float | None = None) -> StepRep
 
 
 def _record_report(
-    project: Project,
-    step: Step,
-    context: StageContext,
-    report: StepReport,
-    *,
-    statistics: BackgroundStatistics | None,
+    project: Project, step: Step, context: StageContext, report: StepReport, *, statistics: BackgroundStatistics | None
 ) -> StepReport:
     """Publish an output if none of its checks blocks, else the earlier publication stays; write its statistics."""
     store, output = context.store, report.manifest
@@ -509,8 +503,7 @@ def make_context(
     trial: Project, dataset: str, stage: StageDeclaration, inputs: dict[StageKey, Manifest]
 ) -> StageContext:
     """Return the context of a stage of a dataset, for steps of its work that are done in this process."""
-    key = (trial.recipe.name, dataset, stage.name)
-    return StageContext(trial.store, trial.base, key, dataset, inputs, LocalPool(1), recipe=trial.recipe)
+    return make_stage_context(trial, find_step(trial, (trial.recipe.name, dataset, stage.name)), inputs)
 
 
 def run_stages(project: Project, trial: Project, dataset: str, last: StageDeclaration) -> dict[StageKey, Manifest]:
@@ -523,12 +516,7 @@ def run_stages(project: Project, trial: Project, dataset: str, last: StageDeclar
 
 
 def run_stage(
-    project: Project,
-    trial: Project,
-    step: Step,
-    outputs: dict[StageKey, Manifest],
-    *,
-    first_records: int | None = None,
+    project: Project, trial: Project, step: Step, outputs: dict[StageKey, Manifest], *, first_records: int | None = None
 ) -> Manifest:
     """Run one stage on a trial's store; with `first_records`, a source is read no further."""
     generated = open_generated_source(project, step)

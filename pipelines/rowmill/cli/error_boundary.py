@@ -63,15 +63,6 @@ def choose_exit_status(error: BaseException) -> int:
             return ExitStatus.INTERNAL_ERROR
 
 
-def name_missing_package(error: BaseException, arguments: Sequence[str]) -> BaseException:
-    """Return an error that names the extra to install, if the exception is a missing optional package; else itself."""
-    if not isinstance(error, ModuleNotFoundError):
-        return error
-    from rowmill.core.errors import explain_missing_package
-
-    return explain_missing_package(f"rowmill {' '.join(arguments[:1])}", error) or error
-
-
 def explain_error(error: BaseException, arguments: Sequence[str]) -> str:
     """Return the user's message for an exception; a traceback that is not of our own errors is written to a file."""
     if isinstance(error, PipelineError):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from rowmill.cli.build_commands import add_build_commands, add_generation_commands
-from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_error, name_missing_package
+from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_error
 from rowmill.cli.inspection_commands import add_inspection_commands
 from rowmill.cli.projects import add_init_command, add_ui_command
 from rowmill.cli.version_commands import add_version_commands, add_work_command
@@ -65,7 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return ExitStatus.SUCCESS
         command_line = sys.argv[1:] if arguments is None else arguments
-        error = name_missing_package(raised, command_line)
+        error = raised
+        if isinstance(raised, ModuleNotFoundError):
+            # An optional package: the error names the extra to install.
+            command_name = f"rowmill {' '.join(command_line[:1])}"
+            error = errors.explain_missing_package(command_name, raised) or raised
         _print_error(explain_error(error, command_line))
         return choose_exit_status(error)
 

@@ -214,25 +214,20 @@ def print_jobs(args: argparse.Namespace) -> int:
     """Print the jobs of a build in shares, each to be submitted to start after the one before it."""
     from rowmill.build.share import list_jobs
 
-    jobs = list_jobs(open_project(args))
     root = ["--root", args.root] if args.root else []
     no_code = ["--no-code"] if args.no_code else []
     overrides = [word for name, value in args.overrides.items() for word in (f"--{name}", value)]
-    lines: list[tuple[str, str]] = []
-    for job in jobs:
-        only = [word for name in job.stages for word in ("--only", name)]
-        share = ["--share", "I/N"] if job.command == "work" else []
-        words = ["rowmill", job.command, args.recipe, *root, *no_code, *overrides, *only, *share]
-        lines.append((_KINDS[job.command], shlex.join(words)))
+    jobs: list[dict[str, Any]] = []
+    for planned in list_jobs(open_project(args)):
+        only = [word for name in planned.stages for word in ("--only", name)]
+        share = ["--share", "I/N"] if planned.command == "work" else []
+        words = ["rowmill", planned.command, args.recipe, *root, *no_code, *overrides, *only, *share]
+        jobs.append({"kind": _KINDS[planned.command], "stages": list(planned.stages), "command": shlex.join(words)})
     if args.json:
-        listed: list[dict[str, Any]] = [
-            {"kind": kind, "stages": list(job.stages), "command": command}
-            for job, (kind, command) in zip(jobs, lines, strict=True)
-        ]
-        print(json.dumps({"jobs": listed}, indent=2))
+        print(json.dumps({"jobs": jobs}, indent=2))
     else:
-        for kind, command in lines:
-            print(f"{kind:<6} {command}")
+        for job in jobs:
+            print(f"{job['kind']:<6} {job['command']}")
     return ExitStatus.SUCCESS
 
 

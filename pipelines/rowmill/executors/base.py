@@ -10,7 +10,6 @@ Nothing here may start a thread that workers need: a fork does not copy threads.
 """
 
 import contextlib
-import gc
 import hashlib
 import importlib
 import mmap
@@ -182,8 +181,7 @@ def parse_share(text: str) -> Share:
 
 
 VARIABLE = "ROWMILL_WORKER_SETUP"
-"""Environment variable with the arguments of `open_all` as JSON: `sys.path` and the calls to make. A fork
-server of Python 3.11 starts without the path of the process that starts it."""
+"""Environment variable of a fork server: `sys.path` and the calls to make, as JSON."""
 
 THREAD_LIMITS = {
     "OMP_NUM_THREADS": "1",
@@ -205,19 +203,6 @@ def limit_to_one_thread() -> None:
 
         # Polars read its variables when it was imported; loading no option reads them again, before its first use.
         pl.Config.load('{"environment": {}}')
-
-
-def open_all(path: list[str], calls: list[tuple[str, str, list[str]]]) -> None:
-    """Import the engine by a path, and call module-level functions by their names."""
-    limit_to_one_thread()
-    sys.path[:] = path
-    # A worker imports again what cannot be imported here, and says what is wrong; the fork server would only be gone.
-    with contextlib.suppress(Exception):
-        importlib.import_module("rowmill.stages.catalog")
-    call_all(calls)
-    # What was opened stays: walking it at every collection cost ten per cent of a part, and would unshare it.
-    gc.collect()
-    gc.freeze()
 
 
 def call_all(calls: list[tuple[str, str, list[str]]]) -> None:

@@ -82,11 +82,7 @@ class RejectLog:
 
 
 def write_accounts(
-    place: PartPlace,
-    kept: pa.ChunkedArray,
-    log: RejectLog,
-    left_out: Sequence[str] = (),
-    state: str = NOT_TAKEN,
+    place: PartPlace, kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[str] = (), state: str = NOT_TAKEN
 ) -> dict[str, File]:
     """Write the rejects and the ledger of a part; `left_out` records share one state."""
     others = pa.array([*log.row_ids, *left_out], pa.string())

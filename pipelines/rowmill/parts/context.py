@@ -28,15 +28,7 @@ from rowmill.parts.functions import (
     make_and_keep,
     part_folder,
 )
-from rowmill.schema.manifest import (
-    DisplayTable,
-    Histogram,
-    Manifest,
-    Part,
-    StageKey,
-    get_stage_folder,
-    get_stage_name,
-)
+from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part, StageKey, get_stage_folder, get_stage_name
 from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
 

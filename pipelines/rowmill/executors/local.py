@@ -322,6 +322,8 @@ class LocalExecutor(Config):
 class LocalPool:
     """Ordered map over processes; with one worker, in the calling process. Closed at exit at the latest."""
 
+    spans_hosts = False
+
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._processes = WorkerPool(workers)
@@ -360,11 +362,6 @@ class LocalPool:
             return
         with write_shared(shared) as folder:
             yield from self._map_in_pool(partial(call_with_file, function, folder), waiting)
-
-    @property
-    def spans_hosts(self) -> bool:
-        """No."""
-        return False
 
     def run_on_hosts(self, function: Callable[[], ResultT]) -> dict[str, ResultT]:
         """Return nothing: there is no host but this one."""

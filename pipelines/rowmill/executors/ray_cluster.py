@@ -291,6 +291,8 @@ class RayExecutor(Config):
 class RayTasks:
     """Ordered map over the tasks of a cluster."""
 
+    spans_hosts = True
+
     def __init__(self, options: RayExecutor) -> None:
         self._options = options
         self._connection = RayConnection(options.address)
@@ -352,11 +354,6 @@ class RayTasks:
         ray = self._connection.open()
         where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         return ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where).remote(call, None)
-
-    @property
-    def spans_hosts(self) -> bool:
-        """Yes."""
-        return True
 
     def start(self, size_bytes: int) -> None:
         """Start nothing: the cluster runs already."""

@@ -104,9 +104,8 @@ class ExampleReferences:
 
     def list_columns(self, stored: Collection[str]) -> list[str]:
         """Return all columns that a shard has with its tokens; `stored` are those in its file."""
-        weights = [WEIGHT_COLUMN] if self.weighted else []
-        own = [name for name in stored if name not in _REFERENCE_NAMES]
-        return [*(field.name for field in _TOKEN_FIELDS), *weights, *self.field_types, *own]
+        own = (name for name in stored if name not in _REFERENCE_NAMES)
+        return [*list_token_columns(weighted=self.weighted, token_fields=self.field_types), *own]
 
 
 _REFERENCE_NAMES = frozenset(field.name for field in REFERENCE_FIELDS)

@@ -494,7 +494,17 @@ def record_manifest(
     is_remote_reuse = reused and not store.is_local
     if not (is_remote_reuse and _list_stamped_files(store, _partition_path("builds", *at), _MADE_PREFIX)):
         for table, lines, where in _list_short_tables(manifest, inputs):
-            _write_lines(store, table, *at, lines, where)
+            schema = SCHEMAS[table]
+            # Compared as Python values: converting to Arrow would make pyarrow import pandas first, a second of work
+            # that a night without changes need not do.
+            stored = _read_or_remove(store, _first_file_path(table, *at))
+            if stored is not None and stored.schema.remove_metadata().equals(schema) and stored.to_pylist() == lines:
+                continue
+            try:
+                content = pa.Table.from_pylist(lines, schema=schema)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                raise make_misfit_error(where, error, schema) from error
+            write_table(store, table, *at, content)
         long_tables: dict[str, list[tuple[Part, File]]] = {}
         for part in manifest.parts:
             for name, file in part.files.items():
@@ -589,10 +599,7 @@ _MADE_PREFIX = f"made-{digest_json({name: str(schema) for name, schema in SCHEMA
 """Prefix of the row of a build that made a version, which is written after all its tables: it says by which schemas."""
 
 
-_Lines = list[dict[str, Any]]
-
-
-def _list_short_tables(manifest: Manifest, inputs: StatsInputs) -> Iterator[tuple[str, _Lines, str]]:
+def _list_short_tables(manifest: Manifest, inputs: StatsInputs) -> Iterator[tuple[str, list[dict[str, Any]], str]]:
     """Yield each table that a manifest holds completely: its name, its lines, and where they come from."""
     ledger = [{"stage": manifest.stage, "state": s, "reason": r, "records": n} for s, r, n in manifest.ledger]
     tokens = [{"stage": manifest.stage, "split": s, "class": c, "tokens": n} for s, c, n in manifest.token_ledger]
@@ -607,23 +614,6 @@ def _list_short_tables(manifest: Manifest, inputs: StatsInputs) -> Iterator[tupl
             rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
             # Columns that the table lacks are null.
             yield table, [{name: row.get(name) for name in schema.names} for row in rows], at
-
-
-def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str, lines: _Lines, where: str) -> None:
-    """Write one version of a short table, unless an equal one exists.
-
-    The stored table is compared as Python values: converting to Arrow would make pyarrow import pandas first, a second
-    of work that a night without changes need not do.
-    """
-    schema, path = SCHEMAS[table], _first_file_path(table, recipe, scope, version)
-    stored = _read_or_remove(store, path)
-    if stored is not None and stored.schema.remove_metadata().equals(schema) and stored.to_pylist() == lines:
-        return
-    try:
-        content = pa.Table.from_pylist(lines, schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise make_misfit_error(where, error, schema) from error
-    write_table(store, table, recipe, scope, version, content)
 
 
 def _partition_path(table: str, recipe: str, scope: str, version: str) -> str:

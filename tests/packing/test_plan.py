@@ -25,7 +25,6 @@ from rowmill.packing.pack_plan import (
     count_piece_targets,
     count_sequences,
     keep_examples_whole,
-    keep_pieces,
     mark_targets,
     plan_best_fit,
     plan_concat,
@@ -163,7 +162,7 @@ def test_pieces_that_do_not_fit_are_named_left_out_or_planned_by_example_and_sta
     with pytest.raises(ContextOverflowError, match=refusal):
         sliced([3, 9, 4], 4, "error")
 
-    pieces = keep_pieces(sliced([5, 3], 3, "split"), np.array([False, True, True]))
+    pieces = sliced([5, 3], 3, "split").select(np.array([False, True, True]))
     assert pieces.examples.tolist() == [0, 1]
     assert pieces.starts.tolist() == [3, 0]
 

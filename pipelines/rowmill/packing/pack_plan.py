@@ -234,6 +234,10 @@ class ExampleSlices:
     lengths: NDArray[np.int32]
     dropped: NDArray[np.int64]
 
+    def select(self, kept: Bools) -> "ExampleSlices":
+        """Return the pieces for which `kept` is true, with `dropped` unchanged."""
+        return ExampleSlices(self.examples[kept], self.starts[kept], self.lengths[kept], self.dropped)
+
 
 def keep_examples_whole(lengths: Integers) -> ExampleSlices:
     """Return every example as one piece, of any length."""
@@ -268,7 +272,7 @@ def slice_too_long(
                 f"at most {limit} fit a sequence; {remedies}"
             )
         case "drop":
-            return _select_pieces(pieces, lengths <= limit, dropped=long)
+            return replace(pieces.select(lengths <= limit), dropped=long)
         case "keep_start" | "keep_end":
             kept = np.minimum(pieces.lengths, np.int32(limit))
             starts = pieces.lengths - kept if strategy == "keep_end" else pieces.starts
@@ -281,11 +285,6 @@ def slice_too_long(
             return ExampleSlices(np.repeat(pieces.examples, counts), starts, cut, pieces.dropped)
 
 
-def keep_pieces(slices: ExampleSlices, kept: Bools) -> ExampleSlices:
-    """Return the pieces for which `kept` is true, with `dropped` unchanged."""
-    return _select_pieces(slices, kept, dropped=slices.dropped)
-
-
 def count_piece_targets(slices: ExampleSlices, loss_mask: Bools, offsets: Integers) -> NDArray[np.int64]:
     """Count the targets of each piece as a separate span, whose first token is not a target.
 
@@ -295,10 +294,6 @@ def count_piece_targets(slices: ExampleSlices, loss_mask: Bools, offsets: Intege
     before = np.concatenate([[0], np.cumsum(loss_mask, dtype=np.int64)])
     begin = offsets[slices.examples] + slices.starts
     return before[begin + slices.lengths] - before[begin + 1]
-
-
-def _select_pieces(slices: ExampleSlices, kept: Bools, *, dropped: NDArray[np.int64]) -> ExampleSlices:
-    return ExampleSlices(slices.examples[kept], slices.starts[kept], slices.lengths[kept], dropped)
 
 
 def require_positive(lengths: Integers) -> None:

@@ -459,7 +459,8 @@ class Reader(AsyncDataset):
                 "export the recipe, or read it with this reader"
             )
         return {
-            name: published.list_shard_paths(self._published, shards) for name, shards in self._published.ranks.items()
+            name: [self._published.store.path(shard.path) for shard in shards]
+            for name, shards in self._published.ranks.items()
         }
 
     # ── The position ───────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@
   sets  ─► the packed shards of each dataset, by split   ◄── rows of them are what an index names
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -254,8 +254,3 @@ def check_tokenizer(published: PublishedBuild, folder: str | Path) -> None:
             f"{file}: SHA-256 {actual[:16]}…, not the tokenizer of {published.where}, which is {expected[:16]}…; train "
             "with that tokenizer, or build with this one"
         )
-
-
-def list_shard_paths(published: PublishedBuild, shards: Sequence[Shard]) -> list[str]:
-    """Return the full paths or URLs of shards."""
-    return [published.store.path(shard.path) for shard in shards]

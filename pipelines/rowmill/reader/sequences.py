@@ -26,22 +26,21 @@ from rowmill.reader.source_losses import SourceNames
 from rowmill.schema.examples import ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
 from rowmill.schema.rows import DOMAIN_COLUMN, PADDING_COLUMN, PARENTS_COLUMN
 
-_COLUMNS = ("input_ids", "labels", "seq_lengths")
-_OPTIONAL_COLUMNS = (WEIGHT_COLUMN, "sides", "prompt_lengths", "margins", PADDING_COLUMN, PARENTS_COLUMN)
-"""Read only where the shards have them."""
+_OF_TOKENS = ("input_ids", "labels", WEIGHT_COLUMN)
+_OF_SPANS = ("seq_lengths", PARENTS_COLUMN)
+_OF_SPANS_WITH_NULLS = {"sides": -1, "prompt_lengths": -1, "margins": float("nan")}
+"""Columns that are fields of `PackedSequence`; nulls, as fillers have, become these numbers."""
 _SOURCE_COLUMNS = ("dataset", "segment_lengths", DOMAIN_COLUMN)
 
 
 def list_columns(stored: Collection[str], *, with_sources: bool) -> list[str]:
     """Return the columns to decode of a shard that has these."""
-    sources = (name for name in _SOURCE_COLUMNS if with_sources and name in stored)
-    fields = (name for name in ROW_FIELDS if name in stored)
+    known = (*_OF_TOKENS, *_OF_SPANS, *_OF_SPANS_WITH_NULLS, PADDING_COLUMN)
+    others = (*ROW_FIELDS, *(_SOURCE_COLUMNS if with_sources else ()))
     return [
-        *_COLUMNS,
-        *(name for name in _OPTIONAL_COLUMNS if name in stored),
+        *(name for name in known if name in stored),
         *find_token_fields(stored),
-        *fields,
-        *sources,
+        *(name for name in others if name in stored),
     ]
 
 
@@ -113,101 +112,76 @@ class PackedSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedRowGroup:
-    """A decoded row group, flat; the bounds are plain lists because they are read one by one."""
+    """A decoded row group, flat: arrays of tokens, spans and segments by their field of `PackedSequence`.
 
-    ids: Tokens
-    labels: Tokens
+    The bounds are plain lists because they are read one by one. `datasets` int64 are numbers by row.
+    """
+
     bounds: list[int]
-    lengths: Tokens
     span_bounds: list[int]
-    weights: Weights | None = None
-    sides: NDArray[np.int8] | None = None
-    prompt_lengths: Tokens | None = None
-    margins: Weights | None = None
-    padding: Tokens | None = None
-    token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
-    row_fields: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])
-    parents: Tokens | None = None
-    sources: "_SegmentSources | None" = None
+    of_tokens: Mapping[str, Any]
+    of_spans: Mapping[str, Any]
+    token_fields: Mapping[str, Numbers]
+    row_fields: Mapping[str, NDArray[Any]]
+    segment_bounds: list[int] = field(default_factory=list[int])
+    of_segments: Mapping[str, Ints] = field(default_factory=dict[str, Ints])
+    datasets: Ints | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], names: SourceNames | None = None) -> "DecodedRowGroup":
         """Take over decoded columns, those of `list_columns`; `names` number the sources."""
-        ids, lengths = columns["input_ids"], columns["seq_lengths"]
-        padding = None
+        lengths, segments = columns["seq_lengths"], columns.get("segment_lengths")
+        of_spans = {name: view_numbers(columns[name].values) for name in _OF_SPANS if name in columns}
+        for name, null in _OF_SPANS_WITH_NULLS.items():
+            if name in columns:
+                of_spans[name] = fill_null_numbers(columns[name].values, null)
         if PADDING_COLUMN in columns:
             # Shards have the padding of each segment, a sequence that of each attention span.
             of_segments = columns[PADDING_COLUMN]
             offsets = (view_numbers(column.offsets).astype(np.int64) for column in (of_segments, lengths))
-            padding = sum_by_span(view_numbers(of_segments.values), *offsets)
-        return cls(
-            ids=view_numbers(ids.values),
-            labels=view_numbers(columns["labels"].values),
-            bounds=ids.offsets.to_pylist(),
-            lengths=view_numbers(lengths.values),
+            of_spans["padding"] = sum_by_span(view_numbers(of_segments.values), *offsets)
+        decoded = cls(
+            bounds=columns["input_ids"].offsets.to_pylist(),
             span_bounds=lengths.offsets.to_pylist(),
-            weights=view_numbers(columns[WEIGHT_COLUMN].values) if WEIGHT_COLUMN in columns else None,
-            sides=_fill_nulls(columns.get("sides"), -1),
-            prompt_lengths=_fill_nulls(columns.get("prompt_lengths"), -1),
-            margins=_fill_nulls(columns.get("margins"), float("nan")),
-            padding=padding,
+            of_tokens={name: view_numbers(columns[name].values) for name in _OF_TOKENS if name in columns},
+            of_spans=of_spans,
             token_fields={name: view_numbers(columns[name].values) for name in find_token_fields(columns)},
             row_fields={name: _decode_row_field(columns[name]) for name in ROW_FIELDS if name in columns},
-            parents=view_numbers(columns[PARENTS_COLUMN].values) if PARENTS_COLUMN in columns else None,
-            sources=None if names is None else _SegmentSources.of(columns, names),
+        )
+        if names is None or segments is None:
+            return decoded
+        sizes = view_numbers(segments.values).astype(np.int64)
+        if PADDING_COLUMN in columns:
+            sizes += view_numbers(columns[PADDING_COLUMN].values)
+        domains = np.full(len(sizes), -1)
+        if DOMAIN_COLUMN in columns:
+            domains = _number_names(columns[DOMAIN_COLUMN].values, names.domains)
+        return replace(
+            decoded,
+            segment_bounds=segments.offsets.to_pylist(),
+            of_segments={"segment_lengths": sizes, "segment_domains": domains},
+            datasets=_number_names(columns["dataset"].cast(pa.string()), names.datasets),
         )
 
     @property
     def size_bytes(self) -> int:
         """Return the memory that its tokens take, some bytes less than all of it takes."""
-        numbers = [*self.token_fields.values(), *([] if self.weights is None else [self.weights])]
-        return self.ids.nbytes + self.labels.nbytes + sum(number.nbytes for number in numbers)
+        return sum(values.nbytes for values in (*self.of_tokens.values(), *self.token_fields.values()))
 
     def row(self, i: int) -> PackedSequence:
         """Return a sequence: views of the row group, so copy it if it is kept."""
         tokens, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
-        sources: dict[str, Any] = {} if self.sources is None else self.sources.row(i)
+        parts = {name: values[tokens] for name, values in self.of_tokens.items()}
+        parts |= {name: values[spans] for name, values in self.of_spans.items()}
+        if self.datasets is not None:
+            segments = slice(self.segment_bounds[i], self.segment_bounds[i + 1])
+            parts |= {name: values[segments] for name, values in self.of_segments.items()}
+            parts["segment_datasets"] = np.full(segments.stop - segments.start, self.datasets[i])
         return PackedSequence(
-            self.ids[tokens],
-            self.labels[tokens],
-            self.lengths[spans],
-            None if self.weights is None else self.weights[tokens],
-            sides=None if self.sides is None else self.sides[spans],
-            prompt_lengths=None if self.prompt_lengths is None else self.prompt_lengths[spans],
-            margins=None if self.margins is None else self.margins[spans],
-            padding=None if self.padding is None else self.padding[spans],
+            **parts,
             token_fields={name: values[tokens] for name, values in self.token_fields.items()},
             row_fields={name: values[spans] for name, values in self.row_fields.items()},
-            segment_parents=None if self.parents is None else self.parents[spans],
-            **sources,
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _SegmentSources:
-    """The sources of a row group's segments: `datasets` int64 by row, the others by segment."""
-
-    bounds: list[int]
-    lengths: Ints
-    datasets: Ints
-    domains: Ints
-
-    @classmethod
-    def of(cls, columns: Mapping[str, Any], names: SourceNames) -> "_SegmentSources":
-        lengths = view_numbers(columns["segment_lengths"].values).astype(np.int64)
-        if PADDING_COLUMN in columns:
-            lengths += view_numbers(columns[PADDING_COLUMN].values)
-        domains = np.full(len(lengths), -1)
-        if DOMAIN_COLUMN in columns:
-            domains = _number_names(columns[DOMAIN_COLUMN].values, names.domains)
-        datasets = _number_names(columns["dataset"].cast(pa.string()), names.datasets)
-        return cls(columns["segment_lengths"].offsets.to_pylist(), lengths, datasets, domains)
-
-    def row(self, i: int) -> dict[str, Any]:
-        segments = slice(self.bounds[i], self.bounds[i + 1])
-        lengths = self.lengths[segments]
-        datasets = np.full(len(lengths), self.datasets[i])
-        return {"segment_lengths": lengths, "segment_datasets": datasets, "segment_domains": self.domains[segments]}
 
 
 def _number_names(values: pa.Array, names: tuple[str, ...]) -> Ints:
@@ -224,8 +198,3 @@ def _decode_row_field(column: pa.ListArray) -> NDArray[Any]:
     if pa.types.is_floating(values.type):
         return fill_null_numbers(values, np.nan)
     return np.array(values.to_pylist(), object)
-
-
-def _fill_nulls(column: pa.ListArray | None, null: float) -> Any:
-    """Return the values of a column that the shards may have, with a number for those of fillers and missing ones."""
-    return None if column is None else fill_null_numbers(column.values, null)

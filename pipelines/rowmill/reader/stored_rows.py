@@ -228,7 +228,9 @@ class StoredRows:
         """Check some shards concurrently; raises IntegrityError for the first one that is not the published file."""
         with ThreadPoolExecutor(CHECKED_AT_ONCE) as threads:
             named: dict[str, File] = {}
-            for number, footer in threads.map(lambda n: (n, self._check(n, verify=verify)), numbers):
+            check = partial(check_shard, self._store, verify=verify)
+            wanted = {number: self._shards[number] for number in numbers}
+            for number, footer in zip(wanted, threads.map(check, wanted.values()), strict=True):
                 self._keep_footer(number, footer)
                 if verify and footer.references is not None:
                     named |= {file.path: file for file in footer.references.files}
@@ -321,12 +323,9 @@ class StoredRows:
             if footer is not None:
                 self._footers.move_to_end(shard)
                 return footer
-        footer = self._check(shard, verify=False)
+        footer = check_shard(self._store, self._shards[shard], verify=False)
         self._keep_footer(shard, footer)
         return footer
-
-    def _check(self, shard: int, *, verify: bool) -> ShardFooter:
-        return check_shard(self._store, self._shards[shard], verify=verify)
 
     def _keep_footer(self, shard: int, footer: ShardFooter) -> None:
         with self._lock:
@@ -447,16 +446,13 @@ class IndexedPlaces:
         # Not locked: at worst two threads read the same group. One operation of a dictionary is atomic.
         kept = self._groups.get((rank, group))
         if kept is None:
-            kept = self._read_group(rank, group)
+            path, footer = self._indexes[rank].shard.path, self._load_footer(rank)
+            table = read_row_group(self._build.store, path, footer, group, ["shard", "row"])
+            kept = view_numbers(table.column("shard")), view_numbers(table.column("row"))
             self._groups[(rank, group)] = kept
             if len(self._groups) > KEPT_INDEX_GROUPS:
                 self._groups.popitem(last=False)
         return kept
-
-    def _read_group(self, rank: int, group: int) -> tuple[Tokens, Tokens]:
-        path, footer = self._indexes[rank].shard.path, self._load_footer(rank)
-        table = read_row_group(self._build.store, path, footer, group, ["shard", "row"])
-        return view_numbers(table.column("shard")), view_numbers(table.column("row"))
 
 
 # ── Opening ────────────────────────────────────────────────────────────────────────────────────────
@@ -472,13 +468,18 @@ def open_order(
     """
     rounds = build.world_size // gcd(build.world_size, world_size)
     needed = sorted({(rank + k * world_size) % build.world_size for k in range(rounds)})
-    open_layout = _open_copied if build.layout == "copied" else _open_indexed
-    return open_layout(build, needed, verify=verify, names=names)
-
-
-def _open_copied(
-    build: PublishedBuild, needed: Sequence[int], *, verify: bool, names: SourceNames | None
-) -> SequenceSource:
+    if build.layout == "index":
+        rank_names = list(build.ranks)
+        indexes = [
+            ExpectedShard(build.ranks[name][0], _make_rank_card(build, rank)) for rank, name in enumerate(rank_names)
+        ]
+        shards = [shard for name in build.datasets for shard in list_set(build, name, "train")]
+        filler = ExpectedShard(build.fillers[rank_names[needed[0]]], _make_rank_card(build, needed[0]))
+        rows = StoredRows(build.store, [*shards, filler], names=names)
+        places = IndexedPlaces(build, indexes, len(shards))
+        places.require(needed, verify=verify)
+        rows.require(_choose_checked(build, [len(shards), *range(len(shards))], verify=verify), verify=verify)
+        return SequenceSource(rows, places)
     of_ranks = list(build.ranks.values())
     cards = [_make_rank_card(build, rank) for rank in range(len(of_ranks))]
     shards = [ExpectedShard(shard, card) for card, of_rank in zip(cards, of_ranks, strict=True) for shard in of_rank]
@@ -490,23 +491,6 @@ def _open_copied(
     rows.require(_choose_checked(build, numbers_needed, verify=verify), verify=verify)
     starts = compute_offsets([expected.shard.rows for expected in shards])
     return SequenceSource(rows, CopiedPlaces(build.world_size, build.places // build.world_size, starts))
-
-
-def _open_indexed(
-    build: PublishedBuild, needed: Sequence[int], *, verify: bool, names: SourceNames | None
-) -> SequenceSource:
-    rank_names = list(build.ranks)
-    indexes = [
-        ExpectedShard(build.ranks[name][0], _make_rank_card(build, rank)) for rank, name in enumerate(rank_names)
-    ]
-    shards = [shard for name in build.datasets for shard in list_set(build, name, "train")]
-    filler = ExpectedShard(build.fillers[rank_names[needed[0]]], _make_rank_card(build, needed[0]))
-    rows = StoredRows(build.store, [*shards, filler], names=names)
-    places = IndexedPlaces(build, indexes, len(shards))
-    places.require(needed, verify=verify)
-    numbers = [len(shards), *range(len(shards))]
-    rows.require(_choose_checked(build, numbers, verify=verify), verify=verify)
-    return SequenceSource(rows, places)
 
 
 def open_split(
@@ -522,17 +506,14 @@ def open_split(
 
 def list_set(build: PublishedBuild, dataset: str, split: str) -> list[ExpectedShard]:
     """Return a dataset's packed shards of a split."""
-    card = {"recipe": build.recipe, "dataset": dataset} | _make_common_card(build)
+    tokenizer = str(build.card["tokenizer_digest"])
+    card = {"recipe": build.recipe, "dataset": dataset, "tokenizer_digest": tokenizer}
     return [ExpectedShard(shard, card) for shard in build.sets[dataset].shards.get(split, ())]
 
 
 def _make_rank_card(build: PublishedBuild, rank: int) -> dict[str, str]:
     of_rank = {"order": build.order, "world_size": str(build.world_size), "rank": str(rank)}
-    return of_rank | _make_common_card(build)
-
-
-def _make_common_card(build: PublishedBuild) -> dict[str, str]:
-    return {"tokenizer_digest": str(build.card["tokenizer_digest"])}
+    return of_rank | {"tokenizer_digest": str(build.card["tokenizer_digest"])}
 
 
 def _choose_checked(build: PublishedBuild, numbers: Sequence[int], *, verify: bool) -> Sequence[int]:

@@ -29,6 +29,7 @@ from rowmill.core.arrays import (
     find_distinct,
     format_count,
     format_size,
+    read_lists,
 )
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import EXPORTS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
@@ -309,17 +310,17 @@ def _fingerprint_export(context: StageContext) -> str:
     return digest_json(EXPORTS, identify_export(context.recipe, context.key[-1]), versions, waivers)
 
 
-def _make_export_part(context: StageContext, at: str) -> Part:
-    export = next(export for export in context.recipe.exports if export.name == context.key[-1])
-    packed = inputs.get_packed_shards(context)
+def _index_segments(
+    context: StageContext, export: Export, packed: Mapping[str, Manifest], parts: Sequence[Part]
+) -> tuple[ExportIndex, Ints, Ints]:
+    """Return what an export is laid out by, its segments by number over all shards, and each shard's first number."""
     tokenizer = next(iter(packed.values())).card
-    parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
     lineage = [part.files["segments"] for part in parts]
     counts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for part in parts:
-        column = context.store.table(part.files["shard"], ("segment_lengths",)).column(0).combine_chunks()
-        counts.append(np.diff(np.asarray(column.offsets, np.int64)))
-        sizes.append(column.flatten().to_numpy(zero_copy_only=False).astype(np.int64))
+        values, offsets = read_lists(context.store.table(part.files["shard"], ("segment_lengths",)).column(0))
+        counts.append(np.diff(offsets))
+        sizes.append(values.astype(np.int64))
     # Row r holds segments `[first_segments[r], first_segments[r + 1])`; both are numbered over all shards.
     lengths, in_rows = np.concatenate(sizes), np.concatenate(counts)
     first_segments = compute_offsets(in_rows)
@@ -331,9 +332,9 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             f"splits.{export.split}, or delete the export"
         )
     segments = expand_ranges(first_segments[rows], in_rows[rows])
-    values, domains = (None,), np.zeros(len(lengths), np.int64)
+    domain_values, domains = (None,), np.zeros(len(lengths), np.int64)
     if export.BY_DOMAIN:
-        values, domains = _read_segment_domains(context, lineage)
+        domain_values, domains = _read_segment_domains(context, lineage)
 
     def name_segment(number: int) -> str:
         firsts, segment = compute_offsets([file.rows for file in lineage]), int(segments[number])
@@ -344,22 +345,29 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         plan = plan_best_fit(lengths, limit, None)
         return plan.examples, plan.sequence_offsets
 
-    layout = export.lay_out(
-        ExportIndex(
-            seq_len=context.recipe.seq_len,
-            vocab_size=_resolve_export_vocab_size(context, tokenizer),
-            bos_id=tokenizer["bos_id"],
-            eos_id=tokenizer["eos_id"],
-            kinds=frozenset(dataset.row_kind for dataset in context.recipe.datasets.values()),
-            lengths=lengths[segments],
-            sequence_offsets=compute_offsets(in_rows[rows]),
-            domains=domains[segments],
-            domain_values=values,
-            name_of=name_segment,
-            best_fit=plan_best,
-            objective=context.recipe.objective,
-        )
+    index = ExportIndex(
+        seq_len=context.recipe.seq_len,
+        vocab_size=_resolve_export_vocab_size(context, tokenizer),
+        bos_id=tokenizer["bos_id"],
+        eos_id=tokenizer["eos_id"],
+        kinds=frozenset(dataset.row_kind for dataset in context.recipe.datasets.values()),
+        lengths=lengths[segments],
+        sequence_offsets=compute_offsets(in_rows[rows]),
+        domains=domains[segments],
+        domain_values=domain_values,
+        name_of=name_segment,
+        best_fit=plan_best,
+        objective=context.recipe.objective,
     )
+    return index, segments, first_segments[first_rows]
+
+
+def _make_export_part(context: StageContext, at: str) -> Part:
+    export = next(export for export in context.recipe.exports if export.name == context.key[-1])
+    packed = inputs.get_packed_shards(context)
+    parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
+    index, segments, first_segments = _index_segments(context, export, packed, parts)
+    layout = export.lay_out(index)
     if not layout.jobs:
         raise ConfigError(
             f"exports.{export.name}: kind {export.kind_name} cannot store any of the {len(segments)} segments "
@@ -368,7 +376,7 @@ def _make_export_part(context: StageContext, at: str) -> Part:
     with open_host_scratch(context) as scratch:
         shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in parts)
         copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=False)
-        opened = ExportShards(copies, first_segments[first_rows])
+        opened = ExportShards(copies, first_segments)
         chosen = np.concatenate([segments[job.segments] for job in layout.jobs])
         size = 4 * sum(shard.file.bytes for shard in shards)
         measured = context.pool.map(measure_segments, shards, size_bytes=size, shared=opened)
@@ -376,7 +384,7 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         totals = {
             "sequences": sum(len(job.sequence_offsets) - 1 for job in layout.jobs),
             "segments": len(chosen),
-            "tokens": int(lengths[chosen].sum()),
+            "tokens": sum(int(index.lengths[job.segments].sum()) for job in layout.jobs),
             "trained_tokens": int(expected["trained"].sum()),
         }
         # Limbs of 32 bits added in 64: exact for four billion segments, without an integer object for each.

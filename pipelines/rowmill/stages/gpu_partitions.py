@@ -207,23 +207,36 @@ def make_rank_card(context: StageContext, rank: int) -> dict[str, str]:
     return {k: str(v) for k, v in shard_card.items() if k != "dataset"} | own
 
 
-def write_step_facts(sources: RankSources, folder: str, rank: int) -> File:
-    """Write a rank's facts per step beside its files, so that the folder of a rank is complete."""
-    own = sources.steps.filter(pc.equal(sources.steps.column("rank"), rank))
-    return write_parquet(sources.context.store, f"{folder}/facts.parquet", own)
-
-
-def summarize_rank(sequences: int, counted: Mapping[str, Sequence[int]], padding: int) -> dict[str, Any]:
-    """Return a rank's facts from each dataset's sequences, tokens and trained tokens; fillers have an empty name."""
-    own = {name: list(counts) for name, counts in sorted(counted.items()) if name != FILLERS}
-    return {
-        "sequences": sequences,
-        "fillers": counted[FILLERS][0] if FILLERS in counted else 0,
-        "tokens": sum(tokens for _, tokens, _ in own.values()),
-        "trained_tokens": sum(trained for _, _, trained in own.values()),
-        "datasets": own,
+def _make_rank_part(
+    sources: RankSources,
+    name: str,
+    files: Mapping[str, File],
+    lines: Sequence[tuple[str, int, int, int]],
+    found: int,
+    padding: int,
+) -> Part:
+    """Describe a rank by what was read back: `lines` are sequences, tokens and trained tokens of datasets."""
+    context, rank = sources.context, _parse_rank(name)
+    # Its facts per step are beside its files, so that the folder of a rank is complete.
+    steps = sources.steps.filter(pc.equal(sources.steps.column("rank"), rank))
+    facts = write_parquet(context.store, f"{_locate_rank(context, name)}/facts.parquet", steps)
+    counted: dict[str, list[int]] = {}
+    for dataset, *counts in sorted(lines):
+        before = counted.get(dataset, [0, 0, 0])
+        counted[dataset] = [a + b for a, b in zip(before, counts, strict=True)]
+    fillers = counted.pop(FILLERS, [0])[0]
+    sequences, tokens, trained = (sum(counts[i] for counts in counted.values()) for i in range(3))
+    described = {
+        "sequences": sequences + fillers,
+        "fillers": fillers,
+        "tokens": tokens,
+        "trained_tokens": trained,
+        "datasets": counted,
         "padding": padding,
+        "conserved": found == sources.hashes.sum_content(sources.rows[sources.select_rank(rank)]),
+        "content_hash": native.format_content_hash(found),
     }
+    return Part(fingerprint_rank(context, name), {**files, "facts": facts}, described)
 
 
 FILLERS = ""
@@ -290,21 +303,15 @@ def write_rank_index(context: StageContext, sources: RankSources, name: str) -> 
             native.encode_native_shard(sources.filler, card, group_rows=1),
             sources.filler.num_rows,
         ),
-        "facts": write_step_facts(sources, folder, rank),
     }
-    found = sources.hashes.sum_content(_locate_lines(context.store, files["index"], sources.first_rows))
-    # Each dataset's sequences, tokens and trained tokens; fillers are counted separately.
     hashes = sources.hashes
-    counted: dict[str, list[int]] = {}
-    for number, dataset in [*enumerate(sources.packed), (FILLER_SHARD, FILLERS)]:
-        lines = rows[numbers == number]
-        if len(lines):
-            counted[dataset] = [len(lines), int(hashes.tokens[lines].sum()), int(hashes.trained_tokens[lines].sum())]
-    facts = summarize_rank(len(rows), counted, int(sources.padding[rows].sum())) | {
-        "conserved": found == hashes.sum_content(rows),
-        "content_hash": native.format_content_hash(found),
-    }
-    return Part(fingerprint_rank(context, name), files, facts)
+    found = hashes.sum_content(_locate_lines(context.store, files["index"], sources.first_rows))
+    lines = [
+        (dataset, len(own), int(hashes.tokens[own].sum()), int(hashes.trained_tokens[own].sum()))
+        for number, dataset in [*enumerate(sources.packed), (FILLER_SHARD, FILLERS)]
+        if len(own := rows[numbers == number])
+    ]
+    return _make_rank_part(sources, name, files, lines, found, int(sources.padding[rows].sum()))
 
 
 def _locate_lines(store: Store, index: File, first_rows: Ints) -> Ints:
@@ -349,8 +356,8 @@ class _RankTask:
     card: dict[str, str]
 
 
-_WrittenShards = tuple[dict[str, File], int, dict[str, list[int]], int]
-"""The files of a task by name, their content hash, each dataset's counts, and pad tokens, from files read back."""
+_WrittenShards = tuple[dict[str, File], list[tuple[str, int, int, int]], int, int]
+"""The files of a task by name, and of these, read back: lines by dataset, their content hash, and pad tokens."""
 
 
 def write_copied_ranks(context: StageContext, sources: RankSources, names: Sequence[str]) -> Iterator[Part]:
@@ -379,8 +386,15 @@ def write_copied_ranks(context: StageContext, sources: RankSources, names: Seque
         every = [task for own in tasks.values() for task in own]
         made = context.pool.map(partial(write_rank_shards, context.store), every, size_bytes=size, shared=source)
         for name, own in tasks.items():
-            written = [next(made) for _ in own]
-            yield _make_rank_part(sources, name, rows[name], written)
+            files: dict[str, File] = {}
+            lines: list[tuple[str, int, int, int]] = []
+            found = padding = 0
+            for _ in own:
+                of_task, counted, content, padded = next(made)
+                files |= of_task
+                lines += counted
+                found, padding = (found + content) % native.HASH_MODULUS, padding + padded
+            yield _make_rank_part(sources, name, files, lines, found, padding)
 
 
 def make_rank_schema(context: StageContext) -> pa.Schema:
@@ -399,27 +413,6 @@ def _locate_rank(context: StageContext, name: str) -> str:
     return f"{part_folder(context.folder, fingerprint_rank(context, name))}/{name}"
 
 
-def _make_rank_part(sources: RankSources, name: str, rows: Ints, written: Sequence[_WrittenShards]) -> Part:
-    context, expected = sources.context, sources.hashes.sum_content(rows)
-    files: dict[str, File] = {}
-    counted: dict[str, list[int]] = {}
-    found = padding = 0
-    for named, of_task, by_dataset, padded in written:
-        files |= named
-        found = (found + of_task) % native.HASH_MODULUS
-        padding += padded
-        for dataset, counts in by_dataset.items():
-            before = counted.get(dataset, [0, 0, 0])
-            counted[dataset] = [a + b for a, b in zip(before, counts, strict=True)]
-    sequences = sum(file.rows for file in files.values())
-    files["facts"] = write_step_facts(sources, _locate_rank(context, name), _parse_rank(name))
-    facts = summarize_rank(sequences, counted, padding) | {
-        "conserved": found == expected,
-        "content_hash": native.format_content_hash(found),
-    }
-    return Part(fingerprint_rank(context, name), files, facts)
-
-
 def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _WrittenShards:
     """Write some shards of a rank, and read them back."""
     # This host's copies of all shards, of which those that the task needs are there, and of the filler.
@@ -430,7 +423,7 @@ def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _Wr
     sources = [*source.copies.files, scratch.locate("filler.arrow")]
     files: dict[str, File] = {}
     found = padding = 0
-    counted: dict[str, list[int]] = {}
+    lines: list[tuple[str, int, int, int]] = []
     for number, begin in enumerate(range(0, len(task.wanted), task.per_shard), task.first):
         table = host_scratch.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
         dataset_column = table.column("dataset").combine_chunks().dictionary_encode()
@@ -452,11 +445,9 @@ def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _Wr
         )
         sums = plain.group_by("dataset").aggregate([("tokens", "count"), ("tokens", "sum"), ("trained_tokens", "sum")])
         columns = ("dataset", "tokens_count", "tokens_sum", "trained_tokens_sum")
-        for dataset, *values in zip(*(sums.column(column).to_pylist() for column in columns), strict=True):
-            before = counted.get(dataset, [0, 0, 0])
-            counted[dataset] = [a + int(b) for a, b in zip(before, values, strict=True)]
+        lines += zip(*(sums.column(column).to_pylist() for column in columns), strict=True)
         padding += count_padding_tokens(back)
-    return files, found % native.HASH_MODULUS, counted, padding
+    return files, lines, found % native.HASH_MODULUS, padding
 
 
 # ── Publishing ranks: `current.json`, which trainers open ──

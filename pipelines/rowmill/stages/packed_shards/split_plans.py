@@ -197,7 +197,7 @@ def slice_examples(
     trains = np.ones(len(pieces.examples), np.bool_)
     targets = _count_targets(lengths, numbers, pieces, np.flatnonzero(was_cut))
     trains[was_cut] = targets > 0
-    kept = pack_plan.keep_pieces(pieces, trains)
+    kept = pieces.select(trains)
     untrained = find_distinct(pieces.examples[~trains])
     # With nothing to look for, the search would still sort all pieces.
     untrained = untrained[~are_among(untrained, find_distinct(kept.examples))] if len(untrained) else untrained

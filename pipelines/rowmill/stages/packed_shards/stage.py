@@ -251,23 +251,10 @@ def make_packed_shards(context: StageContext) -> StageOutput:
         place = context.place("moved", held_out.moved)
         side.append(Part(place.fingerprint, {"moved": place.write("moved", held_out.moved)}, _NO_SPLIT))
     groups = [group for made in maps for group in made.parts]
-    # A part per shard, by split and in the order of groups, then what each group left out. A shard's facts say where
-    # its sequences begin in their split, which depends on all earlier groups.
-    parts: list[Part] = []
-    for split in SPLITS:
-        first = 0
-        for group in groups:
-            for number, facts in enumerate(group.facts["shards"]):
-                if facts["split"] == split:
-                    files = {name: group.files[f"{name}-{number:05d}"] for name in ("shard", "segments", "sequences")}
-                    parts.append(Part(group.fingerprint, files, {**facts, "first_sequence": first}))
-                    first += int(facts["sequences"])
-    shards = list(parts)
+    shards = _list_shards(groups)
     left = [one for one in groups if "left_out" in one.files]
-    parts += [Part(one.fingerprint, {"left_out": one.files["left_out"]}, _NO_SPLIT) for one in left]
-    planned, sequences, segments, trained = (
-        sum(int(part.facts[name]) for part in shards) for name in ("tokens", "sequences", "segments", "trained_tokens")
-    )
+    parts = [*shards, *(Part(one.fingerprint, {"left_out": one.files["left_out"]}, _NO_SPLIT) for one in left)]
+    sequences, segments, planned, trained = (sum(int(part.facts[name]) for part in shards) for name in _COUNTS)
     total = sum(int(group.facts["tokens_read"]) for group in groups)
     states = sum((Counter(group.facts["left_out"]) for group in groups), Counter[str]())
     fates = {(state, reason): states[f"{state}/{reason}"] for state, reason in _FATES}
@@ -283,20 +270,6 @@ def make_packed_shards(context: StageContext) -> StageOutput:
     is_padded = context.recipe.segment_multiple_of > 1
     fills = np.sum([group.facts["fill"] for group in groups], axis=0) if groups else np.zeros(FILL_BINS, np.int64)
     edges = accumulate([1] * FILL_BINS, initial=0)
-    rows: list[tuple[Any, ...]] = []
-    for split in SPLITS:
-        examples = sum(int(group.facts["splits"][split]) for group in groups)
-        sums = _sum_split(shards, split)
-        if examples:
-            rows.append((context.dataset_name, split, examples, sums["sequences"], sums["trained_tokens"]))
-    lines: list[tuple[Any, ...]] = []
-    for split in SPLITS:
-        sums = _sum_split(shards, split)
-        count, tokens = sums["sequences"], sums["tokens"]
-        if count:
-            each = round(sums["segments"] / count, 2)
-            fill = compute_share(tokens, count * context.recipe.seq_len)
-            lines.append((split, count, each, tokens, fill, compute_share(sums["trained_tokens"], tokens)))
     return StageOutput(
         parts=[*parts, *side],
         facts=PackedShardsFacts(
@@ -324,12 +297,7 @@ def make_packed_shards(context: StageContext) -> StageOutput:
             *([("all", "shared", shared)] if shares else []),
             *([("all", "padding", padding)] if is_padded else []),
         ],
-        tables={
-            "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
-            "packing": DisplayTable(
-                ("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(lines)
-            ),
-        },
+        tables=_tabulate_splits(context, groups, shards),
         histograms={
             "fill": Histogram(
                 "fill",
@@ -344,6 +312,47 @@ def make_packed_shards(context: StageContext) -> StageOutput:
         rows_made=sum(made.rows_made for made in maps),
     )
 
+
+def _list_shards(groups: Sequence[Part]) -> list[Part]:
+    """Return a part per shard, by split and in the order of groups.
+
+    A shard's facts say where its sequences begin in their split, which depends on all earlier groups.
+    """
+    parts: list[Part] = []
+    for split in SPLITS:
+        first = 0
+        for group in groups:
+            for number, facts in enumerate(group.facts["shards"]):
+                if facts["split"] == split:
+                    files = {name: group.files[f"{name}-{number:05d}"] for name in ("shard", "segments", "sequences")}
+                    parts.append(Part(group.fingerprint, files, {**facts, "first_sequence": first}))
+                    first += int(facts["sequences"])
+    return parts
+
+
+def _tabulate_splits(context: StageContext, groups: Sequence[Part], shards: Sequence[Part]) -> dict[str, DisplayTable]:
+    """Tabulate examples and sequences by split, and how full sequences are."""
+    rows: list[tuple[Any, ...]] = []
+    lines: list[tuple[Any, ...]] = []
+    for split in SPLITS:
+        own = [part.facts for part in shards if part.facts["split"] == split]
+        sequences, segments, tokens, trained = (sum(int(facts[name]) for facts in own) for name in _COUNTS)
+        examples = sum(int(group.facts["splits"][split]) for group in groups)
+        if examples:
+            rows.append((context.dataset_name, split, examples, sequences, trained))
+        if sequences:
+            fill = compute_share(tokens, sequences * context.recipe.seq_len)
+            each = round(segments / sequences, 2)
+            lines.append((split, sequences, each, tokens, fill, compute_share(trained, tokens)))
+    return {
+        "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
+        "packing": DisplayTable(
+            ("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(lines)
+        ),
+    }
+
+
+_COUNTS = ("sequences", "segments", "tokens", "trained_tokens")
 
 _NO_SPLIT = {"split": ""}
 """The facts of parts that are not shards."""
@@ -367,11 +376,6 @@ _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("
 
 def _add_group_hashes(groups: Sequence[Part], name: str) -> int:
     return sum(int(group.facts[name], 16) for group in groups) % native.HASH_MODULUS
-
-
-def _sum_split(shards: Sequence[Part], split: str) -> dict[str, int]:
-    names = ("sequences", "segments", "tokens", "trained_tokens")
-    return {name: sum(int(part.facts[name]) for part in shards if part.facts["split"] == split) for name in names}
 
 
 SHARED_TOKEN_BYTES = 12

@@ -410,28 +410,7 @@ def make_training_splits(context: StageContext) -> StageOutput:
         written = write_order(context, source, identity)
         total = sum(sizes.values())
         places, fillers = (sum(int(part.facts[name]) for part in written.parts) for name in ("places", "fillers"))
-        load = _name_load(context.recipe)
-        excess = [pl.Series([], dtype=pl.Float64)]
-        loads = Counter[int]()
-        tokens = flops = 0
-        for part in written.parts:
-            table = context.store.table(part.files["rank_steps"])
-            frame = cast("pl.DataFrame", pl.from_arrow(table.select(["step", "tokens", "trained_tokens", "flops"])))
-            per_step = frame.group_by("step", maintain_order=True).agg(
-                pl.col(load).max().alias("most"), pl.col(load).mean().alias("mean")
-            )
-            excess.append((per_step["most"] / per_step["mean"] - 1).fill_nan(0))
-            tokens += int(frame["tokens"].sum())
-            flops += int(frame["flops"].sum())
-            values, times = np.unique(table.column("trained_tokens").to_numpy(), return_counts=True)
-            loads.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
-        above = pl.concat(excess)
-        histograms: dict[str, Histogram] = {}
-        if loads:
-            values, times = np.array([*zip(*sorted(loads.items()), strict=True)])
-            counts, edges = np.histogram(values, bins=min(20, len(values)), weights=times)
-            bars = tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts)
-            histograms["rank_load"] = Histogram("trained tokens per rank and step", "tokens", *bars)
+        above, loads, tokens, flops = _measure_loads(context.store, source, written)
         is_kept, is_remainder = find_sequence_states(context.store, source, written)
         schedule = tabulate_schedule(list(sizes), source, written, is_kept, is_remainder)
         by_state = {
@@ -445,17 +424,6 @@ def make_training_splits(context: StageContext) -> StageOutput:
         rows = [row for one in packed.values() for row in one.tables["splits"].rows]
         orders = [part.files["order"].digest for part in written.parts]
         has_targets = context.recipe.objective != "prompts"
-        lines: list[tuple[Any, ...]] = []
-        for name, dataset in context.recipe.datasets.items():
-            own = {str(row[1]): int(row[2]) for row in rows if row[0] == name}
-            asked = {split: getattr(dataset.splits, split) for split in ("validation", "test")}
-            shares = {split: float(value) for split, value in asked.items() if isinstance(value, float)}
-            if len(shares) == len(asked):
-                shares["train"] = 1 - sum(shares.values())
-            examples = sum(own.values())
-            lines += [
-                (name, split, shares.get(split), compute_share(count, examples), count) for split, count in own.items()
-            ]
         return StageOutput(
             parts=written.parts,
             facts=TrainingSplitsFacts(
@@ -478,11 +446,11 @@ def make_training_splits(context: StageContext) -> StageOutput:
             ledger=[(state, "", count) for state, count in by_state.items() if count or state == KEPT],
             tables={
                 "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
-                "shares": DisplayTable(("dataset", "split", "wanted", "got", "examples"), tuple(lines)),
-                "mixture": _mixture_table(context, source, written, sizes),
+                "shares": _tabulate_shares(context.recipe, rows),
+                "mixture": _tabulate_mixture(context, source, written, sizes),
                 "schedule": schedule,
             },
-            histograms=histograms,
+            histograms=_draw_loads(loads),
             samples=leaking.samples,
             schema=tuple((f.name, str(f.type)) for f in ORDER_SCHEMA),
             card={
@@ -502,7 +470,54 @@ def _name_load(recipe: Recipe) -> str:
     return "tokens" if recipe.objective == "prompts" else "trained_tokens"
 
 
-def _mixture_table(
+def _measure_loads(
+    store: Store, source: OrderSource, written: WrittenOrder
+) -> tuple[pl.Series, Counter[int], int, int]:
+    """Return by how much the largest rank of each step exceeds the mean, then over all ranks and steps.
+
+    These are how often a number of trained tokens occurs, the tokens, and the costs.
+    """
+    excess = [pl.Series([], dtype=pl.Float64)]
+    loads = Counter[int]()
+    tokens = flops = 0
+    for part in written.parts:
+        table = store.table(part.files["rank_steps"])
+        frame = cast("pl.DataFrame", pl.from_arrow(table.select(["step", "tokens", "trained_tokens", "flops"])))
+        per_step = frame.group_by("step", maintain_order=True).agg(
+            pl.col(source.load).max().alias("most"), pl.col(source.load).mean().alias("mean")
+        )
+        excess.append((per_step["most"] / per_step["mean"] - 1).fill_nan(0))
+        tokens += int(frame["tokens"].sum())
+        flops += int(frame["flops"].sum())
+        values, times = np.unique(table.column("trained_tokens").to_numpy(), return_counts=True)
+        loads.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
+    return pl.concat(excess), loads, tokens, flops
+
+
+def _draw_loads(loads: Mapping[int, int]) -> dict[str, Histogram]:
+    if not loads:
+        return {}
+    values, times = np.array([*zip(*sorted(loads.items()), strict=True)])
+    counts, edges = np.histogram(values, bins=min(20, len(values)), weights=times)
+    bars = tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts)
+    return {"rank_load": Histogram("trained tokens per rank and step", "tokens", *bars)}
+
+
+def _tabulate_shares(recipe: Recipe, splits: Sequence[Sequence[Any]]) -> DisplayTable:
+    """Tabulate the wanted and the actual share of each split; `splits` are lines of dataset, split and rows."""
+    lines: list[tuple[Any, ...]] = []
+    for name, dataset in recipe.datasets.items():
+        own = {str(row[1]): int(row[2]) for row in splits if row[0] == name}
+        asked = {split: getattr(dataset.splits, split) for split in ("validation", "test")}
+        shares = {split: float(value) for split, value in asked.items() if isinstance(value, float)}
+        if len(shares) == len(asked):
+            shares["train"] = 1 - sum(shares.values())
+        examples = sum(own.values())
+        lines += [(name, split, shares.get(split), compute_share(n, examples), n) for split, n in own.items()]
+    return DisplayTable(("dataset", "split", "wanted", "got", "examples"), tuple(lines))
+
+
+def _tabulate_mixture(
     context: StageContext, source: OrderSource, written: WrittenOrder, sizes: dict[str, int]
 ) -> DisplayTable:
     shares = compute_wanted_shares(source.schedule)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from rowmill.kinds.tables import record_tokens
-from rowmill.packing.pack_plan import plan_best_fit
+from rowmill.packing.pack_plan import SequencePlan, plan_best_fit
 from rowmill.parts.functions import PartPlace, PartResult
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards import pack_group, stage
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs
-from rowmill.stages.packed_shards.shard_files import ShardCut, ShardWriter, WrittenShard
+from rowmill.stages.packed_shards.shard_files import ShardWriter, WrittenShard
 from tests.support.recipes import CHAT, TEXT, TO_SHARDS, Built, Workspace, chat, document, sentence
 from tests.support.tiers import mark_all_but
 
@@ -268,7 +268,7 @@ def test_threads_of_a_task_do_not_change_its_shards(
         planned.append((inputs, place))
         return pack_group.pack_group.function(inputs, place)
 
-    def write(writer: ShardWriter, cut: ShardCut) -> WrittenShard:
+    def write(writer: ShardWriter, cut: tuple[str, str, SequencePlan]) -> WrittenShard:
         threads.add(threading.get_ident())
         return write_shard(writer, cut)
 

@@ -156,7 +156,15 @@ def name_folders(values: Sequence[str | None]) -> list[str]:
     Names differ by more than case, none leaves its parent folder, none is longer than a file system allows. Raises
     IntegrityError if a name is not directly below its parent; that is a bug.
     """
-    plain = [DEFAULT_FOLDER if not value else _escape_folder_name(value) for value in values]
+    plain: list[str] = []
+    for value in values:
+        name = DEFAULT_FOLDER
+        if value:
+            # A lone surrogate is not valid UTF-8, but JSON can hold one.
+            raw = value.encode("utf-8", "surrogatepass")
+            name = _NEEDS_ESCAPE.sub(lambda match: b"%%%02X" % match.group()[0], raw).decode()
+            name = name if len(name) <= MAX_NAME_CHARS else f"{name[:KEPT_OF_LONG_NAME]}-{_hash_name(value)}"
+        plain.append(name)
     shared = Counter(name.lower() for name in set(plain))
     named = [
         name
@@ -168,13 +176,6 @@ def name_folders(values: Sequence[str | None]) -> list[str]:
         if PurePosixPath("data", name).parent != PurePosixPath("data") or name in {"", ".", ".."}:
             raise IntegrityError(f"domain {value!r}: its folder {name!r} is not below data/; report this name")
     return named
-
-
-def _escape_folder_name(value: str) -> str:
-    # A lone surrogate is not valid UTF-8, but JSON can hold one.
-    raw = value.encode("utf-8", "surrogatepass")
-    name = _NEEDS_ESCAPE.sub(lambda match: b"%%%02X" % match.group()[0], raw).decode()
-    return name if len(name) <= MAX_NAME_CHARS else f"{name[:KEPT_OF_LONG_NAME]}-{_hash_name(value)}"
 
 
 def _hash_name(value: str) -> str:

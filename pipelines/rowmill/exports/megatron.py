@@ -112,7 +112,12 @@ class Megatron(Export):
         with tokens, masks:
             for chunk in chunks:
                 _refuse_padding(chunk, context, where=f"exports.{self.name}")
-                ids, mask, lengths = end_documents(chunk, context.eos_id or 0)
+                # Documents that do not end in EOD get one, which is not a target.
+                eod, lengths, ends = context.eos_id or 0, np.diff(chunk.offsets), chunk.offsets[1:]
+                misses = chunk.ids[ends - 1] != eod
+                ids = np.insert(chunk.ids, ends[misses], eod)
+                mask = np.insert(make_unshifted_mask(chunk.trained), ends[misses], values=False)
+                lengths = lengths + misses
                 # No token comes before the first of a document, so none can predict it.
                 begins = np.cumsum(lengths) - lengths
                 missing = lengths - 1 - np.add.reduceat(mask, begins, dtype=np.int64) if len(lengths) else lengths
@@ -147,15 +152,6 @@ class Megatron(Export):
         # It masks what follows an EOD. In text that is the first token of the next document; in chats, where EOS may
         # end a turn, it may be a target.
         return f"{options} --eod-mask-loss" if context.kinds == frozenset({"text"}) else options
-
-
-def end_documents(chunk: SequenceBatch, eod: int) -> tuple[Tokens, Bools, Ints]:
-    """Return ids and mask of segments that all end in EOD, and their lengths; an added EOD is not a target."""
-    lengths, ends = np.diff(chunk.offsets), chunk.offsets[1:]
-    misses = chunk.ids[ends - 1] != eod
-    ids = np.insert(chunk.ids, ends[misses], eod)
-    mask = np.insert(make_unshifted_mask(chunk.trained), ends[misses], values=False)
-    return ids, mask, lengths + misses
 
 
 def _refuse_padding(chunk: SequenceBatch, context: ExportContext, *, where: str) -> None:

@@ -162,31 +162,21 @@ class RLPrompts(TableExport):
             return PromptProblem.TOOLS
         if template_kwargs is not None and from_json(template_kwargs):
             return PromptProblem.TEMPLATE_KWARGS
-        truths = self._read_truths(None if ground_truth is None else from_json(ground_truth), sources)
-        problem = self._find_problem(prompt)
-        if problem is not None:
-            return problem
-        return truths if isinstance(truths, PromptProblem) else (prompt, truths)
-
-    def _find_problem(self, prompt: Sequence[Mapping[str, Json]]) -> PromptProblem | None:
         if any(set(message) != {"role", "content"} for message in prompt):
             return PromptProblem.FIELDS
         if self.layout == "nemo_rl" and [message["role"] for message in prompt] != ["user"]:
             return PromptProblem.TURNS
         if self.layout == "openrlhf" and any("<image>" in message["content"] for message in prompt):
             return PromptProblem.IMAGE
-        return None
-
-    def _read_truths(self, truth: Json, sources: int) -> list[str] | PromptProblem:
-        """Return a ground truth for each data source."""
         if sources > 1 and self.layout != "open_instruct":
             return PromptProblem.SOURCES
+        truth: Json = None if ground_truth is None else from_json(ground_truth)
         truths: Json = truth if sources > 1 else [truth]
         if type(truths) is not list or len(truths) != sources:
             return PromptProblem.TRUTHS
         if self.ground_truth == "json":
-            return [to_json(value) for value in truths]
-        return truths if all(type(value) is str for value in truths) else PromptProblem.NOT_TEXT
+            return prompt, [to_json(value) for value in truths]
+        return (prompt, truths) if all(type(value) is str for value in truths) else PromptProblem.NOT_TEXT
 
     def _make_row(
         self, messages: list[dict[str, Json]], truths: list[str], sources: list[str], ability: str, info: dict[str, Any]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import orjson
 
-from rowmill.core.arrays import Weights, compute_offsets
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import (
     ExportContext,
@@ -32,7 +32,7 @@ from rowmill.exports.base import (
     open_export,
 )
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import LabelConvention, ShiftedTargets
+from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
 
 IDS_FILE = "example_ids.txt"
@@ -73,7 +73,13 @@ class Tinker(Sharded):
                 # A weight may be 0 on a token that has a label.
                 mask = datums.weights if chunk.weights is None else chunk.trained
                 tally.add(chunk, trained=int((mask != 0).sum()))
-                weights = datums.weights if self.reduction == "none" else normalize_weights(datums)
+                weights = datums.weights
+                if self.reduction == "mean":
+                    # A span whose weights are all 0 keeps them.
+                    sizes = np.concatenate((np.zeros(1), np.cumsum(np.abs(weights), dtype=np.float64)))
+                    sums = np.diff(sizes[datums.offsets])
+                    divisors = np.repeat(np.where(sums == 0, 1.0, sums), np.diff(datums.offsets))
+                    weights = (weights / divisors).astype(np.float32)
                 bounds: list[int] = datums.offsets.tolist()
                 for begin, end in pairwise(bounds):
                     size = [end - begin]
@@ -99,14 +105,6 @@ class Tinker(Sharded):
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that reads the objects."""
         return f'from rowmill import read_datums\nfor datum in read_datums("{data}"): …   # tinker.Datum'
-
-
-def normalize_weights(datums: ShiftedTargets) -> Weights:
-    """Return weights whose sizes add up to 1 in each span; a span whose weights are all 0 keeps them."""
-    before = np.concatenate((np.zeros(1), np.cumsum(np.abs(datums.weights), dtype=np.float64)))
-    sums = before[datums.offsets[1:]] - before[datums.offsets[:-1]]
-    divisors = np.repeat(np.where(sums == 0, 1.0, sums), np.diff(datums.offsets))
-    return (datums.weights / divisors).astype(np.float32)
 
 
 def read_datums(path: str | Path) -> Iterator[Any]:

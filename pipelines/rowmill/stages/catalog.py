@@ -36,11 +36,7 @@ STAGES: tuple[StageDeclaration, ...] = (
 def find_stage(name: str) -> StageDeclaration:
     """Return the stage of a name.
 
-    Raises
-    ------
-    IntegrityError
-        If there is none: another version of rowmill wrote the manifest that names it.
-
+    Raises IntegrityError if there is none: another version of rowmill wrote the manifest that names it.
     """
     for stage in STAGES:
         if stage.name == name:

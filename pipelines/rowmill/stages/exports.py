@@ -441,11 +441,7 @@ def format_trainer_pointer(export: Export, output: Manifest, folder: str) -> str
 def copy_export_files(store: Store, output: Manifest, target: Path) -> None:
     """Copy an export to a new folder, the manifest last; no later build changes the copy.
 
-    Raises
-    ------
-    ConfigError
-        If the folder is not empty.
-
+    Raises ConfigError if the folder is not empty.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target}: not empty; an export is copied to a new folder; name another, or remove this one")

@@ -96,13 +96,9 @@ def read_prompt_logprobs(
 ) -> TokenScores:
     """Return the scores of the tokens at some places of a prompt from vLLM's answer.
 
-    Raises
-    ------
-    MisalignedAnswerError
-        If the answer is not one to these tokens: it names another model, it has not an entry for each token, an entry
-        lacks the token at its place, or has fewer than `top_k` ids, ids outside the vocabulary, or numbers that are no
-        log-probabilities.
-
+    Raises MisalignedAnswerError if the answer is not one to these tokens: it names another model, it has not an entry
+    for each token, an entry lacks the token at its place, or has fewer than `top_k` ids, ids outside the vocabulary, or
+    numbers that are no log-probabilities.
     """
     try:
         parsed = json.loads(answer)
@@ -169,11 +165,7 @@ class ScoreInputs(PartInputs):
 def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
     """Ask for the scores of some examples, and write those of each split, with the place of each row in its source.
 
-    Raises
-    ------
-    GenerationError
-        If the server does not answer, or no answer of a whole part is of its tokens.
-
+    Raises GenerationError if the server does not answer, or no answer of a whole part is of its tokens.
     """
     columns = ("example_id", "split", "domain", "input_ids", "loss_mask")
     table = place.store.table(inputs.examples, columns).slice(inputs.first, inputs.rows).combine_chunks()
@@ -232,11 +224,7 @@ def ask_for_scores(
 ) -> TokenScores | Rejected:
     """Return the scores of the tokens at some places; counts the failed attempts by kind.
 
-    Raises
-    ------
-    GenerationError
-        If the server does not answer, or answers that it serves nobody: no row is to blame.
-
+    Raises GenerationError if the server does not answer, or answers that it serves nobody: no row is to blame.
     """
 
     def note(failure: Exception) -> None:

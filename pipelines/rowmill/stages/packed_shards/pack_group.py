@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Numbers, flatten_lists, make_zeros
+from rowmill.core.arrays import Numbers, compute_offsets, flatten_lists, make_list_array, make_zeros
 from rowmill.core.storage import Store
 from rowmill.packing.pack_plan import SequencePlan, StreamStretch, count_best_fit
 from rowmill.packing.prefix_trees import SPAN_COLUMNS, find_cuts
@@ -39,7 +39,6 @@ from rowmill.stages.packed_shards.shard_files import (
     GroupTokens,
     ShardWriter,
     count_damaged_pairs,
-    cut_shards,
     hash_planned_segments,
     part_sides,
     read_back,
@@ -149,7 +148,12 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
             first_rows=lengths.first_rows,
         )
         parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
-        cuts = [cut for split, plan in parted for cut in cut_shards(split, plan, _count_shard_sequences(inputs, plan))]
+        cuts: list[tuple[str, str, SequencePlan]] = []
+        for split, plan in parted:
+            per_shard = _count_shard_sequences(inputs, plan)
+            for number, first in enumerate(range(0, plan.sequences, per_shard)):
+                chosen = plan.select(first, min(first + per_shard, plan.sequences))
+                cuts.append((split, f"part-{number:05d}", chosen))
         shards = _map_in_threads(place.threads, writer.write_shard, cuts)
         expected = sum(hash_planned_segments(tokens, plan.whole, inputs.rules.packing) for _, plan in parted)
         files: dict[str, File] = {}
@@ -206,10 +210,12 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
     }
     named = {f"shard-{i:05d}": written.shard for i, written in enumerate(shards)}
     lineage = {f"segments-{i:05d}": written.segments for i, written in enumerate(shards)}
-    hashes = {
-        f"sequences-{i:05d}": write_table(store, _name_hashes_file(written.shard.path), table)
-        for i, (written, (_, table)) in enumerate(zip(shards, back, strict=True))
-    }
+    hashes: dict[str, File] = {}
+    for i, (written, (_, table)) in enumerate(zip(shards, back, strict=True)):
+        # `…/data/train/part-00000.parquet` has `…/sequences/train-part-00000.arrow`.
+        folder, split, name = written.shard.path.rsplit("/", 2)
+        path = f"{folder.removesuffix('/data')}/sequences/{split}-{name.removesuffix('.parquet')}.arrow"
+        hashes[f"sequences-{i:05d}"] = write_table(store, path, table)
     return PartResult(named | lineage | hashes | files, facts)
 
 
@@ -223,12 +229,6 @@ def _map_in_threads(threads: int, function: Callable[[ItemT], ResultT], items: S
         return [function(item) for item in items]
     with ThreadPoolExecutor(min(threads, len(items))) as pool:
         return list(pool.map(function, items))
-
-
-def _name_hashes_file(shard: str) -> str:
-    """Return the path of the hashes of a shard's sequences: `…/data/train/part-00000.parquet` beside `data`."""
-    folder, split, name = shard.rsplit("/", 2)
-    return f"{folder.removesuffix('/data')}/sequences/{split}-{name.removesuffix('.parquet')}.arrow"
 
 
 def _count_shard_sequences(inputs: PackGroupInputs, plan: SequencePlan) -> int:
@@ -310,36 +310,27 @@ def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) 
         at = end
     assert at == inputs.tokens, (at, inputs.tokens)
     columns = pa.concat_tables(small)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(columns.column("tokens").to_numpy(), dtype=np.int64)))
+    offsets = compute_offsets(columns.column("tokens").to_numpy())
     example_ids = columns.column("example_id").combine_chunks()
     of_kind = columns.select([*kind_columns, *inputs.fields.per_row]).combine_chunks()
     tokens = GroupTokens(ids, mask, weights, fields, offsets, example_ids, of_kind, cuts, packing.min_shared)
-    return tokens, _make_group_lengths(inputs, columns, [table.num_rows for table in small], tokens)
+    counts = [table.num_rows for table in small]
+    firsts = compute_offsets(counts)
+
+    def read_column(part: int, name: str) -> pa.Array:
+        first, end = int(firsts[part]), int(firsts[part + 1])
+        if name == "example_id":
+            return example_ids.slice(first, end - first)
+        cut = offsets[first : end + 1]
+        return make_list_array(cut - cut[0], mask[cut[0] : cut[-1]])
+
+    lengths = make_lengths(columns, counts, read_column)
+    return tokens, lengths if inputs.splits is None else replace(lengths, splits=inputs.splits)
 
 
 _SMALL_COLUMNS = ("example_id", "tokens", "trained_tokens", "split")
 
 _TOKEN_COLUMNS = ("input_ids", "loss_mask")
-
-
-def _make_group_lengths(
-    inputs: PackGroupInputs, columns: pa.Table, counts: list[int], tokens: GroupTokens
-) -> ExampleLengths:
-    firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
-
-    def read_column(part: int, name: str) -> pa.Array:
-        first, end = int(firsts[part]), int(firsts[part + 1])
-        if name == "example_id":
-            return tokens.example_ids.slice(first, end - first)
-        cut = tokens.offsets[first : end + 1]
-        return pa.ListArray.from_arrays(
-            pa.array((cut - cut[0]).astype(np.int32)), pa.array(tokens.mask[cut[0] : cut[-1]])
-        )
-
-    lengths = make_lengths(columns, counts, read_column)
-    if inputs.splits is None:
-        return lengths
-    return replace(lengths, splits=inputs.splits)
 
 
 def _make_array(scratch: Path | None, name: str, dtype: Any, *shape: int) -> "NDArray[Any]":

@@ -6,7 +6,7 @@ segments  0 1 2 │ 0 1 2 3                            an attention span each, a
 segment_lengths 3 2     seq_lengths 3 2     position_ids 0 1 2 0 1     or with open attention  5  and  0 1 2 3 4
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def part_sides(plan: SequencePlan, examples: pa.Table) -> SequencePlan:
     lengths = examples.column(SIDE_LENGTHS).combine_chunks()
     counts = lengths.value_lengths().to_numpy()[plan.examples].astype(np.int64)
     chosen = lengths.take(pa.array(plan.examples)).flatten().to_numpy().astype(np.int64)
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    before = compute_offsets(counts)
     starts = np.cumsum(chosen) - chosen
     ranges = np.stack((starts - np.repeat(starts[before[:-1]], counts), chosen), axis=1).astype(np.int32)
     return SequencePlan(before[plan.sequence_offsets], np.repeat(plan.examples, counts), ranges)
@@ -220,29 +220,23 @@ def hash_planned_segments(tokens: GroupTokens, plan: SequencePlan, packing: Pack
     order = np.argsort(plan.examples, kind="stable")
     before = np.cumsum(plan.ranges[order, 1], dtype=np.int64)
     blocks = np.searchsorted(before, np.arange(0, int(before[-1]) if len(before) else 0, HASH_TOKENS))
-    return sum(
-        _hash_segments(tokens, plan, some, begins[some], packing.ignore_token_id)
-        for some in np.split(order, blocks[1:])
-        if len(some)
-    )
-
-
-def _hash_segments(
-    tokens: GroupTokens, plan: SequencePlan, some: Ints, begins: Bools, ignore_token_id: int | None
-) -> int:
-    examples, ranges = plan.examples[some], plan.ranges[some]
-    runs, bounds, cut_ids, targets = _take_targets(tokens, examples, ranges, begins, ignore_token_id)
-    segments = native.Segments(
-        cut_ids,
-        targets,
-        bounds,
-        np.array([0, len(some)]),
-        tokens.example_ids.take(pa.array(examples)),
-        ranges[:, 0],
-        tokens.weights_at(runs, targets),
-        tokens.fields_at(runs),
-    )
-    return sum(native.hash_segments(segments))
+    total = 0
+    for some in np.split(order, blocks[1:]):
+        examples, ranges = plan.examples[some], plan.ranges[some]
+        ignored = packing.ignore_token_id
+        runs, bounds, ids, targets = _take_targets(tokens, examples, ranges, begins[some], ignored)
+        segments = native.Segments(
+            ids,
+            targets,
+            bounds,
+            np.array([0, len(some)]),
+            tokens.example_ids.take(pa.array(examples)),
+            ranges[:, 0],
+            tokens.weights_at(runs, targets),
+            tokens.fields_at(runs),
+        )
+        total += sum(native.hash_segments(segments))
+    return total
 
 
 def _take_targets(
@@ -258,22 +252,6 @@ def _take_targets(
     if ignore_token_id is not None:
         targets &= ids != ignore_token_id
     return runs, bounds, ids, targets
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardCut:
-    """The sequences of one shard, and the shard's name in its split."""
-
-    split: str
-    name: str
-    plan: SequencePlan
-
-
-def cut_shards(split: str, plan: SequencePlan, per_shard: int) -> Iterator[ShardCut]:
-    """Cut the sequences of a split into shards of `per_shard`."""
-    for number, first in enumerate(range(0, plan.sequences, per_shard)):
-        last = min(first + per_shard, plan.sequences)
-        yield ShardCut(split, f"part-{number:05d}", plan.select(first, last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +282,9 @@ class ShardWriter:
     first_rows: Ints
     """The group's files of examples, and where the rows of each begin: int64[F + 1]."""
 
-    def write_shard(self, cut: ShardCut) -> WrittenShard:
-        """Write one shard and its lineage; several may be written at once."""
-        split, name, plan = cut.split, cut.name, cut.plan
+    def write_shard(self, cut: tuple[str, str, SequencePlan]) -> WrittenShard:
+        """Write one shard of a split, by name, and its lineage; several may be written at once."""
+        split, name, plan = cut
         table = self._gather(plan)
         if self.packing.layout == "copied":
             content = native.encode_native_shard(table, self.card, group_rows=self.group_rows)

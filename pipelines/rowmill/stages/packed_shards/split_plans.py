@@ -107,7 +107,7 @@ def make_lengths(columns: pa.Table, counts: "list[int]", read_column: Callable[[
         tokens=columns.column("tokens").to_numpy().astype(np.int64),
         trained=columns.column("trained_tokens").to_numpy().astype(np.int64),
         splits=pc.index_in(columns.column("split"), pa.array(SPLITS)).to_numpy().astype(np.int8),
-        first_rows=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64))),
+        first_rows=compute_offsets(counts),
         read_column=read_column,
         sides=columns.column(SIDE_LENGTHS).combine_chunks() if SIDE_LENGTHS in columns.column_names else None,
     )
@@ -140,11 +140,7 @@ def plan_split(
 
     With `sort_pieces`, which sorts pieces of examples by their tokens, those that begin alike become trees.
 
-    Raises
-    ------
-    ContextOverflowError
-        If one is longer than a sequence and `packing.slice_strategy` is `error`.
-
+    Raises ContextOverflowError if one is longer than a sequence and `packing.slice_strategy` is `error`.
     """
     pieces, rejected, trained_lost = slice_examples(rules, lengths, numbers)
     if sort_pieces is None:
@@ -295,11 +291,7 @@ def get_holdout_size(recipe: Recipe, name: str) -> int | None:
 def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int) -> HeldOutValidation:
     """Hold out `wanted` validation sequences of train: groups by their hash, the plan's first sequences of them.
 
-    Raises
-    ------
-    ConfigError
-        If the source has validation rows already, or train rows do not fill so many sequences.
-
+    Raises ConfigError if the source has validation rows already, or train rows do not fill so many sequences.
     """
     parts = load_source_parts(context.input(RAW_DATASET))
     if any(part.split_hint == "validation" for part in parts):

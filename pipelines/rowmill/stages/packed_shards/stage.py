@@ -220,18 +220,14 @@ def _count_streams(
             for own in by_split
         ]
     else:
-        counts = [_count_split_room(context, part, multiple) for part in parts]
+        counts: list[dict[str, int]] = []
+        for part in parts:
+            table = context.store.table(part.file, ["tokens", "split"])
+            room, splits = round_up(table.column("tokens").to_numpy(), multiple), part.splits
+            if splits is None:
+                splits = pc.index_in(table.column("split"), pa.array(SPLITS)).to_numpy()
+            counts.append({split: int(room[splits == code].sum()) for code, split in enumerate(SPLITS)})
     return {split: compute_offsets([count.get(split, 0) for count in counts]) for split in SPLITS}
-
-
-def _count_split_room(context: StageContext, part: _ExamplePart, multiple: int) -> dict[str, int]:
-    """Sum the tokens of a part's examples by split, each rounded up to a multiple."""
-    table = context.store.table(part.file, ["tokens", "split"])
-    room = round_up(table.column("tokens").to_numpy(), multiple)
-    splits = part.splits
-    if splits is None:
-        splits = pc.index_in(table.column("split"), pa.array(SPLITS)).to_numpy()
-    return {split: int(room[splits == code].sum()) for code, split in enumerate(SPLITS)}
 
 
 def make_packed_shards(context: StageContext) -> StageOutput:

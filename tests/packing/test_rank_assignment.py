@@ -186,37 +186,32 @@ def test_step_facts_of_all_ranks_add_up(
     # Of fillers, which must not count, these are the values of some sequence.
     of_places = np.append(trained, 99).astype(np.int64)[found.order]
     tokens, count = np.array(trained, dtype=np.int64) + 5, len(trained)
-    facts = [
-        summarize_steps(
-            found,
-            rank,
-            world_size,
-            tokens=of_places + 5,
-            trained_tokens=of_places,
-            segments=np.full(len(of_places), 3),
-            flops=(of_places + 5) ** 2,
-            longest_segments=of_places + 5,
-        )
-        for rank in range(world_size)
-    ]
+    of_sequences = {
+        "tokens": of_places + 5,
+        "trained_tokens": of_places,
+        "segments": np.full(len(of_places), 3),
+        "flops": (of_places + 5) ** 2,
+        "longest_segment": of_places + 5,
+    }
+    facts = [summarize_steps(found, rank, world_size, of_sequences) for rank in range(world_size)]
     fillers = int(np.count_nonzero(found.order == FILLER))
 
-    assert sum(int(f.sequences.sum()) for f in facts) == len(found.order)
-    assert sum(int(f.fillers.sum()) for f in facts) == fillers
-    assert sum(int(f.segments.sum()) for f in facts) == 3 * count
-    assert sum(int(f.tokens.sum()) for f in facts) == int(tokens.sum())
-    assert sum(int(f.flops.sum()) for f in facts) == int((tokens * tokens).sum())
-    assert np.array_equal(sum(f.trained_tokens for f in facts), facts[0].step_trained_tokens)
-    assert max((int(f.longest_segment.max(initial=0)) for f in facts), default=0) == tokens.max(initial=0)
-    assert len({int(f.sequences.sum()) for f in facts}) == 1
+    assert sum(int(f["sequences"].sum()) for f in facts) == len(found.order)
+    assert sum(int(f["fillers"].sum()) for f in facts) == fillers
+    assert sum(int(f["segments"].sum()) for f in facts) == 3 * count
+    assert sum(int(f["tokens"].sum()) for f in facts) == int(tokens.sum())
+    assert sum(int(f["flops"].sum()) for f in facts) == int((tokens * tokens).sum())
+    assert np.array_equal(sum(f["trained_tokens"] for f in facts), facts[0]["step_trained_tokens"])
+    assert max((int(f["longest_segment"].max(initial=0)) for f in facts), default=0) == tokens.max(initial=0)
+    assert len({int(f["sequences"].sum()) for f in facts}) == 1
 
 
 def test_step_facts_count_a_filler_once_and_flops_by_span() -> None:
     found, ones = dealt([7], batch_sizes=[(0, 2)]), np.array([1, 1])
-    counts = {"tokens": ones * 9, "trained_tokens": ones * 7, "longest_segments": ones * 9}
-    facts = summarize_steps(found, 1, 2, segments=ones, flops=ones * 5, **counts)
-    own = [facts.fillers, facts.tokens, facts.trained_tokens, facts.flops, facts.longest_segment]
-    assert [value.tolist() for value in (*own, facts.step_trained_tokens)] == [[1], [0], [0], [0], [0], [7]]
+    counts = {"tokens": ones * 9, "trained_tokens": ones * 7, "longest_segment": ones * 9}
+    facts = summarize_steps(found, 1, 2, {"segments": ones, "flops": ones * 5} | counts)
+    own = ("fillers", "tokens", "trained_tokens", "flops", "longest_segment", "step_trained_tokens")
+    assert [facts[name].tolist() for name in own] == [[1], [0], [0], [0], [0], [7]]
 
     found = compute_flops(np.array([4, 4, 8, 262_144], np.int32), np.array([0, 2, 3, 3, 4]), 10)
     assert found.tolist() == [112, 144, 0, 262_144 * 262_154]

@@ -14,8 +14,7 @@ from rowmill.packing.pack_plan import SequencePlan, plan_best_fit
 from rowmill.parts.functions import PartPlace, PartResult
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards import pack_group, stage
-from rowmill.stages.packed_shards.pack_group import PackGroupInputs
-from rowmill.stages.packed_shards.shard_files import ShardWriter, WrittenShard
+from rowmill.stages.packed_shards.pack_group import PackGroupInputs, ShardWriter, WrittenShard
 from tests.support.recipes import CHAT, TEXT, TO_SHARDS, Built, Workspace, chat, document, sentence
 from tests.support.tiers import mark_all_but
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rowmill.stages.packed_shards.shard_files import count_damaged_pairs
+from rowmill.stages.packed_shards.pack_group import count_damaged_pairs
 from tests.end_to_end.test_row_vectors import workspace as vector_workspace
 from tests.support.recipes import CHAT, CHATML, TO_EXAMPLES, Workspace, chat, sentence, write_tokenizer
 

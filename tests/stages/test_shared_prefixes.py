@@ -28,7 +28,7 @@ from rowmill.reports import console, report_page, row_view
 from rowmill.reports.summary import summarize_recipe
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.shards import native
-from rowmill.stages.packed_shards.shard_files import GroupTokens, gather_trees, has_whole_spans
+from rowmill.stages.packed_shards.pack_group import GroupTokens, gather_trees, has_whole_spans
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.loops import for_each
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat

@@ -10,7 +10,7 @@ import pytest
 from rowmill.core.arrays import make_list_array
 from rowmill.core.storage import File, Store, digest_bytes
 from rowmill.shards import native
-from rowmill.stages.packed_shards.shard_files import has_whole_spans, read_back
+from rowmill.stages.packed_shards.pack_group import has_whole_spans, read_back
 
 SEQUENCES = np.array([0, 2, 3])
 

@@ -10,11 +10,11 @@ which moves sequences between optimizer steps.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,23 +119,6 @@ class RankOrder:
     first_place: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepFacts:
-    """The totals of one rank by step, int64[T] each; `step_trained_tokens` are of the whole step over all ranks.
-
-    A filler counts in `sequences`; its two pad tokens do not count anywhere.
-    """
-
-    sequences: NDArray[np.int64]
-    fillers: NDArray[np.int64]
-    segments: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    trained_tokens: NDArray[np.int64]
-    flops: NDArray[np.int64]
-    longest_segment: NDArray[np.int64]
-    step_trained_tokens: NDArray[np.int64]
-
-
 def check_world_size(world_size: int, batch_sizes: Sequence[tuple[int, int]]) -> None:
     """Refuse a world size that does not divide every batch size, suggesting two that do."""
     common = gcd(*(size for _, size in batch_sizes))
@@ -213,46 +196,36 @@ def compute_flops(spans: Integers, offsets: Integers, linear: int) -> NDArray[np
 
 
 def summarize_steps(
-    dealt: RankOrder,
-    rank: int,
-    world_size: int,
-    *,
-    tokens: Integers,
-    trained_tokens: Integers,
-    segments: Integers,
-    flops: Integers,
-    longest_segments: Integers,
-) -> StepFacts:
-    """Sum the sequences and tokens of a rank by step: places p with p mod W = rank.
+    dealt: RankOrder, rank: int, world_size: int, sequences: "Mapping[str, Integers] | NDArray[Any]"
+) -> dict[str, Ints]:
+    """Sum the sequences of a rank by step, int64[T] each: places p with p mod W = rank.
 
-    The five arrays are [P], by place of `dealt`, and those of fillers do not count.
+    `sequences` have segments, tokens, targets, flops and the longest segment by place of `dealt`; those of fillers do
+    not count. A filler counts in `sequences`, its two pad tokens nowhere. `step_trained_tokens` are of the whole step
+    over all ranks.
     """
     # Steps need not begin at a multiple of the world size if windows serve as steps.
     positions = np.arange((rank - dealt.first_place) % world_size, len(dealt.order), world_size)
     begins = np.searchsorted(positions, dealt.step_offsets)
-    rank_order = dealt.order[positions]
-
-    def summed(values: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.diff(compute_offsets(values)[offsets])
-
-    longest = np.zeros(len(begins) - 1, dtype=np.int64)
-    steps = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
     is_shown = dealt.order != FILLER
+    shown = {name: np.where(is_shown, sequences[name], 0).astype(np.int64) for name in (*_SUMMED, "longest_segment")}
 
-    def of_rank(values: Integers) -> Ints:
-        return np.where(is_shown, values, 0).astype(np.int64)[positions]
+    def sum_by_step(values: Ints) -> Ints:
+        return np.diff(compute_offsets(values[positions])[begins])
 
-    np.maximum.at(longest, steps, of_rank(longest_segments))
-    return StepFacts(
-        sequences=np.diff(begins).astype(np.int64),
-        fillers=summed((rank_order == FILLER).astype(np.int64), begins),
-        segments=summed(of_rank(segments), begins),
-        tokens=summed(of_rank(tokens), begins),
-        trained_tokens=summed(of_rank(trained_tokens), begins),
-        flops=summed(of_rank(flops), begins),
-        longest_segment=longest,
-        step_trained_tokens=summed(np.where(is_shown, trained_tokens, 0), dealt.step_offsets),
-    )
+    longest = np.zeros(len(begins) - 1, np.int64)
+    steps = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
+    np.maximum.at(longest, steps, shown["longest_segment"][positions])
+    return {
+        "sequences": np.diff(begins).astype(np.int64),
+        "fillers": sum_by_step((~is_shown).astype(np.int64)),
+        **{name: sum_by_step(shown[name]) for name in _SUMMED},
+        "longest_segment": longest,
+        "step_trained_tokens": np.diff(compute_offsets(shown["trained_tokens"])[dealt.step_offsets]),
+    }
+
+
+_SUMMED = ("segments", "tokens", "trained_tokens", "flops")
 
 
 # ── Whole steps ──

@@ -37,9 +37,11 @@ from rowmill.schema.manifest import File
 from rowmill.schema.rows import EXAMPLE_COLUMNS, RowKind
 from rowmill.sources.reading import load_source_parts
 from rowmill.stages.base import StageContext
-from rowmill.stages.packed_shards.shard_files import SIDE_LENGTHS
 
 SPLITS = ("train", "validation", "test")
+
+SIDE_LENGTHS = "side_lengths"
+"""The column of the lengths of a pair's sides."""
 
 SURPLUS_CODE = -1
 """The split of an example whose group was held out and whose sequence was not needed."""

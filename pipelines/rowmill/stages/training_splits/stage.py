@@ -279,27 +279,11 @@ def write_order_block(inputs: BlockInputs, place: PartPlace, source: OrderSource
         by_place[~is_filler] = facts[shown]
         tables: list[pa.Table] = []
         for rank in range(world):
-            totals = rank_assignment.summarize_steps(
-                dealt, rank, world, tokens=by_place["tokens"], trained_tokens=by_place["trained_tokens"],
-                segments=by_place["segments"], flops=by_place["flops"], longest_segments=by_place["longest_segment"],
-            )  # fmt: skip
-            count = len(totals.sequences)
+            totals = rank_assignment.summarize_steps(dealt, rank, world, by_place)
+            count = len(totals["sequences"])
+            step = inputs.first_step + np.arange(count)
             tables.append(
-                pa.table(
-                    {
-                        "rank": np.full(count, rank),
-                        "world_size": np.full(count, world),
-                        "step": inputs.first_step + np.arange(count),
-                        "sequences": totals.sequences,
-                        "fillers": totals.fillers,
-                        "segments": totals.segments,
-                        "tokens": totals.tokens,
-                        "trained_tokens": totals.trained_tokens,
-                        "longest_segment": totals.longest_segment,
-                        "step_trained_tokens": totals.step_trained_tokens,
-                        "flops": totals.flops,
-                    }
-                )
+                pa.table({"rank": np.full(count, rank), "world_size": np.full(count, world), "step": step} | totals)
             )
         files["rank_steps"] = place.write_parquet("rank_steps", pa.concat_tables(tables))
     return PartResult(files, counted)

@@ -18,8 +18,8 @@ from rowmill.conversation.template_registry import list_bundled_templates, read_
 from rowmill.core.json import Json
 from rowmill.kinds.catalog import Chat
 from rowmill.kinds.shared.canonicalization import RowOptionValues
-from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
-from rowmill.tokenization.encoded_batch import find_degenerate_texts
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
+from rowmill.tokenization.encoded_batch import flatten_masks, make_batch
 from rowmill.tokenization.token_positions import EncodedTexts
 from tests.support.canonical_rows import canonicalize_row
 from tests.support.messages import assistant, call, system, tool, trained_texts, user
@@ -206,8 +206,9 @@ def test_transformers_32573_zero_width_and_backward_offsets_are_refused(
     starts: list[int], ends: list[int], bad: bool
 ) -> None:
     offsets = np.array([0, 3], np.int64)
-    found = find_degenerate_texts(EncodedTexts(np.zeros(3, np.int32), offsets, np.array(starts), np.array(ends), 1))
-    assert found.tolist() == [bad]
+    encoded = EncodedTexts(np.zeros(3, np.int32), offsets, np.array(starts), np.array(ends), 1)
+    masked = MaskedConversation("text", (Span(0, 4, 0),), ())
+    assert make_batch(encoded, *flatten_masks([masked])).bad.tolist() == [bad]
 
 
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))

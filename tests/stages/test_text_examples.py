@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.stages.tokenized_examples.text_parts import cut_batches
-from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, make_columns
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, ExampleFields, make_columns, tabulate_examples
 from rowmill.tokenization.token_truncation import (
     TokenColumn,
     concat_token_columns,
@@ -111,10 +111,9 @@ def test_batches_are_consecutive_and_leave_no_row_out(sizes: list[int], limit: i
 def test_columns_count_every_token_in_one_class() -> None:
     one = _example([1, 5, 6, 2], [0, 0, 1, 1], [(0, TEMPLATE_KIND), (1, PROMPT), (2, ANSWER), (3, TEMPLATE_KIND)])
 
-    columns = make_columns([(0, 0, one), (0, 1, one)])
-    row = columns.table(
-        pa.array(["a:0"]), pa.array(["train"]), pa.array([None], pa.string()), weighted=False
-    ).to_pylist()[1]
+    rows = pa.table([["a:0"], ["train"], pa.nulls(1, pa.string())], ["row_id", "split", "domain"])
+    examples, _, _ = tabulate_examples([make_columns([(0, 0, one), (0, 1, one)])], rows, ExampleFields())
+    row = examples.to_pylist()[1]
 
     assert row["example_id"] == "a:0#1"
     assert row["row_ids"] == ["a:0"]
@@ -138,7 +137,7 @@ def _chat_example(mask: list[int]) -> Example:
 def test_verified_counts_only_masks_that_own_text_agrees_with(mask: list[int], verified: int) -> None:
     columns = make_columns([(0, 0, _chat_example(mask)), (1, 0, _chat_example([0, 0, 0, 0, 1, 1, 1, 0]))])
 
-    assert columns.verified() == verified + 1
+    assert columns.count_by_kind()[2] == verified + 1
 
 
 # ── Whole parts ────────────────────────────────────────────────────────────────────────────────────

@@ -117,7 +117,7 @@ def test_fast_path_of_sentencepiece_equals_the_reference_for_any_text(encoder: E
 
     assert_same(fast, expected)
     assert fast.altered == expected.altered
-    assert_same(encoder.encode_continuation(texts), reference.encode_continuation(texts))
+    assert_same(encoder.encode(texts, continuation=True), reference.encode(texts, continuation=True))
 
 
 def test_fast_path_of_sentencepiece_takes_plain_controlled_and_empty_texts(encoder: Encoder) -> None:
@@ -212,4 +212,6 @@ def test_ids_and_positions_of_real_texts_are_those_of_the_reference(real_data: P
     assert encoded.reference_texts < len(texts) // 5
     assert encoder.matches_reference(texts, encoded, [Stretch(i, 0, len(text)) for i, text in enumerate(texts)])
     if not loaded.card.byte_level:
-        assert_same(encoder.encode_continuation(texts), encoder.without_fast_path().encode_continuation(texts))
+        assert_same(
+            encoder.encode(texts, continuation=True), encoder.without_fast_path().encode(texts, continuation=True)
+        )

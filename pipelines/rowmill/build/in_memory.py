@@ -218,8 +218,8 @@ def _open_pipeline(
     named = isinstance(tokenizer, str | Path)
     kept = _PIPELINES_BY_NAME if named else _PIPELINES.setdefault(tokenizer, {})
     # A program may change its tokenizer between calls.
-    state = str(tokenizer) if named else [tokenizer.chat_template, len(tokenizer)]
-    key = to_json([state, max_seq_len, groups])
+    state = str(tokenizer) if named else (tokenizer.chat_template, len(tokenizer))
+    key = repr((state, max_seq_len, groups))
     if key in kept:
         return kept[key]
     base = Path.cwd()

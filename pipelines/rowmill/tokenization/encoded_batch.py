@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -72,7 +73,7 @@ def locate_in_batch(encoded: EncodedTexts) -> BatchPositions:
     nonempty = counts > 0
     last[nonempty] = np.maximum.reduceat(encoded.ends, encoded.offsets[:-1][nonempty]) if nonempty.any() else 0
     # The gap separates a token at the end of one text from a token at the start of the next.
-    bases = compute_offsets(last + 2)[:-1]
+    bases = np.cumsum(last + 2) - (last + 2)
     per_token = np.repeat(bases, counts)
     return BatchPositions(bases, encoded.starts + per_token, encoded.ends + per_token)
 
@@ -130,16 +131,6 @@ def _find_token_ranges(positions: BatchPositions, spans: FlatSpans) -> tuple[Int
     whole_left, whole_right = np.searchsorted(starts, left, "left"), np.searchsorted(ends, right, "right")
     boundary_tokens = int((last - first - np.maximum(whole_right - whole_left, 0))[kept].sum())
     return np.where(kept, first, 0), np.where(kept, last, 0), boundary_tokens
-
-
-def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
-    """Return which texts have tokens with empty or decreasing offsets, bool[N]: their spans are not reliable."""
-    bad = encoded.ends <= encoded.starts
-    same_text = np.ones(len(bad), bool)
-    same_text[encoded.offsets[:-1][np.diff(encoded.offsets) > 0]] = False
-    # Byte fallback gives several tokens the same character, so equal starts are valid.
-    bad[1:] |= same_text[1:] & (encoded.starts[1:] < encoded.starts[:-1])
-    return count_true(bad, encoded.offsets) > 0
 
 
 TEMPLATE_KIND = SPAN_KINDS.index("template")
@@ -245,11 +236,6 @@ class EncodedBatch:
     bad: Bools
     boundary_tokens: int
 
-    @property
-    def lengths(self) -> Ints:
-        """Tokens per text."""
-        return np.diff(self.offsets)
-
     def example(self, i: int) -> "Example":
         """Return one text as views into the arrays."""
         own = slice(int(self.span_offsets[i]), int(self.span_offsets[i + 1]))
@@ -296,6 +282,15 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
     ends[entry_offsets[1:] - 1] = encoded.offsets[1:]
     kept = ends > starts
     offsets = compute_offsets(kept)[entry_offsets]
+    # The spans of a text are not reliable if one of its tokens is empty or begins before the one before it. Byte
+    # fallback gives several tokens the same character, so equal starts are valid.
+    begins = encoded.offsets[:-1][np.diff(encoded.offsets) > 0]
+    backward = np.append(False, encoded.starts[1:] < encoded.starts[:-1])[: len(encoded.ids)]
+    backward[begins] = False
+    bad = np.zeros(len(counts), bool)
+    bad[np.searchsorted(encoded.offsets, np.flatnonzero(backward | (encoded.ends <= encoded.starts)), "right") - 1] = (
+        True
+    )
     relative = starts - np.repeat(encoded.offsets[:-1], 2 * counts + 1)
     return EncodedBatch(
         ids=encoded.ids,
@@ -307,7 +302,7 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
         span_kinds=kinds[kept],
         span_offsets=offsets,
         trained=count_true(mask, encoded.offsets),
-        bad=find_degenerate_texts(encoded),
+        bad=bad,
         boundary_tokens=boundary_tokens,
     )
 
@@ -433,8 +428,7 @@ def encode_and_compare(
 
     Of `continuation` texts, which are parts of counted ones, only a difference is counted.
     """
-    encode = Encoder.encode_continuation if continuation else Encoder.encode
-    encoded = encode(encoder, texts)
+    encoded = encoder.encode(texts, continuation=continuation)
     if not continuation:
         counts.reference_path_texts += encoded.reference_texts
         counts.altered += encoded.altered
@@ -450,7 +444,7 @@ def encode_and_compare(
         return encoded
     counts.fast_path_mismatches += 1
     counts.engine_differs = True
-    return encode(encoder.without_fast_path(), texts)
+    return encoder.without_fast_path().encode(texts, continuation=continuation)
 
 
 def encode_masked_texts(
@@ -470,10 +464,11 @@ def encode_masked_texts(
     if not split and not any(ordinary):
         return encode_and_compare(encoder, texts, counts)
     return encoder.encode_pieces(
-        texts, ordinary, [_find_trained_starts(one) if split else [] for one in masked],
-        encode=lambda pieces: encode_and_compare(encoder, pieces, counts),
-        encode_continuation=lambda pieces: encode_and_compare(encoder, pieces, counts, continuation=True),
-    )  # fmt: skip
+        texts,
+        ordinary,
+        [_find_trained_starts(one) if split else [] for one in masked],
+        encode=partial(encode_and_compare, encoder, counts=counts),
+    )
 
 
 def make_examples(
@@ -518,15 +513,16 @@ _REMOVED_COLUMNS = ("messages_removed", "exchanges_removed", "reasoning_removed"
 class ExampleColumns:
     """Examples of a part, flat: example j is example number `ks[j]` of row `rows[j]`.
 
-    `removed` has a column for each name in `_REMOVED_COLUMNS`; absent columns are zero.
+    `[offsets[j], offsets[j + 1])` are its tokens and `[span_offsets[j], span_offsets[j + 1])` its spans. `removed` has
+    a column for each name in `_REMOVED_COLUMNS`; absent columns are zero.
     """
 
     rows: Ints
     ks: Ints
-    lengths: Ints
+    offsets: Ints
     ids: Tokens
     mask: Bools
-    span_counts: Ints
+    span_offsets: Ints
     span_starts: Ints
     span_messages: Ints
     span_kinds: NDArray[np.int8]
@@ -547,108 +543,145 @@ class ExampleColumns:
         """The loss weight of every token; 0 for an untrained one."""
         return self.mask.astype(np.float32) if self.weights is None else self.weights
 
-    def table(self, row_ids: pa.Array, splits: pa.Array, domains: pa.Array, *, weighted: bool) -> pa.Table:
-        """Return the examples as a table with `make_example_schema`; example k of a row is named `row_id#k`."""
-        rows = pa.array(self.rows)
-        names, domains = row_ids.take(rows), domains.take(rows)
-        numbers = pa.array(self.ks).cast(pa.string()) if self.ks.any() else pa.scalar("0")
-        token_offsets, span_offsets = compute_offsets(self.lengths), compute_offsets(self.span_counts)
-        trained = count_true(self.mask, token_offsets)
-        # The first span of an example begins at its first token, so every span ends where the next one begins.
-        begins = self.span_starts + np.repeat(token_offsets[:-1], self.span_counts)
-        in_template = np.repeat(self.span_kinds == TEMPLATE_KIND, np.diff(np.append(begins, len(self.mask))))
-        template = count_true(in_template & ~self.mask, token_offsets)
-        of_tokens, of_spans = pa.array(token_offsets.astype(np.int32)), pa.array(span_offsets.astype(np.int32))
-        make_lists = pa.ListArray.from_arrays
-        zeros = pa.array(np.zeros(len(self.rows), np.int32))
-        removed = [pa.array(self.removed[name].astype(np.int32)) if name in self.removed else zeros
-                   for name in _REMOVED_COLUMNS]  # fmt: skip
-        return pa.Table.from_arrays(
-            [
-                pc.binary_join_element_wise(names, numbers, "#"),
-                pa.ListArray.from_arrays(pa.array(np.arange(len(self.rows) + 1, dtype=np.int32)), names),
-                splits.take(rows),
-                pc.coalesce(pa.array(self.domains, pa.string()), domains) if self.domains else domains,
-                make_lists(of_tokens, pa.array(self.ids)),
-                make_lists(of_tokens, pa.array(self.mask)),
-                make_lists(of_spans, pa.array(self.span_starts.astype(np.int32))),
-                make_lists(of_spans, pa.array(self.span_messages.astype(np.int32))),
-                make_lists(of_spans, pa.array(self.span_kinds)),
-                pa.array(self.original_tokens.astype(np.int32)),
-                pa.array(self.lengths.astype(np.int32)),
-                pa.array(trained.astype(np.int32)),
-                pa.array((self.lengths - trained - template).astype(np.int32)),
-                pa.array(template.astype(np.int32)),
-                *removed[:4],
-                pa.array((self.original_trained - trained).astype(np.int32)),
-                *removed[4:],
-                *([make_lists(of_tokens, pa.array(self.token_weights))] if weighted else []),
-            ],
-            schema=_SCHEMAS[weighted],
+    def locate_spans(self) -> Ints:
+        """Return where each span begins in the tokens of all examples, and where the last one ends.
+
+        The first span of an example begins at its first token, so every span ends where the next one begins.
+        """
+        begins = self.span_starts + np.repeat(self.offsets[:-1], np.diff(self.span_offsets))
+        return np.append(begins, len(self.mask))
+
+    def count_by_kind(self) -> tuple[Ints, Ints, int]:
+        """Return each example's trained tokens, those of its template text that do not train, and how many agree.
+
+        The mask of an example agrees with its spans if the text of every message trains as a whole or not at all,
+        except for the example's first token. A mask that is shifted by one token violates this.
+        """
+        places, count = self.locate_spans(), len(self.rows)
+        sizes, trained = np.diff(places), count_true(self.mask, places)
+        examples, in_template = (
+            np.repeat(np.arange(count), np.diff(self.span_offsets)),
+            self.span_kinds == TEMPLATE_KIND,
         )
+        by_example = np.bincount(examples, trained, count).astype(np.int64)
+        template = np.bincount(examples, np.where(in_template, sizes - trained, 0), count).astype(np.int64)
+        sizes = sizes - ((self.span_starts == 0) & (sizes > 0))
+        partly = (trained > 0) & (trained < sizes) & ~in_template
+        return by_example, template, count - int(np.count_nonzero(np.bincount(examples[partly])))
 
     def weigh_prompts(self, weight: float) -> "ExampleColumns":
         """Train the prompts too, with a weight: their text that is not a target, but for an example's first token."""
-        offsets = compute_offsets(self.lengths)
-        begins = self.span_starts + np.repeat(offsets[:-1], self.span_counts)
-        of_prompt = np.isin(self.span_kinds, PROMPT_KINDS)
-        added = np.repeat(of_prompt, np.diff(np.append(begins, len(self.mask)))) & ~self.mask
-        added[offsets[:-1]] = False
+        added = np.repeat(np.isin(self.span_kinds, PROMPT_KINDS), np.diff(self.locate_spans())) & ~self.mask
+        added[self.offsets[:-1]] = False
         # What truncation removed of a prompt is not a target that was lost.
-        trained = self.original_trained + count_true(added, offsets)
+        trained = self.original_trained + count_true(added, self.offsets)
         weights = np.where(added, np.float32(weight), self.token_weights)
         return replace(self, mask=self.mask | added, weights=weights, original_trained=trained)
 
-    def list_token_field(self, name: str, kind: pa.DataType) -> pa.ListArray:
-        """Return a field per token, with values of a type, as a column of the examples."""
-        values = self.token_fields.get(name)
-        zeros = make_zeros(len(self.ids), kind)
-        return make_list_array(compute_offsets(self.lengths), zeros if values is None else values)
 
-    def verified(self) -> int:
-        """Count examples whose token mask agrees with the kinds of their tokens.
+@dataclass(frozen=True, slots=True)
+class ExampleFields:
+    """The columns that a dataset's examples have or lack beside those of every dataset.
 
-        The text of a message trains as a whole or not at all, except for an example's first token. A mask that is
-        shifted by one token violates this.
-        """
-        begins = np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
-        starts = self.span_starts + begins
-        span_offsets = np.append(starts, len(self.mask))
-        sizes, trained = np.diff(span_offsets), count_true(self.mask, span_offsets)
-        sizes = sizes - ((self.span_starts == 0) & (sizes > 0))
-        partly = (trained > 0) & (trained < sizes) & (self.span_kinds != TEMPLATE_KIND)
-        examples = np.repeat(np.arange(len(self.rows)), self.span_counts)
-        return len(self.rows) - int(np.count_nonzero(np.bincount(examples[partly])))
+    `weighted`: loss weights; `of_kind`: what only examples of its kind of rows have; `declared`: those of its options,
+    of which `per_token` have a number of that type, or several, for each token.
+    """
+
+    weighted: bool = False
+    prompt_weight: float = 0.0
+    of_kind: Sequence[pa.Field] = ()
+    declared: Sequence[pa.Field] = ()
+    per_token: Mapping[str, pa.DataType] = field(default_factory=dict[str, pa.DataType])
+
+
+def tabulate_examples(
+    built: Sequence[ExampleColumns], table: pa.Table, fields: ExampleFields
+) -> tuple[pa.Table, Ints, int]:
+    """Return the examples of a table's rows, in their order, the row of each, and how many agree with their spans.
+
+    Example k of a row is named `row_id#k`.
+    """
+    columns = concat_columns(built or [make_columns([])])
+    if fields.prompt_weight:
+        columns = columns.weigh_prompts(fields.prompt_weight)
+    rows, lengths = pa.array(columns.rows), np.diff(columns.offsets)
+    own = table.select(["row_id", "split", "domain"]).columns
+    names, splits, domains = (column.combine_chunks().take(rows) for column in own)
+    numbers = pa.array(columns.ks).cast(pa.string()) if columns.ks.any() else pa.scalar("0")
+    trained, template, verified = columns.count_by_kind()
+    of_tokens, of_spans = (pa.array(one.astype(np.int32)) for one in (columns.offsets, columns.span_offsets))
+    make_lists = pa.ListArray.from_arrays
+    none = np.zeros(len(rows), np.int32)
+    removed = [pa.array(columns.removed.get(name, none).astype(np.int32)) for name in _REMOVED_COLUMNS]
+    examples = pa.Table.from_arrays(
+        [
+            pc.binary_join_element_wise(names, numbers, "#"),
+            make_lists(pa.array(np.arange(len(rows) + 1, dtype=np.int32)), names),
+            splits,
+            pc.coalesce(pa.array(columns.domains, pa.string()), domains) if columns.domains else domains,
+            make_lists(of_tokens, pa.array(columns.ids)),
+            make_lists(of_tokens, pa.array(columns.mask)),
+            make_lists(of_spans, pa.array(columns.span_starts.astype(np.int32))),
+            make_lists(of_spans, pa.array(columns.span_messages.astype(np.int32))),
+            make_lists(of_spans, pa.array(columns.span_kinds)),
+            pa.array(columns.original_tokens.astype(np.int32)),
+            pa.array(lengths.astype(np.int32)),
+            pa.array(trained.astype(np.int32)),
+            pa.array((lengths - trained - template).astype(np.int32)),
+            pa.array(template.astype(np.int32)),
+            *removed[:4],
+            pa.array((columns.original_trained - trained).astype(np.int32)),
+            *removed[4:],
+            *([make_lists(of_tokens, pa.array(columns.token_weights))] if fields.weighted else []),
+        ],
+        schema=_SCHEMAS[fields.weighted],
+    )
+    for one in (*fields.of_kind, *fields.declared):
+        if one.name in fields.per_token:
+            zeros = make_zeros(len(columns.ids), fields.per_token[one.name])
+            values = make_list_array(columns.offsets, columns.token_fields.get(one.name, zeros))
+        elif one in fields.of_kind and (columns.own or not len(rows)):
+            # What the builder of this kind of rows made, else the row's.
+            values = pa.array([of_row[one.name] for of_row in columns.own], one.type)
+        else:
+            values = table.column(one.name).take(rows)
+        examples = examples.append_column(one, values)
+    order = np.lexsort((columns.ks, columns.rows))
+    if not (np.diff(order) == 1).all():
+        examples = examples.take(pa.array(order))
+    return examples, np.sort(columns.rows), verified
+
+
+_FLAT_TYPES: Mapping[str, Any] = {
+    "ids": np.int32, "mask": np.bool_, "span_starts": np.int64, "span_messages": np.int64, "span_kinds": np.int8,
+}  # fmt: skip
+"""The arrays of an example that are joined, and the types of the joined ones."""
 
 
 def make_columns(parts: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
     """Return (row index, number among the row's examples, example) triples as columns."""
     rows, ks = np.array([part[:2] for part in parts], np.int64).reshape(-1, 2).T.copy()
-    examples: list[Example] = list(map(itemgetter(2), parts))
-
-    def collect(name: str) -> list[Any]:
-        return list(map(attrgetter(name), examples))
-
-    ids, masks, starts, weights, domains = map(collect, ("ids", "mask", "span_starts", "weights", "domain"))
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    own, fields = collect("columns"), collect("token_fields")
+    names = Example.__slots__
+    each = map(attrgetter(*names), map(itemgetter(2), parts))
+    held: dict[str, Sequence[Any]] = dict(zip(names, [*zip(*each, strict=True)] or [()] * len(names), strict=True))
+    lengths, spans = ([*map(len, held[name])] for name in ("ids", "span_starts"))
+    fields = held["token_fields"]
     return ExampleColumns(
         rows=rows,
         ks=ks,
-        lengths=lengths,
-        ids=_concat_arrays(ids, np.int32),
-        mask=_concat_arrays(masks, np.bool_),
-        span_counts=np.fromiter(map(len, starts), np.int64, len(starts)),
-        span_starts=_concat_arrays(starts, np.int64),
-        span_messages=_concat_arrays(collect("span_messages"), np.int64),
-        span_kinds=_concat_arrays(collect("span_kinds"), np.int8),
-        original_tokens=np.array(collect("original_tokens"), np.int64),
-        original_trained=np.array(collect("original_trained"), np.int64),
-        removed={name: np.array(collect(name), np.int64) for name in _REMOVED_COLUMNS},
-        domains=tuple(domains) if any(domains) else (),
-        weights=_concat_weights(list(zip(masks, weights, strict=True))),
-        token_fields=_concat_fields(list(zip(lengths.tolist(), fields, strict=True))) if any(fields) else {},
-        own=tuple(own) if any(own) else (),
+        offsets=compute_offsets(lengths),
+        span_offsets=compute_offsets(spans),
+        original_tokens=np.array(held["original_tokens"], np.int64),
+        original_trained=np.array(held["original_trained"], np.int64),
+        removed={name: np.array(held[name], np.int64) for name in _REMOVED_COLUMNS},
+        domains=tuple(held["domain"]) if any(held["domain"]) else (),
+        weights=_concat_weights(held["mask"], held["weights"]),
+        token_fields=_concat_fields(lengths, fields) if any(fields) else {},
+        own=tuple(held["columns"]) if any(held["columns"]) else (),
+        **{
+            name: np.concatenate((np.empty(0, kind), *held[name]), dtype=kind, casting="unsafe")
+            for name, kind in _FLAT_TYPES.items()
+        },
     )
 
 
@@ -659,15 +692,15 @@ def make_batch_columns(batch: EncodedBatch, rows: Ints, kept: Bools) -> ExampleC
     return ExampleColumns(
         rows=rows,
         ks=np.zeros(len(rows), np.int64),
-        lengths=batch.lengths,
+        offsets=batch.offsets,
         ids=batch.ids,
         mask=batch.mask,
         weights=batch.weights,
-        span_counts=np.diff(batch.span_offsets),
+        span_offsets=batch.span_offsets,
         span_starts=batch.span_starts,
         span_messages=batch.span_messages,
         span_kinds=batch.span_kinds,
-        original_tokens=batch.lengths,
+        original_tokens=np.diff(batch.offsets),
         original_trained=batch.trained,
         removed={},
     )
@@ -679,47 +712,39 @@ def concat_columns(several: Sequence[ExampleColumns]) -> ExampleColumns:
         return several[0]
     removed = {name for one in several for name in one.removed}
     none = {id(one): np.zeros(len(one.rows), np.int64) for one in several}
-    names = [name for name in ExampleColumns.__slots__ if name not in _OPTIONAL_COLUMNS]
+    names = ("rows", "ks", *_FLAT_TYPES, "original_tokens", "original_trained")
     parts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in several]) for name in names}
+    for name in ("offsets", "span_offsets"):
+        parts[name] = compute_offsets(np.concatenate([np.diff(getattr(one, name)) for one in several]))
     taken = {name: np.concatenate([one.removed.get(name, none[id(one)]) for one in several]) for name in removed}
     own = any(one.domains for one in several)
     domains = tuple(name for one in several for name in one.domains or [None] * len(one.rows)) if own else ()
-    weights = _concat_weights([(one.mask, one.weights) for one in several])
-    fields = _concat_fields([(len(one.ids), one.token_fields) for one in several])
+    weights = _concat_weights([one.mask for one in several], [one.weights for one in several])
+    fields = _concat_fields([len(one.ids) for one in several], [one.token_fields for one in several])
     of_kind = tuple(values for one in several for values in one.own)
     return ExampleColumns(**parts, removed=taken, domains=domains, weights=weights, token_fields=fields, own=of_kind)
 
 
-_OPTIONAL_COLUMNS = ("removed", "domains", "weights", "token_fields", "own")
-"""Columns that some examples lack."""
-
-
-def sort_by_row(table: pa.Table, columns: ExampleColumns) -> pa.Table:
-    """Sort the table made of `columns` by row, then by number of the example."""
-    order = np.lexsort((columns.ks, columns.rows))
-    return table if (np.diff(order) == 1).all() else table.take(pa.array(order))
-
-
-def _concat_weights(several: "Sequence[tuple[Bools, Weights | None]]") -> Weights | None:
-    """Concatenate (mask, weights) pairs; None if no weights are given."""
-    if all(weights is None for _, weights in several):
+def _concat_weights(masks: Sequence[Bools], several: "Sequence[Weights | None]") -> Weights | None:
+    """Concatenate weights, which are the masks where there are none; None if there are none at all."""
+    if all(weights is None for weights in several):
         return None
-    return np.concatenate([mask.astype(np.float32) if weights is None else weights for mask, weights in several])
+    pairs = zip(masks, several, strict=True)
+    return np.concatenate([mask.astype(np.float32) if weights is None else weights for mask, weights in pairs])
 
 
-def _concat_fields(several: "Sequence[tuple[int, Mapping[str, Numbers]]]") -> dict[str, Numbers]:
+def _concat_fields(lengths: Sequence[int], several: "Sequence[Mapping[str, Numbers]]") -> dict[str, Numbers]:
     """Concatenate fields of so many tokens each; a field that some lack is 0 there."""
-    like = {name: values for _, fields in several for name, values in fields.items()}
+    like = {name: values for fields in several for name, values in fields.items()}
     return {
         name: np.concatenate(
-            [fields.get(name, np.zeros((tokens, *one.shape[1:]), one.dtype)) for tokens, fields in several]
+            [
+                fields.get(name, np.zeros((tokens, *one.shape[1:]), one.dtype))
+                for tokens, fields in zip(lengths, several, strict=True)
+            ]
         )
         for name, one in like.items()
     }
-
-
-def _concat_arrays(arrays: "Sequence[NDArray[Any]]", dtype: Any) -> "NDArray[Any]":
-    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
 
 
 def count_outside_vocabulary(table: pa.Table, vocab_size: int) -> int:

@@ -57,6 +57,8 @@ REFERENCE_ENGINE = "tokenizers"
 FlatIds = tuple[NDArray[np.uint32], Ints]
 """Ids of a batch in one buffer, and offsets int64[N + 1] into it."""
 
+_NO_IDS = np.empty(0, np.uint32)
+
 EncodeTexts = Callable[[Sequence[str]], FlatIds]
 
 _PAGE_BYTES = resource.getpagesize()
@@ -79,7 +81,8 @@ def _open_gigatoken(backend: str) -> EncodeTexts:
     def encode(texts: Sequence[str]) -> FlatIds:
         # Text by text, as fast as its batches: these keep a second cache, return arrays of awkward, which takes 0.2 s
         # to import, and use a thread pool, which does not survive a fork.
-        return join_ids(list(map(engine.encode, texts)))
+        rows = [*map(engine.encode, texts)]
+        return np.concatenate((_NO_IDS, *rows)), compute_offsets([*map(len, rows)])
 
     return encode
 
@@ -105,13 +108,6 @@ def open_reference_backend(backend: str) -> Any:
 
 FAST_ENGINES: dict[str, Callable[[str], EncodeTexts]] = {"gigatoken": _open_gigatoken, "fastokens": _open_fastokens}
 """Functions that open a backend's JSON text, the preferred engine first."""
-
-
-def join_ids(rows: Sequence[NDArray[np.uint32]]) -> FlatIds:
-    """Join the ids of single texts."""
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    offsets = compute_offsets(lengths)
-    return np.concatenate(rows) if rows else np.empty(0, np.uint32), offsets
 
 
 @lru_cache
@@ -168,20 +164,21 @@ class FastEngine:
                 if not is_engine_failure(error):
                     raise
                 self._recover(error)
-        rows = [self._encode_alone(text) for text in texts]
-        ids, offsets = join_ids([np.empty(0, np.uint32) if row is None else row for row in rows])
-        return EngineResult(ids, offsets, [place for place, row in enumerate(rows) if row is None])
-
-    def _encode_alone(self, text: str) -> NDArray[np.uint32] | None:
-        if self._panics >= MAX_PANICS:
-            return None
-        try:
-            return (self._encode or self._open())([text])[0]
-        except BaseException as error:
-            if not is_engine_failure(error):
-                raise
-            self._recover(error)
-            return None
+        rows, failed = list[NDArray[np.uint32]](), list[int]()
+        for place, text in enumerate(texts):
+            ids = _NO_IDS
+            try:
+                if self._panics < MAX_PANICS:
+                    ids = (self._encode or self._open())([text])[0]
+                else:
+                    failed.append(place)
+            except BaseException as error:
+                if not is_engine_failure(error):
+                    raise
+                self._recover(error)
+                failed.append(place)
+            rows.append(ids)
+        return EngineResult(np.concatenate((_NO_IDS, *rows)), compute_offsets([*map(len, rows)]), failed)
 
     def _recover(self, error: BaseException) -> None:
         """Close an engine that panicked: what it holds may be half changed."""
@@ -378,24 +375,41 @@ class Encoder:
     def _fast_continuation(self) -> FastEngine:
         return FastEngine(self.card.engine, _remove_dummy_prefix(self._backend))
 
-    def encode(self, texts: Sequence[str]) -> EncodedTexts:
+    def encode(self, texts: Sequence[str], *, continuation: bool = False) -> EncodedTexts:
         """Encode texts to the ids that `transformers` gives without adding special tokens.
 
-        A text whose tokens do not add up to its bytes takes the reference path.
+        A `continuation` of another text is encoded without the tokenizer's leading space. A text that the engine
+        refuses, or whose tokens do not add up to its bytes, takes the reference path.
         """
         if self._fast is None:
-            return self._encode_reference(texts)
-        return _encode_fast(self._fast, self._token_lengths, texts, self._encode_reference)
+            return self._encode_reference(texts, continuation=continuation)
+        # A byte-level tokenizer has no leading space.
+        continuation = continuation and not self.card.byte_level
+        engine, lengths = self._fast, self._token_lengths
+        if continuation:
+            engine, lengths = self._fast_continuation, replace(lengths, prefix=DummyPrefix.NEVER)
+        found = engine.encode(texts)
+        located = locate_tokens(found.ids, found.offsets, texts, lengths)
+        encoded = EncodedTexts(found.ids.view(np.int32), found.offsets, located.starts, located.ends, 0)
+        if not len(located.unlocated) and not found.failed:
+            return encoded
+        again = find_distinct(np.concatenate((located.unlocated, np.array(found.failed, np.int64))))
+        some = [texts[place] for place in again.tolist()]
+        return replace_texts(encoded, again, self._encode_reference(some, continuation=continuation))
 
-    def _encode_reference(self, texts: Sequence[str]) -> EncodedTexts:
-        encodings = self.reference.encode_batch(list(texts), add_special_tokens=False)
+    def _encode_reference(self, texts: Sequence[str], *, continuation: bool) -> EncodedTexts:
+        backend = self._continuation_backend if continuation else self.reference
+        encodings = backend.encode_batch(list(texts), add_special_tokens=False)
         pieces = [self._locate_token_bytes(text, one) for text, one in zip(texts, encodings, strict=True)]
-        decoded = self.reference.decode_batch([encoding.ids for encoding in encodings], skip_special_tokens=False)
+        joined = join_encodings(pieces, reference_texts=len(texts))
+        if continuation:
+            return joined
+        decoded = backend.decode_batch([encoding.ids for encoding in encodings], skip_special_tokens=False)
         altered = sum(
             self._strip_spaces_after_added(one) != self._strip_spaces_after_added(text)
             for one, text in zip(decoded, texts, strict=True)
         )
-        return replace(join_encodings(pieces, reference_texts=len(texts)), altered=altered)
+        return replace(joined, altered=altered)
 
     def _strip_spaces_after_added(self, text: str) -> str:
         """Return a text without the spaces after added tokens, which decoding may add."""
@@ -417,23 +431,8 @@ class Encoder:
         at = compute_byte_positions(text)
         return ids, at[chars[:, 0]], at[chars[:, 1]]
 
-    def encode_continuation(self, texts: Sequence[str]) -> EncodedTexts:
-        """Encode continuation text: without the tokenizer's leading space."""
-        if self._fast is None:
-            return self._encode_reference_continuation(texts)
-        if self.card.byte_level:
-            return self.encode(texts)
-        lengths = replace(self._token_lengths, prefix=DummyPrefix.NEVER)
-        return _encode_fast(self._fast_continuation, lengths, texts, self._encode_reference_continuation)
-
-    def _encode_reference_continuation(self, texts: Sequence[str]) -> EncodedTexts:
-        encodings = self._continuation_backend.encode_batch(list(texts), add_special_tokens=False)
-        return join_encodings(
-            [self._locate_token_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], reference_texts=len(texts)
-        )
-
     def encode_continuation_ids(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
-        """Encode as `encode_continuation` does, but return only ids and offsets, which is twice as fast."""
+        """Encode continuations as the reference does, but return only ids and offsets, which is twice as fast."""
         encodings = self._continuation_backend.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(encoding.ids, np.int32) for encoding in encodings]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -446,14 +445,13 @@ class Encoder:
         ordinary: Sequence[Sequence[tuple[int, int]]],
         cuts: Sequence[Sequence[int]] | None = None,
         *,
-        encode: Callable[[Sequence[str]], EncodedTexts] | None = None,
-        encode_continuation: Callable[[Sequence[str]], EncodedTexts] | None = None,
+        encode: Callable[..., EncodedTexts] | None = None,
     ) -> EncodedTexts:
         """Encode texts in pieces.
 
         The character ranges `ordinary[i]` of text i, which must not become control tokens, are encoded each by itself,
-        and so is what is between them, cut before the characters `cuts[i]`. `encode` and `encode_continuation` encode
-        what is between; default: the methods of these names.
+        and so is what is between them, cut before the characters `cuts[i]`; that by `encode`, if it is given, which
+        takes what the method of this name takes.
         """
         pieces = [
             piece
@@ -461,11 +459,12 @@ class Encoder:
             for piece in _cut_into_pieces(text, ordinary[i], () if cuts is None else cuts[i])
         ]
         between = ["" if piece.is_ordinary else piece.text for piece in pieces]
-        encoded = (encode or self.encode)(between)
+        encode = encode or self.encode
+        encoded = encode(between)
         later = [i for i, piece in enumerate(pieces) if piece.start and not piece.is_ordinary]
         # Only then may a text have other ids than the same text as continuation text.
         if later and (self._fast is None or not self.card.byte_level):
-            again = (encode_continuation or self.encode_continuation)([between[i] for i in later])
+            again = encode([between[i] for i in later], continuation=True)
             encoded = replace_texts(encoded, np.array(later, np.int64), again, counted=False)
         apart = [i for i, piece in enumerate(pieces) if piece.is_ordinary]
         if apart:
@@ -578,23 +577,6 @@ def _cut_into_pieces(text: str, ordinary: Sequence[tuple[int, int]], cuts: Seque
             pieces.append(_Piece(text[start:end], start, is_ordinary=True))
         position = end
     return pieces
-
-
-def _encode_fast(
-    engine: FastEngine,
-    lengths: TokenLengths,
-    texts: Sequence[str],
-    encode_reference: Callable[[Sequence[str]], EncodedTexts],
-) -> EncodedTexts:
-    """Encode texts with an engine, and on the reference path those that it refuses or that cannot be located."""
-    found = engine.encode(texts)
-    located = locate_tokens(found.ids, found.offsets, texts, lengths)
-    encoded = EncodedTexts(found.ids.view(np.int32), found.offsets, located.starts, located.ends, 0)
-    if not len(located.unlocated) and not found.failed:
-        return encoded
-    again = find_distinct(np.concatenate((located.unlocated, np.array(found.failed, np.int64))))
-    places: list[int] = again.tolist()
-    return replace_texts(encoded, again, encode_reference([texts[i] for i in places]))
 
 
 def _remove_dummy_prefix(backend: str) -> str:
@@ -782,7 +764,7 @@ _PROBE_OF_ADDED = "aTb T c\nT\n TT é"
 
 def _encode_both_ways(encoder: Encoder, texts: list[str]) -> list[EncodedTexts]:
     """Encode texts, and as continuation texts where that is something else."""
-    return [encoder.encode(texts), *([] if encoder.card.byte_level else [encoder.encode_continuation(texts)])]
+    return [encoder.encode(texts), *([] if encoder.card.byte_level else [encoder.encode(texts, continuation=True)])]
 
 
 def _open_and_compare(

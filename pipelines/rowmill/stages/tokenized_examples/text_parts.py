@@ -54,10 +54,10 @@ from rowmill.tokenization import encoded_batch
 from rowmill.tokenization.encoded_batch import (
     Example,
     ExampleColumns,
+    ExampleFields,
     TokenizationCounts,
-    concat_columns,
     make_columns,
-    sort_by_row,
+    tabulate_examples,
 )
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.stored_tokenizers import keep_latest, open_encoder
@@ -72,7 +72,7 @@ class PreparedExamples:
     """The outcome of a part's rows: examples in `EXAMPLE_SCHEMA`, in row order, and rejects by row.
 
     `places` int64[E] are the rows of the examples, `on_fast_path` int64[N] the conversations that the fast path built;
-    both ascend. `verified` counts examples whose token mask agrees with their spans (`ExampleColumns.verified`).
+    both ascend. `verified` counts examples whose token mask agrees with their spans (`ExampleColumns.count_by_kind`).
     """
 
     examples: pa.Table
@@ -133,15 +133,19 @@ class ExampleBuilder:
         Ids must be below `vocab_size`, by default the tokenizer's.
         """
         self._dataset = dataset
-        self._kind_columns = EXAMPLE_COLUMNS.get(dataset.row_kind, ())
         fields = dataset.format.get_rollout_fields()
-        self._fields, self._token_fields = fields.columns, fields.per_token
+        self._fields = ExampleFields(
+            dataset.loss.has_weights,
+            dataset.loss.prompt_weight,
+            EXAMPLE_COLUMNS.get(dataset.row_kind, ()),
+            fields.columns,
+            fields.per_token,
+        )
         self._open_with = partial(
             ExampleBuilder, dataset=dataset, spec=spec, limit=limit, base=base, vocab_size=vocab_size
         )
         self._encoder = encoder
         self._trains = dataset.format.get_objective() != "prompts"
-        self._is_weighted = dataset.loss.has_weights
         length = LengthLimit.of_dataset(dataset, limit)
         plain_texts = PlainTextExampleBuilder(encoder, dataset, length)
         self._steps = None if spec is None else ConversationEncoder.open(encoder, dataset, spec)
@@ -211,33 +215,13 @@ class ExampleBuilder:
                         placed.extend((place, k, example) for k, example in enumerate(settled))
                 built += [make_columns(placed)] if placed else []
         built += fast
-        columns = concat_columns(built or [make_columns([])])
-        if self._dataset.loss.prompt_weight:
-            columns = columns.weigh_prompts(self._dataset.loss.prompt_weight)
-        named = table.select(["row_id", "split", "domain"]).columns
-        row_ids, splits, domains = map(pa.ChunkedArray.combine_chunks, named)
-        examples = columns.table(row_ids, splits, domains, weighted=self._is_weighted)
-        for declared in self._kind_columns:
-            # A column that only examples of this kind of rows have: what their builder made, or the row's.
-            if columns.own or not len(columns.rows):
-                values = pa.array([of_row[declared.name] for of_row in columns.own], declared.type)
-            else:
-                values = table.column(declared.name).take(pa.array(columns.rows))
-            examples = examples.append_column(declared, values)
-        # Declared fields: those per token as they were cut, those per row from the rows.
-        for declared in self._fields:
-            values = (
-                columns.list_token_field(declared.name, self._token_fields[declared.name])
-                if declared.name in self._token_fields
-                else table.column(declared.name).take(columns.rows)
-            )
-            examples = examples.append_column(declared, values)
+        examples, places, verified = tabulate_examples(built, table, self._fields)
         return PreparedExamples(
-            examples=sort_by_row(examples, columns),
-            places=np.sort(columns.rows),
+            examples=examples,
+            places=places,
             on_fast_path=np.concatenate(on_fast_path),
             rejected=sorted(rejected, key=itemgetter(0)),
-            verified=columns.verified(),
+            verified=verified,
         )
 
     def compare_prompts(self, table: pa.Table, prepared: PreparedExamples, counts: TokenizationCounts) -> None:

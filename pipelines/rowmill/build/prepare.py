@@ -26,7 +26,7 @@ from rowmill.executors.base import describe_difference, describe_versions
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
-from rowmill.sources import Files, SourceFile, find_files, read_first_bytes
+from rowmill.sources import Files, SourceFile, find_files, urls
 from rowmill.stages.base import PreparedStage, StageContext
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
 
@@ -173,7 +173,8 @@ def _check_host(
         problems.append(f"cannot use the storage root {store.address('')}: {error}")
     try:
         for file in sources:
-            read_first_bytes(file, base)
+            with urls.open_raw(urls.locate_url(file.url, base)) as raw:
+                raw.read(1024)
     except OSError as error:
         problems.append(f"cannot read a source: {error}")
     try:

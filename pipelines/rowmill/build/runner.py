@@ -57,7 +57,6 @@ from rowmill.parts.context import ProgressCallback, StageOutput
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.sources.generated import copy_generated
 from rowmill.stages import catalog, exports, raw_dataset
 from rowmill.stages.base import StageContext, StageDeclaration
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
@@ -520,7 +519,9 @@ def run_stage(
 ) -> Manifest:
     """Run one stage on a trial's store; with `first_records`, a source is read no further."""
     generated = open_generated_source(project, step)
-    copy_generated(project.store, trial.store, generated.values())
+    # The trial's store has a copy of what a model generated.
+    for file in (file for output in generated.values() for part in output.parts for file in part.files.values()):
+        trial.store.write(file.path, project.store.content(file).to_pybytes())
     if step.name == RAW_DATASET and first_records is not None:
         prepare = partial(raw_dataset.prepare_raw_dataset, first_records=first_records)
         step = replace(step, stage=replace(step.stage, prepare=prepare))

@@ -59,17 +59,7 @@ class Prompts(MessageColumns):
     """Paths that may hold the prompt; the first that is not null is used. A text is a user message."""
     context_fields: list[str] = Field(default=[*CONTEXT_COLUMNS])
     """Columns whose text belongs to a prompt that is text: each is appended to it on a new line."""
-    ground_truth_fields: list[str] = Field(
-        default=[
-            "reward_model.ground_truth",
-            "reward_spec.ground_truth",
-            "ground_truth",
-            "solution",
-            "expected_answer",
-            "answer",
-            "label",
-        ]
-    )
+    ground_truth_fields: list[str] = Field(default=[*_TELLING_PATHS, "solution", "expected_answer", "answer", "label"])
     """Paths that may hold the ground truth, any JSON; the first that is not null is used."""
     ground_truth_pattern: str | None = None
     """Regular expression with one group, whose last match in the ground truth's text replaces it; a ground truth
@@ -176,11 +166,7 @@ class _PromptReader:
         if not messages:
             raise RejectError("empty_conversation", "no messages but the model's")
         paths = self._columns.ground_truth_fields
-        truth: Json = None
-        for path in paths:
-            truth = get_at_path(record, path)
-            if truth is not None:
-                break
+        truth = next((value for path in paths if (value := get_at_path(record, path)) is not None), None)
         if truth is None and answer and self._columns.trailing_assistant == "ground_truth":
             truth = answer[-1]["content"]
         why = f"{', '.join(paths)} are absent or null"

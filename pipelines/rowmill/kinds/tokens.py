@@ -132,7 +132,7 @@ _MAX_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class _MaskedIds:
-    """Ids with their loss mask, the shape they were found in, and the tokens and turns of an answer, if there is one."""
+    """Ids with their loss mask, the shape in which they were found, and its answer's tokens and its turns, if any."""
 
     schema: str
     ids: TokenIds

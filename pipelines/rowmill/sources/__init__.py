@@ -24,7 +24,6 @@ from rowmill.sources.files import (
     describe_reading,
     find_file_format,
     find_files,
-    read_first_bytes,
     scan_file,
 )
 from rowmill.sources.generated import GeneratedSource, GenerationStage
@@ -61,7 +60,6 @@ __all__ = [
     "find_part_line",
     "group_parts",
     "public_url",
-    "read_first_bytes",
     "read_part_bytes",
     "read_records",
     "scan_source",

@@ -125,8 +125,9 @@ class _Line(NamedTuple):
     error: str = ""
 
 
-def _iterate_lines(text: io.TextIOWrapper, url: str, limit: int, dialect: Dialect) -> Iterator[_Line]:
+def _iterate_lines(stream: BinaryIO, url: str, limit: int, dialect: Dialect) -> Iterator[_Line]:
     """Yield a file's lines after those that come before the header, quoted line ends joined."""
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     lines = _RecordLines(text, url, limit, dialect)
     reader = dialect.read(lines)
     is_at_end = False
@@ -149,14 +150,14 @@ def _iterate_lines(text: io.TextIOWrapper, url: str, limit: int, dialect: Dialec
             yield _Line(number, value=[_COMMENT, comment])
         if line is not None:
             yield line
+    text.detach()
 
 
 def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[bytes]:
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     header: list[str] = []
     names: list[str] = []
     unnamed = set(dialect.unnamed)
-    for line in _iterate_lines(text, url, limits.max_record_bytes, dialect):
+    for line in _iterate_lines(stream, url, limits.max_record_bytes, dialect):
         cells = line.cells
         if not header and cells:
             header, names = _read_header(line, url, limits, dialect)
@@ -189,7 +190,6 @@ def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: 
             )
         else:
             yield _encode_value(line.value)
-    text.detach()
 
 
 def _read_header(line: _Line, url: str, limits: Limits, dialect: Dialect) -> tuple[list[str], list[str]]:
@@ -243,8 +243,7 @@ class UnnamedColumnError(SchemaError):
 
 def require_no_values(stream: BinaryIO, url: str, dialect: Dialect) -> None:
     """Read a file through and refuse a value in a column without a name."""
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    lines = (line for line in _iterate_lines(text, url, sys.maxsize - 1, dialect) if line.cells)
+    lines = (line for line in _iterate_lines(stream, url, sys.maxsize - 1, dialect) if line.cells)
     header = next(lines, _Line(0)).cells
     for line in lines:
         column = next((at for at in dialect.unnamed if len(line.cells) == len(header) and line.cells[at].strip()), None)
@@ -256,7 +255,6 @@ def require_no_values(stream: BinaryIO, url: str, dialect: Dialect) -> None:
                 f"source.column_names: [{', '.join(names)}]",
                 names,
             )
-    text.detach()
 
 
 DEFAULT_DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -281,10 +279,9 @@ class _Delimited(FileFormat):
     def find_line(self, stream: BinaryIO, scan: FileScan, record: int) -> int | None:
         if scan.dialect is None:
             return None
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
         has_header = scan.dialect.header
         number = -1
-        for line in _iterate_lines(text, "", sys.maxsize - 1, scan.dialect):
+        for line in _iterate_lines(stream, "", sys.maxsize - 1, scan.dialect):
             is_header = has_header and bool(line.cells)
             has_header = has_header and not is_header
             number += not is_header

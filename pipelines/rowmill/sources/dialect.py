@@ -61,14 +61,6 @@ class Dialect:
     unnamed: tuple[int, ...] = ()
     looks_headless: bool = False
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "Dialect":
-        """Return the dialect that a scan stores."""
-        arguments: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
-        }
-        return cls(**arguments)
-
     def read(self, lines: Iterator[str], *, strict: bool = True) -> "Reader":
         """Return the parser of the lines of a file in this dialect."""
         # The limit is process-wide; its default, 131,072 characters, is less than one long document.

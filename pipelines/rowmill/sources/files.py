@@ -338,12 +338,6 @@ def scan_file(
     return scanner.scan()
 
 
-def read_first_bytes(file: SourceFile, base: Path) -> bytes:
-    """Return the first bytes of a file as they are stored; raises SourceError if the file is missing or unreadable."""
-    with urls.open_raw(urls.locate_url(file.url, base)) as raw:
-        return raw.read(1024)
-
-
 def is_valid_scan(scan: FileScan, stamp: str, limits: RecordLimits, base: Path) -> bool:
     """Return whether an earlier scan is of the same content and limit, and its staged copies are still there."""
     expected = (SCAN_VERSION, stamp, limits.max_record_bytes)
@@ -416,26 +410,12 @@ def stage_parts(
     parts: list[SourcePart] = []
     for index, piece in enumerate(slices):
         sha256 = hashlib.sha256(piece.content).hexdigest()
-        parts.append(
-            SourcePart(
-                url=scan.url,
-                split_hint=scan.split_hint,
-                index=index,
-                offset=piece.offset,
-                length=piece.length,
-                first_line=piece.first_line,
-                first_record=piece.first_record,
-                records=piece.records,
-                sha256=sha256,
-                part_id=sha256[:16],
-                reader=scan.reader,
-                arrow=is_arrow,
-                stamp=scan.stamp,
-                staged=stager(f"{sha256}.jsonl", piece.content) if is_staged or not piece.is_whole else None,
-                content_bytes=len(piece.content),
-                lines=piece.lines,
-            )
-        )
+        staged = stager(f"{sha256}.jsonl", piece.content) if is_staged or not piece.is_whole else None
+        parts.append(SourcePart(
+            scan.url, scan.split_hint, index, piece.offset, piece.length, piece.first_line, piece.first_record,
+            piece.records, sha256, part_id=sha256[:16], reader=scan.reader, arrow=is_arrow, stamp=scan.stamp,
+            staged=staged, content_bytes=len(piece.content), lines=piece.lines,
+        ))  # fmt: skip
     return tuple(parts)
 
 

@@ -4,7 +4,7 @@ The version is looked up whenever the source is scanned, as for files: it may be
 is an input of `raw_dataset` like any other, so the gate judges it and all its ancestors, and its manifest names it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -104,9 +104,3 @@ def scan_generated(
     scan = FileScan(url, None, "json_lines", output.version, 0, (), max_record_bytes=limit)
     parts = stage_parts(cut_rows(lines, limit), scan, stager, is_staged=True, is_arrow=False)
     return number_equal_parts([replace(scan, parts=parts, records=sum(part.records for part in parts))])
-
-
-def copy_generated(store: Store, placed: Store, read: Iterable[Manifest]) -> None:
-    """Copy the files of the versions that a source reads into another store, for a build there."""
-    for file in (file for output in read for part in output.parts for file in part.files.values()):
-        placed.write(file.path, store.content(file).to_pybytes())

@@ -211,7 +211,9 @@ class FileScan:
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
         """Return the scan that `to_json` wrote."""
         arguments: dict[str, Any] = {**values, "parts": tuple(SourcePart(**part) for part in values["parts"])}
-        arguments["dialect"] = None if arguments["dialect"] is None else Dialect.from_json(arguments["dialect"])
+        if (stored := arguments["dialect"]) is not None:
+            dialect: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+            arguments["dialect"] = Dialect(**dialect)
         return cls(**arguments)
 
 

@@ -213,12 +213,8 @@ def _raise_unreadable_folder(error: OSError) -> NoReturn:
     ) from error
 
 
-_FILE_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
+_DEVICES = (stat.S_IFCHR, stat.S_IFBLK)
+_FILE_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", **dict.fromkeys(_DEVICES, "a device")}
 
 
 def _require_regular_file(url: str, path: str) -> None:

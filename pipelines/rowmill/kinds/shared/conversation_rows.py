@@ -78,13 +78,8 @@ from rowmill.schema.rows import Message, ParseReport, PlainChat, Rejected, Row, 
 
 MAPPED_ROLES = {
     "human": "user",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "chatbot": "assistant",
-    "observation": "tool",
-    "function": "tool",
-    "ipython": "tool",
+    **dict.fromkeys(("gpt", "bot", "model", "chatbot"), "assistant"),
+    **dict.fromkeys(("observation", "function", "ipython"), "tool"),
 }
 
 

@@ -105,17 +105,9 @@ def has_media(value: Json) -> bool:
 
 SPEAKERS = {
     "system": "system",
-    "user": "user",
-    "human": "user",
-    "instruction": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "chatbot": "assistant",
-    "response": "assistant",
-    "tool": "tool",
-    "function response": "tool",
-    "observation": "tool",
+    **dict.fromkeys(("user", "human", "instruction"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "chatbot", "response"), "assistant"),
+    **dict.fromkeys(("tool", "function response", "observation"), "tool"),
 }
 """Roles by the names of speakers, in small letters."""
 

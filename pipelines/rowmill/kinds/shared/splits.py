@@ -212,12 +212,9 @@ class Splitter:
         self._boundaries = boundaries = splits.boundaries
         if boundaries is None:
             return
-        held_out: tuple[tuple[Split, Timestamp | None], ...] = (
-            ("validation", boundaries.validation),
-            ("test", boundaries.test),
-        )
         self._starts: list[tuple[Split, Fraction]] = []
-        for split, value in held_out:
+        for split in SPLITS[1:]:
+            value: Timestamp | None = getattr(boundaries, split)
             instant = None if value is None else _parse_instant(value, are_numbers=boundaries.are_numbers)
             if instant is not None:
                 self._starts.append((split, instant))

@@ -192,9 +192,7 @@ def _parse_plainly(head: str, delimiter: str, quote: str) -> list[list[str]]:
 
 def _count_title_lines(head: str, delimiter: str | None, default: str, quote: str) -> int:
     """Return how many lines come before a header that is clear: the first wide line, over columns of values."""
-    candidates = (
-        [delimiter] if delimiter else [default, *(candidate for candidate in DELIMITERS if candidate != default)]
-    )
+    candidates = [delimiter] if delimiter else list(dict.fromkeys((default, *DELIMITERS)))
     if any(_measure_even_width(head, candidate, quote) > 1 for candidate in candidates):
         return 0
     return next((count for candidate in candidates if (count := _find_wide_header(head, candidate, quote))), 0)
@@ -283,7 +281,7 @@ def _find_delimiter(head: str, url: str, *, default: str, delimiter: str | None,
         if candidate != expected and (width := _measure_even_width(head, candidate, enclosing)) > 1
     }
     columns = _count_header_cells(head, expected, enclosing)
-    widest = max(several, key=lambda candidate: several[candidate], default=None)
+    widest = max(several, key=several.__getitem__, default=None)
     if widest is None or columns > several[widest]:
         return expected
     if delimiter is not None and columns <= 1:
@@ -293,11 +291,8 @@ def _find_delimiter(head: str, url: str, *, default: str, delimiter: str | None,
         )
     ties = [candidate for candidate in several if several[candidate] == several[widest]]
     if delimiter is None and (columns > 1 or len(ties) > 1):
-        counts = ", ".join(
-            f"{width} columns with {candidate!r}"
-            for candidate, width in {expected: columns, **several}.items()
-            if width > 1
-        )
+        wide = {candidate: width for candidate, width in {expected: columns, **several}.items() if width > 1}
+        counts = ", ".join(f"{width} columns with {candidate!r}" for candidate, width in wide.items())
         raise SchemaError(f"{url}: has {counts}; only one can be the delimiter; set source.delimiter")
     return delimiter or widest
 

@@ -312,10 +312,9 @@ class UnreadTextCounter:
         self.rows += 1
         read = made.read_columns
         # Types are compared without calls: most records have nothing but what is read.
+        elsewhere = self._read_elsewhere
         names = [
-            name
-            for name, value in record.items()
-            if type(value) is str and name not in read and name not in self._read_elsewhere
+            name for name, one in record.items() if type(one) is str and name not in read and name not in elsewhere
         ]
         if not names:
             return

@@ -192,7 +192,6 @@ class DetectedMessages(NamedTuple):
 
 
 _SYSTEM_COLUMNS = frozenset(SYSTEM_COLUMNS)
-_ShapeReader = Callable[[Mapping[str, Json], ConversationColumns], DetectedMessages | None]
 
 
 def detect_messages(
@@ -204,7 +203,7 @@ def detect_messages(
     """
     wanted = columns.dataset_schema
     found = _detect_list(record, columns)
-    if found is None or (wanted not in ("auto", found.schema) and isinstance(found, DetectedMessages)):
+    if found is None or wanted not in ("auto", found.schema):
         found = _detect_pair(record, columns, wanted)
     if found is not None:
         is_alone = _SYSTEM_COLUMNS.isdisjoint(record)
@@ -394,11 +393,7 @@ def _detect_prompt_response(record: Mapping[str, Json], columns: ConversationCol
     return DetectedMessages("prompt_response", turns, role_key, content_key, columns=used)
 
 
-_PAIR_SHAPES: dict[str, _ShapeReader] = {
-    "alpaca": _detect_alpaca,
-    "calls": _detect_calls,
-    "prompt_response": _detect_prompt_response,
-}
+_PAIR_SHAPES = {"alpaca": _detect_alpaca, "calls": _detect_calls, "prompt_response": _detect_prompt_response}
 
 
 # ── Beside the messages ────────────────────────────────────────────────────────────────────────────

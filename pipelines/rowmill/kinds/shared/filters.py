@@ -234,8 +234,7 @@ _SHOWN_CHARS: Final = 20
 def reject_long_run(values: Iterable[Json], limit: int) -> Rejected | None:
     """Return the reject if one of the texts in some values has a run of more than `limit` characters."""
     for text in _iterate_texts(values):
-        found = find_long_run(text, limit)
-        if found is not None:
+        if (found := find_long_run(text, limit)) is not None:
             begin, length = found
             return Rejected(
                 "too_long_run",
@@ -248,12 +247,11 @@ def reject_long_run(values: Iterable[Json], limit: int) -> Rejected | None:
 def list_row_texts(row: Row) -> list[Json]:
     """Return the values of a row whose texts become tokens; a kind's own columns hold JSON text."""
     parsed: list[Json] = []
-    for value in row.columns.values():
-        if isinstance(value, str):
-            try:
-                parsed.append(from_json(value))
-            except ValueError:
-                parsed.append(value)
+    for value in (value for value in row.columns.values() if isinstance(value, str)):
+        try:
+            parsed.append(from_json(value))
+        except ValueError:
+            parsed.append(value)
     return [list(row.messages), list(row.tools or ()), row.text, row.output, row.record, *parsed]
 
 

@@ -80,9 +80,8 @@ class Sample:
     @cached_property
     def columns(self) -> list[str]:
         """The names of all columns that have a value, in their order."""
-        return list(
-            dict.fromkeys(name for record in self.records for name, value in record.items() if value is not None)
-        )
+        present = (name for record in self.records for name, value in record.items() if value is not None)
+        return list(dict.fromkeys(present))
 
     def describe_columns(self) -> dict[str, str]:
         """Return the most common type of each column."""
@@ -214,9 +213,8 @@ def try_options(
 
 def choose_best(found: Iterable[Recognition]) -> Recognition | None:
     """Return the recognition with most fits, then least unread text, then the first."""
-    candidates = [one for one in found if one.fits]
     return min(
-        candidates,
+        (one for one in found if one.fits),
         key=lambda one: (not one.is_sure, -one.fits, round(sum(one.unread.values()), 2)),
         default=None,
     )

@@ -162,12 +162,8 @@ class Splits(Config):
                 "1; lower one"
             )
         if self.time_key is None:
-            for option, is_set in {
-                "boundaries": self.boundaries is not None,
-                "gap": self.gap != 0,
-                "crossing_groups": self.crossing_groups != "later",
-            }.items():
-                if is_set:
+            for option in ("boundaries", "gap", "crossing_groups"):
+                if getattr(self, option) != Splits.model_fields[option].default:
                     raise ValueError(
                         f"{option} without time_key; it applies only to splits by time; set time_key or delete {option}"
                     )

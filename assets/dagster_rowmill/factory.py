@@ -23,19 +23,16 @@ from typing import Any, Final
 import dagster as dg
 
 from dagster_rowmill import history, metadata
-from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset_key
 from dagster_rowmill.resources import RunGatesResource, StorageResource
 from rowmill.build import gate, runner, steps
 from rowmill.build.gate import find_held_version, follow_held_versions, propose_run_waivers
 from rowmill.build.steps import Project, Step, find_step, plan_steps
 from rowmill.checks import judge
-from rowmill.checks.gates import Threshold
 from rowmill.checks.judge import CheckResult
 from rowmill.core import arrays
 from rowmill.core.errors import PipelineError, is_transient
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
-from rowmill.core.storage import Store
 from rowmill.recipe.recipe import Freshness
 from rowmill.reports import build_record, console, report_page
 from rowmill.reports.progress import RateMeter
@@ -268,8 +265,8 @@ class LogProgress:
 def open_asset_inputs(instance: dg.DagsterInstance, project: Project, step: Step) -> dict[StageKey, Manifest]:
     """Return the manifest of every input of a step whose gates are open, or fail with every closed check.
 
-    Raises dg.Failure if a check is closed; the message gives each one's value, threshold and remedy. It is never
-    retried.
+    A check is closed by the engine's saved result, then by Dagster's record. Raises dg.Failure, which is never retried,
+    if one is closed; the message gives each one's value, threshold and remedy.
     """
     manifests: dict[StageKey, Manifest] = {}
     closed: list[str] = []
@@ -285,9 +282,21 @@ def open_asset_inputs(instance: dg.DagsterInstance, project: Project, step: Step
         except PipelineError as missing:
             closed.append(str(missing))
             continue
-        closed += [
-            why for threshold in thresholds if (why := explain_closed_check(results, store, manifests[key], threshold))
-        ]
+        where = "/".join(key)
+        for threshold in thresholds:
+            try:
+                judge.require_passing_checks(store, manifests[key], [threshold])
+            except PipelineError as refusal:
+                closed.append(str(refusal))
+                continue
+            result = results.on(key, threshold, manifests[key].version) if threshold.severity == "error" else None
+            if threshold.severity == "error" and result is None:
+                closed.append(
+                    f"{where}: {threshold.check}: Dagster has no result for this version; expected {threshold.wanted}; "
+                    "run this check"
+                )
+            elif result is not None and not result.passed and result.severity != dg.AssetCheckSeverity.WARN:
+                closed.append(f"{where}: {result.description or threshold.check}")
     if not closed:
         manifests = follow_held_versions(store, manifests)
         try:
@@ -302,26 +311,6 @@ def open_asset_inputs(instance: dg.DagsterInstance, project: Project, step: Step
             metadata={BLOCKED_BY: dg.MetadataValue.md(lines)},
         )
     return {key: manifests[key] for key in step.inputs}
-
-
-def explain_closed_check(results: CheckHistory, store: Store, built: Manifest, threshold: Threshold) -> str | None:
-    """Return why a check is closed, by the engine's saved result, then by Dagster's record; None if it is open."""
-    try:
-        judge.require_passing_checks(store, built, [threshold])
-    except PipelineError as refusal:
-        return str(refusal)
-    if threshold.severity != "error":
-        return None
-    where = "/".join(built.key)
-    result = results.on(built.key, threshold, built.version)
-    if result is None:
-        return (
-            f"{where}: {threshold.check}: Dagster has no result for this version; expected {threshold.wanted}; "
-            "run this check"
-        )
-    if result.passed or result.severity == dg.AssetCheckSeverity.WARN:
-        return None
-    return f"{where}: {result.description or threshold.check}"
 
 
 @contextmanager

@@ -39,32 +39,25 @@ def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> 
 @dg.logger
 def stages_only(_: dg.InitLoggerContext) -> logging.Logger:
     """Print messages of stages and checks, but none of the hundreds of events that Dagster logs about its steps."""
-    printer = logging.StreamHandler(sys.stdout)
-    printer.addFilter(_is_stage_message)
-    printer.setFormatter(_MessageFormatter())
     logger = logging.getLogger("rowmill.stages")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     # Replaced, not added: this is called once for each run of a process.
-    logger.handlers = [printer]
+    logger.handlers = [_StageMessages(sys.stdout)]
     return logger
 
 
-class _MessageFormatter(logging.Formatter):
-    """Prints only the message: run ids and step names are for the log of a server."""
+class _StageMessages(logging.StreamHandler[Any]):
+    """Prints only messages: run ids and step names are for the log of a server.
 
-    def format(self, record: logging.LogRecord) -> str:
-        return str(_get_dagster_meta(record).get("orig_message", record.getMessage()))
+    Errors are Dagster's, one for each step that a failed one holds back; `list_failures` reports each once.
+    """
 
-
-def _is_stage_message(record: logging.LogRecord) -> bool:
-    # Errors are Dagster's, one for each step that a failed one holds back; `list_failures` reports each once.
-    return _get_dagster_meta(record).get("dagster_event") is None and record.levelno < logging.ERROR
-
-
-def _get_dagster_meta(record: logging.LogRecord) -> dict[str, Any]:
-    # Dagster adds this attribute to every record that it passes to our logger.
-    return getattr(record, "dagster_meta", {})
+    def emit(self, record: logging.LogRecord) -> None:
+        # Dagster adds this attribute to every record that it passes to our logger.
+        meta: dict[str, Any] = getattr(record, "dagster_meta", {})
+        if meta.get("dagster_event") is None and record.levelno < logging.ERROR:
+            print(meta.get("orig_message", record.getMessage()), file=self.stream, flush=True)
 
 
 def list_failures(result: dg.ExecuteInProcessResult) -> list[str]:

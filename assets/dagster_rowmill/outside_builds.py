@@ -11,7 +11,7 @@ in the instance already says the same is left out, so that builds in which nothi
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -68,9 +68,14 @@ def report_finished_steps(instance: dg.DagsterInstance, project: Project, finish
         inputs = [*map(make_asset_key, deps[step.key]), *find_upstream_assets(project, step)]
         tags, pointers = _make_version_tags(instance, report.manifest, inputs)
         newest = instance.get_latest_materialization_event(asset)
-        logged = metadata.show_trackers(build_record.load_log_results(project, report.manifest).values())
-        if _is_shown(newest, report, tags, logged):
-            continue
+        if newest is not None and (shown := newest.asset_materialization) is not None:
+            # Whether it says the same: versions, held or not, and where they are logged.
+            logged = {name: value for name, value in shown.metadata.items() if name.startswith(metadata.LOGGED_KEY)}
+            results_now = build_record.load_log_results(project, report.manifest).values()
+            is_same = (metadata.HELD_KEY in shown.metadata) == (report.held is not None)
+            is_same = is_same and logged == metadata.show_trackers(results_now)
+            if is_same and tags.items() <= (shown.tags or {}).items():
+                continue
         made_at = datetime.fromisoformat(report.manifest.built_at).timestamp()
         # An older version that is current again came after the newest event.
         is_later = newest is None or newest.timestamp < made_at
@@ -94,19 +99,6 @@ def report_finished_steps(instance: dg.DagsterInstance, project: Project, finish
             report_event(instance, event, timestamp=timestamp)
         reported += 1
     return reported
-
-
-def _is_shown(
-    event: dg.EventLogEntry | None, report: StepReport, tags: Mapping[str, str], logged: metadata.MetadataPage
-) -> bool:
-    """Return whether the newest event says the same: versions, held or not, and where they are logged."""
-    if event is None or event.asset_materialization is None:
-        return False
-    shown = event.asset_materialization
-    is_held = metadata.HELD_KEY in shown.metadata
-    shown_logged = {name: value for name, value in shown.metadata.items() if name.startswith(metadata.LOGGED_KEY)}
-    is_same = is_held == (report.held is not None) and shown_logged == logged
-    return tags.items() <= (shown.tags or {}).items() and is_same
 
 
 def _make_version_tags(

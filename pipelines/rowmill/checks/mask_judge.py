@@ -17,9 +17,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise, takewhile
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 from jinja2 import TemplateError, nodes
@@ -31,6 +31,7 @@ from rowmill.core.json import Json
 from rowmill.core.template_sandbox import Sandbox, estimate_printed_size
 from rowmill.schema.rows import Message
 
+FoundT = TypeVar("FoundT")
 TextPart = Literal["content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"]
 
 _HIDDEN_PART_SETS: tuple[frozenset[TextPart], ...] = (
@@ -100,19 +101,17 @@ class JinjaTemplate:
             return None
 
     def _render(self, messages: list[Message], tools: Sequence[Json] | None, values: dict[str, Any]) -> str:
-        self._sandbox.budget.refill(estimate_printed_size([messages, tools]))
-        return self._compiled.render(messages=messages, tools=tools, documents=None, **values)
+        sandbox, compiled = self._compiled
+        sandbox.budget.refill(estimate_printed_size([messages, tools]))
+        return compiled.render(messages=messages, tools=tools, documents=None, **values)
 
     @cached_property
-    def _compiled(self) -> Any:
-        names: dict[str, Any] = self._sandbox.globals
+    def _compiled(self) -> tuple[Sandbox, Any]:
+        sandbox = Sandbox([GenerationBlock])
+        names: dict[str, Any] = sandbox.globals
         names["raise_exception"] = _refuse
-        self._sandbox.filters["tojson"] = _to_json
-        return self._sandbox.compile_charged(self._text)
-
-    @cached_property
-    def _sandbox(self) -> Sandbox:
-        return Sandbox([GenerationBlock])
+        sandbox.filters["tojson"] = _to_json
+        return sandbox, sandbox.compile_charged(self._text)
 
     def plain_end(self, tools: Sequence[Json] | None) -> str:
         """Return the text that ends an answer both before another turn and as the last turn; empty if they differ."""
@@ -482,10 +481,15 @@ class IndependentMaskJudge:
     template: JinjaTemplate
     roles: frozenset[str] = frozenset({"assistant"})
     by_blocks: bool = False
-    known_ends: dict[tuple[object, ...], str | None] = field(default_factory=dict[tuple[object, ...], "str | None"])
-    known_headers: dict[tuple[object, ...], tuple[int, bool]] = field(
-        default_factory=dict[tuple[object, ...], tuple[int, bool]]
-    )
+    _known: dict[tuple[object, ...], Any] = field(default_factory=dict[tuple[object, ...], Any])
+
+    def recall(self, key: tuple[object, ...], find: Callable[[], FoundT]) -> FoundT:
+        """Return what was found out before of this template text, else find it out."""
+        if not self.template.remembers:
+            return find()
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]
 
     def judge(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, text: str, trained: Sequence[tuple[int, int]]
@@ -590,7 +594,10 @@ class _MaskJudgement:
             closing = _TurnEndRegion(start, self._find_token_end(stop, end))
         # Some templates print a message's call and the result before its own text.
         if right is not None and self._is_supervised(right) and end == self.proven.first_position[right]:
-            header, exact = self._find_header_end(right, max(start, closing.required), end)
+            begin, before = max(start, closing.required), self.messages[right - 1]["role"] if right else ""
+            key = ("header", self.text[begin:end], before, self.judge.template.get_tools_key(self.tools))
+            length, exact = self.judge.recall(key, partial(self._measure_header, right, begin, end))
+            header = begin + length
         message, kind = self._assign_blame(left, right)
         if not self.judge.by_blocks or kind not in ("header_trained", "wrong_end"):
             self._expect_training(closing.allowed, max(closing.allowed, header), message, kind, train=False)
@@ -665,7 +672,9 @@ class _MaskJudgement:
             # The next message has no letter or digit to prove, such as a tool result `[]`.
             right = index + 1
         after = self.text[start : min(end, len(self.proven.text))]
-        other = self._find_other_continuation(index, start, after, right)
+        following, fields = None if right is None else self.messages[right]["role"], tuple(sorted(self.messages[index]))
+        key = ("end", after, following, fields, self.judge.template.get_tools_key(self.tools))
+        other = self.judge.recall(key, partial(self._render_other_continuation, index, start, is_last=right is None))
         common = after if other is None else take_common_tokens(after, other)
         common = self.judge.template.without_header(common, self.tools).rstrip()
         ends = [
@@ -681,23 +690,17 @@ class _MaskJudgement:
             return _TurnEndRegion(stop, len(self.text))
         if right is None:
             return self._judge_last_open_end(index, start + len(common), common)
-        region = self._judge_open_end(start, end, common, other or "")
-        # The conversation breaks off after a call without result, so the end of its turn is unknown.
-        is_unanswered = self.messages[right]["role"] == "user" and bool(self.messages[index].get("tool_calls"))
-        is_optional = is_unanswered or self._is_supervised(right)
-        return _TurnEndRegion(start + len(common), region.allowed) if is_optional else region
-
-    def _judge_open_end(self, start: int, end: int, common: str, other: str) -> _TurnEndRegion:
-        """Judge an answer whose end depends on the text after it: one more token may train.
-
-        It must train if the template prints a different token at the end of a conversation: then both tokens end turns.
-        """
+        # The end depends on the text after it: one more token may train. It must train if the template prints another
+        # token at the end of a conversation: then both tokens end turns.
         required = start + len(common)
         allowed = self._find_token_end(required, end)
         own_token = TOKEN_PATTERN.match(self.text[required:end].lstrip())
-        other_token = TOKEN_PATTERN.match(other[len(common) :].lstrip())
+        other_token = TOKEN_PATTERN.match((other or "")[len(common) :].lstrip())
         both_end = own_token is not None and other_token is not None and own_token.group() != other_token.group()
-        return _TurnEndRegion(allowed if both_end else required, allowed)
+        # The conversation breaks off after a call without result, so the end of its turn is unknown.
+        is_unanswered = self.messages[right]["role"] == "user" and bool(self.messages[index].get("tool_calls"))
+        is_optional = is_unanswered or self._is_supervised(right)
+        return _TurnEndRegion(allowed if both_end and not is_optional else required, allowed)
 
     def _judge_last_open_end(self, index: int, required: int, common: str) -> _TurnEndRegion:
         """Judge the last answer if no known end is printed: a token after it, or an appended end, must train."""
@@ -725,16 +728,6 @@ class _MaskJudgement:
             start += 1
         token = TOKEN_PATTERN.match(self.text, start, end) or _STOP_RUN.search(self.text, start, end)
         return token.end() if token else _NON_SPACE_RUN.match(self.text, start, end).end()  # pyrefly: ignore[missing-attribute]
-
-    def _find_other_continuation(self, index: int, start: int, after: str, right: int | None) -> str | None:
-        if not self.judge.template.remembers:
-            return self._render_other_continuation(index, start, is_last=right is None)
-        message, cached = self.messages[index], self.judge.known_ends
-        following = None if right is None else self.messages[right]["role"]
-        key = (after, following, tuple(sorted(message)), self.judge.template.get_tools_key(self.tools))
-        if key not in cached:
-            cached[key] = self._render_other_continuation(index, start, is_last=right is None)
-        return cached[key]
 
     def _render_other_continuation(self, index: int, start: int, *, is_last: bool) -> str | None:
         """Return the template text after the same own character if the conversation ended there, or continued."""
@@ -769,29 +762,18 @@ class _MaskJudgement:
 
     # ── where a turn begins ──
 
-    def _find_header_end(self, index: int, start: int, end: int) -> tuple[int, bool]:
-        """Return where the generation prompt before an answer ends, and whether the model must write the rest."""
-        if not self.judge.template.remembers:
-            return self._measure_header(index, start, end)
-        before, cached = self.messages[index - 1]["role"] if index else "", self.judge.known_headers
-        key = (self.text[start:end], before, self.judge.template.get_tools_key(self.tools))
-        if key not in cached:
-            stop, exact = self._measure_header(index, start, end)
-            cached[key] = stop - start, exact
-        length, exact = cached[key]
-        return start + length, exact
-
     def _measure_header(self, index: int, start: int, end: int) -> tuple[int, bool]:
+        """Return the length of the generation prompt before an answer, and whether the model must write the rest."""
         before = self._render_prefix(index, add_generation_prompt=False)
         prompted = self._render_prefix(index, add_generation_prompt=True)
         default_prompt = self.judge.template.user_prompt(self.tools)
         suffix = find_prompt_suffix(before, prompted)
         if prompted and self.text.startswith(prompted) and len(prompted) <= end:
             first = self.judge.template.header_token(self.tools)
-            return max(len(prompted), start), bool(first) and first in suffix
+            return max(len(prompted) - start, 0), bool(first) and first in suffix
         if before is not None and before == prompted:
             # The template asks for this answer without a word, so the model writes the header as well.
-            return start, False
+            return 0, False
         suffix = suffix or default_prompt
         header_text = self.text[start:end]
         # All prefixes that end after a whole token or word, longest first.
@@ -800,8 +782,8 @@ class _MaskJudgement:
             begun = suffix[:length].strip()
             at = header_text.rfind(begun)
             if begun and at >= 0:
-                return start + at + len(begun), False
-        return start, False
+                return at + len(begun), False
+        return 0, False
 
     def _render_prefix(self, index: int, *, add_generation_prompt: bool) -> str | None:
         return self.judge.template.render(

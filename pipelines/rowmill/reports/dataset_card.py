@@ -87,16 +87,6 @@ def write_card(project: Project, folder: str | None = None) -> tuple[str, str]:
     options changed since the published build. Raises IntegrityError if nothing was published, or a described file is
     missing or damaged.
     """
-    store = Store(folder or project.store.path(project.recipe.name))
-    card = _open_card(project, store)
-    body = "\n".join(card.render_body())
-    front_matter = yaml.safe_dump(card.describe_front_matter(), sort_keys=False, allow_unicode=True)
-    store.write(README_NAME, f"---\n{front_matter}---\n\n{body}".encode())
-    store.write(CROISSANT_NAME, orjson.dumps(card.describe_croissant(body), option=orjson.OPT_INDENT_2) + b"\n")
-    return store.path(README_NAME), store.path(CROISSANT_NAME)
-
-
-def _open_card(project: Project, out: Store) -> "_Card":
     recipe = project.recipe
     unlicensed = [f"datasets.{name}.source" for name, dataset in recipe.datasets.items() if not dataset.source.license]
     if unlicensed:
@@ -124,7 +114,13 @@ def _open_card(project: Project, out: Store) -> "_Card":
             f"{recipe.name}: the recipe changed since the published build ({', '.join(changed) or 'its datasets'}); a "
             f"card describes the recipe that made the data; run `rowmill build {recipe.name}`, or restore the recipe"
         )
-    return _Card(BuildView(project, made), published, ranks, out)
+    store = Store(folder or project.store.path(recipe.name))
+    card = _Card(BuildView(project, made), published, ranks, store)
+    body = "\n".join(card.render_body())
+    front_matter = yaml.safe_dump(card.describe_front_matter(), sort_keys=False, allow_unicode=True)
+    store.write(README_NAME, f"---\n{front_matter}---\n\n{body}".encode())
+    store.write(CROISSANT_NAME, orjson.dumps(card.describe_croissant(body), option=orjson.OPT_INDENT_2) + b"\n")
+    return store.path(README_NAME), store.path(CROISSANT_NAME)
 
 
 @dataclass(frozen=True, eq=False)

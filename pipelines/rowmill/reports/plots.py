@@ -79,7 +79,13 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
                 f"{_format_number(upper)}: {count:,}</title></rect>"
             )
     drawn.append(f'<path stroke="{INK}" d="M{left} {bottom}.5H{width - 8}"/>')
-    for at in _choose_axis_ticks(histogram, most=max(2, (width - left) // 48)):
+    edges, ticks = histogram.edges, list[float]()
+    if len(edges) > 1:
+        # A last bin that holds a far tail gets no tick.
+        has_tail = len(edges) > 2 and edges[-1] - edges[-2] > 1.5 * (edges[1] - edges[0])
+        ticks = choose_round_ticks(edges[0], edges[-2] if has_tail else edges[-1], max(2, (width - left) // 48))
+    is_counted = all(edge == round(edge) for edge in edges)
+    for at in (at for at in ticks if not is_counted or at == round(at)):
         x, label = left + _locate_value(histogram.edges, at) * step, _format_number(at)
         # The number below the tick stays inside the picture.
         half = 3.5 * len(label)
@@ -95,18 +101,6 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
         ]
     heading = f"{histogram.title} ({histogram.unit}): {sum(histogram.counts):,} total"
     return _wrap_svg(width, height, histogram.title, [_draw_text(8, 16, heading, "start"), *grid, *drawn])
-
-
-def _choose_axis_ticks(histogram: Histogram, *, most: int) -> list[float]:
-    """Choose round numbers below the bars; a last bin that holds a far tail gets none."""
-    edges = histogram.edges
-    if len(edges) < 2:
-        return []
-    usual = edges[1] - edges[0]
-    has_tail = len(edges) > 2 and edges[-1] - edges[-2] > 1.5 * usual
-    ticks = choose_round_ticks(edges[0], edges[-2] if has_tail else edges[-1], most)
-    is_counted = all(edge == round(edge) for edge in edges)
-    return [at for at in ticks if not is_counted or at == round(at)]
 
 
 def choose_round_ticks(lowest: float, highest: float, most: int) -> list[float]:

@@ -102,7 +102,13 @@ def make_stage_page(
     counts = build_view.sum_token_classes(output)
     if tokens := sum(counts.get(name, 0) for name in ("trained", "context", "template")):
         page |= _show_numbers({"trained_share": counts.get("trained", 0) / tokens, "tokens": tokens})
-    page |= {f"plot {name}": embed_plot(svg, name) for name, svg in plots.draw_plots(output).items()}
+    for name, svg in plots.draw_plots(output).items():
+        encoded = base64.b64encode(svg.encode()).decode()
+        page[f"plot {name}"] = (
+            dg.MetadataValue.md(f"![{name.replace('_', ' ')}](data:image/svg+xml;base64,{encoded})")
+            if len(svg) <= MAX_PLOT_BYTES
+            else dg.MetadataValue.text("too large for this page; see the stage's report")
+        )
     for name, table, about in build_view.list_tables(output):
         page[f"table {name}"] = _make_table_entry(table)
         if about:
@@ -255,14 +261,6 @@ def _show_numbers(facts: Mapping[str, object]) -> MetadataPage:
         elif isinstance(value, float) and math.isfinite(value):
             page[name] = dg.MetadataValue.float(float(f"{value:.4g}") if abs(value) < 1 else round(value, 4))
     return page
-
-
-def embed_plot(svg: str, name: str) -> dg.MetadataValue:
-    """Wrap a plot as Markdown; one that is too large for the event log is only in the report."""
-    if len(svg) > MAX_PLOT_BYTES:
-        return dg.MetadataValue.text("too large for this page; see the stage's report")
-    encoded = base64.b64encode(svg.encode()).decode()
-    return dg.MetadataValue.md(f"![{name.replace('_', ' ')}](data:image/svg+xml;base64,{encoded})")
 
 
 def _make_table_entry(table: DisplayTable) -> dg.MetadataValue:

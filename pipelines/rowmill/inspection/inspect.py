@@ -177,11 +177,26 @@ def _inspect_part(context: StageContext, part: SourcePart, numbers: range) -> It
     rejects = [_filter_records(context.store.table(made.files["rejects"]), list(record_by_id))]
     samples: dict[str, list[InspectedExample]] = {}
     if rows.num_rows:
-        tokenized, encoder = _tokenize_rows(context, rows)
+        loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
+        tokenized = text_parts.tokenize_part.make(
+            text_parts.TokenizeInputs(
+                options=uuid.uuid4().hex,
+                tokenizer=path,
+                dataset=context.dataset,
+                renderer=tokenized_examples.resolve_renderer_spec(context, loaded),
+                limit=context.recipe.limit_of(context.dataset_name or ""),
+                vocab_size=context.recipe.vocab_size or loaded.card.vocab_size,
+                rows=write_table(context.store, "chosen.arrow", rows),
+                min_compared_chars=MIN_PART_CHARS,
+                base=context.base,
+            ),
+            context.store,
+            "examples",
+        )
         rejects.append(context.store.table(tokenized.files["rejects"]))
         examples = context.store.table(tokenized.files["examples"])
         row_ids = examples.column("row_ids").to_pylist()
-        for sample, own in zip(_read_examples(examples, encoder), row_ids, strict=True):
+        for sample, own in zip(_read_examples(examples, Encoder(loaded)), row_ids, strict=True):
             samples.setdefault(own[0], []).append(sample)
     row_by_id = {row["row_id"]: row for row in rows.to_pylist()}
     reject_by_id = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
@@ -244,7 +259,19 @@ def _inspect_table_part(
         row["row_id"]: row for row in _filter_records(built.store.table(rows.files["rows"]), names).to_pylist()
     }
     reject_by_id = {reject["row_id"]: reject for reject in rejects}
-    samples = _find_row_examples(built, names)
+    # The examples that contain the rows, by row, in the order of the build.
+    samples: dict[str, list[InspectedExample]] = {}
+    for file in built.examples.files("examples"):
+        row_ids = built.store.table(file, ["row_ids"]).column(0).combine_chunks()
+        is_wanted = pc.is_in(row_ids.flatten(), pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
+        places = find_distinct(pc.list_parent_indices(row_ids).to_numpy()[is_wanted])
+        if len(places):
+            table = built.store.table(file).take(pa.array(places))
+            of_examples = table.column("row_ids").to_pylist()
+            for sample, own in zip(_read_examples(table, built.encoder), of_examples, strict=True):
+                for row_id in dict.fromkeys(own):
+                    if row_id in names:
+                        samples.setdefault(row_id, []).append(sample)
     for row_id, record in zip(names, records, strict=True):
         own = samples.get(row_id, [])
         fresh = [one for one in own if one.example_id not in shown][:MAX_SHOWN_EXAMPLES]
@@ -254,23 +281,6 @@ def _inspect_table_part(
             name, part, row_id, record, row_by_id.get(row_id), reject_by_id.get(row_id), fresh
         )
         yield replace(inspected, shown_above=above, not_shown=len(own) - len(fresh) - len(above))
-
-
-def _find_row_examples(built: _TableBuild, names: Sequence[str]) -> dict[str, list[InspectedExample]]:
-    """Return the examples that contain some rows, by row, in the order of the build."""
-    found: dict[str, list[InspectedExample]] = {}
-    for file in built.examples.files("examples"):
-        row_ids = built.store.table(file, ["row_ids"]).column(0).combine_chunks()
-        is_wanted = pc.is_in(row_ids.flatten(), pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
-        places = find_distinct(pc.list_parent_indices(row_ids).to_numpy()[is_wanted])
-        if not len(places):
-            continue
-        table = built.store.table(file).take(pa.array(places))
-        for sample, own in zip(_read_examples(table, built.encoder), table.column("row_ids").to_pylist(), strict=True):
-            for row_id in dict.fromkeys(own):
-                if row_id in names:
-                    found.setdefault(row_id, []).append(sample)
-    return found
 
 
 @contextmanager
@@ -307,22 +317,6 @@ def _filter_records(table: pa.Table, names: Sequence[str]) -> pa.Table:
     """Return the rows of some records, including further rows that a format class made of one record."""
     records = pc.replace_substring_regex(table.column("row_id"), r"\.\d+$", "")
     return table.filter(pc.is_in(records, pa.array(names, pa.string())))
-
-
-def _tokenize_rows(context: StageContext, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
-    loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
-    chosen = text_parts.TokenizeInputs(
-        options=uuid.uuid4().hex,
-        tokenizer=path,
-        dataset=context.dataset,
-        renderer=tokenized_examples.resolve_renderer_spec(context, loaded),
-        limit=context.recipe.limit_of(context.dataset_name or ""),
-        vocab_size=context.recipe.vocab_size or loaded.card.vocab_size,
-        rows=write_table(context.store, "chosen.arrow", rows),
-        min_compared_chars=MIN_PART_CHARS,
-        base=context.base,
-    )
-    return text_parts.tokenize_part.make(chosen, context.store, "examples"), Encoder(loaded)
 
 
 def _make_inspected_record(

@@ -183,7 +183,21 @@ def render_verification(
     project: "Project", checked: "Sequence[StageVerification]", *, facts: bool, deep: bool, every: bool
 ) -> RenderableType:
     """Show the counts of results, the failed checks and what a deep verification found; with `every`, each check."""
-    lines: list[RenderableType] = [render_title(project, _count_results(checked))]
+    results = [result for stage in checked for result in stage.results]
+    blocking = sum(result.blocking for result in results)
+    waived = sum(bool(result.waiver) and result.failed for result in results)
+    warned = sum(result.failed for result in results) - blocking - waived
+    counts = {
+        "passed": sum(result.passed for result in results),
+        "warning" if warned == 1 else "warnings": warned,
+        "waived": waived,
+        "blocking": blocking,
+        "damaged": sum(len(stage.damage) for stage in checked),
+        "denied by Great Expectations": sum(len(stage.disagreements) for stage in checked),
+        "not applicable": sum(result.outcome == "not_applicable" for result in results),
+    }
+    summary = join_facts(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
+    lines: list[RenderableType] = [render_title(project, summary)]
     for stage in checked:
         shown = [render_check_result(result) for result in stage.results if every or result.failed]
         shown += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in (*stage.disagreements, *stage.damage)]
@@ -236,20 +250,6 @@ def render_discarded(project: "Project", lines: Sequence[str] | None) -> Rendera
         )
     shown = [Text(f"  {escape_control_characters(line)}", DIM) for line in lines]
     return Group(Text("\ndamaged files removed", LOOK), *shown, Text(f"→ rowmill build {name}   rebuilds them"))
-
-
-def _count_results(checked: "Sequence[StageVerification]") -> str:
-    results = [result for stage in checked for result in stage.results]
-    blocking = sum(result.blocking for result in results)
-    waived = sum(bool(result.waiver) and result.failed for result in results)
-    warned = sum(result.failed for result in results) - blocking - waived
-    passed = sum(result.passed for result in results)
-    damaged = sum(len(stage.damage) for stage in checked)
-    warnings = "warning" if warned == 1 else "warnings"
-    counts = {"passed": passed, warnings: warned, "waived": waived, "blocking": blocking, "damaged": damaged}
-    counts["denied by Great Expectations"] = sum(len(stage.disagreements) for stage in checked)
-    counts["not applicable"] = sum(result.outcome == "not_applicable" for result in results)
-    return join_facts(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
 
 
 # ── versions, garbage collection ───────────────────────────────────────────────────────────────────

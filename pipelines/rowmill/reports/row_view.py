@@ -325,7 +325,20 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
         lines.append(label_value("shown", trace.order_note, LOOK))
     if trace.token is None:
         problems = dict.fromkeys(origin.problem for origin in trace.origins if origin.problem)
-        lines += _render_segments(trace) if trace.tree is None else _render_tree(trace, trace.tree)
+        if trace.tree is not None:
+            lines += _render_tree(trace, trace.tree)
+        else:
+            rows = [
+                (
+                    place.segment,
+                    f"{place.offset} to {place.offset + place.length - 1}",
+                    place.length,
+                    f"{place.example_id}{f' from token {place.start}' if place.start else ''}",
+                    _format_origin(origin),
+                )
+                for place, origin in zip(trace.places, trace.origins, strict=True)
+            ]
+            lines += [Text(""), make_grid(["segment", "tokens", "length", "example", "source"], rows)]
         return Group(*lines, *(Text(f"  {escape_control_characters(problem)}", LOOK) for problem in problems))
     at = trace.token.at
     holding = [i for i, place in enumerate(trace.places) if place.offset <= at < place.offset + place.length]
@@ -345,21 +358,6 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
         lines += _render_origin(origin)
     lines += [label_value("source", _format_origin(origin)) for origin in origins[MAX_SHOWN_OCCURRENCES:]]
     return Group(*lines, Text(""))
-
-
-def _render_segments(trace: SequenceTrace) -> Iterator[RenderableType]:
-    rows = [
-        (
-            place.segment,
-            f"{place.offset} to {place.offset + place.length - 1}",
-            place.length,
-            f"{place.example_id}{f' from token {place.start}' if place.start else ''}",
-            _format_origin(origin),
-        )
-        for place, origin in zip(trace.places, trace.origins, strict=True)
-    ]
-    yield Text("")
-    yield make_grid(["segment", "tokens", "length", "example", "source"], rows)
 
 
 def _render_token(token: TokenTrace, location: SegmentLocation) -> Iterator[RenderableType]:

@@ -121,7 +121,7 @@ def test_weights_are_read_back_with_the_content_hash_that_they_were_written_with
     weighted = replace(_segments(*TWO), weights=np.array([0, 0.5, 2, 0, 1], np.float32))
     table = _back(_table(weighted))
 
-    assert table.schema.equals(native.make_shard_schema(weighted=True))
+    assert table.schema.equals(native.extend_schema(native.SHARD_SCHEMA, weighted=True))
     back = native.recover_segments(table)
     assert back.weights is not None
     assert back.weights.tolist() == [0, 0.5, 2, 0, 1]

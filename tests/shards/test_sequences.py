@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.core.arrays import compute_offsets
+from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import IntegrityError
 from rowmill.exports import hf
 from rowmill.shards.host_scratch import drop_scratch_maps, write_scratch_file
-from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
+from rowmill.shards.sequences import SequenceBatch, require_valid_tokens, take_segments
 from tests.support.export_cases import VECTOR, sequences
 from tests.support.tiers import draw
 
@@ -25,14 +25,14 @@ FILES = st.lists(st.lists(st.lists(SEGMENT, min_size=1, max_size=3), min_size=1,
 """Files of sequences of segments (ids, mask)."""
 
 
-def write_segment_files(contents: list[SequenceBatch], folder: Path) -> SegmentFiles:
+def write_segment_files(contents: list[SequenceBatch], folder: Path) -> tuple[list[str], Ints]:
     """Write a file of each batch, whose dataset is named after its number."""
     paths = [str(folder / f"{number}.arrow") for number in range(len(contents))]
     for number, (batch, path) in enumerate(zip(contents, paths, strict=True)):
         table = hf.make_packed_table(batch)
         names = pa.array([f"d{number}"] * len(table))
         write_scratch_file(table.set_column(table.schema.get_field_index("dataset"), "dataset", names), path)
-    return SegmentFiles(tuple(paths), compute_offsets(np.array([len(one.offsets) - 1 for one in contents], np.int64)))
+    return paths, compute_offsets([len(one.offsets) - 1 for one in contents])
 
 
 @settings(deadline=None, max_examples=draw(40))
@@ -47,7 +47,7 @@ def test_take_returns_the_wanted_segments_in_the_wanted_grouping(
     cuts = data.draw(st.sets(st.integers(1, len(wanted)), max_size=3))
     offsets = np.array([0, *sorted(cuts | {len(wanted)})])
 
-    taken = take_segments(opened, np.array(wanted), offsets)
+    taken = take_segments(*opened, np.array(wanted), offsets)
     drop_scratch_maps()
 
     assert taken.ids.tolist() == [i for number in wanted for i in every[number][0]]
@@ -60,7 +60,7 @@ def test_take_returns_the_wanted_segments_in_the_wanted_grouping(
 
 def test_take_carries_weights_and_open_attention(tmp_path: Path) -> None:
     files = write_segment_files([sequences(VECTOR, weights=[0, 0.5, 2, 0, 0.25], is_open=True)], tmp_path)
-    taken = take_segments(files, np.array([0, 1]), np.array([0, 2]))
+    taken = take_segments(*files, np.array([0, 1]), np.array([0, 2]))
     drop_scratch_maps()
 
     assert taken.weights is not None

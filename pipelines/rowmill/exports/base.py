@@ -315,7 +315,7 @@ class Sharded(Export):
     """Maximum bytes of token data per file, four per token; a file holds at least one sequence."""
 
     def count_together(self, objective: Objective) -> int | None:
-        """Return how many segments stay together, such as the two sides of a pair; None: those of a sequence."""
+        """Return how many segments stay together, as pairs do in `trl_preference.py`; None: those of a sequence."""
         return None
 
     def rows_at_once(self, context: ExportContext) -> int:

@@ -37,7 +37,8 @@ from rowmill.sources import SourcePart
 from rowmill.sources.reading import number_source_parts
 from rowmill.stages import gpu_partitions, inputs, raw_dataset
 from rowmill.stages.canonical_rows import stage as canonical_rows
-from rowmill.stages.gpu_partitions import GpuPartitionsFacts, is_index, list_train_shards, load_packed_inputs
+from rowmill.stages.gpu_partitions import GpuPartitionsFacts, is_index, load_packed_inputs
+from rowmill.stages.inputs import list_train_shards
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits

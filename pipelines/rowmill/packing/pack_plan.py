@@ -38,8 +38,8 @@ class SequencePlan:
 
     sequence_offsets int64[S + 1] · examples int64[K] · ranges int32[K, 2] (start, length in tokens)
 
-    If examples share prefixes, a segment is a stretch of an example that others may share, `examples[k]` the first of
-    them; segments are depth first, trees sorted by their lowest example.
+    If examples share prefixes (`prefix_trees.py`), a segment is a stretch of an example that others may share,
+    `examples[k]` the first of them; segments are depth first, trees sorted by their lowest example.
     """
 
     sequence_offsets: NDArray[np.int64]

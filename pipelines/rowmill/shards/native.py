@@ -165,27 +165,18 @@ do."""
 _NO_FIELDS: Mapping[str, pa.DataType] = {}
 
 
-def make_sequence_schema(
-    *, weighted: bool, token_fields: Mapping[str, pa.DataType] = _NO_FIELDS, columns: Iterable[pa.Field] = ()
+def extend_schema(
+    schema: pa.Schema,
+    *,
+    weighted: bool,
+    token_fields: Mapping[str, pa.DataType] = _NO_FIELDS,
+    columns: Iterable[pa.Field] = (),
 ) -> pa.Schema:
-    """Return the columns of sequences in training order; `weighted` adds the loss weights.
+    """Return the columns of sequences or of a packed shard with those that not all recipes have.
 
-    `token_fields` are the types of further values of each token. `columns` are those of a segment that not all recipes
-    have: of one kind of rows (`rows.SEGMENT_COLUMNS`), fields of a row, padding.
+    `weighted` adds the loss weights. `token_fields` are the types of further values of each token, `columns` those of a
+    segment: of one kind of rows (`rows.SEGMENT_COLUMNS`), fields of a row, padding.
     """
-    return _extend_schema(SEQUENCE_SCHEMA, token_fields, columns, weighted=weighted)
-
-
-def make_shard_schema(
-    *, weighted: bool, token_fields: Mapping[str, pa.DataType] = _NO_FIELDS, columns: Iterable[pa.Field] = ()
-) -> pa.Schema:
-    """Return the columns of a packed shard, as `make_sequence_schema` does those of sequences."""
-    return _extend_schema(SHARD_SCHEMA, token_fields, columns, weighted=weighted)
-
-
-def _extend_schema(
-    schema: pa.Schema, token_fields: Mapping[str, pa.DataType], columns: Iterable[pa.Field], *, weighted: bool
-) -> pa.Schema:
     lists = (pa.field(column.name, pa.list_(column.type), nullable=False) for column in columns)
     return pa.schema([*schema, *((WEIGHT_FIELD,) if weighted else ()), *make_token_columns(token_fields), *lists])
 
@@ -290,7 +281,7 @@ def make_shard_table(
         columns += trees.to_columns().values()
         fields += TREE_FIELDS
     types = {name: column.type.value_type for name, column in of_tokens.items()}
-    schema = make_shard_schema(weighted=weights is not None, token_fields=types, columns=fields)
+    schema = extend_schema(SHARD_SCHEMA, weighted=weights is not None, token_fields=types, columns=fields)
     return pa.Table.from_arrays(columns, schema=schema)
 
 

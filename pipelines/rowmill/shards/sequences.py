@@ -28,9 +28,7 @@ from rowmill.core.arrays import (
     read_lists,
 )
 from rowmill.core.errors import IntegrityError
-from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
-from rowmill.schema.manifest import Part
 from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import host_scratch, native
 from rowmill.shards.native import Segments
@@ -78,11 +76,6 @@ def join_hashes(tables: Sequence[pa.Table]) -> SequenceHashes:
         tokens=joined.column("tokens").to_numpy().astype(np.int64),
         trained_tokens=joined.column("trained_tokens").to_numpy().astype(np.int64),
     )
-
-
-def read_hashes(store: Store, part: Part) -> pa.Table:
-    """Return the hashes of a packed shard's sequences."""
-    return store.table(part.files["sequences"])
 
 
 # ── Flat arrays ──
@@ -141,26 +134,19 @@ class SequenceBatch(Segments):
 # ── Out of native shards ───────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SegmentFiles:
-    """Native shards as scratch files: file f holds segments `[first_segments[f], first_segments[f + 1])`."""
+def take_segments(files: Sequence[str], first_segments: Ints, segments: Ints, sequence_offsets: Ints) -> SequenceBatch:
+    """Return segments of scratch files in the given order, grouped by `sequence_offsets`.
 
-    files: Sequence[str]
-    first_segments: Ints
-
-
-def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) -> SequenceBatch:
-    """Return segments by their number over all files, in the given order, grouped by `sequence_offsets`.
+    The files are those of `host_scratch.py`. Segments are numbered over all of them: file f holds
+    `[first_segments[f], first_segments[f + 1])`.
 
     A sequence gets the dataset and number of the sequence that its first segment came from. Only the pages with these
     segments are read, because a domain may have one segment in a hundred.
     """
-    which = np.searchsorted(source.first_segments, segments, "right") - 1
+    which = np.searchsorted(first_segments, segments, "right") - 1
     by_file = list(group_equal(which))
     pieces = [
-        _select_file_segments(
-            host_scratch.read_scratch_file(source.files[file]), segments[places] - source.first_segments[file]
-        )
+        _select_file_segments(host_scratch.read_scratch_file(files[file]), segments[places] - first_segments[file])
         for file, places in by_file
     ]
     back = np.empty(len(segments), np.int64)

@@ -51,13 +51,12 @@ from rowmill.packing.pack_plan import plan_best_fit
 from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema import manifest
 from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey
+from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.shards import native
 from rowmill.shards.host_scratch import NumberedShard, ShardCopies
-from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
+from rowmill.shards.sequences import SequenceBatch, require_valid_tokens, take_segments
 from rowmill.stages import inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
@@ -71,7 +70,8 @@ def _list_ordered_rows(context: StageContext, export: Export, packed: Mapping[st
     if export.passes == "first":
         shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
     order = order.filter(shown)
-    sizes = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
+    shards = (inputs.list_train_shards({name: one}) for name, one in packed.items())
+    sizes = [sum(part.files["shard"].rows for part in own) for own in shards]
     return compute_offsets(sizes)[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
 
 
@@ -84,7 +84,7 @@ def _read_segment_domains(context: StageContext, exported: Sequence[File]) -> tu
     found = [pl.Series("domain", [], pl.String)]
     for shard in inputs.get_packed_shards(context).values():
         lineage = [file for file in shard.files("segments") if file in exported]
-        examples = _load_export_input(context, shard, TOKENIZED_EXAMPLES).files("examples")
+        examples = inputs.load_origin(context, shard, TOKENIZED_EXAMPLES).files("examples")
         if not lineage:
             continue
         known = _read_frame(context.store, examples, ("example_id", "domain"))
@@ -102,17 +102,22 @@ def _read_frame(store: Store, files: Sequence[File], columns: Sequence[str]) -> 
     return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables(read_tables(store, files, columns))))
 
 
-def _load_export_input(context: StageContext, output: Manifest, stage: str) -> Manifest:
-    key: StageKey = (*output.key[:-1], stage)
-    return manifest.load_version(context.store, key, output.inputs.get("/".join(key)))
-
-
 def build_export_card(
     context: StageContext, export: Export, layout: ExportLayout, counts: Mapping[str, int], content: str
 ) -> dict[str, Any]:
     """Return the identity card that is written next to the files."""
     packed = inputs.get_packed_shards(context)
     own = next(iter(packed.values())).card
+    datasets: dict[str, Any] = {}
+    for name, one in packed.items():
+        raw = inputs.load_origin(context, one, RAW_DATASET)
+        datasets[name] = {
+            "attention": one.card["attention"],
+            "template_digest": one.card["template_digest"],
+            "plan": one.version,
+            "source": raw.version,
+            "source_files": read_facts(RawDatasetFacts, raw.facts).files,
+        }
     return {
         "format": export.kind_name,
         "format_version": export.VERSION,
@@ -129,24 +134,13 @@ def build_export_card(
         "objective": context.recipe.objective,
         "recipe": context.recipe.name,
         "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
-        "datasets": {name: _build_dataset_card(context, one) for name, one in packed.items()},
+        "datasets": datasets,
         "waivers": sorted({waiver for one in context.inputs.values() for waiver in one.waivers}),
         "builder": base.describe_builder(),
         "counts": dict(counts),
         "left_out": dict(layout.left_out),
         "content_hash": content,
         **layout.notes,
-    }
-
-
-def _build_dataset_card(context: StageContext, packed: Manifest) -> dict[str, Any]:
-    raw = _load_export_input(context, packed, RAW_DATASET)
-    return {
-        "attention": packed.card["attention"],
-        "template_digest": packed.card["template_digest"],
-        "plan": packed.version,
-        "source": raw.version,
-        "source_files": read_facts(RawDatasetFacts, raw.facts).files,
     }
 
 
@@ -203,13 +197,13 @@ def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[File
     opened.copies.require(
         find_distinct(np.searchsorted(opened.first_segments, task.job.segments, "right") - 1).tolist()
     )
-    source = SegmentFiles(opened.copies.files, opened.first_segments)
+    copies = opened.copies.files
     found = 0
 
     def chunks() -> Iterator[SequenceBatch]:
         nonlocal found
         for segments, offsets in task.job.chunks(task.export.rows_at_once(task.context)):
-            chunk = take_segments(source, segments, offsets)
+            chunk = take_segments(copies, opened.first_segments, segments, offsets)
             require_valid_tokens(chunk, vocab_size=task.context.vocab_size, where=f"exports.{task.export.name}")
             found += sum(native.hash_segments(chunk))
             yield chunk

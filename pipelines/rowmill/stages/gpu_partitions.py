@@ -42,7 +42,7 @@ from rowmill.schema.rows import PADDING_COLUMN, RowKind
 from rowmill.shards import host_scratch, native
 from rowmill.shards.host_scratch import NumberedShard, ShardCopies
 from rowmill.shards.native import count_padding_tokens, find_content_damage, list_padding_tokens
-from rowmill.shards.sequences import SequenceHashes, join_hashes, read_hashes, tabulate_hashes
+from rowmill.shards.sequences import SequenceHashes, join_hashes, tabulate_hashes
 from rowmill.stages import inputs
 from rowmill.stages.base import (
     ComparedFact,
@@ -119,7 +119,7 @@ class RankSources:
     @cached_property
     def shards(self) -> list[Part]:
         """The train shards of all datasets, in recipe order."""
-        return list_train_shards(self.packed)
+        return inputs.list_train_shards(self.packed)
 
     @cached_property
     def first_rows(self) -> Ints:
@@ -158,15 +158,13 @@ class RankSources:
     @cached_property
     def hashes(self) -> SequenceHashes:
         """The content hashes and sizes of all rows."""
-        store = self.context.store
-        return join_hashes(
-            [*(read_hashes(store, part) for part in self.shards), tabulate_hashes(self.filler.combine_chunks())]
-        )
+        stored = (self.context.store.table(part.files["sequences"]) for part in self.shards)
+        return join_hashes([*stored, tabulate_hashes(self.filler.combine_chunks())])
 
     @cached_property
     def rows(self) -> Ints:
         """The row at each place of the order."""
-        shards = (list_train_shards({name: one}) for name, one in self.packed.items())
+        shards = (inputs.list_train_shards({name: one}) for name, one in self.packed.items())
         firsts = compute_offsets([sum(part.files["shard"].rows for part in own) for own in shards])
         filler = self.order.column("filler").to_numpy(zero_copy_only=False)
         datasets = np.where(filler, 0, self.order.column("dataset").to_numpy())
@@ -175,11 +173,6 @@ class RankSources:
     def select_rank(self, rank: int) -> slice:
         """Return the places of a rank."""
         return slice(rank, None, self.context.recipe.partitions.world_size)
-
-
-def list_train_shards(packed: Mapping[str, Manifest]) -> list[Part]:
-    """Return the parts that are train shards: what a shard's number in an index counts."""
-    return [part for one in packed.values() for part in one.parts if part.facts["split"] == "train"]
 
 
 def load_packed_inputs(store: Store, output: Manifest) -> dict[str, Manifest]:
@@ -397,14 +390,6 @@ def write_copied_ranks(context: StageContext, sources: RankSources, names: Seque
             yield _make_rank_part(sources, name, files, lines, found, padding)
 
 
-def make_rank_schema(context: StageContext) -> pa.Schema:
-    """Return the columns of a rank's shards."""
-    columns = inputs.list_segment_columns(context.recipe, get_row_kind(context.recipe))
-    return native.make_sequence_schema(
-        weighted=context.recipe.has_loss_weights, token_fields=context.recipe.rollout_fields.per_token, columns=columns
-    )
-
-
 def _parse_rank(name: str) -> int:
     return int(name.split("-")[1])
 
@@ -431,9 +416,9 @@ def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _Wr
             table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), dataset_column
         )
         weighted = WEIGHT_COLUMN in table.column_names
-        added = typed.schema.names[len(native.make_sequence_schema(weighted=weighted)) :]
+        added = typed.schema.names[len(native.extend_schema(native.SEQUENCE_SCHEMA, weighted=weighted)) :]
         added_fields = [pa.field(name, typed.schema.field(name).type.value_type) for name in added]
-        table = typed.cast(native.make_sequence_schema(weighted=weighted, columns=added_fields))
+        table = typed.cast(native.extend_schema(native.SEQUENCE_SCHEMA, weighted=weighted, columns=added_fields))
         content = native.encode_native_shard(table, task.card, group_rows=task.group_rows)
         name = f"data/part-{number:05d}.parquet"
         files[name] = store.put(f"{task.folder}/{name}", content, table.num_rows)
@@ -587,7 +572,14 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
         (name, *values, *(compute_share(value, total) for value, total in zip(values, totals, strict=True)))
         for name, values in sums.items()
     ]
-    has_index = context.recipe.partitions.layout == "index"
+    recipe, schema = context.recipe, RANK_INDEX_SCHEMA
+    has_index = recipe.partitions.layout == "index"
+    if not has_index:
+        columns = inputs.list_segment_columns(recipe, get_row_kind(recipe))
+        weighted, token_fields = recipe.has_loss_weights, recipe.rollout_fields.per_token
+        schema = native.extend_schema(
+            native.SEQUENCE_SCHEMA, weighted=weighted, token_fields=token_fields, columns=columns
+        )
     # Ranks can be built one at a time; those of an older order must not be mixed with it.
     known = {name for one in manifest.list_versions(context.store, context.key) for name in one.card.get("ranks", ())}
     return StageOutput(
@@ -614,7 +606,7 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
                 ("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(dataset_rows)
             ),
         },
-        schema=tuple((f.name, str(f.type)) for f in (RANK_INDEX_SCHEMA if has_index else make_rank_schema(context))),
+        schema=tuple((f.name, str(f.type)) for f in schema),
         card={
             "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
             "ranks": list(present),
@@ -628,8 +620,8 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
 
 def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:
     """Yield an error for each rank whose shards, or the sequences that its index names, are not what it must have."""
-    shards = list_train_shards(load_packed_inputs(store, output)) if is_index(output) else []
-    tables = [read_hashes(store, part) for part in shards]
+    shards = inputs.list_train_shards(load_packed_inputs(store, output)) if is_index(output) else []
+    tables = [store.table(part.files["sequences"]) for part in shards]
     for part in output.parts:
         rank, expected = part.files["facts"].path.rsplit("/", 1)[0], str(part.facts["content_hash"])
         if "index" not in part.files:

@@ -1,13 +1,14 @@
 """Values that several stages read from an input's manifest: examples, packed shards, the order of training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store, read_tables
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.manifest import Manifest, Part
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest, Part, StageKey
 from rowmill.schema.rows import DOMAIN_FIELD, PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
 from rowmill.sources import SourcePart
 from rowmill.sources.reading import load_part_groups, load_source_parts
@@ -41,6 +42,17 @@ def list_filled_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
     """Return the columns of segments whose values come from examples."""
     domains = [DOMAIN_FIELD] if recipe.stores_domains else []
     return [*SEGMENT_COLUMNS.get(kind, ()), *recipe.rollout_fields.row_columns, *domains]
+
+
+def load_origin(context: StageContext, output: Manifest, stage: str) -> Manifest:
+    """Return the output of a dataset's stage that an output of the same dataset was made from."""
+    key: StageKey = (*output.key[:-1], stage)
+    return manifest.load_version(context.store, key, output.inputs.get("/".join(key)))
+
+
+def list_train_shards(packed: Mapping[str, Manifest]) -> list[Part]:
+    """Return the parts that are train shards, in recipe order: what a shard's number in an index counts."""
+    return [part for one in packed.values() for part in one.parts if part.facts["split"] == "train"]
 
 
 def get_packed_shards(context: StageContext) -> dict[str, Manifest]:

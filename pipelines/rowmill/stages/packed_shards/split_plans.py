@@ -31,12 +31,12 @@ from rowmill.packing.options import Packing, Strategy
 from rowmill.packing.pack_plan import ExampleSlices, SequencePlan, StreamStretch
 from rowmill.packing.prefix_trees import SortedPieces, plan_trees
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import EXAMPLE_COLUMNS, RowKind
 from rowmill.sources.reading import load_source_parts
 from rowmill.stages.base import StageContext
+from rowmill.stages.inputs import load_origin
 
 SPLITS = ("train", "validation", "test")
 
@@ -303,8 +303,7 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
         )
     files = context.input(TOKENIZED_EXAMPLES).files("examples")
     lengths = _read_lengths(context, files, rules)
-    name = (*context.dataset_key, CANONICAL_ROWS)
-    canonical = manifest.load_version(context.store, name, context.input(TOKENIZED_EXAMPLES).inputs.get("/".join(name)))
+    canonical = load_origin(context, context.input(TOKENIZED_EXAMPLES), CANONICAL_ROWS)
     splitter = Splitter(context.dataset.splits, by_group=context.dataset.format.has_groups(context.dataset))
     # Of each part the ids of its rows, the numbers that `splits` gives their groups, and the row of each example.
     rows: list[tuple[pa.Array, NDArray[np.uint64], Ints]] = []

@@ -358,7 +358,7 @@ def _make_schema(context: StageContext) -> pa.Schema:
     """Return the columns of the shards' files."""
     weighted, token_fields = context.recipe.has_loss_weights, context.recipe.rollout_fields.per_token
     columns = inputs.list_segment_columns(context.recipe, context.dataset.row_kind)
-    schema = native.make_shard_schema(weighted=weighted, token_fields=token_fields, columns=columns)
+    schema = native.extend_schema(native.SHARD_SCHEMA, weighted=weighted, token_fields=token_fields, columns=columns)
     if context.dataset.packing.layout == "copied":
         return schema
     none = np.zeros(0, np.int64)

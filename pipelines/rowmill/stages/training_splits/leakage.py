@@ -28,13 +28,13 @@ from rowmill.kinds.joint_rows import require_joint_rows
 from rowmill.kinds.shared.splits import Boundaries, Split, Splitter
 from rowmill.parts.context import compute_share, scan_rows
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
-from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
 from rowmill.schema.rows import TREE_COLUMNS, Rejected
 from rowmill.shards import native
 from rowmill.shards.native import read_unpadded
 from rowmill.stages.base import StageContext
+from rowmill.stages.inputs import load_origin
 
 NEAR_ROWS_VERSION = 1
 """Increase it when different rows of a table may count as near duplicates."""
@@ -101,7 +101,7 @@ class LeakReport:
 def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakReport:
     """Count every kind of leak between the splits of all datasets."""
     leaks = LeakReport()
-    sources = {name: _LeakSource.of(context, name, shards) for name, shards in packed.items()}
+    sources = {name: _LeakSource.of(context, shards) for name, shards in packed.items()}
     frames = [frame for source in sources.values() if (frame := source.rows(context.store)) is not None]
     rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_ROW_COLUMNS, pl.String))
     held_out = rows.filter(pl.col("split") != "train")
@@ -154,10 +154,9 @@ class _LeakSource:
     moved: Sequence[File]
 
     @classmethod
-    def of(cls, context: StageContext, name: str, packed: Manifest) -> "_LeakSource":
-        tokenized = _load_leak_input(context, packed, (context.recipe.name, name, TOKENIZED_EXAMPLES))
-        canonical = _load_leak_input(context, tokenized, (context.recipe.name, name, CANONICAL_ROWS))
-        return cls(canonical, packed.files("moved"))
+    def of(cls, context: StageContext, packed: Manifest) -> "_LeakSource":
+        tokenized = load_origin(context, packed, TOKENIZED_EXAMPLES)
+        return cls(load_origin(context, tokenized, CANONICAL_ROWS), packed.files("moved"))
 
     def rows(self, store: Store) -> pl.LazyFrame | None:
         files = self.canonical.files("rows")
@@ -171,10 +170,6 @@ class _LeakSource:
         # The surplus is in no split: it is used neither for training nor for evaluation.
         now = joined.with_columns(pl.coalesce("split_moved", "split").alias("split")).drop("split_moved")
         return now.filter(pl.col("split") != "surplus").select(_ROW_COLUMNS)
-
-
-def _load_leak_input(context: StageContext, output: Manifest, key: StageKey) -> Manifest:
-    return manifest.load_version(context.store, key, output.inputs.get("/".join(key)))
 
 
 def list_joint_datasets(recipe: Recipe) -> list[str]:

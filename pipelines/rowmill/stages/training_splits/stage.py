@@ -49,7 +49,7 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Manifest, Part
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.inputs import get_packed_shards
+from rowmill.stages.inputs import get_packed_shards, list_train_shards
 from rowmill.stages.training_splits import leakage
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
@@ -98,9 +98,7 @@ def _fetch(root: str, relative: str, path: str) -> None:
 def open_sequences(context: StageContext, packed: Mapping[str, Manifest]) -> Generator[SequenceTable]:
     """Lend the facts of all train sequences."""
     partitions = context.recipe.partitions
-    shards = [
-        part.files["shard"] for output in packed.values() for part in output.parts if part.facts["split"] == "train"
-    ]
+    shards = [part.files["shard"] for part in list_train_shards(packed)]
     count, size = sum(shard.rows for shard in shards), sum(shard.bytes for shard in shards)
     linear = partitions.flops_linear if partitions.balance == "flops" else None
     found = context.pool.map(partial(read_shard_sequences, context.store, linear), shards, size_bytes=size)
@@ -372,7 +370,7 @@ def make_training_splits(context: StageContext) -> StageOutput:
             "of one order must come from one; build the recipe again, and pin tokenizer.revision if it is on the hub"
         )
     sizes = {
-        name: sum(part.files["shard"].rows for part in shards.parts if part.facts["split"] == "train")
+        name: sum(part.files["shard"].rows for part in list_train_shards({name: shards}))
         for name, shards in packed.items()
     }
     mixture = context.recipe.mixture

@@ -208,7 +208,9 @@ def summarize_steps(
     positions = np.arange((rank - dealt.first_place) % world_size, len(dealt.order), world_size)
     begins = np.searchsorted(positions, dealt.step_offsets)
     is_shown = dealt.order != FILLER
-    shown = {name: np.where(is_shown, sequences[name], 0).astype(np.int64) for name in (*_SUMMED, "longest_segment")}
+    shown = {
+        name: np.where(is_shown, sequences[name], 0).astype(np.int64) for name in (*_SUMMED, "flops", "longest_segment")
+    }
 
     def sum_by_step(values: Ints) -> Ints:
         return np.diff(compute_offsets(values[positions])[begins])
@@ -222,10 +224,11 @@ def summarize_steps(
         **{name: sum_by_step(shown[name]) for name in _SUMMED},
         "longest_segment": longest,
         "step_trained_tokens": np.diff(compute_offsets(shown["trained_tokens"])[dealt.step_offsets]),
+        "flops": sum_by_step(shown["flops"]),
     }
 
 
-_SUMMED = ("segments", "tokens", "trained_tokens", "flops")
+_SUMMED = ("segments", "tokens", "trained_tokens")
 
 
 # ── Whole steps ──

@@ -242,6 +242,7 @@ BOMBS = {
     "nests": _GROW.format("[1]", "[ns.x, ns.x]"),
     "sums lists": _GROW.format("[1]", "[ns.x, ns.x] | sum(start=[])"),
     "replaces": "{{ ('x' * 1000) | replace('x', 'x' * 1000) | replace('x', 'x' * 1000) }}",
+    "captures": "{% set x %}{% for i in range(99999) %}{{ messages }}{% endfor %}{% endset %}{{ x }}",
     "pads": "{{ 'x'.center(10**9) }}",
     "pads by filter": "{{ 'x' | center(10**9) }}",
     "formats": "{{ '%1000000000d' | format(1) }}",

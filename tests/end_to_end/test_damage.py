@@ -217,18 +217,6 @@ def test_damage_of_an_output_of_other_options_is_not_made_again_under_new_ones(c
 
 
 @pytest.mark.parametrize("spoil", mark_all_but([flip_bit], [flip_bit, cut, empty, Path.unlink]))
-def test_damaged_staged_copy_of_a_source_is_made_again(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    workspace = Workspace(tmp_path).one("rows.csv", b"prompt,answer\na b c,d e f\ng h i,j k l\n", PAIR)
-    workspace.build(only=["raw_dataset"])
-    [staged] = workspace.store.rglob("staged/*.jsonl")
-    whole = staged.read_bytes()
-    spoil(staged)
-    built = workspace.build(only=["canonical_rows"])
-    assert staged.read_bytes() == whole
-    assert len(built.rows_of("rows", "canonical_rows", file="rows")) == 2
-
-
-@pytest.mark.parametrize("spoil", mark_all_but([flip_bit], [flip_bit, cut, empty, Path.unlink]))
 def test_damaged_staged_copies_are_made_again_by_a_step_with_other_options(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:

@@ -146,65 +146,44 @@ def renames_of(config: Path, count: int, after: bool, pattern: str = "") -> None
     config.with_name("renames").write_text(str(seen), encoding="ascii")
 
 
+@pytest.mark.parametrize("layout", [None, *SHARD_LAYOUTS])
 def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
-    clean: list[dict[str, str]], tmp_path: Path, trials: Callable[[int], int], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, layout: str | None, trials: Callable[[int], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    peace = write(Workspace(tmp_path / "peace"))
-    process = PROCESSES.Process(target=renames_of, args=(peace.config, 0, False))
-    process.start()
-    assert finished(process) == 0
-    total = int(peace.config.with_name("renames").read_text(encoding="ascii"))
-    count = trials(KILLS)
-    published = left = 0
-    for trial in range(count):
-        workspace = write(Workspace(tmp_path / f"{trial}"))
-        at = 1 + trial * (total - 2) // max(1, count - 1)
-        process = PROCESSES.Process(target=renames_of, args=(workspace.config, at, trial % 2 == 1))
+    """Shards of another layout are killed at renames of the stages that know it: shards, and ranks."""
+
+    def write_project(name: str) -> Workspace:
+        workspace = Workspace(tmp_path / name)
+        return write(workspace) if layout is None else write_layout(workspace, layout)
+
+    def build_apart(workspace: Workspace, count: int, *, after: bool = False) -> int | None:
+        pattern = "" if layout is None else r"/(packed_shards|gpu_partitions)/"
+        process = PROCESSES.Process(target=renames_of, args=(workspace.config, count, after, pattern))
         process.start()
-        assert finished(process) == -signal.SIGKILL, (trial, at)
-        published += (workspace.store / "mini/gpu_partitions/current.json").exists()
-        left += any(".tmp" in path.name for path in workspace.store.rglob("*"))
-        _require_whole_manifests(workspace)
-        assert contents(workspace) == clean[0], (trial, at)
-        shutil.rmtree(workspace.folder)
-    with capsys.disabled():
-        print(f"\n{count} kills at {total} renames: 0 wrong; {published} had published, {left} left a temporary file")
+        return finished(process)
 
-
-@pytest.mark.parametrize("layout", SHARD_LAYOUTS)
-def test_shards_of_other_layouts_killed_at_any_rename_are_finished_with_the_same_bytes(
-    tmp_path: Path, layout: str, trials: Callable[[int], int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """At renames of the stages that know the layout: shards, and ranks."""
-    pattern = r"/(packed_shards|gpu_partitions)/"
-    peace = write_layout(Workspace(tmp_path / "peace"), layout)
-    process = PROCESSES.Process(target=renames_of, args=(peace.config, 0, False, pattern))
-    process.start()
-    assert finished(process) == 0
+    peace = write_project("peace")
+    assert build_apart(peace, 0) == 0
     total = int(peace.config.with_name("renames").read_text(encoding="ascii"))
     expected = contents(peace)
     count = max(3, trials(KILLS))
-    finished_groups = 0
+    left: Counter[str] = Counter()
     for trial in range(count):
-        workspace = write_layout(Workspace(tmp_path / f"{trial}"), layout)
+        workspace = write_project(f"{trial}")
         at = 1 + trial * (total - 2) // (count - 1)
-        process = PROCESSES.Process(target=renames_of, args=(workspace.config, at, trial % 2 == 1, pattern))
-        process.start()
-        assert finished(process) == -signal.SIGKILL, (trial, at)
-        finished_groups += bool(list(workspace.store.glob("mini/rows/packed_shards/parts/*/part.json")))
-        _require_whole_manifests(workspace)
+        assert build_apart(workspace, at, after=trial % 2 == 1) == -signal.SIGKILL, (trial, at)
+        left["ranks"] += (workspace.store / "mini/gpu_partitions/current.json").exists()
+        left["shards"] += bool(list(workspace.store.glob("mini/*/packed_shards/parts/*/part.json")))
+        left["a temporary file"] += any(".tmp" in path.name for path in workspace.store.rglob("*"))
+        project = workspace.project
+        for step in steps.plan_steps(project):
+            for made in manifest.list_versions(project.store, step.key):
+                # If a manifest is there, all that it names is whole.
+                manifest.verify_files(project.store, made)
         assert contents(workspace) == expected, (trial, at)
         batches = [*Reader(str(workspace.store), "mini", rank=0, world_size=2, as_torch=False, verify=True)]
         assert ("segment_parents" in batches[0]) == (layout == "trees")
         shutil.rmtree(workspace.folder)
     with capsys.disabled():
-        print(f"\n{count} kills at {total} renames of {layout}: 0 wrong; {finished_groups} had finished their shards")
-    assert 0 < finished_groups < count
-
-
-def _require_whole_manifests(workspace: Workspace) -> None:
-    """Hold every manifest that a killed build left to its files: if it is there, all that it names is whole."""
-    project = workspace.project
-    for step in steps.plan_steps(project):
-        for made in manifest.list_versions(project.store, step.key):
-            manifest.verify_files(project.store, made)
+        print(f"\n{count} kills at {total} renames of {layout or 'all files'}: 0 wrong; left were {dict(left)}")
+    assert 0 < left["shards"] < count

@@ -113,12 +113,6 @@ def test_weights_from_messages_over_segments_to_ranks(mixed: Built) -> None:
     assert numbers(ranks) == numbers([row for one in shards for row in mixed.project.store.table(one).to_pylist()])
 
 
-def test_sum_of_weights_is_conserved_from_examples_to_shards_where_nothing_is_cut(tmp_path: Path) -> None:
-    built = Workspace(tmp_path).one("a.jsonl", chats(12), **WEIGHED).build()
-    assert numbers(shard_rows(built)) == numbers(built.examples())
-    assert set(numbers(built.examples())) == {0.25, 0.5, 1, 2}
-
-
 @pytest.mark.slow
 def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_path: Path) -> None:
     packing = {"block_cross_document_attention": False, "ignore_token_id": 2}
@@ -131,14 +125,6 @@ def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_
 
 
 # ── What a weight means ────────────────────────────────────────────────────────────────────────────
-@pytest.mark.slow
-def test_weight_0_equals_untrained(tmp_path: Path) -> None:
-    def columns(key: str, *, value: float) -> list[list[Any]]:
-        rows = [weighed(chat(i, turns=2), (value, None), key) for i in range(6)]
-        built = Workspace(tmp_path / key).one("a.jsonl", rows, **WEIGHED).build()
-        return [[row[n] for n in ("input_ids", "labels", WEIGHT_COLUMN)] for row in shard_rows(built)]
-
-    assert columns("weight", value=0) == columns("train", value=False)
 
 
 @pytest.mark.slow
@@ -382,20 +368,6 @@ def test_reader_of_all_ranks_returns_the_weights_on_disk_or_the_default(mixed: B
     assert batch[WEIGHT_COLUMN].ravel().tolist() == expected
 
 
-@pytest.mark.slow
-def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
-    reader = open_reader(Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build(), 0, 2)
-    assert reader[0].loss_weights is None
-    assert all(WEIGHT_COLUMN not in batch for batch in reader)
-
-
-def test_weights_as_tensors_are_float32(mixed: Built) -> None:
-    torch = pytest.importorskip("torch")
-    batch = next(iter(open_reader(mixed, as_torch=True)))
-    assert batch[WEIGHT_COLUMN].dtype == torch.float32
-    assert torch.equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
-
-
 def test_exports_hold_the_weights_of_the_shards(mixed: Built) -> None:
     ranks = numbers(mixed.rank_rows())
     at = {name: mixed.project.store.local(mixed.manifest("exports", name).parts[0].files["manifest.json"].path).parent
@@ -467,42 +439,3 @@ def test_weights_in_defaults_are_for_the_datasets_that_can_have_them(tmp_path: P
     options = recipe.datasets["rows"]
     assert not {"prompt_weight", "allow_negative"} & options.loss.model_dump(mode="json").keys()
     assert "store_domains" not in options.packing.model_dump(mode="json")
-
-
-# ── Real data ──────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.slow
-@pytest.mark.real_data
-def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_path: Path) -> None:
-    """Every message names a `loss_weight`, 0 or 1; a second dataset weighs each answer by its place in the file."""
-    demo = real_data / "chat/v1_sft_demo.jsonl"
-    own = [json.loads(line)["messages"] for line in demo.read_text("utf-8").split("\n")[:200]]
-    scaled = [
-        {"messages": [{**m, "loss_weight": m["loss_weight"] * (i % 4) / 4} for m in messages]}
-        for i, messages in enumerate(own)
-    ]
-    workspace = Workspace(tmp_path)
-    template = {"chat_template": {"file": str(real_data / "templates" / "llamacpp__Qwen-Qwen3-0.6B.jinja")}}
-    group = {"format": CHAT, "template": template, "filters": {"deduplicate": "off", "max_items": 200}}
-    workspace.recipe(
-        {
-            "plain": {"source": {"train_urls": [str(demo)]}, **group},
-            "own": {"source": {"train_urls": [str(demo)]}, **group, **WEIGHED},
-            "scaled": {"source": {"train_urls": [workspace.write("scaled.jsonl", scaled)]}, **group, **WEIGHED},
-        },
-        tokenizer=str(real_data / "tokenizers/qwen3"),
-        seq_len=512,
-    )
-    built = workspace.build()
-    found = {name: built.examples(name) for name in ("plain", "own", "scaled")}
-    names = [name for name in found["plain"][0] if name not in ("example_id", "row_ids")]
-    own, plain = ([{n: row[n] for n in names} for row in found[name]] for name in ("own", "plain"))
-    assert own == plain
-    assert all(row[WEIGHT_COLUMN] == [float(trains) for trains in row["loss_mask"]] for row in found["own"])
-    reasons = {row["reason"] for row in built.rows_of("scaled", "tokenized_examples", file="rejects")}
-    assert reasons == {"no_loss_tokens"}
-    for number, row in zip([n for n in range(200) if n % 4], found["scaled"], strict=True):
-        assert set(row[WEIGHT_COLUMN]) == {0, (number % 4) / 4}
-        assert row["loss_mask"] == found["own"][number]["loss_mask"]
-    everything = [row for rows in found.values() for row in rows]
-    total = sum(sum(row.get(WEIGHT_COLUMN, map(float, row["loss_mask"]))) for row in everything)
-    assert sum(sum(row[WEIGHT_COLUMN]) for row in built.rank_rows()) == total

@@ -23,7 +23,7 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import iterate_text_runs
 from rowmill.conversation.template_engines import replace_generation_tags
-from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
+from rowmill.conversation.template_registry import list_bundled_templates
 from rowmill.core.json import Json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.tokenization.control_tokens import ControlStrings
@@ -252,50 +252,6 @@ def test_mask_by_the_closed_list_equals_the_training_templates_blocks(name: str,
 
 
 WITH_BLOCKS = [name for name in TEMPLATES if name.startswith("trl__") or name == "axolotl__phi_4"]
-
-
-@pytest.mark.parametrize("name", mark_all_but(["trl__qwen3_training"], WITH_BLOCKS))
-def test_generation_spans_equal_the_tokenizers_assistant_mask(name: str, real_data: Path) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    one = renderer(real_data, name)
-    for chat in chats(real_data):
-        result = one.render(chat.messages, chat.tools, {})
-        if isinstance(result, RenderedConversation):
-            adapted, tools = as_seen(one, chat)
-            _, theirs = render_jinja_template(
-                [adapted], tools=tools, chat_template=one.spec.text, return_assistant_tokens_mask=True, **TOKENS
-            )
-            assert list(result.blocks) == theirs[0]
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "template"),
-    [
-        pytest.param("qwen3", "llamacpp__Qwen-Qwen3-0.6B", marks=pytest.mark.campaign),
-        pytest.param("smollm3", None, marks=pytest.mark.campaign),
-        ("tinyllama", None),
-    ],
-)
-def test_plain_render_equals_the_tokenizers_own(tokenizer: str, template: str | None, real_data: Path) -> None:
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(real_data / "tokenizers" / tokenizer)
-    text = read_text(real_data, template) if template else loaded.chat_template
-    one = Renderer(RendererSpec(text, loaded.special_tokens_map))
-    for chat in chats(real_data):
-        if one.contract.date_dependent:
-            break
-        adapted = one.adaptation.messages(chat.messages)
-        theirs = loaded.apply_chat_template(adapted, tools=chat.tools, chat_template=text, tokenize=False)
-        assert one.plain(chat.messages, chat.tools, {}) == theirs
-
-
-def test_bundled_qwen3_prints_what_the_models_own_template_prints(real_data: Path) -> None:
-    own, stock = Renderer(RendererSpec(read_named_template("qwen3"))), renderer(real_data, "llamacpp__Qwen-Qwen3-0.6B")
-    for chat in chats(real_data):
-        for kwargs in ({}, {"enable_thinking": False, "add_generation_prompt": True}):
-            assert own.plain(chat.messages, chat.tools, kwargs) == stock.plain(chat.messages, chat.tools, kwargs)
 
 
 GLM, PHI = "llamacpp__GLM-4.6", "llamacpp__microsoft-Phi-3.5-mini-instruct"

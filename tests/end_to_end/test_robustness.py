@@ -136,29 +136,6 @@ def is_alive(pid: int) -> bool:
 
 # ── kill -9 ────────────────────────────────────────────────────────────────────────────────────────
 
-IN_THE_MIDDLE = {
-    "raw_dataset": [("chats/raw_dataset/staged/", 2), ("chats/raw_dataset/manifests/", 1)],
-    "canonical_rows": [("chats/canonical_rows/parts/.*/rows.arrow", 2), ("chats/canonical_rows/parts/.*/part.json", 2)],
-    "tokenized_examples": [("tokenizers/", 1), ("chats/tokenized_examples/parts/.*/part.json", 2)],
-    "truncation_stats": [("chats/truncation_stats/versions/", 1), ("chats/truncation_stats/pointer.json", 1)],
-    "packed_shards": [("chats/packed_shards/parts/.*/segments/", 1), ("chats/packed_shards/manifests/", 1)],
-    "training_splits": [("training_splits/parts/.*/rank_steps", 1), ("training_splits/versions/", 1)],
-    "gpu_partitions": [
-        ("gpu_partitions/parts/.*/data/", 2), ("gpu_partitions/parts/.*/part.json", 1),
-        ("gpu_partitions/current.json", 1),
-    ],
-}  # fmt: skip
-"""Where a build is killed in each stage: in the middle of its parts, and between the files that say it is done."""
-
-
-@pytest.mark.parametrize("stage", mark_all_but(["packed_shards"], IN_THE_MIDDLE))
-def test_killed_build_is_finished_by_the_next_with_the_same_bytes(
-    workspace: Workspace, undisturbed: Built, stage: str
-) -> None:
-    for pattern, count in IN_THE_MIDDLE[stage]:
-        assert killed(workspace, pattern, count), f"never got to {pattern}"
-    assert_same(workspace.build(), undisturbed)
-
 
 def test_killed_build_leaves_no_manifest_and_the_next_keeps_the_finished_parts(workspace: Workspace) -> None:
     assert killed(workspace, "chats/tokenized_examples/parts/.*/part.json", 2)

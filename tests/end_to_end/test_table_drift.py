@@ -215,20 +215,6 @@ def test_text_without_an_order_is_refused_in_csv_and_json(tmp_path: Path, name: 
         project(tmp_path, content, BY_TIME, name=name).build(only=TO_ROWS)
 
 
-def test_months_by_name_are_in_calendar_order(tmp_path: Path) -> None:
-    rows = [{"g": "A", "t": text} for text in ("Jan 2024", "Dec 2023", "Apr 2024")]
-    made = project(tmp_path, as_csv(rows), BY_TIME).build(only=TO_ROWS)
-    ordered = sorted(rows_of(made), key=lambda row: int(row["order_key"]))
-    assert [json.loads(row["record"])["t"] for row in ordered] == ["Dec 2023", "Jan 2024", "Apr 2024"]
-
-
-def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:
-    content = b'{"a":1,"a":2}\n{"a":3}\n{"a":{"b":1,"b":1}}\n{"a":1,"a" : 2}\n{"a" :1,"a":2,"b":"\\":"}\n'
-    made = project(tmp_path, content, records(), name="rows.jsonl").build(only=TO_ROWS)
-    assert [row["record"] for row in rows_of(made)] == ['{"a":3}']
-    assert ("rejected", "duplicate_key", 4) in made.manifest("rows", "canonical_rows").ledger
-
-
 # ── Files ──────────────────────────────────────────────────────────────────────────────────────────
 
 

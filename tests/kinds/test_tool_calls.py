@@ -62,10 +62,11 @@ def test_tools_are_normalized_to_one_shape(value: Json, tools: Json, from_text: 
     assert read_tools({"tools": value}, FIELDS) == (tools, tools is not None, from_text)
 
 
-def test_nulls_of_tools_hide_no_column_and_survive_in_schemas() -> None:
-    offered = read_tools({"tools": None, "tool_schemas": " ", "functions": orjson.dumps([BARE]).decode()}, FIELDS)
+@pytest.mark.parametrize("none", [None, "", " ", [], {}, "[]", "null"])
+def test_nulls_of_tools_hide_no_column_and_survive_in_schemas(none: Json) -> None:
+    offered = read_tools({"tools": none, "tool_schemas": " ", "functions": orjson.dumps([BARE]).decode()}, FIELDS)
 
-    assert offered == ((WRAPPED,), True, True)
+    assert offered.tools == (WRAPPED,)
 
     tool = {"name": "f", "parameters": {"properties": {"x": {"default": None}}}}
     offered = read_tools({"tools": [tool]}, FIELDS)

@@ -311,18 +311,3 @@ def test_real_problems_share_phrases_with_the_test_file_and_three_share_a_questi
     removed = [json.loads(json.loads(one["raw"])["messages"])[0]["content"] for one in rejects]
     assert [questions.index(question) for question in removed] == rows
     assert [json.loads(one["detail"])["item"] for one in rejects] == [632, 602, 602][: len(rows)]
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-def test_every_real_question_is_found_in_another_wording_of_its_answer(tmp_path: Path, real_data: Path) -> None:
-    content = (real_data / "math" / "gsm8k_test_socratic.jsonl").read_bytes()
-    filters = decontaminate(str(real_data / "math" / "gsm8k_test.jsonl"))
-    form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
-    built = Workspace(tmp_path).one("rows.jsonl", content, form, filters=filters).build(only=TO_ROWS)
-
-    facts = built.facts("rows", "canonical_rows")
-    assert (facts["contaminated"], facts["kept"]) == (1.0, 0)
-    items = [json.loads(detail) for detail in built.details()]
-    assert len(items) == len(content.splitlines()) == 1319
-    assert sum(one["item"] == number for number, one in enumerate(items)) == 1319

@@ -19,7 +19,7 @@ from rowmill.reports import report_page
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.manifest import Manifest
 from tests.support.completions_server import Reply, serving
-from tests.support.recipes import LENIENT, Workspace
+from tests.support.recipes import LENIENT, Workspace, current, current_rows
 from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, read_stage_key, refusals
 
 pytestmark = FOREIGN_WARNINGS
@@ -75,6 +75,15 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     recipe(workspace, READINGS, SERIES, {})
     workspace.build()
     return workspace
+
+
+@pytest.fixture(autouse=True)
+def recipes(grouped: Workspace, series: Workspace) -> Iterator[None]:
+    """Put back the recipes of the built projects, which tests change."""
+    kept = {workspace.config: workspace.config.read_text() for workspace in (grouped, series)}
+    yield
+    for config, text in kept.items():
+        config.write_text(text)
 
 
 @pytest.fixture
@@ -138,13 +147,9 @@ def test_generation_changes_no_shard_and_no_code_version(grouped: Workspace) -> 
         "temperature": 0.1,
         "validation": {"group_by_ignore_invalid_records": True},
     }
-    kept = grouped.config.read_text()
-    try:
-        grouped.config.write_text(yaml.safe_dump(values))
-        after = {step.name: step.code_version for step in plan_steps(other.project)}
-        again = other.build()
-    finally:
-        grouped.config.write_text(kept)
+    grouped.config.write_text(yaml.safe_dump(values))
+    after = {step.name: step.code_version for step in plan_steps(other.project)}
+    again = other.build()
 
     assert again.made() == set()
     assert {name for name in before if before[name] != after[name]} == {"parsed_records"}
@@ -234,7 +239,9 @@ def test_generated_records_are_compared_with_their_training_table(grouped: Works
     lines = {row[0]: row for row in made.tables["beside train"].rows}
     columns = {row[0]: dict(zip(made.tables["columns beside train"].columns, row, strict=True))
                for row in made.tables["columns beside train"].rows}  # fmt: skip
-    train = [row for row in SALES if row["shop"] in _trained_shops(grouped)]
+    rows = current_rows(grouped.project, "rows", "canonical_rows", file="rows")
+    shops = {json.loads(row["record"])["shop"] for row in rows if row["split"] == "train"}
+    train = [row for row in SALES if row["shop"] in shops]
 
     copies = sum(one in train for one in (sale("s1", 1), sale("s1", 2))) / 6
     assert made.facts["exact_copies"] == pytest.approx(copies)
@@ -250,14 +257,6 @@ def test_generated_records_are_compared_with_their_training_table(grouped: Works
     shown = grouped.project.store.local(report_page.report_path("mini")).read_text("utf-8")
     assert "columns beside train" in shown
     assert "associations" in shown
-
-
-def _trained_shops(workspace: Workspace) -> set[str]:
-    rows = runner.manifest.load_version(
-        workspace.project.store, ("mini", "rows", "canonical_rows"), _current(workspace, "canonical_rows")
-    )
-    every = [row for file in rows.files("rows") for row in workspace.project.store.table(file).to_pylist()]
-    return {json.loads(row["record"])["shop"] for row in every if row["split"] == "train"}
 
 
 # ── Generating ─────────────────────────────────────────────────────────────────────────────────────
@@ -314,75 +313,12 @@ def test_failed_series_are_reported_and_an_unreachable_backend_leaves_nothing_be
         runner.build(workspace.project, only=["generated_series"])
 
 
-def test_ids_are_sent_if_configured(series: Workspace) -> None:
-    prompts: list[Any] = []
-
-    def script(request: dict[str, Any]) -> Reply:
-        prompts.append(request["prompt"])
-        return Reply([texts(reading("a", 3))] * request["n"])
-
-    with serving(script) as server:
-        workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
-        values = yaml.safe_load(workspace.config.read_text())
-        values["datasets"]["rows"]["format"]["generation"]["backend"]["prompt_as"] = "ids"
-        workspace.config.write_text(yaml.safe_dump(values))
-        run(workspace, "generated_series")
-    [examples] = [
-        workspace.project.store.table(file).to_pylist()
-        for file in runner.manifest.load_version(
-            workspace.project.store, ("mini", "rows", "tokenized_examples"), _current(workspace, "tokenized_examples")
-        ).files("examples")
-    ]
-
-    # The prompt begins exactly like the training example.
-    trained = {tuple(one["input_ids"][: len(prompts[0])]) for one in examples}
-    assert tuple(prompts[0]) in trained
-
-
-def _current(workspace: Workspace, stage: str) -> str | None:
-    made = runner.manifest.load_current(workspace.project.store, ("mini", "rows", stage))
-    return None if made is None else made.version
-
-
 def test_grouped_records_are_generated_until_there_are_enough(grouped: Workspace) -> None:
-    kept = grouped.config.read_text()
-    try:
-        with serving(lambda request: Reply([GOOD] * request["n"])) as server:
-            made, _, _ = run(with_backend(grouped, server.base_url, num_records=10), "generated_series")
-    finally:
-        grouped.config.write_text(kept)
+    with serving(lambda request: Reply([GOOD] * request["n"])) as server:
+        made, _, _ = run(with_backend(grouped, server.base_url, num_records=10), "generated_series")
 
     assert made.facts["kept"] == 40
     assert made.facts["series"] == 0
-
-
-@pytest.mark.slow
-def test_private_series_begin_without_a_record(tmp_path: Path) -> None:
-    form = {
-        **SERIES,
-        "privacy": {"dp_enabled": True},
-        "time_series": {
-            "is_timeseries": True, "timestamp_interval_seconds": 3600, "start_timestamp": "2024-01-01T00:00:00",
-            "stop_timestamp": "2024-01-01T02:00:00",
-        },
-    }  # fmt: skip
-    workspace = recipe(Workspace(tmp_path), READINGS, form, {})
-    workspace.build()
-
-    def script(request: dict[str, Any]) -> Reply:
-        if request["prompt"].endswith("<|im_start|>"):
-            return Reply([texts(reading("a", 0))] * request["n"])
-        return following(request)
-
-    with serving(script) as server:
-        made, _, _ = run(with_backend(workspace, server.base_url, samples_per_prompt=1), "generated_series")
-        asked = [one["prompt"].rsplit("<|im_start|>", 1)[1] for one in server.requests]
-
-    # Even if the model writes a key of the data, the output does not contain it.
-    assert asked[:3] == ["", "", ""]
-    assert not any('"b"' in prompt or '"c"' in prompt for prompt in asked)
-    assert records_of(workspace, made) == [reading(f"series-{n}", hour) for n in (1, 2, 3) for hour in range(3)]
-    assert [row[0] for row in made.tables["series"].rows] == ["series-1", "series-2", "series-3"]
 
 
 @pytest.mark.parametrize(
@@ -427,7 +363,7 @@ def test_parse_writes_the_records_of_its_stage_and_stores_nothing_of_a_file(
     ]
     assert "4 records" in capsys.readouterr().out
 
-    before = _current(grouped, "parsed_records")
+    before = current(grouped.project, "rows", "parsed_records").version
     file = tmp_path / "mine.txt"
     file.write_text(f"{GOOD}<|im_end|>{{}}")
     status = main.main(["parse", str(grouped.config), str(file), "--output", str(tmp_path / "out.jsonl")])
@@ -437,49 +373,34 @@ def test_parse_writes_the_records_of_its_stage_and_stores_nothing_of_a_file(
     assert "1 text · 4 records · 80.0 % valid" in printed
     assert "invalid:missing_column" in printed
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
-    assert _current(grouped, "parsed_records") == before
+    assert current(grouped.project, "rows", "parsed_records").version == before
 
 
 def test_generating_without_a_valid_record_closes_the_gate(
     series: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str], grouped: Workspace
 ) -> None:
     with serving(lambda request: Reply(["no record"] * request["n"])) as server:
-        workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
-        status = main.main(["generate", str(workspace.config), "--output", str(tmp_path / "out.jsonl")])
-
-    assert status == main.ExitStatus.GATE_CLOSED
-    assert "failed_series" in capsys.readouterr().out
-
-    kept = grouped.config.read_text()
-    try:
-        with serving(lambda request: Reply(["no record"] * request["n"])) as server:
-            workspace = with_backend(grouped, server.base_url, patience=1, num_records=5)
-            status = main.main(["generate", str(workspace.config)])
-    finally:
-        grouped.config.write_text(kept)
-
-    assert status == main.ExitStatus.GATE_CLOSED
+        output = str(tmp_path / "out.jsonl")
+        with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        assert main.main(["generate", str(series.config), "--output", output]) == main.ExitStatus.GATE_CLOSED
+        assert "failed_series" in capsys.readouterr().out
+        with_backend(grouped, server.base_url, patience=1, num_records=5)
+        assert main.main(["generate", str(grouped.config)]) == main.ExitStatus.GATE_CLOSED
 
 
 def test_interval_set_after_the_build_applies_to_new_records(
     series: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def change(**times: Any) -> None:
-        values = yaml.safe_load(workspace.config.read_text())
-        values["datasets"]["rows"]["format"]["time_series"] |= times
-        workspace.config.write_text(yaml.safe_dump(values))
-
     with serving(following) as server:
         workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
         first, _, _ = run(workspace, "generated_series")
-        change(timestamp_interval_seconds=7200)
-        try:
-            again, _, is_reused = run(workspace, "generated_series")
-            capsys.readouterr()
-            status = main.main(["generate", str(workspace.config)])
-            said = capsys.readouterr().err
-        finally:
-            change(timestamp_interval_seconds=3600)
+        values = yaml.safe_load(workspace.config.read_text())
+        values["datasets"]["rows"]["format"]["time_series"]["timestamp_interval_seconds"] = 7200
+        workspace.config.write_text(yaml.safe_dump(values))
+        again, _, is_reused = run(workspace, "generated_series")
+        capsys.readouterr()
+        status = main.main(["generate", str(workspace.config)])
+        said = capsys.readouterr().err
 
     assert (first.facts["kept"], is_reused, again.facts["kept"]) == (21, False, 0)
     assert ("invalid:step", 3) in again.tables["classes"].rows
@@ -488,13 +409,11 @@ def test_interval_set_after_the_build_applies_to_new_records(
 
 
 def test_columns_missing_from_the_training_table_are_a_config_error(series: Workspace) -> None:
-    kept = series.config.read_text()
-    try:
-        series.config.write_text(kept.replace("group_training_examples_by: shop", "group_training_examples_by: store"))
-        with pytest.raises(ConfigError, match="column 'store' is not in the table that the model was trained on"):
-            runner.build(series.project, only=["parsed_records"])
-    finally:
-        series.config.write_text(kept)
+    text = series.config.read_text()
+    series.config.write_text(text.replace("group_training_examples_by: shop", "group_training_examples_by: store"))
+
+    with pytest.raises(ConfigError, match="column 'store' is not in the table that the model was trained on"):
+        runner.build(series.project, only=["parsed_records"])
 
 
 # ── Dagster ────────────────────────────────────────────────────────────────────────────────────────

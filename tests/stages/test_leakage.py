@@ -20,15 +20,6 @@ def held_out(folder: Path, train: list[dict[str, Any]], held: list[dict[str, Any
     return workspace.one("train.jsonl", train, kind, held=held, filters=filters, gates=LENIENT | ALL)
 
 
-def test_rows_of_a_validation_source_stay_in_validation(tmp_path: Path) -> None:
-    workspace = held_out(tmp_path, [pair(i) for i in range(200)], [pair(i) for i in range(500, 510)], PAIR)
-    text = workspace.config.read_text(encoding="utf-8").replace("validation: 0\n", "validation: 0.3\n")
-    workspace.config.write_text(text, encoding="utf-8")
-    built = workspace.build(only=TO_ROWS)
-
-    assert built.facts("rows", "canonical_rows")["splits"] == {"train": 200, "validation": 10}
-
-
 def test_row_in_both_splits_closes_the_gate_and_is_named(tmp_path: Path) -> None:
     workspace = held_out(tmp_path, [pair(i) for i in range(20)], [pair(i) for i in range(18, 24)], PAIR)
 

@@ -103,20 +103,6 @@ def test_packing_loss_is_the_larger_share_of_examples_and_trained_tokens(
     assert (found > 0.1) == (strategy != "split")
 
 
-@pytest.mark.slow
-@pytest.mark.real_data
-def test_pairs_that_packing_cuts_to_nothing_close_the_gate(tmp_path: Path, real_data: Path) -> None:
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [str(real_data / "math" / "gsm8k_test.jsonl")]}
-    kind = {"kind": "supervised", "input_field": "question", "output_field": "answer"}
-    workspace.recipe(
-        {"gsm": {"source": source, "format": kind, "packing": {"slice_strategy": "keep_start"}}}, seq_len=64, gates={}
-    )
-
-    with pytest.raises(GateError, match=r"gsm/packed_shards: packing_loss: .*at most 10 %"):
-        workspace.build()
-
-
 def test_dropped_tail_is_recorded_by_document(tmp_path: Path) -> None:
     rows = [document(i, words=10) for i in range(9)]
     built = built_of(tmp_path, rows, TEXT, tail="drop")

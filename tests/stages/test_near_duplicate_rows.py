@@ -152,19 +152,3 @@ def test_wrong_options_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> Non
 
     with pytest.raises(ConfigError, match=f"near_duplicates.{next(iter(wrong))}"):
         _ = workspace.project
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.parametrize(
-    ("file", "rows", "gone"),
-    [("tools/glaive_toolcall_en_demo.json", 300, 40), ("chat/fastchat_dummy_conversation.json", 500, 29)],
-)
-def test_real_dialogues_lose_their_variants(tmp_path: Path, real_data: Path, file: str, rows: int, gone: int) -> None:
-    workspace = Workspace(tmp_path)
-    workspace.one(
-        "rows.json", (real_data / file).read_bytes(), CHAT, filters={"deduplicate": "off", "near_duplicates": {}}
-    )
-    facts = workspace.build(only=TO_ROWS).facts("rows", "canonical_rows")
-
-    assert (facts["kept"], facts["rejected"]) == (rows - gone, gone)

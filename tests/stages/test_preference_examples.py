@@ -1,6 +1,5 @@
 """Preferences through the stages: both sides have the prompt's ids, fit the limit together, and are never divided."""
 
-import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -251,28 +250,3 @@ def test_prompts_of_two_splits_differ(tmp_path: Path) -> None:
     assert all(by_split.values())
     assert by_split["train"].isdisjoint(by_split["validation"])
     assert made.facts("training_splits")["same_group"] == 0
-
-
-@pytest.mark.slow
-def test_real_pairs_share_their_prompts(tmp_path: Path, real_data: Path) -> None:
-    workspace = Workspace(tmp_path)
-    lines = (real_data / "preference/v1_dpo_demo.jsonl").read_bytes()
-    files = {"dpo": workspace.write("dpo.json", (real_data / "preference/dpo_en_demo.json").read_bytes()),
-             "v1": workspace.write("v1.jsonl", lines)}  # fmt: skip
-    datasets = {name: {"source": {"train_urls": [file]}, "format": PAIRS} for name, file in files.items()}
-    workspace.recipe(datasets, seq_len=16384)
-
-    made = workspace.build(only=TO_EXAMPLES)
-
-    manifests = [made.manifest(name, "tokenized_examples") for name in files]
-    tables = [made.project.store.table(file) for one in manifests for file in one.files("examples")]
-    examples = [row for table in tables for row in table.to_pylist()]
-    assert len(examples) == 305
-    for example in examples:
-        (first, _), (second, _) = _cut_sides(example)
-        assert first[: example["prompt_length"]] == second[: example["prompt_length"]]
-    duplicates = made.manifest("dpo", "canonical_rows").tables["rejects"].rows
-    assert [line[:2] for line in duplicates] == [("duplicate", 5)]
-    assert json.dumps([name for name, _ in manifests[0].schema][-4:]) == json.dumps(
-        ["sides", "side_lengths", "prompt_length", "margin"]
-    )

@@ -434,22 +434,6 @@ def test_sequence_is_inspected_by_itself(shared: Built, option: list[str], capsy
     )
     assert expected in capsys.readouterr().err
 
-    store = shared.project.store
-    shard = next(store.table(file) for file in shared.manifest("rows", "packed_shards").files("shard"))
-    parents = shard.column("segment_parents")[0].as_py()
-    assert max(parents) >= 0
-
-    traced = trace_sequence(shared.project, "rows/train/0")
-    tree = render_text(row_view.render_sequence_trace(traced)).split("  example  segments")[0]
-    header, *lines = tree.split("segment", 1)[1].splitlines()
-
-    assert header.split()[0] == "continues"
-    shown = {int(line.split()[0]): line.split()[1] for line in lines if line.strip() and not line.startswith("\n")}
-    assert set(shown) == set(range(len(parents)))
-    for segment, parent in enumerate(parents):
-        place = next(place for place in traced.places if place.segment == segment)
-        assert shown[segment] == str(place.offset if parent < 0 else parent)
-
 
 def decode(built: Built, ids: Sequence[int]) -> str:
     return Encoder(open_tokenizer(str(built.project.base / "tokenizer"), Path())).decode(ids)

@@ -22,7 +22,7 @@ from rowmill.tokenization.token_truncation import (
     truncate_tokens,
 )
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
-from tests.support.recipes import CHAT, PAIR, TEXT, TO_EXAMPLES, Built, Workspace, chat, document, pair, text_of
+from tests.support.recipes import PAIR, TEXT, TO_EXAMPLES, Built, Workspace, document, pair, text_of
 
 PROMPT, ANSWER = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
 
@@ -152,20 +152,6 @@ def _spans(example: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
 
 
 @pytest.mark.slow
-def test_chat_trains_the_answer_and_its_end_and_labels_every_token(tmp_path: Path) -> None:
-    built = Workspace(tmp_path).one("a.jsonl", [chat(0, turns=2)], CHAT).build()
-
-    (example,) = built.examples()
-    text = text_of(example)
-    trained = [i for i, mask in zip(example["input_ids"], example["loss_mask"], strict=True) if mask]
-    answers = [m["content"] + "<|im_end|>" for m in chat(0, turns=2)["messages"] if m["role"] == "assistant"]
-    assert text_of({"input_ids": trained}) == "".join(answers)
-    kinds = [kind for kind, _ in _spans(example)]
-    assert kinds == ["template", *["user", "template", "assistant", "template"] * 2]
-    assert "".join(text_of({"input_ids": ids}) for _, ids in _spans(example)) == text
-
-
-@pytest.mark.slow
 def test_pair_ids_equal_prompt_ids_plus_answer_ids_unless_encoded_whole(tmp_path: Path) -> None:
     options = {**PAIR, "separate_with": "\n"}
     built = Workspace(tmp_path).one("a.jsonl", [pair(3)], options).build()
@@ -220,48 +206,8 @@ def test_documents_too_long_follow_the_policy(tmp_path: Path, overlong: str, exa
         assert "".join(text_of(one) for one in found) == rows[0]["text"] + "<|im_end|>"
 
 
-def test_chat_too_long_loses_its_oldest_exchange_first(tmp_path: Path) -> None:
-    built = (
-        Workspace(tmp_path).one("a.jsonl", [chat(0, turns=4, words=12)], CHAT, truncation={"max_length": 150}).build()
-    )
-
-    (example,) = built.examples()
-    messages = chat(0, turns=4, words=12)["messages"]
-    assert messages[-1]["content"] in text_of(example)
-    assert messages[0]["content"] not in text_of(example)
-    assert example["tokens_cut"] == 0
-    assert example["exchanges_removed"] == example["original_tokens"] - example["tokens"] > 0
-    assert example["messages_removed"] in (2, 4, 6)
-    assert _ledger_is_whole(built)
-
-
 def _ledger_is_whole(built: Built) -> bool:
     found = built.manifest("rows", "tokenized_examples")
     original = sum(one["original_tokens"] for one in built.examples())
     counted = sum(count for _, name, count in found.token_ledger if name != "dropped")
     return counted == original and found.facts["accounted"] == 0
-
-
-@pytest.mark.slow
-def test_reasoning_limit_keeps_its_first_tokens(tmp_path: Path) -> None:
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-        "{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    thought = "seven stone maps under paper light and winter moving slowly past"
-    row = {
-        "messages": [
-            {"role": "user", "content": "why?"},
-            {"role": "assistant", "content": "because", "reasoning_content": thought},
-        ]
-    }
-    groups = {"template": {"chat_template": template}, "reasoning": {"think_max_tokens": 5}}
-
-    built = Workspace(tmp_path).one("a.jsonl", [row], CHAT, **groups).build()
-
-    (example,) = built.examples()
-    kept = dict(_spans(example))["reasoning"]
-    assert len(kept) <= 5
-    assert thought.startswith(text_of({"input_ids": kept}))

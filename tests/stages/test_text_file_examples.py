@@ -8,7 +8,6 @@ import pytest
 from rowmill.checks.judge import CheckResult
 from rowmill.schema.manifest import Manifest
 from tests.support.recipes import TEXT, TO_EXAMPLES, Built, Workspace, document, sentence
-from tests.support.tiers import mark_all_but
 
 PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for i in range(60))
 
@@ -45,20 +44,3 @@ def test_short_records_of_other_files_are_no_warning(tmp_path: Path) -> None:
 
     assert built(tmp_path, short)[1].outcome == "not_applicable"
     assert built(tmp_path, short, long)[1].value == 0
-
-
-@pytest.mark.campaign
-@pytest.mark.real_data
-@pytest.mark.parametrize(
-    ("sample_by", "share"), mark_all_but(["line"], [("line", 0.95), ("paragraph", 0.4), ("document", 0)])
-)
-def test_real_play_is_a_warning_only_when_split_by_line(
-    tmp_path: Path, real_data: Path, sample_by: str, share: float
-) -> None:
-    path, tokenizer = (str(real_data / name) for name in ("text/tinyshakespeare.txt", "tokenizers/qwen3"))
-
-    made, result = built(tmp_path, path, tokenizer=tokenizer, sample_by=sample_by)
-
-    assert result.value == pytest.approx(share, abs=0.05)
-    assert result.outcome == ("failed" if sample_by == "line" else "passed")
-    assert made.facts["accounted"] == 0

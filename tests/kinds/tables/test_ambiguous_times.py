@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.kinds.tables.ambiguous_times import UNITS, EpochUnits, find_repeated_hours, find_repeated_times, mark_zones
+from rowmill.kinds.tables.part_rows import mark_zones
 from rowmill.kinds.tables.partitions import IndexOptions, RowIndex, build_row_index
 from rowmill.kinds.tables.schema import ISO8601
+from rowmill.kinds.tables.table_rows import UNITS, EpochUnits, find_repeated_hours, find_repeated_times
 
 ENDS_OF_DAYLIGHT_SAVING = {
     "America/New_York": datetime(2024, 11, 3, 6, tzinfo=UTC),

@@ -25,6 +25,7 @@ import orjson
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rowmill import sources
 from rowmill.core.arrays import Bools
@@ -33,7 +34,6 @@ from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_split
-from rowmill.kinds.tables.ambiguous_times import mark_zones
 from rowmill.kinds.tables.inference import TableEvidence, observe_records
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.schema import ISO8601, RecordSchema, SortKey
@@ -469,6 +469,12 @@ def _read_zoned_times(task: TableRowsInputs, decoded: _DecodedParts) -> CellColu
         return decoded.cells.get(name)
     values = (one.get(name) for one in decoded.values)
     return CellColumn.from_cells([value if type(value) is str else "" for value in values])
+
+
+def mark_zones(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
+    """Mark the ISO 8601 texts that end with an offset from UTC; null does not."""
+    found = pc.match_substring_regex(texts, r"[0-9](?:Z|[+-][0-9]{2}:?[0-9]{2}(?::[0-9]{2})?)[ \t]*$")
+    return pc.fill_null(found, fill_value=False).to_numpy(zero_copy_only=False)
 
 
 def _count_zones(times: CellColumn, kept: Bools, begin: int, numbers: Sequence[int]) -> dict[str, list[int | str]]:

@@ -9,10 +9,9 @@ from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import JointRows
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS
-from rowmill.kinds.tables import comparison, generated_records, partitions, record_tokens, table_lengths, table_rows
+from rowmill.kinds.tables import comparison, generated_records, partitions, record_tokens, table_examples, table_rows
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.table_contract import TableContract
-from rowmill.kinds.tables.table_examples import make_table_examples, plan_table
 from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION
 
 
@@ -52,7 +51,7 @@ def _identify_examples(dataset: DatasetOptions, limit: int, seed: int, vocab_siz
 def _identify_lengths(dataset: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
     """Return the options that decide the facts of records, in addition to those of all kinds."""
     format_options = require_records(dataset).model_dump(mode="json", exclude={"generation"})
-    return {"records": table_lengths.VERSION, "format": format_options, "seed": seed, "seq_len": seq_len}
+    return {"records": table_examples.LENGTHS_VERSION, "format": format_options, "seed": seed, "seq_len": seq_len}
 
 
 def _list_generation_stages(dataset: DatasetOptions) -> Sequence[str]:
@@ -109,12 +108,12 @@ TABLE_ROWS = JointRows(
     identify_examples=_identify_examples,
     # The style of prompts may depend on the tokenizer's name.
     reads_tokenizer_name=lambda dataset: require_records(dataset).prompt.style == "reference",
-    make_examples=make_table_examples,
+    make_examples=table_examples.make_table_examples,
     identify_lengths=_identify_lengths,
-    measure_lengths=table_lengths.make_table_lengths,
+    measure_lengths=table_examples.make_table_lengths,
     find_near_rows=comparison.find_near_records,
-    plan_examples=plan_table,
-    advise=table_lengths.advise_dataset,
+    plan_examples=table_examples.plan_table,
+    advise=table_examples.advise_dataset,
     propose_contract=table_rows.propose_contract,
     list_generation_stages=_list_generation_stages,
     identify_parsed=_identify_parsed,

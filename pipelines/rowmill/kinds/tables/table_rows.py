@@ -69,8 +69,8 @@ from rowmill.kinds.tables.partitions import (
 from rowmill.kinds.tables.schema import DAY, ELAPSED, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import TableContract, is_non_finite_shape
-from rowmill.kinds.tables.table_lengths import CHARACTERS_PER_TOKEN, advise_group_column, size_histogram
-from rowmill.parts.accounts import clean_value
+from rowmill.kinds.tables.table_examples import CHARACTERS_PER_TOKEN, advise_group_column, size_histogram
+from rowmill.parts.accounts import RewriteInputs, clean_value, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import MappedParts
 from rowmill.schema import manifest

@@ -25,7 +25,7 @@ from rowmill.build import prepare, runner
 from rowmill.build.steps import Project
 from rowmill.core import permutation
 from rowmill.core.storage import Store
-from rowmill.kinds.tables.assembly import (
+from rowmill.kinds.tables.partition_plan import (
     AssembledExamples,
     BudgetSampler,
     ExampleLimits,

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.kinds.tables.assembly import Encode, PromptFrame, Vocabulary, build_prompt_frame
 from rowmill.kinds.tables.inference import describe_column_contract
+from rowmill.kinds.tables.record_tokens import Encode, PromptFrame, Vocabulary, build_prompt_frame
 from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer

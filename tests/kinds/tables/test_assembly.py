@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.arrays import Ints
 from rowmill.core.permutation import make_feistel
-from rowmill.kinds.tables.assembly import (
+from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
     FLUSHES,
     AssembledExamples,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.tables.assembly import FAMILIES, PromptFrame, Vocabulary, build_prompt_frame
+from rowmill.kinds.tables.record_tokens import FAMILIES, PromptFrame, Vocabulary, build_prompt_frame
 from rowmill.kinds.tables.schema import Column, RecordSchema
 
 SCHEMA = RecordSchema((Column("a", "string"), Column("b", "integer")))

@@ -42,10 +42,11 @@ from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_bytes, digest_json, read_tables
 from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice, KindContext
 from rowmill.kinds.shared.splits import SPLITS
-from rowmill.kinds.tables import assembly, record_tokens
-from rowmill.kinds.tables.assembly import DELIMITERS_PER_UNIT, ExampleLimits, PromptFrame
+from rowmill.kinds.tables import record_tokens
 from rowmill.kinds.tables.partition_plan import (
+    DELIMITERS_PER_UNIT,
     KEPT_STATE,
+    ExampleLimits,
     OverflowFacts,
     PartitionPlan,
     SplitFacts,
@@ -81,6 +82,7 @@ from rowmill.kinds.tables.record_tokens import (
     BuildExamplesInputs,
     EncodeInputs,
     PrefillOptions,
+    PromptFrame,
     RecordSource,
     cut_slices,
     save_slice,
@@ -279,9 +281,9 @@ def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -
     observed = load_observed_table(context.input(CANONICAL_ROWS).details)
     form, card = get_table_options(context), tokenizer.card
     encoder = open_reference_encoder(context.store.root, path)
-    frame = assembly.build_prompt_frame(
+    frame = record_tokens.build_prompt_frame(
         observed.schema,
-        assembly.Vocabulary(
+        record_tokens.Vocabulary(
             name=context.tokenizer_choice.name,
             size=context.vocab_size or card.vocab_size,
             bos_id=card.bos_id,

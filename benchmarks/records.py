@@ -30,12 +30,9 @@ from rowmill.kinds.tables.partition_plan import (
     BudgetSampler,
     ExampleLimits,
     RecordLengths,
-    assemble_groups,
-    assemble_records,
+    assemble_runs,
     assemble_series,
-    resample_groups,
-    resample_records,
-    resample_series,
+    resample,
 )
 from rowmill.recipe.recipe import parse_recipe
 
@@ -57,6 +54,7 @@ def assembly() -> None:
     tokens = random.integers(20, 200, LENGTHS).astype(np.int64)
     borders = np.sort(random.choice(np.arange(1, LENGTHS), 20_000, replace=False))
     of = RecordLengths(tokens, np.concatenate(([0], borders, [LENGTHS])).astype(np.int64))
+    alone = RecordLengths(tokens, np.arange(LENGTHS + 1))
 
     def draw(room: ExampleLimits) -> BudgetSampler:
         span = room.records - room.min_budget + 1
@@ -71,9 +69,15 @@ def assembly() -> None:
     for cap in (1, 10, None):
         room, wide = ExampleLimits(4096, 40, cap), ExampleLimits(1 << 20, 40, cap)
         ways: dict[str, Callable[[], AssembledExamples]] = {
-            "tabular": lambda room=room: assemble_records(of, resample_records(of, None, shuffled), room),
-            "grouped": lambda wide=wide: assemble_groups(of, resample_groups(of, None, shuffled), wide),
-            "sequential": lambda room=room: assemble_series(of, resample_series(of, None, shuffled), room, draw(room)),
+            "tabular": lambda room=room: assemble_runs(
+                alone, resample(alone, None, shuffled, is_series=False), room, is_grouped=False
+            ),
+            "grouped": lambda wide=wide: assemble_runs(
+                of, resample(of, None, shuffled, is_series=False), wide, is_grouped=True
+            ),
+            "sequential": lambda room=room: assemble_series(
+                of, resample(of, None, shuffled, is_series=True), room, draw(room)
+            ),
         }
         for mode, way in ways.items():
             made, taken, worked = timed(way)

@@ -91,14 +91,8 @@ class RecordPass:
     In tabular mode a run is one record, otherwise a group (a partial pass may cut a series to a prefix).
     """
 
-    number: int
     firsts: Ints
     lasts: Ints
-
-    @property
-    def records(self) -> Ints:
-        """Record numbers in the order of the pass."""
-        return expand_ranges(self.firsts, self.lasts - self.firsts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,55 +146,43 @@ def cut_runs(costs: Ints, starts: Ints, budget: int, cap: int | None) -> Ints:
     return np.array(offsets, np.int64)
 
 
-def explain_flushes(offsets: Ints, starts: Ints, cap: int | None) -> NDArray[np.int8]:
-    """Return why each example `[offsets[e], offsets[e + 1])` ended: by a pass, the cap or the budget."""
-    ends = offsets[1:]
-    found = np.full(len(ends), FLUSHES.index("budget"), np.int8)
-    if cap is not None:
-        found[np.diff(offsets) == cap] = FLUSHES.index("max_records")
-    found[np.isin(ends, starts)] = FLUSHES.index("restart")
-    found[-1:] = FLUSHES.index("end")
-    return found
+_RESTART, _GROUP, _CAP, _BUDGET, _END = range(len(FLUSHES))
 
 
-def join_passes(passes: "list[RecordPass]") -> tuple[Ints, Ints, Ints]:
+def join_passes(passes: Sequence[RecordPass]) -> tuple[Ints, Ints, Ints]:
     """Return the concatenated runs of all passes, and the passes' offsets (the end included)."""
     none = np.empty(0, np.int64)
     firsts = np.concatenate([none, *(one.firsts for one in passes)])
     lasts = np.concatenate([none, *(one.lasts for one in passes)])
-    starts = compute_offsets([len(one.firsts) for one in passes])
-    return firsts, lasts, starts
+    return firsts, lasts, compute_offsets([len(one.firsts) for one in passes])
 
 
-def assemble_records(records: RecordLengths, passes: list[RecordPass], limits: ExampleLimits) -> AssembledExamples:
-    """Assemble the records of the passes into examples of one unit each; every record fits `limits.records`."""
-    order, _, starts = join_passes(passes)
-    offsets = cut_runs(records.tokens[order], starts, limits.records, limits.cap)
-    count = len(offsets) - 1
-    return AssembledExamples(
-        records=order,
-        units=offsets,
-        examples=np.arange(count + 1, dtype=np.int64),
-        passes=np.searchsorted(starts, offsets[:-1], "right") - 1,
-        budgets=np.full(count, limits.records, np.int64),
-        flushes=explain_flushes(offsets, starts, limits.cap),
-    )
+def assemble_runs(
+    records: RecordLengths, passes: Sequence[RecordPass], limits: ExampleLimits, *, is_grouped: bool
+) -> AssembledExamples:
+    """Assemble the runs of the passes: each into a unit of its own if `is_grouped`, else all of an example into one.
 
-
-def assemble_groups(records: RecordLengths, passes: list[RecordPass], limits: ExampleLimits) -> AssembledExamples:
-    """Assemble the units of the passes; every unit with its delimiters fits after the prompt."""
+    Every run fits into an example.
+    """
     firsts, lasts, starts = join_passes(passes)
     sums = compute_offsets(records.tokens)
-    costs = sums[lasts] - sums[firsts] + DELIMITERS_PER_UNIT
-    offsets = cut_runs(costs, starts, limits.limit - limits.prompt, limits.cap)
+    costs, budget = sums[lasts] - sums[firsts], limits.records
+    if is_grouped:
+        costs, budget = costs + DELIMITERS_PER_UNIT, limits.limit - limits.prompt
+    offsets = cut_runs(costs, starts, budget, limits.cap)
     count = len(offsets) - 1
+    flushes = np.full(count, _BUDGET, np.int8)
+    if limits.cap is not None:
+        flushes[np.diff(offsets) == limits.cap] = _CAP
+    flushes[np.isin(offsets[1:], starts)] = _RESTART
+    flushes[-1:] = _END
     return AssembledExamples(
         records=expand_ranges(firsts, lasts - firsts),
-        units=compute_offsets(lasts - firsts),
-        examples=offsets,
+        units=compute_offsets(lasts - firsts) if is_grouped else offsets,
+        examples=offsets if is_grouped else np.arange(count + 1, dtype=np.int64),
         passes=np.searchsorted(starts, offsets[:-1], "right") - 1,
         budgets=np.full(count, limits.records, np.int64),
-        flushes=explain_flushes(offsets, starts, limits.cap),
+        flushes=flushes,
     )
 
 
@@ -225,12 +207,8 @@ def split_large_runs(records: RecordLengths, firsts: Ints, lasts: Ints, limits: 
     return np.concatenate(begins), np.concatenate(ends)
 
 
-_END, _RESTART, _GROUP = (FLUSHES.index(name) for name in ("end", "restart", "group_change"))
-_CAP, _BUDGET = FLUSHES.index("max_records"), FLUSHES.index("budget")
-
-
 def assemble_series(
-    records: RecordLengths, passes: list[RecordPass], limits: ExampleLimits, draw: BudgetSampler | None
+    records: RecordLengths, passes: Sequence[RecordPass], limits: ExampleLimits, draw: BudgetSampler | None
 ) -> AssembledExamples:
     """Assemble the series of the passes into examples of one unit each; `draw` is None for held-out splits."""
     firsts, lasts, starts = join_passes(passes)
@@ -275,50 +253,27 @@ Permute = Callable[[int, int], Ints]
 """(pass, n) → a permutation of 0 … n−1."""
 
 
-def resample_records(records: RecordLengths, wanted: int | None, permute: Permute) -> list[RecordPass]:
-    """Return passes over single records: exactly `wanted` in all; None means each once."""
-    passes: list[RecordPass] = []
-    for number, size in _pass_sizes(len(records.tokens), wanted):
-        order = permute(number, len(records.tokens))[:size]
-        passes.append(RecordPass(number, order, order + 1))
-    return passes
+def resample(records: RecordLengths, wanted: int | None, permute: Permute, *, is_series: bool) -> list[RecordPass]:
+    """Return passes over the groups of records (alone, each is one): each once, or `wanted` records in all.
 
-
-def resample_groups(records: RecordLengths, wanted: int | None, permute: Permute) -> list[RecordPass]:
-    """Return passes over whole groups; the last one adds groups until its share is reached."""
-    sizes = records.group_sizes
-    passes: list[RecordPass] = []
-    for number, size in _pass_sizes(len(records.tokens), wanted):
-        order = permute(number, len(sizes))
-        kept = order[: int(np.searchsorted(np.cumsum(sizes[order]), size)) + 1]
-        passes.append(RecordPass(number, records.groups[kept], records.groups[kept + 1]))
-    return passes
-
-
-def resample_series(records: RecordLengths, wanted: int | None, permute: Permute) -> list[RecordPass]:
-    """Return passes over series: exactly `wanted` records, the last series truncated to a prefix.
-
-    A full first pass is in key order; other passes permute the groups, never the records.
+    The last pass adds groups until its share is reached; the last series is truncated to a prefix. Passes permute the
+    groups, never their records; a full first pass over series is in key order.
     """
-    sizes = records.group_sizes
-    passes: list[RecordPass] = []
-    for number, size in _pass_sizes(len(records.tokens), wanted):
-        whole_first = number == 0 and size == len(records.tokens)
-        order = np.arange(len(sizes)) if whole_first else permute(number, len(sizes))
-        ends = np.cumsum(sizes[order])
-        kept = order[: int(np.searchsorted(ends, size)) + 1]
-        lasts = records.groups[kept + 1].copy()
-        lasts[-1:] -= ends[len(kept) - 1] - size
-        passes.append(RecordPass(number, records.groups[kept], lasts))
-    return passes
-
-
-def _pass_sizes(count: int, wanted: int | None) -> list[tuple[int, int]]:
-    """Return each pass as (number, number of its records)."""
+    count, sizes = len(records.tokens), records.group_sizes
     if not count:
         return []
     full, rest = (1, 0) if wanted is None else divmod(wanted, count)
-    return [*((number, count) for number in range(full)), *([(full, rest)] if rest else [])]
+    passes: list[RecordPass] = []
+    for number, size in enumerate([*[count] * full, *([rest] if rest else [])]):
+        is_in_order = is_series and number == 0 and size == count
+        order = np.arange(len(sizes)) if is_in_order else permute(number, len(sizes))
+        ends = np.cumsum(sizes[order])
+        kept = order[: int(np.searchsorted(ends, size)) + 1]
+        lasts = records.groups[kept + 1]
+        if is_series:
+            lasts[-1:] -= ends[len(kept) - 1] - size
+        passes.append(RecordPass(records.groups[kept], lasts))
+    return passes
 
 
 # ── Facts of a plan ────────────────────────────────────────────────────────────────────────────────
@@ -330,16 +285,12 @@ MAX_EXAMINED_ROWS = 100
 """Records of a group that are examined to find its widest column."""
 MAX_LISTED_OVERFLOWS = 100
 """Overflows listed in the report, in the order of the table; the rejects have all."""
+SPREAD = ("min", "mean", "max", "std")
 MEASURED_SIZES = ("record_tokens", "group_tokens", "example_tokens", "example_records", "example_groups")
 
 
 ValueCounts = Mapping[int, int]
 """How many times each value occurs, by value in ascending order."""
-
-
-def count_values(values: Ints) -> ValueCounts:
-    """Count values."""
-    return dict(zip(*(part.tolist() for part in np.unique(values, return_counts=True)), strict=True))
 
 
 def join_counts(several: Iterable[ValueCounts]) -> ValueCounts:
@@ -348,16 +299,6 @@ def join_counts(several: Iterable[ValueCounts]) -> ValueCounts:
     for counts in several:
         sums.update(counts)
     return {value: sums[value] for value in sorted(sums)}
-
-
-def _measure_spread(sizes: ValueCounts) -> dict[str, float]:
-    """Return minimum, mean, maximum and standard deviation; zeros if there is no value."""
-    if not sizes:
-        return {"min": 0, "mean": 0.0, "max": 0, "std": 0.0}
-    values, counts = np.array([*sizes]), np.array([*sizes.values()])
-    mean = float((values * counts).sum() / counts.sum())
-    deviation = float(np.sqrt((counts * (values - mean) ** 2).sum() / counts.sum()))
-    return {"min": int(values[0]), "mean": round(mean, 6), "max": int(values[-1]), "std": round(deviation, 6)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -391,7 +332,14 @@ class SplitFacts:
         """Return the numbers of the report, by name."""
         counts: dict[str, Any] = {name: count for name, count in self.counts.items() if name != "units"}
         for name, sizes in self.sizes.items():
-            counts |= {f"{name}_{what}": value for what, value in _measure_spread(sizes).items()}
+            least, mean, most, deviation = 0, 0.0, 0, 0.0
+            if sizes:
+                values, times = np.array([*sizes]), np.array([*sizes.values()])
+                mean = float((values * times).sum() / times.sum())
+                deviation = float(np.sqrt((times * (values - mean) ** 2).sum() / times.sum()))
+                least, most = int(values[0]), int(values[-1])
+            spread = (least, round(mean, 6), most, round(deviation, 6))
+            counts |= {f"{name}_{what}": value for what, value in zip(SPREAD, spread, strict=True)}
         return counts
 
     def to_json(self) -> dict[str, Any]:
@@ -499,16 +447,9 @@ class TablePlan:
     def table(self) -> DisplayTable:
         """Return the numbers of each split: counts, tokens, why examples ended, sizes."""
         columns = ("split", "records", "groups", "examples", "tokens", *(f"flush_{name}" for name in FLUSHES))
-        columns += tuple(f"{of}_{what}" for of in MEASURED_SIZES for what in ("min", "mean", "max", "std"))
+        columns += tuple(f"{of}_{what}" for of in MEASURED_SIZES for what in SPREAD)
         rows = [(name, *(counts[c] for c in columns[1:])) for name, counts in self.facts.items()]
         return DisplayTable(columns, tuple(rows))
-
-
-def join_split_facts(several: Iterable[Sequence[SplitFacts]], splits: Sequence[str]) -> tuple[SplitFacts, ...]:
-    """Add up the facts of partitions, split by split."""
-    held = list(chain.from_iterable(several))
-    by_split = {split: [one for one in held if one.split == split] for split in splits}
-    return tuple(SplitFacts.join(own) for own in by_split.values() if own)
 
 
 # ── Planning a partition ───────────────────────────────────────────────────────────────────────────
@@ -541,10 +482,6 @@ class PartitionPlan:
     overflows: tuple[TableOverflow, ...]
     overflow_rows: tuple[Ints, ...]
     states: NDArray[np.int8]
-
-    def summarize_splits(self) -> tuple[SplitFacts, ...]:
-        """Return the facts of each split."""
-        return tuple(_summarize_split(self.mode, split) for split in self.splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,14 +534,7 @@ def count_sampled_rows(request: TablePlanRequest, index: RowIndex, lengths: Ints
 
 
 def require_record_room(dataset: str, form: RecordsFormat, limits: ExampleLimits, widest_names: str) -> None:
-    """Refuse limits under which no record fits.
-
-    Raises
-    ------
-    ContextOverflowError
-        If the prompt and the delimiters take all tokens of an example.
-
-    """
+    """Refuse limits under which no record fits: the prompt and the delimiters take all tokens of an example."""
     if limits.records < 1:
         shorter = "" if form.prompt.style == "names" else ", or set format.prompt.style: names"
         raise ContextOverflowError(
@@ -615,32 +545,28 @@ def require_record_room(dataset: str, form: RecordsFormat, limits: ExampleLimits
 
 
 def require_fitting_units(dataset: str, form: RecordsFormat, overflows: OverflowFacts) -> None:
-    """Refuse a plan in which a unit does not fit, unless the recipe leaves such units out.
-
-    Raises
-    ------
-    ContextOverflowError
-        If there is one; it names the largest.
-
-    """
+    """Refuse a plan in which a unit does not fit, unless the recipe leaves such units out."""
     # With `split`, only single records that are too large remain, which cannot be split.
-    if overflows.count and form.assembly.on_overflow != "reject":
-        kind, count = overflows.worst[0].kind, overflows.count
-        does = f"1 {kind} does" if count == 1 else f"{count} {kind}s do"
-        named = "; ".join(overflow.description for overflow in overflows.worst)
-        more = f"; and {count - len(overflows.worst)} more" if count > len(overflows.worst) else ""
-        raise ContextOverflowError(f"datasets.{dataset}: {does} not fit: {named}{more}; {_list_remedies(form, kind)}")
+    if not overflows.count or form.assembly.on_overflow == "reject":
+        return
+    kind, count = overflows.worst[0].kind, overflows.count
+    remedies = [_suggest_longer_examples(form)]
+    if kind == "group":
+        remedies.append("choose a finer group column (`rowmill advise` rates them)")
+        if not form.privacy.dp_enabled:
+            remedies.append("set format.assembly.on_overflow: split to cut groups between records")
+    else:
+        remedies.append("shorten or drop the widest column")
+    if form.assembly.on_overflow == "error":
+        remedies.append("set format.assembly.on_overflow: reject to leave them out")
+    does = f"1 {kind} does" if count == 1 else f"{count} {kind}s do"
+    named = "; ".join(overflow.description for overflow in overflows.worst)
+    more = f"; and {count - len(overflows.worst)} more" if count > len(overflows.worst) else ""
+    raise ContextOverflowError(f"datasets.{dataset}: {does} not fit: {named}{more}; {', or '.join(remedies)}")
 
 
 def require_single_use(dataset: str, form: RecordsFormat, wanted: int | None, records: int) -> None:
-    """Refuse to show a record more than once under differential privacy.
-
-    Raises
-    ------
-    ConfigError
-        If more records are wanted than train has.
-
-    """
+    """Refuse to show a record more than once under differential privacy."""
     if form.privacy.dp_enabled and wanted is not None and wanted > records:
         raise ConfigError(
             f"datasets.{dataset}.format.training.num_input_records_to_sample: {wanted} of {records} train "
@@ -648,28 +574,19 @@ def require_single_use(dataset: str, form: RecordsFormat, wanted: int | None, re
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ReplannedTable:
-    """The plan of a partition at another maximum length: `lengths` are those of the examples of each split.
+def replan_partition(request: TablePlanRequest, index: RowIndex, lengths: Ints) -> tuple[list[Ints], int, int]:
+    """Plan all splits at the request's length; what does not fit is left out, whatever the recipe says.
 
-    `records_over` counts encoded records that would not fit into an example, `tokens_over` their tokens.
+    Return the lengths of the examples of each split, and how many encoded records fit into no example, and their
+    tokens.
     """
-
-    limit: int
-    lengths: tuple[Ints, ...]
-    records_over: int
-    tokens_over: int
-
-
-def replan_partition(request: TablePlanRequest, index: RowIndex, lengths: Ints) -> ReplannedTable:
-    """Plan all splits at the request's length; what does not fit is counted, whatever the recipe says."""
     limits, fitting = request.limits, lengths >= 0
     if limits.records < 1:
-        return ReplannedTable(limits.limit, (), int(fitting.sum()), int(lengths[fitting].sum()))
+        return [], int(fitting.sum()), int(lengths[fitting].sum())
     over = _find_oversized(request.form, limits, index, lengths).rows
     fitting[over] = False
-    splits = tuple(_plan_table_split(request, index, lengths, fitting, split).lengths for split in SPLITS)
-    return ReplannedTable(limits.limit, splits, len(over), int(lengths[over].sum()))
+    splits = [_plan_table_split(request, index, lengths, fitting, split).lengths for split in SPLITS]
+    return splits, len(over), int(lengths[over].sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -702,10 +619,15 @@ def _name_overflows(
 ) -> Iterator[TableOverflow]:
     """Name all overflows and their widest columns, reading each part once."""
     limits, columns = request.limits, request.form.group_columns
+    names: list[str] = []
     if excess.kind == "record":
         names = [f"record {name}" for name in read_column(excess.units, "row_id")]
     else:
-        names = [format_group_name(columns, index.keys[group]) for group in excess.units.tolist()]
+        for key in (index.keys[group] for group in excess.units.tolist()):
+            value = orjson.loads(key) if len(key) < 1 << 16 else key
+            values = value if len(columns) > 1 and isinstance(value, list) else [value]
+            named = [f"{name}={one!r}" for name, one in zip(columns, values, strict=False)]
+            names.append(", ".join(named) or key)
     examined = [of[:MAX_EXAMINED_ROWS] for of in rows]
     records = iter(read_column(np.concatenate(examined), "record"))
     for name, tokens, of, shown in zip(names, excess.tokens.tolist(), rows, examined, strict=True):
@@ -717,30 +639,10 @@ def _name_overflows(
         yield TableOverflow(excess.kind, name, needed, limits.prompt, tokens, limits.limit, len(of), widest)
 
 
-def format_group_name(columns: Sequence[str], key: str) -> str:
-    """Format a group's key: `customer_id='C-002'`."""
-    value = orjson.loads(key) if len(key) < 1 << 16 else key
-    values = value if len(columns) > 1 and isinstance(value, list) else [value]
-    return ", ".join(f"{name}={one!r}" for name, one in zip(columns, values, strict=False)) or key
-
-
 def _suggest_longer_examples(form: RecordsFormat) -> str:
     if form.assembly.max_seq_length is None:
         return "raise seq_len"
     return "raise format.assembly.max_seq_length (at most seq_len)"
-
-
-def _list_remedies(form: RecordsFormat, kind: str) -> str:
-    remedies = [_suggest_longer_examples(form)]
-    if kind == "group":
-        remedies.append("choose a finer group column (`rowmill advise` rates them)")
-        if not form.privacy.dp_enabled:
-            remedies.append("set format.assembly.on_overflow: split to cut groups between records")
-    else:
-        remedies.append("shorten or drop the widest column")
-    if form.assembly.on_overflow == "error":
-        remedies.append("set format.assembly.on_overflow: reject to leave them out")
-    return ", or ".join(remedies)
 
 
 def _plan_table_split(
@@ -752,7 +654,7 @@ def _plan_table_split(
     form, limits = request.form, request.limits
     wanted, draw = None, None
     if split == "train":
-        wanted, draw = request.wanted, _make_budget_sampler(request, index, split, groups)
+        wanted, draw = request.wanted, _make_budget_sampler(request, index, groups)
 
     def permute(number: int, count: int) -> Ints:
         """Return the order of a pass: a keyed permutation, independent of other datasets, partitions and passes."""
@@ -760,35 +662,31 @@ def _plan_table_split(
         key = permutation.hash_labels(request.seed, "assembly", request.dataset, split, number, *of_partition)
         return permutation.make_feistel(count, key)(np.arange(count, dtype=np.int64))
 
-    match form.mode:
-        case "tabular":
-            assembled = assemble_records(records, resample_records(records, wanted, permute), limits)
-        case "grouped":
-            passes = resample_groups(records, wanted, permute)
-            if form.assembly.on_overflow == "split":
-                passes = [
-                    RecordPass(one.number, *split_large_runs(records, one.firsts, one.lasts, limits)) for one in passes
-                ]
-            assembled = assemble_groups(records, passes, limits)
-        case "sequential":
-            assembled = assemble_series(records, resample_series(records, wanted, permute), limits, draw)
+    passes = resample(records, wanted, permute, is_series=form.mode == "sequential")
+    if form.assembly.on_overflow == "split":
+        passes = [RecordPass(*split_large_runs(records, one.firsts, one.lasts, limits)) for one in passes]
+    if form.mode == "sequential":
+        assembled = assemble_series(records, passes, limits, draw)
+    else:
+        assembled = assemble_runs(records, passes, limits, is_grouped=form.mode == "grouped")
     return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, limits))
 
 
-def _make_budget_sampler(request: TablePlanRequest, index: RowIndex, split: str, groups: Ints) -> BudgetSampler:
+def _make_budget_sampler(request: TablePlanRequest, index: RowIndex, groups: Ints) -> BudgetSampler:
     """Return the sampler of train examples' budgets, uniform from seven tenths of the record budget to all of it."""
     low = request.limits.min_budget
     span = request.limits.records - low + 1
 
     def of_group(number: int, group: int) -> Callable[[int], int]:
         key = index.keys[int(groups[group])]
-        drawn = permutation.make_label_hasher(request.seed, "budget", request.dataset, split, number, key)
+        drawn = permutation.make_label_hasher(request.seed, "budget", request.dataset, "train", number, key)
         return lambda ordinal: low + (drawn(ordinal) * span >> 64)
 
     return of_group
 
 
-def _summarize_split(mode: Mode, one: SplitTablePlan) -> SplitFacts:
+def summarize_split(mode: Mode, one: SplitTablePlan) -> SplitFacts:
+    """Return the facts of a split's examples."""
     assembled = one.assembled
     units, examples = np.diff(assembled.units), np.diff(assembled.record_offsets)
     is_grouped = len(one.groups) > 0 and int(one.groups[0]) >= 0
@@ -808,7 +706,8 @@ def _summarize_split(mode: Mode, one: SplitTablePlan) -> SplitFacts:
         "example_records": examples,
         "example_groups": np.diff(assembled.examples) if is_grouped else units[:0],
     }
-    sizes = {name: count_values(values) for name, values in measured.items()}
+    counted = {name: np.unique(values, return_counts=True) for name, values in measured.items()}
+    sizes = {name: dict(zip(*(part.tolist() for part in both), strict=True)) for name, both in counted.items()}
     shown = int(one.records.tokens[assembled.records].sum())
     longest = 0 if mode == "tabular" else int(one.records.group_sizes.max(initial=0))
     return SplitFacts(one.split, counts, sizes, shown, longest)

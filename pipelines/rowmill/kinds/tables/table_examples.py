@@ -55,12 +55,12 @@ from rowmill.kinds.tables.partition_plan import (
     ValueCounts,
     count_sampled_rows,
     join_counts,
-    join_split_facts,
     plan_partition,
     replan_partition,
     require_fitting_units,
     require_record_room,
     require_single_use,
+    summarize_split,
 )
 from rowmill.kinds.tables.partitions import (
     IndexOptions,
@@ -235,12 +235,6 @@ class PartitionPlanInputs(PartInputs):
         return self.partition.bytes
 
 
-def count_partition_rows(store: Store, inputs: PartitionPlanInputs) -> int:
-    """Count the train records of a partition that fit."""
-    rows = read_partition(store, inputs.partition, inputs.options)
-    return count_sampled_rows(inputs.request, rows.index, rows.lengths)
-
-
 @part_function(version=1)
 def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartResult:
     """Plan a partition, and write its slices and the states of its rows."""
@@ -258,7 +252,7 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
         slices.append((piece.fingerprint, piece.records, piece.tokens))
     states, digests = save_states(store, f"{place.folder}/states.arrow", plan, rows.index)
     facts: dict[str, Any] = {
-        "splits": [one.to_json() for one in plan.summarize_splits()],
+        "splits": [summarize_split(plan.mode, split).to_json() for split in plan.splits],
         "overflows": OverflowFacts.of(plan.overflows).to_json(),
         "slices": slices,
         "states": digests,
@@ -322,6 +316,41 @@ def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -
     return _EncodedTable(observed, frame, encoded, parts)
 
 
+Requests = Sequence[tuple[TablePlanRequest, ...]]
+"""The plans of each partition: one, or one for each length that is compared."""
+
+
+def _share_samples(
+    context: KindContext,
+    wanted: int,
+    partitions: Sequence[TablePartition],
+    options: IndexOptions,
+    requests: Requests,
+) -> tuple[Requests, list[int]]:
+    """Give each partition its share of a sample, which depends on what fits at each length.
+
+    Return also the train records of all partitions that fit at each length.
+    """
+    count, size = partial(count_samples, context.store, options), sum(partition.bytes for partition in partitions)
+    counts = [*context.pool.map(count, list(zip(partitions, requests, strict=True)), size_bytes=size)]
+    by_length = [*zip(*counts, strict=True)]
+    shares = zip(*(share_sample(wanted, counts) for counts in by_length), strict=True)
+    shared = [
+        tuple(replace(request, wanted=share) for request, share in zip(own, own_shares, strict=True))
+        for own, own_shares in zip(requests, shares, strict=True)
+    ]
+    return shared, [sum(counts) for counts in by_length]
+
+
+def count_samples(
+    store: Store, options: IndexOptions, planned: tuple[TablePartition, tuple[TablePlanRequest, ...]]
+) -> list[int]:
+    """Count the train records of a partition that fit at each length."""
+    partition, requests = planned
+    rows = read_partition(store, partition, options)
+    return [count_sampled_rows(request, rows.index, rows.lengths) for request in requests]
+
+
 def _plan_table(
     context: KindContext, tokenizer: LoadedTokenizer, table: _EncodedTable, scratch: HostScratch
 ) -> PlannedTable:
@@ -344,23 +373,20 @@ def _plan_table(
     request = TablePlanRequest(name, context.seed, trained, limits, form.wanted)
     options, prefill = IndexOptions.of(context, observed), PrefillOptions(trained, observed.schema, frame)
     partitions = partition_rows(context, choose_borders(context, [part.rows for part in table.parts]), table.parts)
-    plans = [
-        PartitionPlanInputs(partition, options, replace(request, partition=partition.name), prefill)
-        for partition in partitions
-    ]
+    requests = [(replace(request, partition=partition.name),) for partition in partitions]
     if form.wanted is not None:
-        count, size = partial(count_partition_rows, context.store), sum(partition.bytes for partition in partitions)
-        counts = [*context.pool.map(count, plans, size_bytes=size)]
-        require_single_use(name, trained, form.wanted, sum(counts))
-        shares = share_sample(form.wanted, counts)
-        plans = [
-            replace(plan, request=replace(plan.request, wanted=share))
-            for plan, share in zip(plans, shares, strict=True)
-        ]
+        requests, [fitting] = _share_samples(context, form.wanted, partitions, options, requests)
+        require_single_use(name, trained, form.wanted, fitting)
+    plans = [
+        PartitionPlanInputs(partition, options, own, prefill)
+        for partition, (own,) in zip(partitions, requests, strict=True)
+    ]
     written = context.map(plan_partition_part, plans).parts
     overflows = OverflowFacts.join([OverflowFacts.from_json(part.facts["overflows"]) for part in written])
     require_fitting_units(name, trained, overflows)
-    splits = [[SplitFacts.from_json(facts) for facts in part.facts["splits"]] for part in written]
+    splits = [SplitFacts.from_json(facts) for part in written for facts in part.facts["splits"]]
+    by_split = [[one for one in splits if one.split == split] for split in SPLITS]
+    joined = tuple(SplitFacts.join(own) for own in by_split if own)
     described = {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
         "prompt": limits.prompt, "limit": limits.limit, "records": limits.records, "cap": limits.cap,
@@ -370,7 +396,7 @@ def _plan_table(
         "widest_names": widest_names,
     }  # fmt: skip
     changed = sum(int(ids.facts["changed"]) for ids in table.encoded.parts)
-    plan = TablePlan(form.mode, limits, described, join_split_facts(splits, SPLITS), overflows, changed)
+    plan = TablePlan(form.mode, limits, described, joined, overflows, changed)
     vocab_size = context.vocab_size or tokenizer.card.vocab_size
     examples: list[BuildExamplesInputs] = []
     states: defaultdict[int, list[PartStates]] = defaultdict(list)
@@ -746,25 +772,20 @@ class ReplanInputs(PartInputs):
         return self.partition.bytes
 
 
-def count_partition_samples(store: Store, inputs: ReplanInputs) -> list[int]:
-    """Count the train records of a partition that fit at each length."""
-    rows = read_partition(store, inputs.partition, inputs.options)
-    return [count_sampled_rows(request, rows.index, rows.lengths) for request in inputs.requests]
-
-
 @part_function(version=1)
 def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
     """Plan a partition at each length, and write the lengths of its examples."""
     rows = read_partition(place.store, inputs.partition, inputs.options)
-    replanned = [replan_partition(request, rows.index, rows.lengths) for request in inputs.requests]
-    pieces = [
-        pa.table([np.full(len(lengths), plan.limit), np.full(len(lengths), split), lengths], schema=_LENGTH_SCHEMA)
-        for plan in replanned
-        for split, lengths in enumerate(plan.lengths)
-    ]
-    table = pa.concat_tables([_LENGTH_SCHEMA.empty_table(), *pieces])
-    over = [[plan.records_over, plan.tokens_over] for plan in replanned]
-    return PartResult({"lengths": place.write("lengths", table)}, {"over": over})
+    pieces = [_LENGTH_SCHEMA.empty_table()]
+    over: list[list[int]] = []
+    for request in inputs.requests:
+        lengths, *left_out = replan_partition(request, rows.index, rows.lengths)
+        over.append(left_out)
+        pieces += [
+            pa.table([np.full(len(own), request.limits.limit), np.full(len(own), split), own], schema=_LENGTH_SCHEMA)
+            for split, own in enumerate(lengths)
+        ]
+    return PartResult({"lengths": place.write("lengths", pa.concat_tables(pieces))}, {"over": over})
 
 
 LENGTHS_VERSION = 1
@@ -837,32 +858,19 @@ def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) 
         for both in zip(rows, output.files("tokens"), strict=True)
     ]
     partitions = partition_rows(context, choose_borders(context, rows), parts)
-    requests = [
-        [
+    name, wanted = context.dataset_name or "", form.wanted
+    requests: Requests = [
+        tuple(
             TablePlanRequest(
-                context.dataset_name or "",
-                context.seed,
-                trained,
-                ExampleLimits(other, prompt, form.cap),
-                form.wanted,
-                partition.name,
+                name, context.seed, trained, ExampleLimits(other, prompt, form.cap), wanted, partition.name
             )
             for other in limits
-        ]
+        )
         for partition in partitions
     ]
-    if form.wanted is not None:
-        # What fits depends on the length, and with it the share of each partition.
-        count, size = partial(count_partition_samples, context.store), sum(part.bytes for part in partitions)
-        counted = [
-            ReplanInputs(partition, options, tuple(own)) for partition, own in zip(partitions, requests, strict=True)
-        ]
-        counts = [*context.pool.map(count, counted, size_bytes=size)]
-        for at in range(len(limits)):
-            shares = share_sample(form.wanted, [of_length[at] for of_length in counts])
-            for own, share in zip(requests, shares, strict=True):
-                own[at] = replace(own[at], wanted=share)
-    plans = [ReplanInputs(partition, options, tuple(own)) for partition, own in zip(partitions, requests, strict=True)]
+    if wanted is not None:
+        requests, _ = _share_samples(context, wanted, partitions, options, requests)
+    plans = [ReplanInputs(partition, options, own) for partition, own in zip(partitions, requests, strict=True)]
     replanned = context.map(replan_partition_part, plans).parts
     table = pa.concat_tables([context.store.table(part.files["lengths"]) for part in replanned])
     limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))

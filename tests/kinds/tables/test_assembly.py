@@ -190,7 +190,7 @@ def test_resampled_passes_show_as_many_records_as_asked_for_in_other_orders() ->
 def test_grouped_resampling_adds_whole_groups_until_six(seed: int) -> None:
     of = records(*([1] * size for size in (1, 2, 3, 4, 5)))
 
-    [only] = resample_groups(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)))
+    [only] = resample(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)), is_series=False)
 
     count = len(records_of(only))
     assert 6 <= count <= 10

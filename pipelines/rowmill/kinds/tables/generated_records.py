@@ -204,14 +204,7 @@ def get_generation_options(context: KindContext) -> tuple[Records, Generation]:
 
 
 def expected_texts(context: KindContext) -> GeneratedTextSpec:
-    """Return the expected form of the dataset's generated texts, as its `tokenized_examples` recorded it.
-
-    Raises
-    ------
-    ConfigError
-        If a column of the recipe is not in the table that was built.
-
-    """
+    """Return the expected form of the dataset's generated texts, as its `tokenized_examples` recorded it."""
     form, generation = get_generation_options(context)
     recorded = context.input(TOKENIZED_EXAMPLES).details["records"]
     known = [column["name"] for column in recorded["schema"]["columns"]]
@@ -264,16 +257,7 @@ def scan_generated_texts(context: KindContext) -> list[FileScan]:
 def scan_text_urls(
     chosen: Sequence[str], base: Path, stage: sources.ContentStager, known: Sequence[FileScan]
 ) -> list[FileScan]:
-    """Read files of generated text once.
-
-    Raises
-    ------
-    ConfigError
-        If a name is not that of a data file.
-    SourceError
-        If a file is missing or unreadable.
-
-    """
+    """Read files of generated text once."""
     try:
         files = Files(train_urls=list(chosen), sample_by="document")
     except ValueError as error:
@@ -337,14 +321,7 @@ def tabulate_classes(report: SpanCounts) -> DisplayTable:
 
 
 def parse_files(context: KindContext, urls: Sequence[str]) -> ParsedFiles:
-    """Parse the texts of some files as `parsed_records` does.
-
-    Raises
-    ------
-    SourceError
-        If a file is missing or unreadable.
-
-    """
+    """Parse the texts of some files as `parsed_records` does."""
     parts = parse_parts(
         context, scan_text_urls(urls, context.base, sources.StoreStager(context.store, "staged"), ())
     ).parts
@@ -393,14 +370,7 @@ def load_trained_model(context: KindContext) -> TrainedModel:
 
 
 def make_generated_series(context: KindContext) -> StageOutput:
-    """Generate with the backend, and store the results.
-
-    Raises
-    ------
-    GenerationError
-        If nothing was generated because the backend failed.
-
-    """
+    """Generate with the backend, and store the results."""
     form, options = get_generation_options(context)
     assert options.backend is not None
     trained = load_trained_model(context)

@@ -90,14 +90,7 @@ class CallableBackend(Config):
     """The function, as `module:name`."""
 
     def open(self) -> "CallableCompleter":
-        """Import the function.
-
-        Raises
-        ------
-        ConfigError
-            If it cannot be imported, or code is forbidden.
-
-        """
+        """Import the function."""
         require_code_permission(self.target, "generation.backend.target")
         module, _, name = self.target.partition(":")
         try:
@@ -126,14 +119,7 @@ class CallableCompleter:
         self._declared = None if takes_all else {parameter.name for parameter in parameters}
 
     def complete(self, prompts: Sequence[PromptText], *, n: int, **keywords: Any) -> Sequence[Sequence[Completion]]:
-        """Return what the function returns, checked.
-
-        Raises
-        ------
-        GenerationError
-            If it returns a wrong number of completions, or something else.
-
-        """
+        """Return what the function returns, checked."""
         offered = {"prompt_ids": [prompt.ids for prompt in prompts], "n": n, **keywords}
         given = {name: value for name, value in offered.items() if self._declared is None or name in self._declared}
         answers = _require_list(self._function([prompt.text for prompt in prompts], **given), "its answer")
@@ -204,14 +190,7 @@ class OpenAIBackend(Config):
     """Whether prompts are sent as text or as token ids; send ids where the check `prompt_parity` recommends it."""
 
     def open(self) -> "OpenAICompleter":
-        """Return the client; nothing is sent yet.
-
-        Raises
-        ------
-        ConfigError
-            If the key's environment variable is not set.
-
-        """
+        """Return the client; nothing is sent yet."""
         return OpenAICompleter(self, read_api_key(self.api_key_env, "generation.backend"))
 
 
@@ -291,14 +270,7 @@ Backend: TypeAlias = Annotated[
 
 
 def open_backend(backend: CallableBackend | OpenAIBackend | Callable[..., Any]) -> Completer:
-    """Open a backend; a function may be given instead of a configuration.
-
-    Raises
-    ------
-    ConfigError
-        If the function cannot be found, or the server's address or key cannot be used.
-
-    """
+    """Open a backend; a function may be given instead of a configuration."""
     if isinstance(backend, CallableBackend | OpenAIBackend):
         return backend.open()
     return CallableCompleter(backend)
@@ -540,12 +512,6 @@ def generate_records(
 
     Groups stay whole, so there may be a few records more. Of `patience` consecutive batches at least one adds a record,
     or generation ends: there are at most `patience` × (`num_records` + 1) batches.
-
-    Raises
-    ------
-    ConfigError
-        If the model was trained on series.
-
     """
     if model.mode == "sequential":
         raise ConfigError(
@@ -698,14 +664,7 @@ class SeriesState:
 
 
 def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop: Value, where: str) -> SeriesState:
-    """Return a series before its first round; `start` and `stop` override the group's own unless None.
-
-    Raises
-    ------
-    ConfigError
-        If its times cannot be read, or it would stop before it starts.
-
-    """
+    """Return a series before its first round; `start` and `stop` override the group's own unless None."""
     trained = shared.trained
     source = prefill.name or "(the only one)"
     if prefill.key:
@@ -821,12 +780,6 @@ def generate_series(
 
     `start` and `stop` apply to all series; None: each group's own. `is_private`: no record, key, time or length of the
     data is used; the series are numbered.
-
-    Raises
-    ------
-    ConfigError
-        If a series' times cannot be read or contradict each other, before any request is sent.
-
     """
     style: Literal["records", "partial"]
     style = ("partial" if is_private else "records") if options.prefill == "auto" else options.prefill

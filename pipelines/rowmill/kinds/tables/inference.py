@@ -463,14 +463,7 @@ def infer_sort_key(
     is_pinned: bool,
     where: str,
 ) -> SortKey:
-    """Return the sort key of the order column.
-
-    Raises
-    ------
-    ConfigError
-        If the column cannot order records: no format reads its text, two disagree, or its type has no order.
-
-    """
+    """Return the sort key of the order column."""
     column = contract.columns[name]
     if timestamp_format != "auto":
         return resolve_sort_key(timestamp_format, schema.by_name[name], where=where)

@@ -476,12 +476,6 @@ class Parser:
     """Parses generated texts of one schema and mode.
 
     `bos` and `eos` are the texts of the delimiters; `place` names the columns that group and order records.
-
-    Raises
-    ------
-    ConfigError
-        If the mode is grouped and BOS and EOS are the same text.
-
     """
 
     def __init__(

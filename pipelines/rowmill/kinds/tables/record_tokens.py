@@ -155,14 +155,7 @@ def build_prompt_frame(
     is_grouped: bool,
     where: str,
 ) -> PromptFrame:
-    """Build the prompt and choose the delimiters.
-
-    Raises
-    ------
-    ConfigError
-        If a delimiter is not a single token of the tokenizer, or the prompt cannot be written.
-
-    """
+    """Build the prompt and choose the delimiters."""
     family: ModelFamily | None = None
     if style == "reference" and template is None:
         tokenizer = vocabulary.name.lower()

@@ -304,14 +304,7 @@ class SortKey:
 
 
 def resolve_sort_key(timestamp_format: str, column: Column, *, where: str = "time_series.timestamp_format") -> SortKey:
-    """Return the sort key of a configured format: `iso8601`, `elapsed_seconds` or a strptime format.
-
-    Raises
-    ------
-    ConfigError
-        If it is none of these.
-
-    """
+    """Return the sort key of a configured format: `iso8601`, `elapsed_seconds` or a strptime format."""
     if column.type == "time" and timestamp_format == "iso8601":
         return TIME_OF_DAY
     if timestamp_format in _READERS:

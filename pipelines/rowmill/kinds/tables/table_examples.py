@@ -354,16 +354,7 @@ def count_samples(
 def _plan_table(
     context: KindContext, tokenizer: LoadedTokenizer, table: _EncodedTable, scratch: HostScratch
 ) -> PlannedTable:
-    """Plan the partitions of a table, each in a task of its own.
-
-    Raises
-    ------
-    ContextOverflowError
-        If no record can fit, or a unit does not fit and the recipe makes this an error.
-    ConfigError
-        If privacy forbids the requested number of records.
-
-    """
+    """Plan the partitions of a table, each in a task of its own."""
     form, observed, frame, name = get_table_options(context), table.observed, table.frame, context.dataset_name or ""
     limits = ExampleLimits(context.limit, len(frame.prompt_ids), form.cap)
     widest_names = ", ".join(sorted(observed.schema.names, key=lambda name: -len(name))[:5])
@@ -420,14 +411,7 @@ def _plan_table(
 
 
 def plan_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
-    """Plan the examples without making them.
-
-    Raises
-    ------
-    ContextOverflowError
-        If a unit does not fit and the recipe makes this an error, or if no record can fit.
-
-    """
+    """Plan the examples without making them."""
     with open_host_scratch(context) as scratch:
         return _plan_table(context, tokenizer, _encode_table(context, tokenizer, path), scratch).plan
 

@@ -1,6 +1,6 @@
 """The contract of kinds whose rows are decided over the whole dataset, and whose examples join several rows.
 
-Tables are one: `kinds/tables/joint_rows.py`.
+Tables are one: `Records.get_joint_rows` in `kinds/tables/options.py`.
 """
 
 from abc import ABC, abstractmethod

@@ -13,11 +13,11 @@ from rowmill.core.errors import ConfigError, GenerationError
 from rowmill.kinds.tables.generation import (
     Backend,
     CallableBackend,
+    CallableCompleter,
     Completion,
     OpenAIBackend,
     OpenAICompleter,
     PromptText,
-    open_backend,
 )
 from tests.support.completions_server import Reply, Script, serving
 
@@ -210,17 +210,17 @@ def with_none(prompts: list[str]) -> list[list[Completion]]:
     ],
 )
 def test_function_gets_the_keywords_that_it_declares(function: Callable[..., Any], expected: list[Completion]) -> None:
-    assert complete(open_backend(function))[0] == expected
+    assert complete(CallableCompleter(function))[0] == expected
 
 
 def test_function_is_found_by_name_and_may_return_plain_strings_for_one_sample() -> None:
-    answers = complete(open_backend(lambda prompts: [prompt.upper() for prompt in prompts]), n=1)
+    answers = complete(CallableCompleter(lambda prompts: [prompt.upper() for prompt in prompts]), n=1)
 
     assert answers == [[Completion("ONE")], [Completion("TWO")]]
 
     backend = CallableBackend(target="tests.kinds.tables.test_backends:with_some")
 
-    assert complete(open_backend(backend), n=1)[1] == [Completion("two", "stop")]
+    assert complete(backend.open(), n=1)[1] == [Completion("two", "stop")]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_backend_that_is_not_a_function_is_a_config_error(target: str) -> None:
 )
 def test_function_that_returns_no_completions_is_an_error(answer: Any) -> None:
     with pytest.raises(GenerationError, match=r"generation\.backend"):
-        complete(open_backend(lambda _prompts: answer))
+        complete(CallableCompleter(lambda _prompts: answer))
 
 
 # ── Options ────────────────────────────────────────────────────────────────────────────────────────

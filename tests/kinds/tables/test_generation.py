@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError, GenerationError
 from rowmill.kinds.tables.generation import (
+    CallableCompleter,
     Completion,
     Generation,
     GenerationResult,
@@ -25,7 +26,6 @@ from rowmill.kinds.tables.generation import (
     TrainedModel,
     generate_records,
     generate_series,
-    open_backend,
 )
 from rowmill.kinds.tables.parsing import PlacementColumns
 from rowmill.kinds.tables.schema import ELAPSED, ISO8601, TIME_OF_DAY, Column, Mode, RecordSchema, SortKey
@@ -93,7 +93,7 @@ def run(
     """Generate with a function as the model; options of the `generation` block by name."""
     given = {name: options.pop(name) for name in ("start", "stop", "is_private") if name in options}
     return generate_series(
-        open_backend(function), prefills, model=model or trained(), options=Generation(**options), **given
+        CallableCompleter(function), prefills, model=model or trained(), options=Generation(**options), **given
     )
 
 
@@ -411,7 +411,7 @@ def test_series_always_end_within_their_bound_and_at_the_stop(
 
 def records_of(function: Any, mode: Mode = "tabular", num_records: int = 10, **options: Any) -> GenerationResult:
     model = trained(ELAPSED if mode == "grouped" else None, None, mode)
-    backend = open_backend(function)
+    backend = CallableCompleter(function)
     return generate_records(backend, model=model, options=Generation(**options), num_records=num_records)
 
 
@@ -434,9 +434,6 @@ def test_records_are_requested_in_batches_with_distinct_seeds_until_there_are_en
 
     assert [len(one) for one in seeds] == [100, 100, 50]
     assert len({seed for one in seeds for seed in one}) == 250
-
-    with pytest.raises(ConfigError, match="use generate_series"):
-        records_of(perfect, "sequential")
 
 
 def test_groups_stay_whole_and_generation_ends_with_patience() -> None:

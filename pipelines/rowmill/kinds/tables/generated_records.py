@@ -26,12 +26,13 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.core.errors import ConfigError, GenerationError, join_choices
 from rowmill.core.json import Json
-from rowmill.core.stage_names import CANONICAL_ROWS, PARSED_RECORDS, TOKENIZED_EXAMPLES
+from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext, ParsedFiles
 from rowmill.kinds.tables import generation, parsing
 from rowmill.kinds.tables.comparison import compare_with_train
-from rowmill.kinds.tables.generation import Generation, Prefill, PromptText, TrainedModel, open_backend
+from rowmill.kinds.tables.generation import Generation, Prefill, PromptText, TrainedModel
 from rowmill.kinds.tables.options import Records, require_records
 from rowmill.kinds.tables.parsing import Parser, PlacementColumns, SpanCounts, Validation
 from rowmill.kinds.tables.partitions import NO_KEY, group_sort_key
@@ -374,7 +375,7 @@ def make_generated_series(context: KindContext) -> StageOutput:
     form, options = get_generation_options(context)
     assert options.backend is not None
     trained = load_trained_model(context)
-    completer = open_backend(options.backend)
+    completer = options.backend.open()
     if trained.mode == "sequential":
         result = generation.generate_series(
             completer, load_prefills(context, trained), model=trained, options=options,
@@ -475,3 +476,50 @@ def _parse_time(text: str | None, schema: RecordSchema, column: str | None) -> V
         value = Decimal(value)
     read = RecordDecoder(RecordSchema((schema.by_name[column],)))({column: value})
     return None if isinstance(read, RecordProblem) else read[column]
+
+
+# ── What decides these records ─────────────────────────────────────────────────────────────────────
+
+
+def list_generation_stages(dataset: DatasetOptions) -> Sequence[str]:
+    """Return the on-demand stages: none without `generation`, and only texts without its backend."""
+    generation = require_records(dataset).generation
+    if generation is None:
+        return ()
+    return (PARSED_RECORDS,) if generation.backend is None else (PARSED_RECORDS, GENERATED_SERIES)
+
+
+def identify_parsed(dataset: DatasetOptions) -> dict[str, Any]:
+    """Return the options of files and validation; the expected form of texts comes from the input."""
+    form = require_records(dataset)
+    assert form.generation is not None
+    return {
+        "versions": [PARSING_VERSION, sources.SCAN_VERSION],
+        "text_urls": form.generation.text_urls,
+        "validation": form.generation.validation.model_dump(mode="json"),
+        "group_columns": form.group_columns,
+        "order_column": form.order_column,
+        "interval_seconds": form.time_series.timestamp_interval_seconds,
+        "is_private": form.privacy.dp_enabled,
+    }
+
+
+def identify_generated(dataset: DatasetOptions, limit: int, seed: int) -> dict[str, Any]:
+    """Return the options of generation; the backend's API key does not affect its answers."""
+    form = require_records(dataset)
+    assert form.generation is not None
+    options = form.generation
+    backend = None if options.backend is None else options.backend.model_dump(mode="json", exclude={"api_key_env"})
+    return {
+        "versions": [GENERATION_VERSION],
+        "generation": options.model_dump(mode="json", exclude={"text_urls", "backend"}),
+        "backend": backend,
+        "time_series": form.time_series.model_dump(
+            mode="json", include={"start_timestamp", "stop_timestamp", "timestamp_interval_seconds"}
+        ),
+        "group_columns": form.group_columns,
+        "order_column": form.order_column,
+        "is_private": form.privacy.dp_enabled,
+        "limit": limit,
+        "seed": seed,
+    }

@@ -269,13 +269,6 @@ Backend: TypeAlias = Annotated[
 ]
 
 
-def open_backend(backend: CallableBackend | OpenAIBackend | Callable[..., Any]) -> Completer:
-    """Open a backend; a function may be given instead of a configuration."""
-    if isinstance(backend, CallableBackend | OpenAIBackend):
-        return backend.open()
-    return CallableCompleter(backend)
-
-
 class Generation(Config):
     """Sampling, the sliding window of series, and validation of generated records.
 
@@ -501,22 +494,13 @@ _PROMPTS_PER_BATCH = 100
 
 
 def generate_records(
-    completer: Completer,
-    *,
-    model: TrainedModel,
-    options: Generation,
-    num_records: int = 1000,
-    seed: int = 0,
+    completer: Completer, *, model: TrainedModel, options: Generation, num_records: int, seed: int = 0
 ) -> GenerationResult:
     """Generate `num_records` records, in groups where training was grouped, or stop when `patience` runs out.
 
     Groups stay whole, so there may be a few records more. Of `patience` consecutive batches at least one adds a record,
     or generation ends: there are at most `patience` × (`num_records` + 1) batches.
     """
-    if model.mode == "sequential":
-        raise ConfigError(
-            "generation: the model was trained on time series, not on single records; use generate_series"
-        )
     parser = model.parser(options)
     tally = GenerationTally()
     records: list[Record] = []
@@ -632,21 +616,15 @@ class SeriesState:
             if index != chosen and (objects := one.report.valid + one.report.invalid):
                 self.tally.counts["invalid:not_chosen"] += objects
         self.tally.count_rejected_spans(parsed[chosen], texts[chosen], self.source)
-        accepted = self._append_records(parsed[chosen])
-        bad = is_bad_round(parsed[chosen].report, accepted=accepted, options=self.shared.options)
-        self.bad_rounds = self.bad_rounds + 1 if bad else 0
-
-    def _append_records(self, parsed: ParsedText) -> int:
-        """Append records up to stop and bound; return how many were appended."""
         before, trained = len(self.records), self.shared.trained
-        for index, record in enumerate(parsed.records):
+        for index, record in enumerate(parsed[chosen].records):
             # Formatted as in training, however the model formatted it.
             text = self.shared.serialise(record)
             if isinstance(text, Rejected):
                 # A model may write escapes that the reference format cannot.
                 text = serialise_record(record, trained.schema, special_tokens=trained.special_tokens)
                 assert isinstance(text, str), "a decoded record can be serialized"
-            position = parsed.positions[index] if parsed.positions else None
+            position = parsed[chosen].positions[index] if parsed[chosen].positions else None
             if self.stop is not None and position is not None and position > self.stop:
                 self.has_passed_stop = True
                 self.tally.reject("past_stop", text, self.source)
@@ -660,7 +638,9 @@ class SeriesState:
                 self.opening = ""
                 if self.key is None:
                     self.key = {name: record[name] for name in trained.place.group_columns}
-        return len(self.records) - before
+        accepted = len(self.records) - before
+        bad = is_bad_round(parsed[chosen].report, accepted=accepted, options=self.shared.options)
+        self.bad_rounds = self.bad_rounds + 1 if bad else 0
 
 
 def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop: Value, where: str) -> SeriesState:
@@ -686,8 +666,22 @@ def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop:
                 f"{where}: prefill of series {source}: the time of its last record cannot be read; build "
                 "tokenized_examples again"
             )
-    stopped = _resolve_stop(trained, prefill, started, stop, where, source)
-    interval = place.interval
+    interval, last = place.interval, prefill.stop if stop is None else stop
+    stopped: Position | None = None
+    if place.order is not None and place.order.is_time:
+        is_clock = place.order.is_time_of_day
+        if is_clock and stop is None and started is not None and interval is not None and prefill.length:
+            # The group's end may be days after what its time of day says.
+            stopped = started + (prefill.length - 1) * interval
+        else:
+            stopped = _read_boundary(trained, last, f"{where}: stop_timestamp", source)
+        if started is not None and stopped is not None and stopped < started:
+            if not is_clock:
+                raise ConfigError(
+                    f"{where}: series {source} would stop at {last!r}, before it starts; correct start_timestamp or "
+                    "stop_timestamp"
+                )
+            stopped += DAY
     # The position of the record before the first generated one, real or hypothetical.
     before = position
     if position is None and started is not None and interval is not None:
@@ -704,26 +698,6 @@ def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop:
         shared, prefill, source, texts, opening, position if has_key else before, stopped,
         bound, prefill.key if has_key else None,
     )  # fmt: skip
-
-
-def _resolve_stop(
-    model: TrainedModel, prefill: Prefill, started: Position | None, stop: Value, where: str, source: str
-) -> Position | None:
-    order, interval = model.place.order, model.place.interval
-    if order is None or not order.is_time:
-        return None
-    if order.is_time_of_day and stop is None and started is not None and interval is not None and prefill.length:
-        # The group's end may be days after what its time of day says.
-        return started + (prefill.length - 1) * interval
-    stopped = _read_boundary(model, prefill.stop if stop is None else stop, f"{where}: stop_timestamp", source)
-    if started is None or stopped is None or stopped >= started:
-        return stopped
-    if order.is_time_of_day:
-        return stopped + DAY
-    raise ConfigError(
-        f"{where}: series {source} would stop at {prefill.stop if stop is None else stop!r}, before it starts; "
-        "correct start_timestamp or stop_timestamp"
-    )
 
 
 def _read_boundary(model: TrainedModel, value: Value, where: str, source: str) -> Position | None:
@@ -814,31 +788,26 @@ def generate_series(
                 else:
                     one.add_samples(answer)
         waiting = [state for state in waiting if state.status is None]
-    return _gather_result(series, options)
-
-
-def _gather_result(series: Sequence[SeriesState], options: Generation) -> GenerationResult:
     failed = [one for one in series if one.status == "failed"]
     counts: Counter[str] = Counter()
     rejected: list[RejectedObject] = []
-    kept: list[SeriesState] = []
-    for one in sorted(series, key=_series_sort_key):
+    records: list[Record] = []
+    series.sort(key=_series_sort_key)
+    for one in series:
         if one.status == "failed" and options.on_failed_group == "drop":
             for text in one.window[len(one.window) - len(one.records) :]:
                 one.tally.reject("series_incomplete", text, one.source)
             del one.tally.counts["record"]
         else:
-            kept.append(one)
+            records += _replace_series_key(one)
         counts.update(one.tally.counts)
         rejected += one.tally.rejected
     status: Literal["complete", "partial", "failed"] = "complete" if not failed else "partial"
     if failed and len(failed) == len(series):
         status = "failed"
     outcomes = [
-        SeriesOutcome(one.source, one.status or "failed", one.rounds, len(one.records), one.error)
-        for one in sorted(series, key=_series_sort_key)
+        SeriesOutcome(one.source, one.status or "failed", one.rounds, len(one.records), one.error) for one in series
     ]
-    records = [record for one in kept for record in _replace_series_key(one)]
     return GenerationResult(status, records, rejected, dict(sorted(counts.items())), outcomes)
 
 

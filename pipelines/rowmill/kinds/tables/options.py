@@ -1,11 +1,12 @@
 """Records: rows of a table, each one JSON object; alone, in groups, or in series."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, field_validator, model_validator
 
-from rowmill.core.config import Config
+from rowmill.core.config import Config, validate_options
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetKind, DatasetOptions
@@ -376,9 +377,34 @@ class Records(DatasetKind):
     @classmethod
     def get_joint_rows(cls) -> "JointRows":
         """Return what tables do themselves, imported only for recipes that have one."""
-        from rowmill.kinds.tables.joint_rows import TABLE_ROWS
+        from rowmill.kinds.joint_rows import JointRows
+        from rowmill.kinds.tables import comparison, generated_records, table_examples, table_rows
 
-        return TABLE_ROWS
+        return JointRows(
+            check_contract=partial(validate_options, TableContract),
+            identify_rows=table_rows.identify_rows,
+            make_rows=table_rows.make_table_rows,
+            assign_splits=table_rows.apply_exact_splits,
+            complete_rows=table_rows.complete_table_output,
+            accepts_rows=table_rows.is_under_current_contract,
+            identify_examples=table_examples.identify_examples,
+            # The style of prompts may depend on the tokenizer's name.
+            reads_tokenizer_name=lambda dataset: require_records(dataset).prompt.style == "reference",
+            make_examples=table_examples.make_table_examples,
+            identify_lengths=table_examples.identify_lengths,
+            measure_lengths=table_examples.make_table_lengths,
+            find_near_rows=comparison.find_near_records,
+            plan_examples=table_examples.plan_table,
+            advise=table_examples.advise_dataset,
+            propose_contract=table_rows.propose_contract,
+            list_generation_stages=generated_records.list_generation_stages,
+            identify_parsed=generated_records.identify_parsed,
+            scan_texts=generated_records.scan_generated_texts,
+            parse_texts=generated_records.make_parsed_records,
+            parse_files=generated_records.parse_files,
+            identify_generated=generated_records.identify_generated,
+            generate=generated_records.make_generated_series,
+        )
 
     @model_validator(mode="after")
     def _check_columns(self) -> "Records":

@@ -40,9 +40,11 @@ from rowmill import stats
 from rowmill.core.arrays import Ints, find_distinct
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_bytes, digest_json, read_tables
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice, KindContext
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables import record_tokens
+from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
     KEPT_STATE,
@@ -75,6 +77,7 @@ from rowmill.kinds.tables.partitions import (
     read_partition,
     read_row_column,
     share_sample,
+    split_block_keys,
 )
 from rowmill.kinds.tables.record_tokens import (
     RECORD_EXAMPLES,
@@ -408,6 +411,23 @@ def _plan_table(
     ]
     prefills = [Part(name, {"prefill": part.files[name]}) for part in written for name in part.facts["prefills"]]
     return PlannedTable(plan, ledgers, examples, prefills)
+
+
+def identify_examples(dataset: DatasetOptions, limit: int, seed: int, vocab_size: int | None) -> dict[str, Any]:
+    """Return the options that decide examples; those of generation do not."""
+    return {
+        "versions": [VERSION, TOKENIZATION_VERSION, split_block_keys.version],
+        "format": require_records(dataset).model_dump(mode="json", exclude={"generation"}),
+        "limit": limit,
+        "seed": seed,
+        "vocab_size": vocab_size,
+    }
+
+
+def identify_lengths(dataset: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
+    """Return the options that decide the facts of records, in addition to those of all kinds."""
+    format_options = require_records(dataset).model_dump(mode="json", exclude={"generation"})
+    return {"records": LENGTHS_VERSION, "format": format_options, "seed": seed, "seq_len": seq_len}
 
 
 def plan_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:

@@ -35,8 +35,10 @@ from rowmill.core.arrays import Bools, Ints, are_among, format_count
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json, map_reads, read_tables
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.shared import splits
+from rowmill.kinds.shared.filters import REMOVAL_FILTERS
 from rowmill.kinds.shared.splits import Splitter
 from rowmill.kinds.tables import part_rows, table_contract
 from rowmill.kinds.tables.inference import (
@@ -53,7 +55,7 @@ from rowmill.kinds.tables.inference import (
     infer_sort_key,
     merge_evidence,
 )
-from rowmill.kinds.tables.options import Records
+from rowmill.kinds.tables.options import Records, require_records
 from rowmill.kinds.tables.partitions import (
     HEADER,
     NO_KEY,
@@ -184,6 +186,28 @@ def find_drifts(
 
 VERSION = 6
 """Increase it when any record may get a different type, text, key or split, or facts are counted differently."""
+
+
+def identify_rows(dataset: DatasetOptions, limit: int) -> dict[str, Any]:
+    """Return the options that decide rows, and separately those of the advice on groups; prompts affect neither."""
+    form = require_records(dataset)
+    times = {"is_timeseries", "timestamp_format", "timestamp_interval_seconds"}
+    rows = {
+        "versions": [VERSION, sources.SCAN_VERSION],
+        "group_columns": form.group_columns,
+        "is_grouped_by_file": form.is_grouped_by_file,
+        "is_one_group_column": isinstance(form.data.group_training_examples_by, str),
+        "order_column": form.order_column,
+        "domain_key": form.domain_key,
+        "mode": form.mode,
+        "time_series": form.time_series.model_dump(mode="json", include=times),
+        "table": None if form.table is None else form.table.to_json(),
+        "filters": dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS)),
+        "splits": dataset.splits.model_dump(mode="json"),
+        "max_run_chars": dataset.source.limits.max_run_chars,
+    }
+    advice = {"limit": limit, "cap": form.cap, "on_overflow": form.assembly.on_overflow}
+    return {"rows": rows, "advice": advice}
 
 
 def make_table_rows(

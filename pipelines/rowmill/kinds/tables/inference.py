@@ -96,6 +96,27 @@ class ColumnEvidence:
             other.gap if self.gap is None else self.gap,
         )
 
+    def to_json(self) -> Json:
+        """Return it as a JSON value."""
+        tallies = [
+            {name: [one.count, [[text, *place] for text, place in one.examples]] for name, one in counted.items()}
+            for counted in (self.cells, self.kinds, self.times)
+        ]
+        return [self.first, self.present, self.nulls, *tallies, self.gap]
+
+    @classmethod
+    def from_json(cls, stored: Json) -> "ColumnEvidence":
+        """Read what `to_json` returned."""
+        first, present, nulls, *several, gap = stored
+        tallies = [
+            {
+                name: ShapeTally(count, tuple((text, (part, row)) for text, part, row in examples))
+                for name, (count, examples) in counted.items()
+            }
+            for counted in several
+        ]
+        return cls(tuple(first), present, nulls, *tallies, gap=None if gap is None else tuple(gap))
+
     @property
     def values(self) -> int:
         """Number of values that are neither null nor an empty cell."""
@@ -118,33 +139,13 @@ class TableEvidence:
 
     def to_json(self) -> dict[str, Json]:
         """Return it as a JSON value."""
-        return {"records": self.records, "columns": {name: _column_to_json(one) for name, one in self.columns.items()}}
+        return {"records": self.records, "columns": {name: one.to_json() for name, one in self.columns.items()}}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Json]) -> "TableEvidence":
         """Read what `to_json` returned."""
         columns: dict[str, Json] = stored["columns"]
-        return cls(stored["records"], {name: _column_from_json(one) for name, one in columns.items()})
-
-
-def _column_to_json(column: ColumnEvidence) -> Json:
-    tallies = [
-        {name: [one.count, [[text, *place] for text, place in one.examples]] for name, one in counted.items()}
-        for counted in (column.cells, column.kinds, column.times)
-    ]
-    return [column.first, column.present, column.nulls, *tallies, column.gap]
-
-
-def _column_from_json(stored: Json) -> ColumnEvidence:
-    first, present, nulls, cells, kinds, times, gap = stored
-    counted = [
-        {
-            name: ShapeTally(count, tuple((text, (part, row)) for text, part, row in examples))
-            for name, (count, examples) in one.items()
-        }
-        for one in (cells, kinds, times)
-    ]
-    return ColumnEvidence(tuple(first), present, nulls, *counted, gap=None if gap is None else tuple(gap))
+        return cls(stored["records"], {name: ColumnEvidence.from_json(one) for name, one in columns.items()})
 
 
 def observe_records(records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None) -> TableEvidence:
@@ -166,26 +167,6 @@ def observe_records(records: Sequence[Mapping[str, Json]], rows: Sequence[int] |
     )
 
 
-def _tally_time_shapes(
-    counted: Mapping[str, int], texts: Sequence[Json], having: Sequence[int]
-) -> dict[str, ShapeTally]:
-    """Count JSON texts by shape; `counted` has them in order of first occurrence."""
-    counts: Counter[str] = Counter()
-    first: dict[str, list[str]] = {}
-    for text, count in counted.items():
-        shape = time_shape_of(text)
-        counts[shape] += count
-        held = first.setdefault(shape, [])
-        if len(held) < MAX_EXAMPLES:
-            held.append(text)
-    return {
-        shape: ShapeTally(
-            count, tuple((text[:MAX_EXAMPLE_CHARS], (0, having[texts.index(text)])) for text in first[shape])
-        )
-        for shape, count in counts.items()
-    }
-
-
 def _observe_values(values: Sequence[Json], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
     types = list(map(type, values))
     kinds: dict[str, ShapeTally] = {}
@@ -199,8 +180,17 @@ def _observe_values(values: Sequence[Json], having: Sequence[int], numbers: Sequ
             tally = ShapeTally(count, tuple(examples))
             kind = _KINDS[value_type]
             kinds[kind] = kinds[kind].plus(tally) if kind in kinds else tally
-    texts = [value for value in values if type(value) is str] if "string" in kinds else []
-    times = _tally_time_shapes(Counter(text for text in texts if text), values, having) if texts else {}
+    texts = Counter(value for value in values if type(value) is str and value) if "string" in kinds else Counter[str]()
+    by_shape: dict[str, list[str]] = {}
+    for text in texts:
+        by_shape.setdefault(time_shape_of(text), []).append(text)
+    times = {
+        shape: ShapeTally(
+            sum(texts[text] for text in held),
+            tuple((text[:MAX_EXAMPLE_CHARS], (0, having[values.index(text)])) for text in held[:MAX_EXAMPLES]),
+        )
+        for shape, held in by_shape.items()
+    }
     gap: CellLocation | None = None
     if len(having) != len(numbers):
         present = set(having)
@@ -274,13 +264,13 @@ def infer_contract(
 def _infer_column(seen: ColumnEvidence, records: int, declared: str | None, *, is_order: bool) -> ColumnContract:
     required = seen.present == records
     if declared is not None and not seen.cells:
-        kind = _map_schema_type(parse_declared_column("column", declared, nullable=True, required=True).type)
+        kind = _CELL_TYPES.get(parse_declared_column("column", declared, nullable=True, required=True).type, "any")
         if kind not in ("text", "any"):
             return ColumnContract(type=kind, format="iso8601" if kind in TIMES else None, required=required)
         if kind == "any":
             return ColumnContract(type="any", required=required)
     if seen.kinds and not seen.cells:
-        kind = _map_schema_type(_infer_json_type(seen.kinds))
+        kind = _CELL_TYPES.get(_infer_json_type(seen.kinds), "any")
         return (
             _infer_from_times(seen.times, required=required)
             if kind == "text"
@@ -296,23 +286,22 @@ def _infer_column(seen: ColumnEvidence, records: int, declared: str | None, *, i
     found = [(_count_fitting(seen.cells, shapes), column) for column, shapes in _CANDIDATE_TYPES]
     most, best = max(found, key=lambda pair: pair[0])
     if _is_tolerable(values - most, most):
-        if _is_comma_ambiguous(seen.cells, best):
+        # A comma, as in `1,234`, may as well be a decimal as a thousands separator.
+        as_thousands = _count_fitting(seen.cells, NUMBERS[".", ","])
+        as_fraction = max(_count_fitting(seen.cells, NUMBERS[",", sign]) for sign in ("", ".", " "))
+        if "comma_group" in seen.cells and as_thousands == as_fraction and best.type in ("integer", "number"):
             return text
         return best.model_copy(update={"required": required, "na": _collect_na_words(seen.cells)})
     return _infer_from_times(seen.cells, required=required, is_order=is_order)
 
 
-def _map_schema_type(kind: ColumnType) -> CellType:
-    """Return the contract type of a schema type."""
-    match kind:
-        case "integer" | "boolean" | "date" | "datetime" | "time":
-            return kind
-        case "float" | "decimal":
-            return "number"
-        case "string":
-            return "text"
-        case "duration" | "bytes" | "list" | "struct" | "json":
-            return "any"
+_CELL_TYPES: dict[ColumnType, CellType] = {
+    "integer": "integer", "boolean": "boolean", "date": "date", "datetime": "datetime", "time": "time",
+    "float": "number", "decimal": "number", "string": "text",
+}  # fmt: skip
+"""The contract type of each schema type; `any` for the others."""
+_SCHEMA_TYPES: dict[CellType, ColumnType] = {"integer": "integer", "boolean": "boolean", "number": "decimal"}
+"""The schema type of each contract type; `string` for the others."""
 
 
 def _infer_json_type(kinds: Iterable[str]) -> ColumnType:
@@ -329,23 +318,18 @@ def _infer_json_type(kinds: Iterable[str]) -> ColumnType:
             return "json"
 
 
-def _list_candidate_types() -> tuple[tuple[ColumnContract, frozenset[str]], ...]:
-    """Return the candidate types, each with the shapes that it reads, in order of preference."""
-    numbers = [
-        (ColumnContract(type="number", decimal=decimal, thousands=thousands), shapes)  # pyrefly: ignore[bad-argument-type]
-        for (decimal, thousands), shapes in NUMBERS.items()
-    ]
-    integers = [
-        (ColumnContract(type="integer", thousands=sign), shapes)  # pyrefly: ignore[bad-argument-type]
-        for sign, shapes in INTEGERS.items()
-    ]
-    # `1.234` is a fraction unless another cell shows that the point separates thousands.
-    booleans = (ColumnContract(type="boolean"), frozenset({"boolean"}))
-    return (integers[0], numbers[0], *integers[1:], *numbers[1:], booleans)
-
-
-_CANDIDATE_TYPES = _list_candidate_types()
-"""Of two that read equally many cells, the first wins."""
+_NUMBERS = [
+    (ColumnContract(type="number", decimal=decimal, thousands=thousands), shapes)  # pyrefly: ignore[bad-argument-type]
+    for (decimal, thousands), shapes in NUMBERS.items()
+]
+_INTEGERS = [
+    (ColumnContract(type="integer", thousands=sign), shapes)  # pyrefly: ignore[bad-argument-type]
+    for sign, shapes in INTEGERS.items()
+]
+_BOOLEANS = (ColumnContract(type="boolean"), frozenset({"boolean"}))
+# `1.234` is a fraction unless another cell shows that the point separates thousands.
+_CANDIDATE_TYPES = (_INTEGERS[0], _NUMBERS[0], *_INTEGERS[1:], *_NUMBERS[1:], _BOOLEANS)
+"""Types with the shapes that they read; of two that read equally many cells, the first wins."""
 
 
 def _count_fitting(cells: Mapping[str, ShapeTally], shapes: Iterable[str]) -> int:
@@ -356,15 +340,6 @@ def _is_tolerable(odd: int, fitting: int) -> bool:
     if not odd:
         return fitting > 0
     return fitting >= MIN_FITTING and odd <= max(1, (odd + fitting) // STRAY_SHARE)
-
-
-def _is_comma_ambiguous(cells: Mapping[str, ShapeTally], best: ColumnContract) -> bool:
-    """Tell whether a comma, as in `1,234`, may as well be a decimal as a thousands separator."""
-    if "comma_group" not in cells:
-        return False
-    as_thousands = _count_fitting(cells, NUMBERS[".", ","])
-    as_fraction = max(_count_fitting(cells, NUMBERS[",", sign]) for sign in ("", ".", " "))
-    return as_thousands == as_fraction and best.type in ("integer", "number")
 
 
 def _collect_na_words(cells: Mapping[str, ShapeTally]) -> tuple[str, ...]:
@@ -416,40 +391,27 @@ def build_record_schema(
     contract: TableContract, evidence: TableEvidence, declared: Mapping[str, str], leading: Sequence[str]
 ) -> RecordSchema:
     """Return the schema of records under a contract; the evidence decides which columns are nullable or optional."""
-    columns = [
-        _build_schema_column(name, one, evidence.columns.get(name), evidence.records, declared.get(name))
-        for name, one in contract.used.items()
-    ]
+    columns: list[Column] = []
+    for name, column in contract.used.items():
+        seen, of_source = evidence.columns.get(name), declared.get(name)
+        kind = _SCHEMA_TYPES.get(column.type, "string")
+        if seen is None:
+            columns.append(Column(name, kind, nullable=True, required=False))
+            continue
+        allows_null = column.on_mismatch == "na" or (
+            bool(seen.cells) and (bool(column.na) or (column.type != "text" and "blank" in seen.cells))
+        )
+        nullable, required = seen.nulls > 0 or allows_null, seen.present == evidence.records
+        own = Column(name, kind, nullable=nullable, required=required)
+        if not seen.cells and (seen.kinds or of_source is not None):
+            if column.type == "any":
+                own = replace(own, type=_infer_json_type(seen.kinds))
+            if of_source is not None:
+                parsed = parse_declared_column(name, of_source, nullable=nullable, required=required)
+                if column.type in ("any", _CELL_TYPES.get(parsed.type, "any")) or column.type in TIMES:
+                    own = parsed
+        columns.append(own)
     return RecordSchema(tuple(columns)).with_leading(name for name in leading if name in contract.used)
-
-
-def _build_schema_column(
-    name: str, column: ColumnContract, seen: ColumnEvidence | None, records: int, declared: str | None
-) -> Column:
-    if seen is None:
-        return Column(name, _map_cell_type(column), nullable=True, required=False)
-    allows_null = column.on_mismatch == "na" or (
-        bool(seen.cells) and (bool(column.na) or (column.type != "text" and "blank" in seen.cells))
-    )
-    nullable, required = seen.nulls > 0 or allows_null, seen.present == records
-    if seen.cells or (not seen.kinds and declared is None):
-        return Column(name, _map_cell_type(column), nullable=nullable, required=required)
-    if declared is not None:
-        parsed = parse_declared_column(name, declared, nullable=nullable, required=required)
-        if column.type in ("any", _map_schema_type(parsed.type)) or column.type in TIMES:
-            return parsed
-    kind = _infer_json_type(seen.kinds) if column.type == "any" else _map_cell_type(column)
-    return Column(name, kind, nullable=nullable, required=required)
-
-
-def _map_cell_type(column: ColumnContract) -> ColumnType:
-    match column.type:
-        case "integer" | "boolean":
-            return column.type
-        case "number":
-            return "decimal"
-        case _:
-            return "string"
 
 
 def infer_sort_key(
@@ -500,7 +462,7 @@ def _make_order_error(name: str, seen: ColumnEvidence, where: str) -> ConfigErro
         )
     if _count_numbers(tallies) > max(counts.values(), default=0):
         odd = next(
-            text for shape, tally in tallies.items() if not _is_number_shape(shape) for text, _ in tally.examples
+            text for shape, tally in tallies.items() if shape not in _NUMBER_SHAPES for text, _ in tally.examples
         )
         return ConfigError(
             f"{where}: auto: column {name!r} has numbers and {odd!r:.60}, which cannot be ordered together; "
@@ -522,14 +484,10 @@ def _make_order_error(name: str, seen: ColumnEvidence, where: str) -> ConfigErro
 
 
 def _count_numbers(tallies: Mapping[str, ShapeTally]) -> int:
-    return sum(tally.count for shape, tally in tallies.items() if _is_number_shape(shape))
+    return sum(tally.count for shape, tally in tallies.items() if shape in _NUMBER_SHAPES)
 
 
 _NUMBER_SHAPES = frozenset().union(*NUMBERS.values(), *INTEGERS.values())
-
-
-def _is_number_shape(shape: str) -> bool:
-    return shape in _NUMBER_SHAPES
 
 
 @dataclass(frozen=True, slots=True)

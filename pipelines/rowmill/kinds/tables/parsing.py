@@ -239,25 +239,27 @@ class _ObjectSyntaxScan:
         self.is_cut = False
         self.is_large = False
         self.is_deep = False
-        self._text = text
-        self._limit = end
-        self._scan_tokens(start)
-
-    def _scan_tokens(self, start: int) -> None:
-        """Scan until the object is closed, invalid or cut off; `wanted` is what the next token may be."""
         closers: list[str] = []
-        wanted = "value"
         position = start
-        while True:
-            token = _TOKEN.match(self._text, position, self._limit)
+        # What the next token may be.
+        wanted = "value"
+        while self.error is None and not self.is_cut:
+            token = _TOKEN.match(text, position, end)
             assert token is not None
             if token[1] is None:
-                self._stop_at(token.end())
+                self._stop_at(token.end(), end)
                 return
             begin, position = token.span(1)
             sign = token[1]
             if sign == '"' and wanted in _STRING_EXPECTED:
-                position = self._scan_string(position)
+                body = _STRING_BODY.match(text, position, end)
+                assert body is not None
+                position = body.end()
+                if text[position : position + 1] == '"' and position < end:
+                    position += 1
+                else:
+                    begun = _ESCAPE_BEGUN.match(text, position, end)
+                    self._stop_at(position if begun is None or begun.end() < end else begun.end(), end)
                 wanted = "colon" if wanted in _KEY_EXPECTED else "comma"
             elif sign in "{[" and wanted in _VALUE_EXPECTED:
                 closers.append("}" if sign == "{" else "]")
@@ -274,39 +276,23 @@ class _ObjectSyntaxScan:
             elif sign == ":" and wanted == "colon":
                 wanted = "value"
             elif sign not in '"{}[],:' and wanted in _VALUE_EXPECTED:
-                self._scan_scalar(sign, begin, position)
                 wanted = "comma"
+                number = _NUMBER.fullmatch(sign)
+                if number is not None:
+                    is_whole = number[1] is None and number[2] is None
+                    self.is_large = self.is_large or _is_number_too_large(sign, whole=is_whole)
+                elif sign not in _LITERALS:
+                    # Being cut off by the end of the text is not an error.
+                    is_begun = _NUMBER_BEGUN.fullmatch(sign) or any(word.startswith(sign) for word in _LITERALS)
+                    self.is_cut = position >= end and bool(is_begun)
+                    self.error = None if self.is_cut else begin
             else:
                 self.error = begin
-            if self.error is not None or self.is_cut:
-                return
 
-    def _stop_at(self, position: int) -> None:
+    def _stop_at(self, position: int, end: int) -> None:
         """End where no token begins."""
-        self.is_cut = position >= self._limit
+        self.is_cut = position >= end
         self.error = None if self.is_cut else position
-
-    def _scan_string(self, start: int) -> int:
-        body = _STRING_BODY.match(self._text, start, self._limit)
-        assert body is not None
-        end = body.end()
-        if self._text[end : end + 1] == '"' and end < self._limit:
-            return end + 1
-        begun = _ESCAPE_BEGUN.match(self._text, end, self._limit)
-        self._stop_at(end if begun is None or begun.end() < self._limit else begun.end())
-        return end
-
-    def _scan_scalar(self, sign: str, begin: int, end: int) -> None:
-        """Check a number or a literal; being cut off by the end of the text is not an error."""
-        number = _NUMBER.fullmatch(sign)
-        if number is not None:
-            self.is_large = self.is_large or _is_number_too_large(sign, whole=number[1] is None and number[2] is None)
-        elif sign in _LITERALS:
-            return
-        elif end >= self._limit and (_NUMBER_BEGUN.fullmatch(sign) or any(word.startswith(sign) for word in _LITERALS)):
-            self.is_cut = True
-        else:
-            self.error = begin
 
 
 _STRING_EXPECTED = {"value", "value or ]", "key", "key or }"}
@@ -435,7 +421,20 @@ def validate_series(
                 has_ended = True
                 continue
             key = place.key(span.record) if key is None else key
-            position = _advance_position(span, place, key, after)
+            position: Position = None
+            if place.key(span.record) != key:
+                span.fail("group_mixed_key", next(name for name in place.group_columns))
+            elif place.order is not None and place.order_column is not None:
+                position = place.order.read_after(after, span.record[place.order_column])
+                if after is not None and place.interval is not None:
+                    try:
+                        matches = _EXACT.subtract(position, after) == place.interval
+                    except Inexact:
+                        matches = False
+                    if not matches:
+                        span.fail("step", place.order_column)
+                elif after is not None and position < after:
+                    span.fail("order", place.order_column)
             if span.kind == "invalid":
                 has_ended = True
                 continue
@@ -445,31 +444,6 @@ def validate_series(
                 after = position
         has_ended = has_ended or piece.is_ended
     return records, positions
-
-
-def _advance_position(
-    span: TextSpan, place: PlacementColumns, key: Sequence[Value], after: Position | None
-) -> Position | None:
-    """Return the position of the next record, or mark its span invalid."""
-    assert span.record is not None
-    if place.key(span.record) != key:
-        span.fail("group_mixed_key", next(name for name in place.group_columns))
-        return None
-    if place.order is None or place.order_column is None:
-        return None
-    position: Position = place.order.read_after(after, span.record[place.order_column])
-    if after is None:
-        return position
-    if place.interval is not None:
-        try:
-            matches = _EXACT.subtract(position, after) == place.interval
-        except Inexact:
-            matches = False
-        if not matches:
-            span.fail("step", place.order_column)
-    elif position < after:
-        span.fail("order", place.order_column)
-    return position
 
 
 class Parser:

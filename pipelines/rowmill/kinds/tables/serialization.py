@@ -500,9 +500,32 @@ def _make_converter(column: Column, wire: Wire) -> Callable[[Json], Value]:
             return convert_temporal
         case "list":
             assert column.item is not None
-            return _as_list(column.item, wire)
+            item, convert_item = column.item, _make_converter(column.item, wire)
+
+            def convert_list(value: Json) -> list[Value]:
+                if type(value) is not list:
+                    raise _MistypedError
+                return [_require_nullable(item) if one is None else convert_item(one) for one in value]
+
+            return convert_list
         case "struct":
-            return _as_struct(column, wire)
+            fields = [(field, _make_converter(field, wire)) for field in column.fields]
+
+            def convert_struct(value: Json) -> Record:
+                if type(value) is not dict:
+                    raise _MistypedError
+                record: Record = {}
+                for field, convert in fields:
+                    if field.name in value:
+                        inner = value[field.name]
+                        record[field.name] = _require_nullable(field) if inner is None else convert(inner)
+                    elif field.required:
+                        raise _MistypedError
+                if len(record) != len(value):
+                    raise _MistypedError
+                return record
+
+            return convert_struct
         case "integer" | "float" | "decimal" | "boolean" | "string" | "duration" | "bytes" | "json":
             return _READERS[column.type]
 
@@ -598,37 +621,6 @@ _FROM_MILLISECONDS: dict[str, Callable[[Json], Value]] = {
     "date": lambda value: _from_epoch(value, only_date=True),
     "duration": _as_milliseconds,
 }
-
-
-def _as_list(item: Column, wire: Wire) -> Callable[[Json], list[Value]]:
-    convert = _make_converter(item, wire)
-
-    def convert_list(value: Json) -> list[Value]:
-        if type(value) is not list:
-            raise _MistypedError
-        return [_require_nullable(item) if one is None else convert(one) for one in value]
-
-    return convert_list
-
-
-def _as_struct(column: Column, wire: Wire) -> Callable[[Json], Record]:
-    fields = [(field, _make_converter(field, wire)) for field in column.fields]
-
-    def convert_struct(value: Json) -> Record:
-        if type(value) is not dict:
-            raise _MistypedError
-        record: Record = {}
-        for field, convert in fields:
-            if field.name in value:
-                inner = value[field.name]
-                record[field.name] = _require_nullable(field) if inner is None else convert(inner)
-            elif field.required:
-                raise _MistypedError
-        if len(record) != len(value):
-            raise _MistypedError
-        return record
-
-    return convert_struct
 
 
 def _require_nullable(column: Column) -> None:

@@ -350,19 +350,13 @@ def _make_number_reader(column: ColumnContract) -> Callable[[str], str | None]:
         shape = shape_of(text)
         if shape not in shapes:
             return None
-        bare = _remove_thousands(text, column.thousands)
+        bare = re.sub("[ \u00a0\u202f]", "", text) if column.thousands == " " else text.replace(column.thousands, "")
         # A sign is written as in a column of integers: decimals elsewhere in the column do not change it.
         if is_whole or shape == "sign":
             return str(int(bare))
         return write_decimal(Decimal(bare if is_plain else bare.replace(",", ".")))
 
     return read
-
-
-def _remove_thousands(text: str, thousands: str) -> str:
-    if thousands == " ":
-        return re.sub("[ \u00a0\u202f]", "", text)
-    return text.replace(thousands, "") if thousands else text
 
 
 def read_position(column: ColumnContract, order: SortKey, cell: str, written: str) -> Position | None:

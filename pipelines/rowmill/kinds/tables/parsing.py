@@ -421,19 +421,20 @@ def validate_series(
                 has_ended = True
                 continue
             key = place.key(span.record) if key is None else key
-            position: Position = None
+            position: Position | None = None
             if place.key(span.record) != key:
                 span.fail("group_mixed_key", next(name for name in place.group_columns))
             elif place.order is not None and place.order_column is not None:
-                position = place.order.read_after(after, span.record[place.order_column])
+                reached: Position = place.order.read_after(after, span.record[place.order_column])
+                position = reached
                 if after is not None and place.interval is not None:
                     try:
-                        matches = _EXACT.subtract(position, after) == place.interval
+                        matches = _EXACT.subtract(reached, after) == place.interval
                     except Inexact:
                         matches = False
                     if not matches:
                         span.fail("step", place.order_column)
-                elif after is not None and position < after:
+                elif after is not None and reached < after:
                     span.fail("order", place.order_column)
             if span.kind == "invalid":
                 has_ended = True

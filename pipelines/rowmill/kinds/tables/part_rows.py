@@ -43,13 +43,13 @@ from rowmill.kinds.tables.typed_cells import (
     ABSENT,
     CellColumn,
     CellRowBuilder,
+    ColumnRoles,
     ColumnValues,
     MismatchLog,
     TypedColumns,
     ValueColumnBuilder,
     join_members,
     observe_cells,
-    resolve_column_roles,
     split_columns,
     write_strings,
 )
@@ -226,24 +226,21 @@ class _FloatDecimalCache(dict[float, Decimal]):
         return self.setdefault(value, found) if value else found
 
 
-def _is_written_as(value: Mapping[str, Json], line: bytes) -> bool:
-    try:
-        return orjson.dumps(value) == line
-    except TypeError:
-        # Integers beyond 64 bits.
-        return False
-
-
 def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Json] | Rejected]:
     """Return an exact decoder of a line with a JSON object, given the object as decoded with floats."""
     decimals, decode = _FloatDecimalCache(), make_exact_decoder()
 
     def read(line: bytes, value: dict[str, Json]) -> dict[str, Json] | Rejected:
         types = set(map(type, value.values()))
-        # A line that serializes back to itself has floats that keep their digits.
-        if types <= _FLAT_TYPES and _is_written_as(value, line):
-            if float not in types:
-                return value
+        try:
+            # A line that serializes back to itself has floats that keep their digits.
+            is_exact = types <= _FLAT_TYPES and orjson.dumps(value) == line
+        except TypeError:
+            # Integers beyond 64 bits.
+            is_exact = False
+        if is_exact and float not in types:
+            return value
+        if is_exact:
             return {name: decimals[one] if type(one) is float else one for name, one in value.items()}
         try:
             return cast("dict[str, Json]", decode(line.decode()))
@@ -260,17 +257,13 @@ def _open_row_builders(
     form, splits = Records.model_validate_json(form_json), Splits.model_validate_json(splits_json)
     schema = RecordSchema.from_json(orjson.loads(schema_json))
     contract = TableContract.from_json(orjson.loads(contract_json))
-    roles = resolve_column_roles(form, splits)
+    roles = ColumnRoles.of(form, splits)
     made = (contract, schema, order, roles)
-    splitter = make_table_splitter(form, splits)
-    return CellRowBuilder(*made), ValueColumnBuilder(*made), splitter, roles.by_file
-
-
-def make_table_splitter(form: Records, splits: Splits) -> Splitter:
-    """Return the splitter of records: groups stay whole, however they are named; a single series is all train."""
+    # Groups stay whole, however they are named; a single series is all train.
     if form.mode == "sequential" and not form.is_grouped:
         splits = splits.model_copy(update={"validation": 0, "test": 0})
-    return Splitter(splits, by_group=form.is_grouped)
+    splitter = Splitter(splits, by_group=form.is_grouped)
+    return CellRowBuilder(*made), ValueColumnBuilder(*made), splitter, roles.by_file
 
 
 @part_function(version=1, makes_many=True)
@@ -293,9 +286,7 @@ def _make_decoded_parts(
         # No record has a column, so there is no contract.
         empty = ROW_SCHEMA.empty_table()
         for task, (begin, end) in zip(tasks, pairwise(decoded.borders), strict=True):
-            rejects = RejectLog(CANONICAL_ROWS)
-            for number, rejected, raw in decoded.rejected:
-                rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
+            rejects = _log_rejects(task, decoded)
             for number, raw in zip(decoded.numbers[begin:end], decoded.raws[begin:end], strict=True):
                 rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
             yield _save_table_rows(task, next(places), empty, rejects, MismatchLog(), {})
@@ -314,7 +305,12 @@ def _make_decoded_parts(
         typed = replace(typed, groups=pl.repeat(encode_basestring(task.part.url), len(contents), eager=True))
     splits, refused = _assign_splits(task, splitter, typed, contents)
     times = _read_zoned_times(task, decoded)
-    prefixes = _hash_prefixes(decoded) if task.hashes_prefixes else None
+    prefixes: list[bytes] | None = None
+    if task.hashes_prefixes:
+        shown: Sequence[Mapping[str, Json]] = decoded.values
+        if decoded.cells is not None:
+            shown = pl.select(one.spread(one.texts).alias(name) for name, one in decoded.cells.items()).to_dicts()
+        prefixes = [filters.hash_record_prefix(record) for record in shown]
     parts = np.repeat(np.arange(len(tasks)), np.diff(decoded.borders))
     names = pl.Series([task.part.part_id for task in tasks], dtype=pl.String).gather(parts)
     row_ids = pl.select(pl.format("{}:{}", names, pl.Series(decoded.numbers, dtype=pl.Int64))).to_series()
@@ -330,15 +326,20 @@ def _make_decoded_parts(
     kept = np.ones(len(contents), bool)
     kept[list(refused)] = False
     for task, log, (begin, end) in zip(tasks, mismatches, pairwise(decoded.borders), strict=True):
-        rejects = RejectLog(CANONICAL_ROWS)
-        for number, rejected, raw in decoded.rejected:
-            rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
+        rejects = _log_rejects(task, decoded)
         for place in (begin + np.flatnonzero(~kept[begin:end])).tolist():
             rejects.add(row_ids[place], refused[place], decoded.raws[place])
         part_rows = table.slice(begin, end - begin)
         part_rows = part_rows if kept[begin:end].all() else part_rows.filter(kept[begin:end])
         zones = {} if times is None else _count_zones(times, kept[begin:end], begin, decoded.numbers[begin:end])
         yield _save_table_rows(task, next(places), part_rows, rejects, log, zones)
+
+
+def _log_rejects(task: TableRowsInputs, decoded: _DecodedParts) -> RejectLog:
+    rejects = RejectLog(CANONICAL_ROWS)
+    for number, rejected, raw in decoded.rejected:
+        rejects.add(f"{task.part.part_id}:{number}", rejected, raw)
+    return rejects
 
 
 def _assign_splits(
@@ -362,15 +363,6 @@ def _assign_splits(
                 refused.setdefault(place, split)
         decided.append(None if isinstance(split, Rejected) else split)
     return pl.Series(decided, dtype=pl.String).gather(codes), refused
-
-
-def _hash_prefixes(decoded: _DecodedParts) -> list[bytes]:
-    """Return the prefix of each record that `deduplicate: prefix200` compares."""
-    records: Sequence[Mapping[str, Json]] = decoded.values
-    if decoded.cells is not None:
-        columns = [one.spread(one.texts).alias(name) for name, one in decoded.cells.items()]
-        records = pl.select(columns).to_dicts()
-    return [filters.hash_record_prefix(record) for record in records]
 
 
 def hash_record(decoded: Mapping[str, Json]) -> bytes:

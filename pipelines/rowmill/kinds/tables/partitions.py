@@ -118,11 +118,6 @@ class RowIndex:
     first_rows: Ints
     places: Ints | None = None
 
-    @property
-    def group_sizes(self) -> Ints:
-        """Rows of each group."""
-        return np.empty(0, np.int64) if self.groups is None else np.bincount(self.groups, minlength=len(self.keys))
-
     def locate_rows(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the number of each row's part, and its number in this part."""
         which = np.searchsorted(self.first_rows, rows, "right") - 1
@@ -396,7 +391,7 @@ class TablePartition:
     """Rows that are planned together: all of `parts`, or those in the files of `keys`.
 
     `first` is the number of its first part. `keys` are files of blocks, each with the number of parts of its block.
-    `name` is that of a partition by hash.
+    `name` is that of a partition by hash, which decides what is drawn for it.
     """
 
     first: int
@@ -424,14 +419,6 @@ class TablePartition:
         if not self.keys:
             return sum(part.rows.bytes for part in self.parts)
         return sum(file.bytes for _, file in self.keys if file is not None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartitionRows:
-    """A partition's rows as integers: `lengths` int64[N] are their tokens, −1 if rejected."""
-
-    index: RowIndex
-    lengths: Ints
 
 
 _KEY_SCHEMA = pa.schema(
@@ -477,36 +464,28 @@ def partition_rows(context: KindContext, borders: PartitionBorders, parts: Seque
     for number, lines in collect_buckets(written):
         file_of_block = {block.block: block.lines for block in lines}
         keys = tuple((len(block), file_of_block.get(at)) for at, block in enumerate(blocks))
-        partitions.append(TablePartition(0, tuple(parts), keys, name_partition(number, borders.bits)))
+        partitions.append(TablePartition(0, tuple(parts), keys, f"{number} of {1 << borders.bits}"))
     return partitions
 
 
 @part_function(version=1)
 def split_block_keys(inputs: KeyBlockInputs, place: PartPlace) -> PartResult:
     """Write the keys and lengths of a block's rows, in a file per partition."""
-    tables = map_reads(place.store, lambda numbered: _read_part_keys(place.store, *numbered), enumerate(inputs.parts))
-    lines = pa.concat_tables(tables)
+
+    def read_part(numbered: tuple[int, RowPart]) -> pa.Table:
+        number, part = numbered
+        keys = place.store.table(part.rows, KEY_COLUMNS)
+        lengths = place.store.table(part.tokens, ("length",)).column(0)
+        numbers, places = np.full(len(keys), number, np.int32), np.arange(len(keys), dtype=np.int32)
+        return pa.table([numbers, places, *keys.columns, lengths], schema=_KEY_SCHEMA)
+
+    lines = pa.concat_tables(map_reads(place.store, read_part, enumerate(inputs.parts)))
     of_partition = assign_partitions(lines.column("group_key"), inputs.bits)
     return PartResult(write_buckets(place, lines, of_partition.astype(np.int64), 1 << inputs.bits))
 
 
-def _read_part_keys(store: Store, number: int, part: RowPart) -> pa.Table:
-    keys = store.table(part.rows, KEY_COLUMNS)
-    lengths = store.table(part.tokens, ("length",)).column(0)
-    own = {"part": np.full(len(keys), number, np.int32), "place": np.arange(len(keys), dtype=np.int32)}
-    columns = [
-        own[f.name] if f.name in own else lengths if f.name == "length" else keys.column(f.name) for f in _KEY_SCHEMA
-    ]
-    return pa.table(columns, schema=_KEY_SCHEMA)
-
-
-def name_partition(number: int, bits: int) -> str:
-    """Return the name of a partition by hash, which decides what is drawn for it."""
-    return f"{number} of {1 << bits}"
-
-
-def read_partition(store: Store, partition: TablePartition, options: IndexOptions) -> PartitionRows:
-    """Read the rows of a partition."""
+def read_partition(store: Store, partition: TablePartition, options: IndexOptions) -> tuple[RowIndex, Ints]:
+    """Read a partition's rows as integers: their index, and their tokens, int64[N], −1 if rejected."""
     first_rows = places = None
     if partition.keys:
         files = [file for _, file in partition.keys]
@@ -524,4 +503,4 @@ def read_partition(store: Store, partition: TablePartition, options: IndexOption
         lengths = [table.column(0) for table in tokens]
     index = build_row_index(tables, options, first_rows=first_rows, places=places)
     none = np.empty(0, np.int64)
-    return PartitionRows(index, np.concatenate([none, *(own.to_numpy() for own in lengths)]).astype(np.int64))
+    return index, np.concatenate([none, *(own.to_numpy() for own in lengths)]).astype(np.int64)

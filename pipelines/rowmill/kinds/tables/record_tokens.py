@@ -134,12 +134,6 @@ class PromptFrame:
         """Return it as a JSON value for the manifest, where generation reads it."""
         return {**asdict(self), "prompt_ids": [*self.prompt_ids], "special_tokens": [*self.special_tokens]}
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "PromptFrame":
-        """Read what `to_json` returned."""
-        values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in stored.items()}
-        return cls(**values)
-
 
 def build_prompt_frame(
     schema: RecordSchema,
@@ -458,7 +452,8 @@ def _serialise_records(
     # Which records contain the text of a special token.
     special = np.zeros(len(records), bool)
     if inputs.special_tokens:
-        pattern = _make_alternation(inputs.special_tokens)
+        # A pattern of all texts finds any of them in a single pass; RE2 compiles it to one automaton.
+        pattern = "|".join(_REGEX_SPECIAL.sub(r"\\\g<0>", text) for text in inputs.special_tokens)
         special = pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
     again = range(len(records)) if inputs.wire == "reference" else np.flatnonzero(special).tolist()
     for place in again:
@@ -472,12 +467,6 @@ def _serialise_records(
         texts[place] = line
         changed += inputs.wire == "reference" and reread(read_json(line)) != record
     return texts, rejects, changed, int(special.sum())
-
-
-@lru_cache(maxsize=2)
-def _make_alternation(texts: tuple[str, ...]) -> str:
-    """Return a pattern that finds any of the texts in a single pass; RE2 compiles it to one automaton."""
-    return "|".join(_REGEX_SPECIAL.sub(r"\\\g<0>", text) for text in texts)
 
 
 _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
@@ -700,13 +689,6 @@ def write_prefill(
     read = RecordDecoder(options.schema)
     write = Serialiser(options.schema, special_tokens=options.frame.special_tokens, wire=form.codec.wire)
 
-    def format_as_trained(text: str) -> str:
-        record = read(read_json(text))
-        assert not isinstance(record, RecordProblem), record
-        line = write(record)
-        assert isinstance(line, str), line
-        return line
-
     def read_time(row: int) -> str | None:
         """Return a record's time as the JSON text of its value."""
         value = None if form.order_column is None else read_json(texts[row]).get(form.order_column)
@@ -715,10 +697,17 @@ def write_prefill(
     lines: list[dict[str, Any]] = []
     for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
         own = train.rows[first:last]
+        records: list[str] = []
+        for row in own[:PREFILL_RECORDS].tolist():
+            record = read(read_json(texts[row]))
+            assert not isinstance(record, RecordProblem), record
+            line = write(record)
+            assert isinstance(line, str), line
+            records.append(line)
         lines.append(
             {
                 "group_key": index.keys[group],
-                "records": [format_as_trained(texts[row]) for row in own[:PREFILL_RECORDS].tolist()],
+                "records": records,
                 "start": read_time(int(own[0])),
                 "stop": read_time(int(own[-1])),
                 "length": last - first,

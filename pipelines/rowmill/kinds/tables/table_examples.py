@@ -54,7 +54,6 @@ from rowmill.kinds.tables.partition_plan import (
     SplitFacts,
     TablePlan,
     TablePlanRequest,
-    ValueCounts,
     count_sampled_rows,
     join_counts,
     plan_partition,
@@ -150,19 +149,19 @@ def save_states(store: Store, path: str, plan: PartitionPlan, index: RowIndex) -
     texts = np.full(len(rows), "", object)
     for overflow, of in zip(plan.overflows, plan.overflow_rows, strict=True):
         texts[np.searchsorted(rows, of)] = overflow.description
-    table = pa.table([which, places, plan.states[rows], texts], schema=_STATE_SCHEMA)
+    places, states = places.astype(np.int32), plan.states[rows]
+    table = pa.table([which, places, states, texts], schema=_STATE_SCHEMA)
     numbers, begins = np.unique(which, return_index=True)
     borders = pairwise([*begins.tolist(), len(rows)])
     digests = {
-        str(number): _digest_states(table.slice(begin, end - begin))
+        str(number): digest_json(
+            digest_bytes(places[begin:end].tobytes()),
+            digest_bytes(states[begin:end].tobytes()),
+            texts[begin:end].tolist(),
+        )
         for number, (begin, end) in zip(numbers.tolist(), borders, strict=True)
     }
     return write_table(store, path, table), digests
-
-
-def _digest_states(table: pa.Table) -> str:
-    places, states = (digest_bytes(table.column(name).to_numpy().tobytes()) for name in ("place", "state"))
-    return digest_json(places, states, table.column("detail").to_pylist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,17 +242,17 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     """Plan a partition, and write its slices and the states of its rows."""
     store = place.store
     parts = inputs.partition.parts
-    rows = read_partition(store, inputs.partition, inputs.options)
+    index, lengths = read_partition(store, inputs.partition, inputs.options)
     row_files = [part.rows for part in parts]
-    read_column = partial(read_row_column, store, row_files, rows.index)
-    plan = plan_partition(inputs.request, rows.index, rows.lengths, read_column=read_column)
-    prefills = write_prefill(store, place.stage_folder, inputs.prefill, row_files, rows.index, plan)
+    read_column = partial(read_row_column, store, row_files, index)
+    plan = plan_partition(inputs.request, index, lengths, read_column=read_column)
+    prefills = write_prefill(store, place.stage_folder, inputs.prefill, row_files, index, plan)
     files: dict[str, File] = {one.fingerprint: one.files["prefill"] for one in prefills}
     slices: list[tuple[str, int, int]] = []
-    for number, piece in enumerate(cut_slices(plan, rows.index, parts, inputs.prefill.frame)):
+    for number, piece in enumerate(cut_slices(plan, index, parts, inputs.prefill.frame)):
         files[piece.fingerprint] = save_slice(store, f"{place.folder}/slice-{number:05d}.arrow", piece)
         slices.append((piece.fingerprint, piece.records, piece.tokens))
-    states, digests = save_states(store, f"{place.folder}/states.arrow", plan, rows.index)
+    states, digests = save_states(store, f"{place.folder}/states.arrow", plan, index)
     facts: dict[str, Any] = {
         "splits": [summarize_split(plan.mode, split).to_json() for split in plan.splits],
         "overflows": OverflowFacts.of(plan.overflows).to_json(),
@@ -350,8 +349,8 @@ def count_samples(
 ) -> list[int]:
     """Count the train records of a partition that fit at each length."""
     partition, requests = planned
-    rows = read_partition(store, partition, options)
-    return [count_sampled_rows(request, rows.index, rows.lengths) for request in requests]
+    index, lengths = read_partition(store, partition, options)
+    return [count_sampled_rows(request, index, lengths) for request in requests]
 
 
 def _plan_table(
@@ -434,15 +433,6 @@ def plan_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> T
     """Plan the examples without making them."""
     with open_host_scratch(context) as scratch:
         return _plan_table(context, tokenizer, _encode_table(context, tokenizer, path), scratch).plan
-
-
-def measure_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> tuple[ExampleLimits, RowIndex, Ints]:
-    """Encode all records; return the limits of an example, the rows, and their tokens, int64[N] (−1: rejected)."""
-    table = _encode_table(context, tokenizer, path)
-    partition = TablePartition(0, tuple(table.parts))
-    rows = read_partition(context.store, partition, IndexOptions.of(context, table.observed))
-    limits = ExampleLimits(context.limit, len(table.frame.prompt_ids), get_table_options(context).cap)
-    return limits, rows.index, rows.lengths
 
 
 def make_table_examples(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
@@ -563,22 +553,16 @@ def _build_output(
 def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
     """Return histograms of the tokens of examples and of whole groups, with the limits of an example."""
     drawn: dict[str, Histogram] = {}
-    lengths = join_counts(split.sizes["example_tokens"] for split in plan.splits)
-    if lengths:
-        drawn["example_tokens"] = _draw_histogram("tokens per example", lengths, plan.limits.limit)
-    if plan.mode == "grouped":
-        tokens = join_counts(split.sizes["group_tokens"] for split in plan.splits)
-        if tokens:
-            drawn["group_tokens"] = _draw_histogram("tokens per group", tokens, plan.limits.records)
+    of_example = ("example_tokens", "tokens per example", plan.limits.limit)
+    of_group = ("group_tokens", "tokens per group", plan.limits.records)
+    for name, title, limit in (of_example, of_group) if plan.mode == "grouped" else (of_example,):
+        sizes = join_counts(split.sizes[name] for split in plan.splits)
+        if sizes:
+            top = max(*sizes, limit) + 1
+            counts, edges = np.histogram([*sizes], bins=24, range=(0, top), weights=[*sizes.values()])
+            bins = tuple(round(float(edge), 1) for edge in edges)
+            drawn[name] = Histogram(title, "tokens", bins, tuple(int(count) for count in counts), float(limit))
     return drawn
-
-
-def _draw_histogram(title: str, sizes: ValueCounts, limit: int) -> Histogram:
-    top = max(*sizes, limit) + 1
-    counts, edges = np.histogram([*sizes], bins=24, range=(0, top), weights=[*sizes.values()])
-    return Histogram(
-        title, "tokens", tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts), float(limit)
-    )
 
 
 # ── Lengths ────────────────────────────────────────────────────────────────────────────────────────
@@ -707,8 +691,11 @@ def size_histogram(sizes: Ints, limit: float | None) -> Histogram:
 
 def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
     """Rate every column that can group the records of a dataset, and estimate its examples."""
-    limits, index, measured = measure_table(context, tokenizer, path)
-    form, lengths = get_table_options(context), np.maximum(measured, 0)
+    table, form = _encode_table(context, tokenizer, path), get_table_options(context)
+    limits = ExampleLimits(context.limit, len(table.frame.prompt_ids), form.cap)
+    partition = TablePartition(0, tuple(table.parts))
+    index, measured = read_partition(context.store, partition, IndexOptions.of(context, table.observed))
+    lengths = np.maximum(measured, 0)
     columns = [
         advise_group_column(
             column,
@@ -779,11 +766,11 @@ class ReplanInputs(PartInputs):
 @part_function(version=1)
 def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
     """Plan a partition at each length, and write the lengths of its examples."""
-    rows = read_partition(place.store, inputs.partition, inputs.options)
+    index, tokens = read_partition(place.store, inputs.partition, inputs.options)
     pieces = [_LENGTH_SCHEMA.empty_table()]
     over: list[list[int]] = []
     for request in inputs.requests:
-        lengths, *left_out = replan_partition(request, rows.index, rows.lengths)
+        lengths, *left_out = replan_partition(request, index, tokens)
         over.append(left_out)
         pieces += [
             pa.table([np.full(len(own), request.limits.limit), np.full(len(own), split), own], schema=_LENGTH_SCHEMA)

@@ -138,9 +138,8 @@ def merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
     found: dict[str, ColumnMismatch] = {}
     for number, part in enumerate(parts):
         for name, (count, text, row) in part.facts.get("mismatches", {}).items():
-            first = found.get(name)
-            own = ColumnMismatch(count, text, (number, row))
-            found[name] = own if first is None else ColumnMismatch(first.count + count, first.text, first.place)
+            first = found.get(name, ColumnMismatch(0, text, (number, row)))
+            found[name] = replace(first, count=first.count + count)
     return found
 
 
@@ -289,7 +288,16 @@ def merge_part_evidence(context: KindContext, seen: Sequence[Part]) -> TableEvid
 
 def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
     form, where = get_table_options(context), f"datasets.{context.dataset_name}.format"
-    _require_one_series(context, form, where)
+    scans = load_scans(context.input(RAW_DATASET))
+    files = [scan.url for scan in scans if scan.records and scan.split_hint != "validation"]
+    is_lone = form.mode == "sequential" and not form.is_grouped and form.data.group_training_examples_by is None
+    if is_lone and len(files) > 1:
+        shown = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
+        raise ConfigError(
+            f"{where}.time_series.is_timeseries: the rows of {len(files):,} files ({shown}) have no group, and would "
+            "be sorted into one series; set data.group_training_examples_by to a column, to {file: true} if each file "
+            "is a series, or to {file: false} if one series goes on from file to file"
+        )
     evidence = merge_part_evidence(context, seen)
     observed = tuple(part.fingerprint for part in seen)
     if not evidence.columns:
@@ -362,23 +370,6 @@ def is_under_current_contract(context: KindContext, kept: Manifest) -> bool:
     earlier = _load_earlier_table(context)
     table = kept.details.get("table")
     return earlier is None or table is None or table["contract"] == earlier["contract"]
-
-
-def _require_one_series(context: KindContext, form: Records, where: str) -> None:
-    """Refuse to treat several files as one series unless the recipe says so."""
-    if form.mode != "sequential" or form.is_grouped or form.data.group_training_examples_by is not None:
-        return
-    scans = load_scans(context.input(RAW_DATASET))
-    files = [scan.url for scan in scans if scan.records and scan.split_hint != "validation"]
-    if len(files) > 1:
-        shown = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
-        raise ConfigError(
-            f"{where}.time_series.is_timeseries: the rows of {len(files):,} files ({shown}) have no group, and would "
-            "be "
-            "sorted into one series; set "
-            "data.group_training_examples_by to a column, to {file: true} if each file is a series, or to "
-            "{file: false} if one series goes on from file to file"
-        )
 
 
 def _read_declared_types(context: KindContext) -> dict[str, str]:
@@ -622,7 +613,13 @@ def find_repeated_hours(index: RowIndex) -> TimePairs:
     is_put_back = goes_back & (-steps < _HOUR * second) & (-steps >= _HOUR * second - missing) & at_night
     if not is_put_back.any() or int((goes_back & ~is_put_back).sum()) > _MAX_UNORDERED * len(steps):
         return nothing
-    is_latest = _mark_latest(index, rows)
+    # Which rows are later than all before them: ranks of times ascend from series to series, so that one running
+    # maximum serves all of them.
+    times, series = index.positions[rows], np.cumsum(np.diff(index.groups[rows], prepend=-1) != 0)
+    order = np.lexsort((times, series))
+    ranks = np.empty(len(rows), np.int64)
+    ranks[order] = np.cumsum((np.diff(series[order], prepend=0) != 0) | (np.diff(times[order], prepend=0) != 0))
+    is_latest = ranks > np.append(-1, np.maximum.accumulate(ranks)[:-1])
     numbers = np.arange(len(rows))
     last_event = np.maximum.accumulate(np.where(is_latest | goes_back, numbers, 0))
     is_found = ~is_latest & is_put_back[last_event]
@@ -637,20 +634,6 @@ def _measure_source_steps(index: RowIndex, rows: Ints) -> Ints:
     steps = np.diff(index.positions[rows], prepend=0)
     steps[np.diff(groups, prepend=-1) != 0] = 0
     return steps
-
-
-def _mark_latest(index: RowIndex, rows: Ints) -> Bools:
-    """Mark the rows that are later than all rows before them in their series."""
-    assert index.groups is not None
-    assert index.positions is not None
-    groups, times = index.groups[rows], index.positions[rows]
-    series = np.cumsum(np.diff(groups, prepend=-1) != 0)
-    order = np.lexsort((times, series))
-    is_next = (np.diff(series[order], prepend=0) != 0) | (np.diff(times[order], prepend=0) != 0)
-    # Ranks ascend from series to series, so that one running maximum serves all of them.
-    ranks = np.empty(len(rows), np.int64)
-    ranks[order] = np.cumsum(is_next)
-    return ranks > np.append(-1, np.maximum.accumulate(ranks)[:-1])
 
 
 UNITS = ("seconds", "milliseconds", "microseconds", "nanoseconds")

@@ -105,49 +105,43 @@ def observe_cells(
     `rows` are the records' numbers in their parts, and `borders` the first record of each part, and the end. Each
     record has all columns.
     """
-    shaped = {name: _ShapedColumn.from_cells(one) for name, one in columns.items()}
-    return [
-        TableEvidence(
-            end - begin, {name: one.observe(begin, rows[begin:end]) for name, one in shaped.items() if begin < end}
-        )
-        for begin, end in pairwise(borders)
-    ]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ShapedColumn:
-    """A column of cells with the shape of each text: an index of `names`, 0 if the text is empty."""
-
-    cells: CellColumn
-    names: list[str]
-    shapes: NDArray[np.int32]
-
-    @classmethod
-    def from_cells(cls, cells: CellColumn) -> "_ShapedColumn":
-        """Find the shapes of the texts."""
+    parts = [(begin, rows[begin:end]) for begin, end in pairwise(borders)]
+    found: list[dict[str, ColumnEvidence]] = [{} for _ in parts]
+    for name, cells in columns.items():
+        # The shape of each text, an index of `names`: 0 if the text is empty.
         is_given = ~are_equal(cells.texts, "")
-        found = name_shapes(cells.texts.filter(pa.array(is_given)))
-        names = ["", *dict.fromkeys(found)]
-        numbers = {name: number for number, name in enumerate(names)}
+        given = name_shapes(cells.texts.filter(pa.array(is_given)))
+        names = ["", *dict.fromkeys(given)]
+        numbers = {shape: number for number, shape in enumerate(names)}
         shapes = np.zeros(len(cells.texts), np.int32)
-        shapes[is_given] = [numbers[name] for name in found]
-        return cls(cells, names, shapes)
+        shapes[is_given] = [numbers[shape] for shape in given]
+        for evidence, (begin, records) in zip(found, parts, strict=True):
+            if records:
+                codes = cells.codes[begin : begin + len(records)]
+                evidence[name] = _observe_shapes(cells.texts, codes, shapes, names, records)
+    return [TableEvidence(len(records), evidence) for evidence, (_, records) in zip(found, parts, strict=True)]
 
-    def observe(self, begin: int, rows: Sequence[int]) -> ColumnEvidence:
-        """Return the evidence of a part, whose cells are those from `begin` on, one for each of `rows`."""
-        codes = self.cells.codes[begin : begin + len(rows)]
-        counts = np.bincount(self.shapes[codes], minlength=len(self.names)).tolist()
-        firsts = _find_first_places(codes)
-        shapes = self.shapes[codes[firsts]]
-        tallies: dict[str, ShapeTally] = {}
-        for number in shapes[_find_first_places(shapes)].tolist():
-            shown = [
-                (self.cells.texts[int(codes[place])].as_py()[:MAX_EXAMPLE_CHARS], (0, rows[place]))
-                for place in firsts[shapes == number][:MAX_EXAMPLES].tolist()
-            ]
-            tallies[self.names[number]] = ShapeTally(counts[number], tuple(shown))
-        tallies.pop("", None)
-        return ColumnEvidence((0, rows[0]), len(rows), counts[0], tallies)
+
+def _observe_shapes(
+    texts: pa.LargeStringArray,
+    codes: NDArray[np.int32],
+    shapes: NDArray[np.int32],
+    names: Sequence[str],
+    records: Sequence[int],
+) -> ColumnEvidence:
+    """Return the evidence of the cells of a part, whose texts are `codes` of the column's."""
+    counts = np.bincount(shapes[codes], minlength=len(names)).tolist()
+    firsts = _find_first_places(codes)
+    met = shapes[codes[firsts]]
+    tallies: dict[str, ShapeTally] = {}
+    for number in met[_find_first_places(met)].tolist():
+        shown = [
+            (texts[int(codes[place])].as_py()[:MAX_EXAMPLE_CHARS], (0, records[place]))
+            for place in firsts[met == number][:MAX_EXAMPLES].tolist()
+        ]
+        tallies[names[number]] = ShapeTally(counts[number], tuple(shown))
+    tallies.pop("", None)
+    return ColumnEvidence((0, records[0]), len(records), counts[0], tallies)
 
 
 def _find_first_places(codes: NDArray[np.int32]) -> Ints:
@@ -291,22 +285,17 @@ class ColumnRoles:
     time_key: str | None
     domain: str | None
 
+    @classmethod
+    def of(cls, form: Records, splits: Splits) -> "ColumnRoles":
+        """Return the columns that the options name."""
+        given = (splits.group_key,) if isinstance(splits.group_key, str) else tuple(splits.group_key or ())
+        is_list = not isinstance(form.data.group_training_examples_by or splits.group_key, str)
+        groups = form.group_columns or given
+        return cls(groups, is_list, form.is_grouped_by_file, form.order_column, splits.time_key, form.domain_key)
+
     def key_of(self, texts: Sequence[str]) -> str:
         """Return a group's key from the JSON texts of its values."""
         return f"[{','.join(texts)}]" if self.is_list else texts[0]
-
-    def join_keys(self, columns: Sequence[pl.Expr]) -> pl.Expr:
-        """Return each record's group key, from columns of JSON texts."""
-        joined = pl.concat_str(columns, separator=",")
-        return pl.concat_str(pl.lit("["), joined, pl.lit("]")) if self.is_list else joined
-
-
-def resolve_column_roles(form: Records, splits: Splits) -> ColumnRoles:
-    """Return the columns that the options name."""
-    given = (splits.group_key,) if isinstance(splits.group_key, str) else tuple(splits.group_key or ())
-    is_list = not isinstance(form.data.group_training_examples_by or splits.group_key, str)
-    groups = form.group_columns or given
-    return ColumnRoles(groups, is_list, form.is_grouped_by_file, form.order_column, splits.time_key, form.domain_key)
 
 
 def format_position(position: Position) -> str:
@@ -425,7 +414,10 @@ class CellRowBuilder:
             is_absent = group_cells.mark(is_empty if written is None else is_empty | are_equal(written, NULL))
             refuse(refused, np.flatnonzero(is_absent).tolist(), reject_absent("group_missing", name))
             keys.append(group_cells.spread(write_strings(group_cells.texts)))
-        return self._roles.join_keys(keys) if keys else repeat_text(None, count)
+        if not keys:
+            return repeat_text(None, count)
+        joined = pl.concat_str(keys, separator=",")
+        return pl.concat_str(pl.lit("["), joined, pl.lit("]")) if self._roles.is_list else joined
 
     def _read_positions(
         self,

@@ -228,20 +228,15 @@ def find_near_records(context: WorkContext, dataset: DatasetOptions, rows: Manif
         seen[places] = True
         counts += own
         total += train_rows
-    near = _mark_near_records(held, signatures[seen], cells, counts, total)
-    return NearRows(len(row_ids), tuple(row_ids[place] for place in np.flatnonzero(near).tolist()))
-
-
-def _mark_near_records(
-    held: Hashes, shared: Hashes, cells: Hashes, counts: NDArray[np.int64], total: int
-) -> NDArray[np.bool_]:
-    """Return which held-out records share a signature with train that chance does not explain: bool[N]."""
+    shared = signatures[seen]
     if not total or not len(shared):
-        return np.zeros(len(held), bool)
+        return NearRows(len(row_ids), ())
+    # The train records that would share a signature by chance, as if columns were independent.
     of_cell = np.log2(np.maximum(counts, 1) / total)[np.searchsorted(cells, held)]
     expected = np.log2(total) + of_cell.sum(axis=1, keepdims=True) - of_cell
     is_shared = are_among(_compute_signatures(held), shared)
-    return (is_shared & (expected < np.log2(MAX_CHANCE))).any(axis=1)
+    near = (is_shared & (expected < np.log2(MAX_CHANCE))).any(axis=1)
+    return NearRows(len(row_ids), tuple(row_ids[place] for place in np.flatnonzero(near).tolist()))
 
 
 def _compute_signatures(hashes: Hashes) -> Hashes:

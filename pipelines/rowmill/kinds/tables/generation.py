@@ -133,7 +133,19 @@ class CallableCompleter:
             # A single completion may be returned without a list.
             alone = n == 1 and (isinstance(answer, str | Completion) or _is_pair(answer))
             values = [answer] if alone else _require_list(answer, "the answer to a prompt")
-            found = [_read_completion(value) for value in values]
+            found: list[Completion] = []
+            for value in values:
+                if isinstance(value, Completion):
+                    found.append(value)
+                elif isinstance(value, str):
+                    found.append(Completion(value))
+                elif _is_pair(value) and (value[1] is None or isinstance(value[1], str)):
+                    found.append(Completion(*value))
+                else:
+                    raise GenerationError(
+                        f"generation.backend: a completion is a {type(value).__name__}; return text, (text, "
+                        "finish_reason) or a Completion"
+                    )
             if len(found) != n:
                 raise GenerationError(
                     f"generation.backend: the function returned {len(found)} completions of a prompt; n is {n}; "
@@ -153,19 +165,6 @@ def _require_list(value: Any, what: str) -> list[Any]:
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(cast("tuple[Any, ...]", value)) == 2 and isinstance(value[0], str)
-
-
-def _read_completion(value: Any) -> Completion:
-    if isinstance(value, Completion):
-        return value
-    if isinstance(value, str):
-        return Completion(value)
-    if _is_pair(value) and (value[1] is None or isinstance(value[1], str)):
-        return Completion(value[0], value[1])
-    raise GenerationError(
-        f"generation.backend: a completion is a {type(value).__name__}; return text, (text, finish_reason) or a "
-        "Completion"
-    )
 
 
 _MAX_CONCURRENT_REQUESTS = 32

@@ -15,7 +15,7 @@ from rowmill.kinds.shared.filters import REMOVAL_FILTERS
 from rowmill.kinds.shared.messages import PAIR_COLUMNS, is_list, is_mapping
 from rowmill.kinds.shared.recognition import Recognition, Sample
 from rowmill.kinds.tables.generation import Generation
-from rowmill.kinds.tables.schema import Mode, choose_mode
+from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import Codec
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.schema.rows import RowKind
@@ -285,7 +285,9 @@ class Records(DatasetKind):
     @property
     def mode(self) -> Mode:
         """How examples are assembled; computed from the options."""
-        return choose_mode(is_timeseries=self.time_series.is_timeseries, is_grouped=self.is_grouped)
+        if self.time_series.is_timeseries:
+            return "sequential"
+        return "grouped" if self.is_grouped else "tabular"
 
     @property
     def is_grouped(self) -> bool:

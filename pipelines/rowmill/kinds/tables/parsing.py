@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from typing import Any, Literal
+from typing import Literal
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.kinds.tables.schema import MAX_DEPTH, MAX_DIGITS, Mode, Position, Record, RecordSchema, SortKey, Value
-from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Wire
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Wire, refuse_constant
 from rowmill.schema.facts import SpanCounts
 
 SpanKind = Literal["record", "invalid", "delimiter", "prose", "truncated"]
@@ -115,7 +115,7 @@ class ObjectScanner:
     def __init__(self) -> None:
         self._repeated: list[str] = []
         self._decoder = json.JSONDecoder(
-            object_pairs_hook=self._build_mapping, parse_float=Decimal, parse_constant=_refuse_json_constant
+            object_pairs_hook=self._build_mapping, parse_float=Decimal, parse_constant=refuse_constant
         )
 
     def scan(self, text: str, start: int, end: int) -> Iterator[tuple[TextSpan, Json]]:
@@ -224,10 +224,6 @@ def _find_line_end(text: str, start: int, end: int, *, returns: bool) -> int:
         return end if found is None else found.start()
     stop = text.find("\n", start, end)
     return end if stop < 0 else stop
-
-
-def _refuse_json_constant(name: str) -> Any:
-    raise ValueError(name)
 
 
 class _ObjectSyntaxScan:
@@ -349,15 +345,6 @@ class PlacementColumns:
     def key(self, record: Record) -> list[Value]:
         """Return a record's typed group key: 1 is not `"1"`."""
         return [record[name] for name in self.group_columns]
-
-    def find_problem(self, record: Record) -> tuple[str, str] | None:
-        """Return the reason and column if a record cannot be ordered."""
-        if self.order_column is None or self.order is None:
-            return None
-        value = record.get(self.order_column)
-        if value is None:
-            return "order_missing", self.order_column
-        return ("timestamp", self.order_column) if self.order.read(value) is None else None
 
 
 def validate_group(piece: DelimitedSpans, place: PlacementColumns, options: Validation) -> list[Record]:
@@ -522,7 +509,7 @@ class Parser:
     def _scan_spans(self, text: str, start: int, end: int) -> list[TextSpan]:
         """Scan a piece and decode its objects; a span is a record if its object is valid by itself."""
         spans: list[TextSpan] = []
-        has_place = self._place.order is not None
+        place = self._place
         for span, value in self._scanner.scan(text, start, end):
             spans.append(span)
             if span.kind != "record":
@@ -531,9 +518,10 @@ class Parser:
             if isinstance(read, RecordProblem):
                 span.fail(*read)
                 continue
+            if place.order is not None and place.order_column is not None:
+                time = read.get(place.order_column)
+                if time is None or place.order.read(time) is None:
+                    span.fail("order_missing" if time is None else "timestamp", place.order_column)
+                    continue
             span.record = read
-            misplaced = self._place.find_problem(read) if has_place else None
-            if misplaced is not None:
-                span.fail(*misplaced)
-                span.record = None
         return spans

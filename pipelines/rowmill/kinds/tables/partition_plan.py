@@ -323,11 +323,6 @@ class SplitFacts:
             max(one.longest_group for one in several),
         )
 
-    def count_expected_tokens(self, limits: ExampleLimits) -> int:
-        """Compute the tokens of all examples: prompts, delimiters, and records as often as they are shown."""
-        delimiters = DELIMITERS_PER_UNIT * self.counts["units"]
-        return self.counts["examples"] * limits.prompt + delimiters + self.shown_tokens
-
     def list_facts(self) -> dict[str, Any]:
         """Return the numbers of the report, by name."""
         counts: dict[str, Any] = {name: count for name, count in self.counts.items() if name != "units"}

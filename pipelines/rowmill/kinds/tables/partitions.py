@@ -227,19 +227,14 @@ def _read_positions(columns: Sequence[pa.ChunkedArray], *, is_time: bool) -> tup
         return np.concatenate([np.empty(0, np.int64), *whole]), Decimal(1)
     except pa.ArrowInvalid:
         numbers = [[Decimal(text) for text in column.to_pylist()] for column in columns]
-    places = max((_count_decimals(number) for part in numbers for number in part), default=0)
+    places = max((-int(number.as_tuple().exponent) for part in numbers for number in part), default=0)
+    places = max(places, 0)
     scaled = [[int(number.scaleb(places)) for number in part] for part in numbers]
     if any(abs(number) >= _LARGEST for part in scaled for number in part):
         return _rank_values(numbers), None
     return np.concatenate([np.empty(0, np.int64), *(np.array(part, np.int64) for part in scaled)]), Decimal(1).scaleb(
         -places
     )
-
-
-def _count_decimals(number: Decimal) -> int:
-    exponent = number.as_tuple().exponent
-    assert isinstance(exponent, int)
-    return max(0, -exponent)
 
 
 def _rank_values(parts: Iterable[Sequence[object]]) -> Ints:

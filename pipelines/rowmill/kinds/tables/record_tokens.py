@@ -40,8 +40,15 @@ from rowmill.kinds.tables.serialization import (
     read_json,
     serialise_record,
 )
-from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function, write_table
-from rowmill.parts.shuffle import cut_blocks
+from rowmill.parts.functions import (
+    PartInputs,
+    PartPlace,
+    PartResult,
+    RowFileInputs,
+    cut_blocks,
+    part_function,
+    write_table,
+)
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
@@ -395,7 +402,31 @@ def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
     """Encode a part's records and store their ids; a rejected one has an empty list, and its reason in the facts."""
     rows = place.store.table(inputs.rows, ("record", "row_id"))
     encoder, decoder = _open_codec(place.store.root, inputs.tokenizer)
-    texts, rejects, changed, escaped = _serialise_records(inputs, rows.column("record"))
+    # The lossless text is the row's own except for special tokens, which are rare and found in one pass.
+    records = rows.column("record")
+    texts: list[str] = [f"{text}\n" for text in records.to_pylist()]
+    schema = RecordSchema.from_json(orjson.loads(inputs.schema))
+    write = Serialiser(schema, special_tokens=inputs.special_tokens, wire=inputs.wire)
+    read, reread = RecordDecoder(schema), RecordDecoder(schema, wire=inputs.wire)
+    rejects: list[tuple[int, str, str]] = []
+    changed = 0
+    # Which records contain the text of a special token.
+    special = np.zeros(len(records), bool)
+    if inputs.special_tokens:
+        # A pattern of all texts finds any of them in a single pass; RE2 compiles it to one automaton.
+        pattern = "|".join(_REGEX_SPECIAL.sub(r"\\\g<0>", text) for text in inputs.special_tokens)
+        special = pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
+    again = range(len(records)) if inputs.wire == "reference" else np.flatnonzero(special).tolist()
+    for number in again:
+        record = read(read_json(texts[number]))
+        assert not isinstance(record, RecordProblem), record
+        line = write(record)
+        if isinstance(line, Rejected):
+            rejects.append((number, line.reason, line.detail))
+            texts[number] = ""
+            continue
+        texts[number] = line
+        changed += inputs.wire == "reference" and reread(read_json(line)) != record
     counts = TokenizationCounts(sample=ReferenceSample(inputs.min_compared_chars))
     pieces, altered = _encode_batches(encoder, decoder, texts, counts)
     if counts.engine_differs:
@@ -403,11 +434,11 @@ def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
         pieces, altered = _encode_batches(encoder.without_fast_path(), decoder, texts, counts)
     ids = pa.chunked_array(pieces, _TOKENS_SCHEMA.field("input_ids").type)
     lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
-    lengths[[place for place, _, _ in rejects]] = -1
+    lengths[[number for number, _, _ in rejects]] = -1
     facts: dict[str, Any] = {
         "rejects": rejects,
         "changed": changed,
-        "escaped": escaped,
+        "escaped": int(special.sum()),
         "altered": len(altered),
         "altered_rows": rows.column("row_id").take(pa.array(altered[:3], pa.int64())).to_pylist(),
         "reference_path_texts": counts.reference_path_texts,
@@ -433,40 +464,6 @@ def _encode_batches(
         altered += [block.start + place for place in decoder.altered(own, ids, offsets)]
         pieces.append(make_list_array(offsets, ids))
     return pieces, altered
-
-
-def _serialise_records(
-    inputs: EncodeInputs, records: pa.ChunkedArray
-) -> tuple[list[str], list[tuple[int, str, str]], int, int]:
-    """Return the training text of every record, and the rejects.
-
-    Followed by two counts: records that the wire format changed, and records that contain special-token text. The
-    lossless text is the row's own except for special tokens, which are rare and found in one pass.
-    """
-    texts: list[str] = [f"{text}\n" for text in records.to_pylist()]
-    schema = RecordSchema.from_json(orjson.loads(inputs.schema))
-    write = Serialiser(schema, special_tokens=inputs.special_tokens, wire=inputs.wire)
-    read, reread = RecordDecoder(schema), RecordDecoder(schema, wire=inputs.wire)
-    rejects: list[tuple[int, str, str]] = []
-    changed = 0
-    # Which records contain the text of a special token.
-    special = np.zeros(len(records), bool)
-    if inputs.special_tokens:
-        # A pattern of all texts finds any of them in a single pass; RE2 compiles it to one automaton.
-        pattern = "|".join(_REGEX_SPECIAL.sub(r"\\\g<0>", text) for text in inputs.special_tokens)
-        special = pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
-    again = range(len(records)) if inputs.wire == "reference" else np.flatnonzero(special).tolist()
-    for place in again:
-        record = read(read_json(texts[place]))
-        assert not isinstance(record, RecordProblem), record
-        line = write(record)
-        if isinstance(line, Rejected):
-            rejects.append((place, line.reason, line.detail))
-            texts[place] = ""
-            continue
-        texts[place] = line
-        changed += inputs.wire == "reference" and reread(read_json(line)) != record
-    return texts, rejects, changed, int(special.sum())
 
 
 _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")

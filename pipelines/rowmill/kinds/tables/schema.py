@@ -140,13 +140,6 @@ class RecordSchema:
 Mode = Literal["tabular", "grouped", "sequential"]
 
 
-def choose_mode(*, is_timeseries: bool, is_grouped: bool) -> Mode:
-    """Return how records are grouped into examples, for assembly, parsing and generation alike."""
-    if is_timeseries:
-        return "sequential"
-    return "grouped" if is_grouped else "tabular"
-
-
 # ── Canonical texts of times ───────────────────────────────────────────────────────────────────────
 
 
@@ -435,11 +428,6 @@ _DIGITS_TO_ZEROS = str.maketrans("123456789", "000000000")
 _VALID_CLOCK_BEHIND = re.compile(r"(.*[T ])((?:[01]?[0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9])?)")
 
 
-def list_fitting_candidates(text: str) -> tuple[SortKey, ...]:
-    """Return those of `CANDIDATES` that may read a text, judging by the positions of its digits only."""
-    return _list_candidates_of_form(text.translate(_DIGITS_TO_ZEROS))
-
-
 def zero_time_of_day(text: str) -> str:
     """Return a text with zeros for the digits of a valid time of day that follows something else at its end.
 
@@ -447,6 +435,11 @@ def zero_time_of_day(text: str) -> str:
     """
     found = _VALID_CLOCK_BEHIND.fullmatch(text)
     return text if found is None else found[1] + found[2].translate(_DIGITS_TO_ZEROS)
+
+
+def list_fitting_candidates(text: str) -> tuple[SortKey, ...]:
+    """Return those of `CANDIDATES` that may read a text, judging by the positions of its digits only."""
+    return _list_candidates_of_form(text.translate(_DIGITS_TO_ZEROS))
 
 
 @lru_cache(maxsize=1 << 12)

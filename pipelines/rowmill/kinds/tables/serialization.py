@@ -137,12 +137,10 @@ def serialise_record(
     record: Mapping[str, Value], schema: RecordSchema, *, special_tokens: tuple[str, ...] = (), wire: Wire = "lossless"
 ) -> str | Rejected:
     """Return the line of one record; for many records, reuse a `Serialiser`."""
-    return _get_serialiser(schema, special_tokens, wire)(record)
+    return _open_serialiser(schema, special_tokens=special_tokens, wire=wire)(record)
 
 
-@lru_cache(maxsize=16)
-def _get_serialiser(schema: RecordSchema, special_tokens: tuple[str, ...], wire: Wire) -> Serialiser:
-    return Serialiser(schema, special_tokens=special_tokens, wire=wire)
+_open_serialiser = lru_cache(maxsize=16)(Serialiser)
 
 
 def _escape_character(character: str) -> str:
@@ -462,7 +460,7 @@ class _DecimalCache(dict[str, Decimal]):
 
 def make_exact_decoder() -> Callable[[str], Json]:
     """Return a decoder of records of a source, like `read_json`, that shares one object among equal decimals."""
-    decoder = json.JSONDecoder(parse_float=_DecimalCache().__getitem__, parse_constant=_refuse_constant)
+    decoder = json.JSONDecoder(parse_float=_DecimalCache().__getitem__, parse_constant=refuse_constant)
 
     def decode(text: str) -> Json:
         try:
@@ -475,11 +473,12 @@ def make_exact_decoder() -> Callable[[str], Json]:
     return decode
 
 
-def _refuse_constant(name: str) -> None:
+def refuse_constant(name: str) -> None:
+    """Refuse NaN and infinity, which Python's decoder accepts."""
     raise ValueError(f"{name} is no JSON")
 
 
-_EXACT = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
+_EXACT = json.JSONDecoder(parse_float=Decimal, parse_constant=refuse_constant)
 _WITH_NAN = json.JSONDecoder(parse_float=Decimal, parse_constant=lambda _: None)
 
 

@@ -18,12 +18,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from rowmill.core.config import Config
-from rowmill.core.json import Json
 from rowmill.kinds.tables.schema import (
     MAX_DIGITS,
     Column,
     ColumnType,
-    Position,
     SortKey,
     list_fitting_candidates,
     zero_time_of_day,
@@ -357,11 +355,3 @@ def _make_number_reader(column: ColumnContract) -> Callable[[str], str | None]:
         return write_decimal(Decimal(bare if is_plain else bare.replace(",", ".")))
 
     return read
-
-
-def read_position(column: ColumnContract, order: SortKey, cell: str, written: str) -> Position | None:
-    """Return a cell's position in the order: a number's by its value, a time's or text's by the cell itself."""
-    if column.type in ("integer", "number"):
-        value: Json = Decimal(written) if any(sign in written for sign in ".eE") else int(written)
-        return order.read(value)
-    return order.read(cell.strip(" \t") if column.type != "text" else cell)

@@ -37,7 +37,7 @@ import orjson
 import pyarrow as pa
 
 from rowmill import stats
-from rowmill.core.arrays import Ints, find_distinct
+from rowmill.core.arrays import Ints
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_bytes, digest_json, read_tables
 from rowmill.kinds.base import DatasetOptions
@@ -473,7 +473,11 @@ def _build_output(
     verified, untrained = (sum(int(p.facts[name]) for p in examples) for name in ("verified", "untrained"))
     tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
     planned = sum(split.counts["tokens"] for split in plan.splits)
-    expected = sum(split.count_expected_tokens(plan.limits) for split in plan.splits)
+    # Prompts, delimiters, and records as often as they are shown.
+    expected = sum(
+        split.counts["examples"] * plan.limits.prompt + DELIMITERS_PER_UNIT * split.counts["units"] + split.shown_tokens
+        for split in plan.splits
+    )
     altered = sum(int(p.facts["altered"]) for p in accounts)
     of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
     longest = plan.longest
@@ -646,7 +650,11 @@ def advise_group_column(
         warnings["skewed"] = f"the largest group has {most} records, the median one {facts['p50']:g}"
     if not is_ordered:
         warnings["no_order"] = "no order column: records of a group keep the order of the source"
-    examples = estimate_example_count(sizes, tokens, record_budget=record_budget, cap=cap, mode=mode)
+    examples = -(-int(tokens.sum()) // max(record_budget, 1))
+    if mode == "sequential":
+        examples = max(examples, 0 if cap is None else int((-(-sizes // cap)).sum()), len(sizes))
+    elif cap is not None:
+        examples = max(examples, -(-len(sizes) // cap))
     if examples < FEW_EXAMPLES:
         warnings["few_examples"] = f"about {examples} examples; lower the cap to 3-5"
     return GroupAdvice(
@@ -658,15 +666,6 @@ def advise_group_column(
     )
 
 
-def estimate_example_count(sizes: Ints, tokens: Ints, *, record_budget: int, cap: int | None, mode: Mode) -> int:
-    """Estimate how many examples the groups make, given the cap and the token budget."""
-    by_tokens = -(-int(tokens.sum()) // max(record_budget, 1))
-    if mode == "sequential":
-        by_cap = 0 if cap is None else int((-(-sizes // cap)).sum())
-        return max(by_tokens, by_cap, len(sizes))
-    return max(by_tokens, 0 if cap is None else -(-len(sizes) // cap))
-
-
 def describe_sizes(values: Ints) -> dict[str, float]:
     """Return count, mean, standard deviation, minimum, quartiles, p95 and maximum."""
     if not len(values):
@@ -676,17 +675,6 @@ def describe_sizes(values: Ints) -> dict[str, float]:
         "count": len(values), "mean": round(float(values.mean()), 6), "std": round(float(values.std()), 6),
         "min": int(values.min()), "p25": p25, "p50": p50, "p75": p75, "p95": p95, "max": int(values.max()),
     }  # fmt: skip
-
-
-def size_histogram(sizes: Ints, limit: float | None) -> Histogram:
-    """Histogram of records per group, in geometric bins; `limit` is the most records that fit into an example."""
-    top = max(int(sizes.max(initial=1)) + 1, 2)
-    edges = find_distinct(np.geomspace(1, top, 24).round().astype(np.int64))
-    counts, _ = np.histogram(sizes, bins=edges)
-    return Histogram(
-        "records per group", "records", tuple(float(edge) for edge in edges), tuple(int(count) for count in counts),
-        None if limit is None else round(float(limit), 1),
-    )  # fmt: skip
 
 
 def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill import sources
-from rowmill.core.arrays import Bools, Ints, are_among, format_count
+from rowmill.core.arrays import Bools, Ints, are_among, find_distinct, format_count
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json, map_reads, read_tables
@@ -71,13 +71,13 @@ from rowmill.kinds.tables.partitions import (
 from rowmill.kinds.tables.schema import DAY, ELAPSED, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import TableContract, is_non_finite_shape
-from rowmill.kinds.tables.table_examples import CHARACTERS_PER_TOKEN, advise_group_column, size_histogram
+from rowmill.kinds.tables.table_examples import CHARACTERS_PER_TOKEN, advise_group_column
 from rowmill.parts.accounts import RewriteInputs, clean_value, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import MappedParts
 from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import parse_row_id
 from rowmill.sources.reading import load_scans, load_source_parts
 
@@ -131,16 +131,6 @@ def report_contract(
 
 def _describe_cell(what: str, text: str | None, place: str) -> str:
     return f"{what}{'' if text is None else f': {text!r}'}{f' ({place})' if place else ''}"
-
-
-def merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
-    """Sum the mismatches of parts by column, keeping the first value of each."""
-    found: dict[str, ColumnMismatch] = {}
-    for number, part in enumerate(parts):
-        for name, (count, text, row) in part.facts.get("mismatches", {}).items():
-            first = found.get(name, ColumnMismatch(0, text, (number, row)))
-            found[name] = replace(first, count=first.count + count)
-    return found
 
 
 def find_drifts(
@@ -444,7 +434,11 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
     index = index_times(context, draft.parts, observed)
     times = _measure_intervals(context, index)
     ambiguous = report_ambiguous_times(context, draft, observed, index)
-    mismatches = merge_mismatches(draft.parts)
+    mismatches: dict[str, ColumnMismatch] = {}
+    for number, part in enumerate(draft.parts):
+        for name, (count, text, row) in part.facts.get("mismatches", {}).items():
+            first = mismatches.get(name, ColumnMismatch(0, text, (number, row)))
+            mismatches[name] = replace(first, count=first.count + count)
     drifts = [] if observed.contract is None else list(find_drifts(context, observed, mismatches))
     facts = replace(
         facts,
@@ -528,7 +522,13 @@ def _report_groups(
         tuple((keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
     )
     limit = record_budget / max(characters_per_record / CHARACTERS_PER_TOKEN, 1e-9)
-    draft.histograms["group_sizes"] = size_histogram(sizes, limit if form.mode == "grouped" else None)
+    # Geometric bins, and the most records that fit into an example.
+    edges = find_distinct(np.geomspace(1, max(int(sizes.max(initial=1)) + 1, 2), 24).round().astype(np.int64))
+    bars, _ = np.histogram(sizes, bins=edges)
+    draft.histograms["group_sizes"] = Histogram(
+        "records per group", "records", tuple(map(float, edges.tolist())), tuple(bars.tolist()),
+        round(float(limit), 1) if form.mode == "grouped" else None,
+    )  # fmt: skip
     draft.samples["group_size"] = draft.samples["group_advice"] = tuple(keys[i] for i in largest.tolist())
     return len(advice.unsuitable) + len(advice.warnings)
 
@@ -837,10 +837,6 @@ def _find_problems(
         "name the columns that tell series apart in data.group_training_examples_by, or merge records of the same "
         f"time{local}",
     )
-
-
-_CellReader = Callable[[int, int], tuple[str, str]]
-"""Reads the time of a row of a part, and its place in the source."""
 
 
 def _describe_pairs(

@@ -43,7 +43,6 @@ from rowmill.kinds.tables.table_contract import (
     ColumnContract,
     TableContract,
     make_cell_writer,
-    read_position,
     shape_of,
 )
 from rowmill.schema.rows import Rejected
@@ -157,30 +156,25 @@ def name_shapes(texts: pa.LargeStringArray) -> list[str]:
     """Return the shape of each text, as `shape_of` does; no text is empty."""
     names = np.full(len(texts), "", object)
     left = np.arange(len(texts))
-    for name, find in _COMMON_SHAPES.items():
+    # The most common shapes by patterns, each among the texts that the ones before left; they may miss some.
+    for name in ("integer", "point", "text"):
         if not len(left):
             break
-        found = find(texts.take(pa.array(left)))
+        found = _find_common_shape(name, texts.take(pa.array(left)))
         names[left[found]] = name
         left = left[~found]
     names[left] = [shape_of(text) for text in texts.take(pa.array(left)).to_pylist()]
     return names.tolist()
 
 
-def _find_integers(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
-    return _matches(texts, _INTEGER) & (_measure_bytes(texts) <= QUICK_DIGITS)
-
-
-def _find_points(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
+def _find_common_shape(name: str, texts: pa.LargeStringArray) -> NDArray[np.bool_]:
     is_short = _measure_bytes(texts) <= QUICK_DIGITS
-    return is_short & _matches(texts, _POINT) & ~_matches(texts, _POINT_GROUP)
-
-
-def _find_texts(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
-    """Find codes and words: mixed letters and digits, or letters first, if not an NA word or a date.
-
-    Time formats that begin with a letter begin with the name of a month.
-    """
+    if name == "integer":
+        return _matches(texts, _INTEGER) & is_short
+    if name == "point":
+        return is_short & _matches(texts, _POINT) & ~_matches(texts, _POINT_GROUP)
+    # Codes and words: mixed letters and digits, or letters first, if not an NA word or a date. Time formats that begin
+    # with a letter begin with the name of a month.
     has_digit = _matches(texts, "[0-9]")
     is_code = _matches(texts, r"\A[0-9][^ \t./:-]*\z") & _matches(texts, "[A-DF-Za-df-z]")
     is_word = _matches(texts, r"(?s)\A[A-Za-z].*[^ \t]\z") & (has_digit | (_measure_bytes(texts) > LONGEST_NA_WORD))
@@ -190,10 +184,6 @@ def _find_texts(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
 _INTEGER = r"\A(?:0|-?[1-9][0-9]*)\z"
 _POINT = r"\A[+-]?(?:0|[1-9][0-9]*)\.[0-9]+\z"
 _POINT_GROUP = r"\A[+-]?[1-9][0-9]{0,2}\.[0-9]{3}\z"
-_COMMON_SHAPES = {"integer": _find_integers, "point": _find_points, "text": _find_texts}
-"""Finders of the most common shapes, each applied to the texts that the ones before left; they may miss some."""
-
-
 _PLAIN_NUMBERS = {
     "integer": _INTEGER,
     "number": r"\A(?:0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]+)\z",
@@ -451,7 +441,11 @@ class CellRowBuilder:
             return None
         column = self._columns[name]
         assert self._order is not None
-        position = read_position(column, self._order, cell, text)
+        # A number's position is that of its value, a time's or text's that of the cell itself.
+        if column.type in ("integer", "number"):
+            position = self._order.read(Decimal(text) if any(sign in text for sign in ".eE") else int(text))
+        else:
+            position = self._order.read(cell.strip(" \t") if column.type != "text" else cell)
         return reject_unparsable(name, cell, self._order) if position is None else format_position(position)
 
     def _read_domains(self, cells: Mapping[str, CellColumn], count: int) -> pl.Expr:

@@ -144,6 +144,7 @@ def test_contract_and_evidence_of_two_files_round_trip_and_missing_columns_are_o
     assert [(c.name, c.type, c.nullable, c.required) for c in columns] == [
         ("a", "string", False, True), ("b", "string", True, False),
     ]  # fmt: skip
+    assert build_record_schema(infer_contract(evidence, {}), evidence, {}, ("b", "none")).names == ("b", "a")
     assert TableEvidence.from_json(read_json(dumps(evidence.to_json()))) == evidence
     assert (evidence.columns["b"].gap, evidence.columns["a"].gap) == ((1, 0), None)
 

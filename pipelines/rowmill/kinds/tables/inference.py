@@ -411,7 +411,9 @@ def build_record_schema(
                 if column.type in ("any", _CELL_TYPES.get(parsed.type, "any")) or column.type in TIMES:
                     own = parsed
         columns.append(own)
-    return RecordSchema(tuple(columns)).with_leading(name for name in leading if name in contract.used)
+    first = [name for name in dict.fromkeys(leading) if name in contract.used]
+    columns.sort(key=lambda column: first.index(column.name) if column.name in first else len(first))
+    return RecordSchema(tuple(columns))
 
 
 def infer_sort_key(

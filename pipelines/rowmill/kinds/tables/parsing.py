@@ -71,22 +71,16 @@ class ParsedText:
     positions: Sequence[Position] = ()
 
 
-def count_spans(spans: Iterable[TextSpan]) -> SpanCounts:
-    """Count spans and characters by class, sorted by class."""
-    items, characters = Counter[str](), Counter[str]()
-    for span in spans:
-        name = f"invalid:{span.reason}" if span.reason else span.kind
-        items[name] += 1
-        characters[name] += span.end - span.start
-    return SpanCounts({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})
-
-
 def merge_span_counts(reports: Iterable[SpanCounts]) -> SpanCounts:
     """Add up the counts of several texts."""
     items, characters = Counter[str](), Counter[str]()
     for report in reports:
         items.update(report.items)
         characters.update(report.characters)
+    return _sort_counts(items, characters)
+
+
+def _sort_counts(items: Counter[str], characters: Counter[str]) -> SpanCounts:
     return SpanCounts({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})
 
 
@@ -504,7 +498,12 @@ class Parser:
                     records += validate_group(piece, self._place, self._validation)
             case "sequential":
                 records, positions = validate_series(pieces, self._place, group=group, after=after)
-        return ParsedText(spans, records, count_spans(spans), positions)
+        items, characters = Counter[str](), Counter[str]()
+        for span in spans:
+            name = f"invalid:{span.reason}" if span.reason else span.kind
+            items[name] += 1
+            characters[name] += span.end - span.start
+        return ParsedText(spans, records, _sort_counts(items, characters), positions)
 
     def _scan_spans(self, text: str, start: int, end: int) -> list[TextSpan]:
         """Scan a piece and decode its objects; a span is a record if its object is valid by itself."""

@@ -304,7 +304,14 @@ def _make_decoded_parts(
     if is_by_file:
         typed = replace(typed, groups=pl.repeat(encode_basestring(task.part.url), len(contents), eager=True))
     splits, refused = _assign_splits(task, splitter, typed, contents)
-    times = _read_zoned_times(task, decoded)
+    # The times of the order column, of which each may have a zone unless its format decides that.
+    times: CellColumn | None = None
+    name = task.form.order_column
+    if name is not None and task.order == ISO8601 and decoded.cells is not None:
+        times = decoded.cells.get(name)
+    elif name is not None and task.order == ISO8601:
+        values = (one.get(name) for one in decoded.values)
+        times = CellColumn.from_cells([value if type(value) is str else "" for value in values])
     prefixes: list[bytes] | None = None
     if task.hashes_prefixes:
         shown: Sequence[Mapping[str, Json]] = decoded.values
@@ -450,17 +457,6 @@ def _empty_column(field: pa.Field, count: int) -> Any:
     if pa.types.is_list(field.type):
         return pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], field.type.value_type))
     return pa.repeat(pa.scalar(0).cast(field.type), count)
-
-
-def _read_zoned_times(task: TableRowsInputs, decoded: _DecodedParts) -> CellColumn | None:
-    """Return the times of the order column, of which each may have a zone; None if its format decides that."""
-    name = task.form.order_column
-    if name is None or task.order != ISO8601:
-        return None
-    if decoded.cells is not None:
-        return decoded.cells.get(name)
-    values = (one.get(name) for one in decoded.values)
-    return CellColumn.from_cells([value if type(value) is str else "" for value in values])
 
 
 def mark_zones(texts: pa.LargeStringArray) -> NDArray[np.bool_]:

@@ -647,9 +647,15 @@ def _plan_table_split(
     records = RecordLengths(lengths[rows], begins)
     groups = np.full(len(begins) - 1, -1) if index.groups is None else index.groups[rows[begins[:-1]]]
     form, limits = request.form, request.limits
-    wanted, draw = None, None
-    if split == "train":
-        wanted, draw = request.wanted, _make_budget_sampler(request, index, groups)
+
+    low = limits.min_budget
+    span = limits.records - low + 1
+
+    def draw_budgets(number: int, group: int) -> Callable[[int], int]:
+        """Return the sampler of a series' budgets, uniform from seven tenths of the record budget to all of it."""
+        key = index.keys[int(groups[group])]
+        drawn = permutation.make_label_hasher(request.seed, "budget", request.dataset, split, number, key)
+        return lambda ordinal: low + (drawn(ordinal) * span >> 64)
 
     def permute(number: int, count: int) -> Ints:
         """Return the order of a pass: a keyed permutation, independent of other datasets, partitions and passes."""
@@ -657,6 +663,8 @@ def _plan_table_split(
         key = permutation.hash_labels(request.seed, "assembly", request.dataset, split, number, *of_partition)
         return permutation.make_feistel(count, key)(np.arange(count, dtype=np.int64))
 
+    # Held-out records are shown once, in examples of full budgets.
+    wanted, draw = (request.wanted, draw_budgets) if split == "train" else (None, None)
     passes = resample(records, wanted, permute, is_series=form.mode == "sequential")
     if form.assembly.on_overflow == "split":
         passes = [RecordPass(*split_large_runs(records, one.firsts, one.lasts, limits)) for one in passes]
@@ -665,19 +673,6 @@ def _plan_table_split(
     else:
         assembled = assemble_runs(records, passes, limits, is_grouped=form.mode == "grouped")
     return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, limits))
-
-
-def _make_budget_sampler(request: TablePlanRequest, index: RowIndex, groups: Ints) -> BudgetSampler:
-    """Return the sampler of train examples' budgets, uniform from seven tenths of the record budget to all of it."""
-    low = request.limits.min_budget
-    span = request.limits.records - low + 1
-
-    def of_group(number: int, group: int) -> Callable[[int], int]:
-        key = index.keys[int(groups[group])]
-        drawn = permutation.make_label_hasher(request.seed, "budget", request.dataset, "train", number, key)
-        return lambda ordinal: low + (drawn(ordinal) * span >> 64)
-
-    return of_group
 
 
 def summarize_split(mode: Mode, one: SplitTablePlan) -> SplitFacts:

@@ -162,8 +162,20 @@ def build_row_index(
     if first_rows is None:
         first_rows = compute_offsets([table.num_rows for table in tables])
     splits = [pc.index_in(table.column("split"), pa.array(SPLITS)).to_numpy() for table in tables]
-    groups, keys = _number_groups([table.column("group_key") for table in tables]) if options.is_grouped else (None, ())
-    if options.is_series and groups is None:
+    groups: Ints | None = None
+    keys: tuple[str, ...] = ()
+    if options.is_grouped:
+        codes: list[Ints] = [np.empty(0, np.int64)]
+        numbers: dict[str, int] = {}
+        for table in tables:
+            encoded = table.column("group_key").combine_chunks().dictionary_encode()
+            own = [numbers.setdefault(key, len(numbers)) for key in encoded.dictionary.to_pylist()]
+            codes.append(np.array(own, np.int64)[encoded.indices.to_numpy(zero_copy_only=False)])
+        keys = tuple(sorted(numbers, key=group_sort_key))
+        ranks = np.empty(len(numbers), np.int64)
+        ranks[[numbers[key] for key in keys]] = np.arange(len(numbers))
+        groups = ranks[np.concatenate(codes)]
+    elif options.is_series:
         groups, keys = np.zeros(int(first_rows[-1]), np.int64), (NO_KEY,)
     positions = unit = None
     if order is not None and groups is not None:
@@ -182,21 +194,6 @@ def count_group_sizes(columns: Iterable[pa.ChunkedArray]) -> tuple[tuple[str, ..
             counts[one["values"]] += one["counts"]
     keys = sorted(counts, key=group_sort_key)
     return tuple(keys), np.array([counts[key] for key in keys], np.int64)
-
-
-def _number_groups(columns: Sequence[pa.ChunkedArray]) -> tuple[Ints, tuple[str, ...]]:
-    codes: list[Ints] = []
-    numbers: dict[str, int] = {}
-    for column in columns:
-        encoded = column.combine_chunks().dictionary_encode()
-        own = [numbers.setdefault(key, len(numbers)) for key in encoded.dictionary.to_pylist()]
-        codes.append(np.array(own, np.int64)[encoded.indices.to_numpy(zero_copy_only=False)])
-    met = list(numbers)
-    order = sorted(range(len(met)), key=lambda number: group_sort_key(met[number]))
-    ranks = np.empty(len(met), np.int64)
-    ranks[order] = np.arange(len(met))
-    joined = np.concatenate([np.empty(0, np.int64), *codes])
-    return ranks[joined], tuple(met[number] for number in order)
 
 
 def group_sort_key(key: str) -> tuple[object, ...]:
@@ -257,17 +254,6 @@ def _roll_over_midnight(positions: Ints, groups: Ints, day: int) -> Ints:
     rolled = np.empty_like(positions)
     rolled[order] = times + day * (days - np.repeat(before, np.diff(np.append(np.flatnonzero(begins), len(own)))))
     return rolled
-
-
-def measure_series_steps(index: RowIndex) -> Ints:
-    """Return the differences of consecutive positions within each series, in the index's unit."""
-    if index.groups is None or index.positions is None or index.unit is None:
-        return np.empty(0, np.int64)
-    rows, begins = index.sort_rows(np.arange(len(index.groups), dtype=np.int64))
-    distances = np.diff(index.positions[rows])
-    within = np.ones(len(distances), bool)
-    within[begins[1:-1] - 1] = False
-    return distances[within]
 
 
 @dataclass(frozen=True, slots=True)

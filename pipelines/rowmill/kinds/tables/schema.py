@@ -121,12 +121,6 @@ class RecordSchema:
         """The columns' names, in order."""
         return tuple(column.name for column in self.columns)
 
-    def with_leading(self, names: Iterable[str]) -> "RecordSchema":
-        """Return the schema with these columns first, in the given order, then the others in theirs."""
-        first = list(dict.fromkeys(names))
-        rest = [column for column in self.columns if column.name not in first]
-        return RecordSchema((*(self.by_name[name] for name in first), *rest))
-
     def to_json(self) -> dict[str, Json]:
         """Return the schema as a JSON value."""
         return {"columns": [column.to_json() for column in self.columns]}

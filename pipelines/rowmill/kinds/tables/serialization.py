@@ -582,10 +582,6 @@ def _as_duration(value: Json) -> Decimal:
     return canonical_duration(number)
 
 
-def _as_milliseconds(value: Json) -> Decimal:
-    return canonical_duration(_as_duration(value).scaleb(-3))
-
-
 def _from_epoch(value: Json, *, only_date: bool) -> str:
     try:
         moment = datetime.fromtimestamp(_as_integer(value) / 1000, UTC)
@@ -618,7 +614,7 @@ _READERS: dict[str, Callable[[Json], Value]] = {
 _FROM_MILLISECONDS: dict[str, Callable[[Json], Value]] = {
     "datetime": lambda value: _from_epoch(value, only_date=False),
     "date": lambda value: _from_epoch(value, only_date=True),
-    "duration": _as_milliseconds,
+    "duration": lambda value: canonical_duration(_as_duration(value).scaleb(-3)),
 }
 
 

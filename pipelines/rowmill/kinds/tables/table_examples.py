@@ -50,7 +50,6 @@ from rowmill.kinds.tables.partition_plan import (
     KEPT_STATE,
     ExampleLimits,
     OverflowFacts,
-    PartitionPlan,
     SplitFacts,
     TablePlan,
     TablePlanRequest,
@@ -66,7 +65,6 @@ from rowmill.kinds.tables.partition_plan import (
 from rowmill.kinds.tables.partitions import (
     IndexOptions,
     ObservedTable,
-    RowIndex,
     RowPart,
     TablePartition,
     choose_borders,
@@ -137,31 +135,6 @@ class PartStates:
     digest: str
     file: File = field(compare=False)
     number: int = field(compare=False)
-
-
-def save_states(store: Store, path: str, plan: PartitionPlan, index: RowIndex) -> tuple[File, dict[str, str]]:
-    """Write the states of a partition's rows that are not kept; return the file, and a digest for each part with any.
-
-    Parts are numbered as in the index, so that the file does not depend on other partitions.
-    """
-    rows = np.flatnonzero(plan.states != KEPT_STATE)
-    which, places = index.locate_rows(rows)
-    texts = np.full(len(rows), "", object)
-    for overflow, of in zip(plan.overflows, plan.overflow_rows, strict=True):
-        texts[np.searchsorted(rows, of)] = overflow.description
-    places, states = places.astype(np.int32), plan.states[rows]
-    table = pa.table([which, places, states, texts], schema=_STATE_SCHEMA)
-    numbers, begins = np.unique(which, return_index=True)
-    borders = pairwise([*begins.tolist(), len(rows)])
-    digests = {
-        str(number): digest_json(
-            digest_bytes(places[begin:end].tobytes()),
-            digest_bytes(states[begin:end].tobytes()),
-            texts[begin:end].tolist(),
-        )
-        for number, (begin, end) in zip(numbers.tolist(), borders, strict=True)
-    }
-    return write_table(store, path, table), digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +225,26 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     for number, piece in enumerate(cut_slices(plan, index, parts, inputs.prefill.frame)):
         files[piece.fingerprint] = save_slice(store, f"{place.folder}/slice-{number:05d}.arrow", piece)
         slices.append((piece.fingerprint, piece.records, piece.tokens))
-    states, digests = save_states(store, f"{place.folder}/states.arrow", plan, index)
+    # Parts are numbered as in the index, so that the file of states does not depend on other partitions.
+    rows = np.flatnonzero(plan.states != KEPT_STATE)
+    which, places = index.locate_rows(rows)
+    texts = np.full(len(rows), "", object)
+    for overflow, of in zip(plan.overflows, plan.overflow_rows, strict=True):
+        texts[np.searchsorted(rows, of)] = overflow.description
+    places, states = places.astype(np.int32), plan.states[rows]
+    files["states"] = write_table(
+        store, f"{place.folder}/states.arrow", pa.table([which, places, states, texts], schema=_STATE_SCHEMA)
+    )
+    numbers, begins = np.unique(which, return_index=True)
+    borders = pairwise([*begins.tolist(), len(rows)])
+    digests = {
+        str(number): digest_json(
+            digest_bytes(places[begin:end].tobytes()),
+            digest_bytes(states[begin:end].tobytes()),
+            texts[begin:end].tolist(),
+        )
+        for number, (begin, end) in zip(numbers.tolist(), borders, strict=True)
+    }
     facts: dict[str, Any] = {
         "splits": [summarize_split(plan.mode, split).to_json() for split in plan.splits],
         "overflows": OverflowFacts.of(plan.overflows).to_json(),
@@ -260,7 +252,7 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
         "states": digests,
         "prefills": [one.fingerprint for one in prefills],
     }
-    return PartResult({**files, "states": states}, facts)
+    return PartResult(files, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -628,7 +620,13 @@ def advise_group_column(
     `record_budget` are the tokens that an example has for records.
     """
     total = int(sizes.sum())
-    facts = describe_sizes(sizes)
+    facts = dict.fromkeys(("count", "mean", "std", "min", "p25", "p50", "p75", "p95", "max"), 0.0)
+    if len(sizes):
+        p25, p50, p75, p95 = (float(np.percentile(sizes, percent)) for percent in (25, 50, 75, 95))
+        facts = {
+            "count": len(sizes), "mean": round(float(sizes.mean()), 6), "std": round(float(sizes.std()), 6),
+            "min": int(sizes.min()), "p25": p25, "p50": p50, "p75": p75, "p95": p95, "max": int(sizes.max()),
+        }  # fmt: skip
     unsuitable: dict[str, str] = {}
     warnings: dict[str, str] = {}
     largest = int(np.argmax(sizes)) if len(sizes) else 0
@@ -664,17 +662,6 @@ def advise_group_column(
         unsuitable,
         warnings,
     )
-
-
-def describe_sizes(values: Ints) -> dict[str, float]:
-    """Return count, mean, standard deviation, minimum, quartiles, p95 and maximum."""
-    if not len(values):
-        return dict.fromkeys(("count", "mean", "std", "min", "p25", "p50", "p75", "p95", "max"), 0.0)
-    p25, p50, p75, p95 = (float(np.percentile(values, p)) for p in (25, 50, 75, 95))
-    return {
-        "count": len(values), "mean": round(float(values.mean()), 6), "std": round(float(values.std()), 6),
-        "min": int(values.min()), "p25": p25, "p50": p50, "p75": p75, "p95": p95, "max": int(values.max()),
-    }  # fmt: skip
 
 
 def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:

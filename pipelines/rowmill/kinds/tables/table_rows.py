@@ -66,7 +66,6 @@ from rowmill.kinds.tables.partitions import (
     get_table_options,
     index_parts,
     make_place_describer,
-    measure_series_steps,
 )
 from rowmill.kinds.tables.schema import DAY, ELAPSED, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
@@ -431,7 +430,12 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
     form, facts = get_table_options(context), draft.facts
     assert isinstance(facts, CanonicalRowsFacts)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
-    index = index_times(context, draft.parts, observed)
+    # Times are compared of series, of a configured interval, and of dates in groups; but not of groups in a table that
+    # is planned in partitions, so that no process holds all of its rows.
+    is_whole = sum(part.files["rows"].rows for part in draft.parts) <= PARTITION_ROWS
+    has_dates = form.mode == "grouped" and observed.order is not None and observed.order.is_date
+    is_timed = form.mode == "sequential" or form.time_series.timestamp_interval_seconds is not None
+    index = index_parts(context, draft.parts, observed) if is_timed or (has_dates and is_whole) else None
     times = _measure_intervals(context, index)
     ambiguous = report_ambiguous_times(context, draft, observed, index)
     mismatches: dict[str, ColumnMismatch] = {}
@@ -539,7 +543,18 @@ def _measure_intervals(context: KindContext, index: RowIndex | None) -> dict[str
     configured = form.time_series.timestamp_interval_seconds
     if index is None or (form.mode != "sequential" and configured is None):
         return {"interval": None, "mismatch": NOT_APPLICABLE}
-    found = measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
+    # The differences of consecutive positions within each series.
+    found = np.empty(0, np.int64)
+    if (
+        form.mode == "sequential"
+        and index.groups is not None
+        and index.positions is not None
+        and index.unit is not None
+    ):
+        rows, begins = index.sort_rows(np.arange(len(index.groups), dtype=np.int64))
+        within = np.ones(max(len(rows) - 1, 0), bool)
+        within[begins[1:-1] - 1] = False
+        found = np.diff(index.positions[rows])[within]
     if configured is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
         own = None if not constant or index.unit is None else int(found[0]) * index.unit
@@ -715,18 +730,6 @@ class TimeProblem:
     total: int
     shown: tuple[tuple[str, str, str, str], ...]
     remedy: str
-
-
-def index_times(context: KindContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex | None:
-    """Index the rows if their times are compared: those of series, of a configured interval, and of dates in groups.
-
-    Groups of a table that is planned in partitions are not compared, so that no process holds all of its rows.
-    """
-    form = get_table_options(context)
-    is_whole = sum(part.files["rows"].rows for part in parts) <= PARTITION_ROWS
-    has_dates = form.mode == "grouped" and observed.order is not None and observed.order.is_date
-    is_timed = form.mode == "sequential" or form.time_series.timestamp_interval_seconds is not None
-    return index_parts(context, parts, observed) if is_timed or (has_dates and is_whole) else None
 
 
 def report_ambiguous_times(

@@ -351,11 +351,18 @@ class CellRowBuilder:
             for name in self._names
             if name in cells
         }
+        domain, named = repeat_text(None, count), self._roles.domain
+        if named is not None:
+            column = self._columns.get(named)
+            domain = repeat_text(DEFAULT_DOMAIN, count)
+            if named in cells and column is not None and column.type not in ("integer", "number", "boolean"):
+                domains = [text if text.strip() else DEFAULT_DOMAIN for text in cells[named].texts.to_pylist()]
+                domain = cells[named].spread(pa.array(domains, pa.large_string()))
         selected = pl.select(
             text=join_members({name: cells[name].spread(written) for name, written in texts.items()}, count),
             group=self._write_group_keys(cells, texts, count, refused),
             order=self._read_positions(cells, texts, count, refused),
-            domain=self._read_domains(cells, count),
+            domain=domain,
         )
         return TypedColumns(*selected.iter_columns(), refused=refused)
 
@@ -447,16 +454,6 @@ class CellRowBuilder:
         else:
             position = self._order.read(cell.strip(" \t") if column.type != "text" else cell)
         return reject_unparsable(name, cell, self._order) if position is None else format_position(position)
-
-    def _read_domains(self, cells: Mapping[str, CellColumn], count: int) -> pl.Expr:
-        name = self._roles.domain
-        if name is None:
-            return repeat_text(None, count)
-        column = self._columns.get(name)
-        if name not in cells or column is None or column.type in ("integer", "number", "boolean"):
-            return repeat_text(DEFAULT_DOMAIN, count)
-        named = [text if text.strip() else DEFAULT_DOMAIN for text in cells[name].texts.to_pylist()]
-        return cells[name].spread(pa.array(named, pa.large_string()))
 
 
 # ── JSON objects ───────────────────────────────────────────────────────────────────────────────────

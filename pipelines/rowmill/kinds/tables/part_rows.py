@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache, partial
 from itertools import chain, groupby, pairwise
 from json.encoder import encode_basestring
@@ -37,7 +37,7 @@ from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_split
 from rowmill.kinds.tables.inference import TableEvidence, observe_records
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.schema import ISO8601, RecordSchema, SortKey
-from rowmill.kinds.tables.serialization import make_exact_decoder
+from rowmill.kinds.tables.serialization import read_json, refuse_constant
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.kinds.tables.typed_cells import (
     ABSENT,
@@ -217,6 +217,14 @@ def _decode_cells(tasks: Sequence[ObserveInputs | TableRowsInputs]) -> _DecodedP
 _FLAT_TYPES = frozenset({str, int, bool, float, type(None)})
 
 
+class _DecimalCache(dict[str, Decimal]):
+    """One `Decimal` object per text."""
+
+    def __missing__(self, text: str) -> Decimal:
+        found = self[text] = Decimal(text)
+        return found
+
+
 class _FloatDecimalCache(dict[float, Decimal]):
     """Decimals with the digits that orjson writes for a float, one object per float."""
 
@@ -228,7 +236,8 @@ class _FloatDecimalCache(dict[float, Decimal]):
 
 def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Json] | Rejected]:
     """Return an exact decoder of a line with a JSON object, given the object as decoded with floats."""
-    decimals, decode = _FloatDecimalCache(), make_exact_decoder()
+    decimals = _FloatDecimalCache()
+    decoder = json.JSONDecoder(parse_float=_DecimalCache().__getitem__, parse_constant=refuse_constant)
 
     def read(line: bytes, value: dict[str, Json]) -> dict[str, Json] | Rejected:
         types = set(map(type, value.values()))
@@ -242,8 +251,14 @@ def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Jso
             return value
         if is_exact:
             return {name: decimals[one] if type(one) is float else one for name, one in value.items()}
+        text, found = line.decode(), None
         try:
-            return cast("dict[str, Json]", decode(line.decode()))
+            found, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError, InvalidOperation):
+            end = -1
+        try:
+            # Also where blanks or text follow the value.
+            return cast("dict[str, Json]", found if end == len(text) else read_json(text, allows_nan=True))
         except ValueError as error:
             return Rejected("unserialisable", str(error))
 

@@ -276,23 +276,16 @@ _ROW_COLUMNS = ("row_id", "domain", "group_key")
 """The columns of rows that examples have, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordSource:
-    """A part of rows, and the ids of its records."""
+def name_copy(part: RowPart) -> str:
+    """Return the name of the copy that a host makes of a part, for taking records in any order."""
+    return f"{part.rows.digest}-{part.tokens.digest}.arrow"
 
-    rows: File
-    tokens: File
 
-    @property
-    def copy_name(self) -> str:
-        """Name of the copy that a host makes of it, for taking records in any order."""
-        return f"{self.rows.digest}-{self.tokens.digest}.arrow"
-
-    def copy(self, root: str, target: str) -> None:
-        """Write ids and rows side by side as a scratch file."""
-        store = Store(root)
-        rows, ids = store.table(self.rows, _ROW_COLUMNS), store.table(self.tokens, ("input_ids",))
-        host_scratch.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
+def copy_part(part: RowPart, root: str, target: str) -> None:
+    """Write ids and rows of a part side by side as a scratch file."""
+    store = Store(root)
+    rows, ids = store.table(part.rows, _ROW_COLUMNS), store.table(part.tokens, ("input_ids",))
+    host_scratch.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -482,7 +475,7 @@ class BuildExamplesInputs(PartInputs):
     vocab_size: int
     records: int = field(compare=False)
     tokens: int = field(compare=False)
-    sources: tuple[RecordSource, ...] = field(compare=False)
+    sources: tuple[RowPart, ...] = field(compare=False)
     piece: File = field(compare=False)
     frame: PromptFrame = field(compare=False)
     scratch: HostScratch = field(compare=False)
@@ -551,8 +544,8 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: Exam
     wanted, back = np.unique(piece.rows, return_inverse=True)
     first_rows = compute_offsets([source.rows.rows for source in sources])
     # This host's copies of the parts, after those that it lacks are made.
-    inputs.scratch.require({source.copy_name: partial(source.copy, store.root) for source in sources})
-    copies = [inputs.scratch.locate(source.copy_name) for source in sources]
+    inputs.scratch.require({name_copy(source): partial(copy_part, source, store.root) for source in sources})
+    copies = [inputs.scratch.locate(name_copy(source)) for source in sources]
     taken = host_scratch.take_rows(copies, first_rows, wanted)
     ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
     lengths, prompt = lengths[back], np.array(frame.prompt_ids, np.int32)

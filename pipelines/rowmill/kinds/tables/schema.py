@@ -36,7 +36,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
+
+from pydantic import TypeAdapter
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
@@ -88,17 +90,8 @@ class Column:
             result["fields"] = [field.to_json() for field in self.fields]
         return result
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Json]) -> "Column":
-        """Read what `to_json` returned."""
-        return cls(
-            name=stored["name"],
-            type=stored["type"],
-            nullable=stored["nullable"],
-            required=stored["required"],
-            item=cls.from_json(stored["item"]) if "item" in stored else None,
-            fields=tuple(cls.from_json(one) for one in cast("list[dict[str, Json]]", stored.get("fields", []))),
-        )
+
+_COLUMNS = TypeAdapter(tuple[Column, ...])
 
 
 @dataclass(frozen=True)
@@ -128,7 +121,7 @@ class RecordSchema:
     @classmethod
     def from_json(cls, stored: Mapping[str, Json]) -> "RecordSchema":
         """Read what `to_json` returned."""
-        return cls(tuple(Column.from_json(one) for one in cast("list[dict[str, Json]]", stored["columns"])))
+        return cls(_COLUMNS.validate_python(stored["columns"]))
 
 
 Mode = Literal["tabular", "grouped", "sequential"]

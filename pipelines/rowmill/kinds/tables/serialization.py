@@ -450,29 +450,6 @@ def read_json(text: str, *, allows_nan: bool = False) -> Json:
         raise ValueError("a number with an exponent beyond what can be read") from None
 
 
-class _DecimalCache(dict[str, Decimal]):
-    """One `Decimal` object per text."""
-
-    def __missing__(self, text: str) -> Decimal:
-        found = self[text] = Decimal(text)
-        return found
-
-
-def make_exact_decoder() -> Callable[[str], Json]:
-    """Return a decoder of records of a source, like `read_json`, that shares one object among equal decimals."""
-    decoder = json.JSONDecoder(parse_float=_DecimalCache().__getitem__, parse_constant=refuse_constant)
-
-    def decode(text: str) -> Json:
-        try:
-            value, end = decoder.raw_decode(text)
-        except (ValueError, RecursionError, InvalidOperation):
-            return read_json(text, allows_nan=True)
-        # Blanks or text follow the value.
-        return value if end == len(text) else read_json(text, allows_nan=True)
-
-    return decode
-
-
 def refuse_constant(name: str) -> None:
     """Refuse NaN and infinity, which Python's decoder accepts."""
     raise ValueError(f"{name} is no JSON")

@@ -124,11 +124,6 @@ def formats_of(shape: str) -> tuple[str, ...]:
     return tuple(shape.split(":", 2)[2].lstrip("~").split("|")) if shape.startswith("when:") else ()
 
 
-def is_non_finite_shape(shape: str) -> bool:
-    """Tell whether texts of a shape are NaN or infinity."""
-    return shape.startswith("na:") and shape[3:].lower() in NON_FINITE_WORDS
-
-
 def is_absent_shape(shape: str) -> bool:
     """Tell whether texts of a shape mean a missing value in columns other than text."""
     return shape == "blank" or shape.startswith(("na:", "mark:"))

@@ -83,7 +83,6 @@ from rowmill.kinds.tables.record_tokens import (
     EncodeInputs,
     PrefillOptions,
     PromptFrame,
-    RecordSource,
     cut_slices,
     save_slice,
     write_prefill,
@@ -183,16 +182,6 @@ def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
         **{name: inputs.encoded.facts[name] for name in _COUNTED_FACTS},
     }
     return PartResult(files, facts)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTable:
-    """The plan of a table in numbers, the tasks of its ledgers and examples, and the prefills of its series."""
-
-    plan: TablePlan
-    ledgers: Sequence[LedgerInputs]
-    examples: Sequence[BuildExamplesInputs]
-    prefills: Sequence[Part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +336,11 @@ def count_samples(
 
 def _plan_table(
     context: KindContext, tokenizer: LoadedTokenizer, table: _EncodedTable, scratch: HostScratch
-) -> PlannedTable:
-    """Plan the partitions of a table, each in a task of its own."""
+) -> tuple[TablePlan, list[LedgerInputs], list[BuildExamplesInputs], list[Part]]:
+    """Plan the partitions of a table, each in a task of its own.
+
+    Return the plan in numbers, the tasks of its ledgers and examples, and the prefills of its series.
+    """
     form, observed, frame, name = get_table_options(context), table.observed, table.frame, context.dataset_name or ""
     limits = ExampleLimits(context.limit, len(frame.prompt_ids), form.cap)
     widest_names = ", ".join(sorted(observed.schema.names, key=lambda name: -len(name))[:5])
@@ -386,7 +378,7 @@ def _plan_table(
     examples: list[BuildExamplesInputs] = []
     states: defaultdict[int, list[PartStates]] = defaultdict(list)
     for partition, part in zip(partitions, written, strict=True):
-        sources = tuple(RecordSource(part.rows, part.tokens) for part in partition.parts)
+        sources = partition.parts
         is_grouped, files = form.mode == "grouped", part.files
         examples += [
             BuildExamplesInputs(
@@ -401,7 +393,7 @@ def _plan_table(
         for number, (part, ids) in enumerate(zip(table.parts, table.encoded.parts, strict=True))
     ]
     prefills = [Part(name, {"prefill": part.files[name]}) for part in written for name in part.facts["prefills"]]
-    return PlannedTable(plan, ledgers, examples, prefills)
+    return plan, ledgers, examples, prefills
 
 
 def identify_examples(dataset: DatasetOptions, limit: int, seed: int, vocab_size: int | None) -> dict[str, Any]:
@@ -424,17 +416,17 @@ def identify_lengths(dataset: DatasetOptions, seed: int, seq_len: int) -> dict[s
 def plan_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
     """Plan the examples without making them."""
     with open_host_scratch(context) as scratch:
-        return _plan_table(context, tokenizer, _encode_table(context, tokenizer, path), scratch).plan
+        return _plan_table(context, tokenizer, _encode_table(context, tokenizer, path), scratch)[0]
 
 
 def make_table_examples(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
     """Encode, plan, and write examples; if planning fails, no examples are written."""
     table = _encode_table(context, tokenizer, path)
     with open_host_scratch(context) as scratch:
-        planned = _plan_table(context, tokenizer, table, scratch)
-        accounts = context.map(account_part, planned.ledgers).parts
-        built = context.map(record_tokens.build_part, planned.examples)
-    return _build_output(context, table, planned.plan, accounts, built, planned.prefills, tokenizer)
+        plan, ledgers, examples, prefills = _plan_table(context, tokenizer, table, scratch)
+        accounts = context.map(account_part, ledgers).parts
+        built = context.map(record_tokens.build_part, examples)
+    return _build_output(context, table, plan, accounts, built, prefills, tokenizer)
 
 
 def _build_output(

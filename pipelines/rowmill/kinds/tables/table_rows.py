@@ -69,7 +69,7 @@ from rowmill.kinds.tables.partitions import (
 )
 from rowmill.kinds.tables.schema import DAY, ELAPSED, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
-from rowmill.kinds.tables.table_contract import TableContract, is_non_finite_shape
+from rowmill.kinds.tables.table_contract import NON_FINITE_WORDS, TableContract
 from rowmill.kinds.tables.table_examples import CHARACTERS_PER_TOKEN, advise_group_column
 from rowmill.parts.accounts import RewriteInputs, clean_value, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput, compute_share
@@ -488,7 +488,11 @@ def _count_non_finite(draft: StageOutput, observed: ObservedTable) -> int:
         seen = observed.evidence.columns.get(column.name)
         if seen is None or column.type not in ("float", "decimal", "integer"):
             continue
-        tallies = [tally for shape, tally in seen.cells.items() if is_non_finite_shape(shape)]
+        tallies = [
+            tally
+            for shape, tally in seen.cells.items()
+            if shape.startswith("na:") and shape[3:].lower() in NON_FINITE_WORDS
+        ]
         tallies += [seen.kinds["string"]] if column.type == "float" and "string" in seen.kinds else []
         if tallies:
             found[column.name] = tallies

@@ -110,8 +110,8 @@ def build_with(tmp_path: Path, kind: str, source: str, records: list[dict[str, A
     """Build a dataset of a kind that is added to a copy of the engine by its file and its line."""
     engine = ExtendedEngine(tmp_path / "engine")
     engine.write(f"pipelines/rowmill/kinds/{kind}.py", source)
-    listed, python = "pipelines/rowmill/kinds/catalog.py", "from rowmill.kinds.python import Python\n"
-    engine.replace(listed, python, f"{python}from rowmill.kinds.{kind} import {kind.title()}\n")
+    listed, prompts = "pipelines/rowmill/kinds/catalog.py", "from rowmill.kinds.prompts import Prompts\n"
+    engine.replace(listed, prompts, f"{prompts}from rowmill.kinds.{kind} import {kind.title()}\n")
     engine.replace(listed, "    Chat  # lists of messages", f"    {kind.title()}\n    | Chat  # lists of messages")
     workspace = Workspace(tmp_path / "project").one("rows.jsonl", records, format={"kind": kind})
     made = engine.build(workspace.config, tmp_path / "built", QUESTIONS, (("plan",), ("build",), ("verify",)))

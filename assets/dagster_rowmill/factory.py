@@ -10,7 +10,8 @@ deselecting the checks, a backfill, a crashed check or a tightened threshold all
 bypassed.
 
 A check never reads data: the stage counted while it wrote, and the engine judges the count. So a check that runs alone
-applies a changed threshold to the existing version, without building anything.
+applies a changed threshold to the existing version, without building anything. Pages are made in `metadata.py`, and
+Dagster's log is read in `history.py`.
 """
 
 import time

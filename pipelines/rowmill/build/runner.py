@@ -1,6 +1,6 @@
 """Run the steps of a build: reuse or make each output, write its manifest, run its checks, record and publish it.
 
-    plan_steps ─► open_inputs (the gate) ─► run_step ─► manifest ─► run_checks ─► next step
+    plan_steps (`steps.py`) ─► open_inputs (`gate.py`) ─► run_step ─► manifest ─► run_checks ─► next step
 
 No stage imports another; the runner passes each stage its inputs. Statistics are copies of columns of an output for SQL
 queries. No step reads them, and a build with workers would wait for them with all workers idle: a thread writes them

@@ -65,10 +65,7 @@ class ShareReport:
 def make_share(
     project: Project, share: Share, *, only: Sequence[str] = (), progress: ProgressCallback | None = None
 ) -> list[ShareReport]:
-    """Make a share's parts of all stages whose inputs are built; `only` names stages.
-
-    Raises GateError at the end, if a check of an input blocks.
-    """
+    """Make a share's parts of all stages whose inputs are built; `only` names stages. GateErrors come at the end."""
     divided = dict.fromkeys(step.name for step in list_divided_steps(project))
     for name in only:
         if name not in divided:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rowmill.build.runner import Project, Step, StepReport
     from rowmill.checks.judge import CheckResult
     from rowmill.cli.projects import Commands
-    from rowmill.recipe.recipe import Recipe
     from rowmill.schema.manifest import Manifest
 
     FinishedStep: TypeAlias = tuple[Step, StepReport, list[CheckResult]]
@@ -125,6 +124,7 @@ def _run_plan(args: argparse.Namespace) -> int:
 
 def _run_advise(args: argparse.Namespace) -> int:
     from rowmill.inspection import inspect
+    from rowmill.recipe.recipe import table_contract_file
     from rowmill.reports.console import render_advice
 
     project = open_project(args)
@@ -137,28 +137,21 @@ def _run_advise(args: argparse.Namespace) -> int:
         if proposal is None:
             continue
         if args.write:
-            print(_write_table_contract(recipe_path(args.recipe), project.recipe, name, proposal))
+            path = table_contract_file(recipe_path(args.recipe), name)
+            form = project.recipe.datasets[name].format
+            if form.kind == "records" and form.table is not None and not path.exists():
+                raise ConfigError(
+                    f"datasets.{name}.format.table: the recipe already holds the contract; a file would be a second "
+                    "one; edit it in the recipe, or delete it there and run rowmill advise --write again"
+                )
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(proposal, encoding="utf-8")
+            print(f"{path}  written; review it: the next build follows it")
         else:
             print(proposal)
     if not args.write:
         show(render_advice(inspect.advise_on_columns(project, args.dataset)))
     return ExitStatus.SUCCESS
-
-
-def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, document: str) -> str:
-    """Write a table contract next to its recipe; return the message to print."""
-    from rowmill.recipe.recipe import table_contract_file
-
-    path = table_contract_file(recipe_path, dataset)
-    form = loaded.datasets[dataset].format
-    if form.kind == "records" and form.table is not None and not path.exists():
-        raise ConfigError(
-            f"datasets.{dataset}.format.table: the recipe already holds the contract; a file would be a second one; "
-            "edit it in the recipe, or delete it there and run rowmill advise --write again"
-        )
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(document, encoding="utf-8")
-    return f"{path}  written; review it: the next build follows it"
 
 
 def _run_build(args: argparse.Namespace) -> int:
@@ -270,10 +263,7 @@ def _write_report(project: "Project", *, closed: bool = False) -> str | None:
 
 
 def _choose_stages(project: "Project", only: Sequence[str], until: str | None) -> Sequence[str]:
-    """Return the labels of the stages to build, with those before `until`; empty for all.
-
-    Raises ConfigError if the recipe has no such stage.
-    """
+    """Return the labels of the stages to build, with those before `until`; empty for all."""
     from rowmill.build.steps import find_upstream_steps, plan_steps
 
     planned = plan_steps(project)

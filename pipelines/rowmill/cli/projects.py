@@ -98,10 +98,7 @@ def configs_folder() -> Path | None:
 
 
 def recipe_path(name: str) -> Path:
-    """Return the file of a recipe that is named by path or by name.
-
-    Raises ConfigError if there is no such recipe; the message lists the known ones and suggests the closest name.
-    """
+    """Return the file of a recipe that is named by path or by name."""
     from rowmill.recipe import recipe
 
     path = Path(name)

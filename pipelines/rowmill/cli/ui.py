@@ -38,10 +38,7 @@ imported as libraries."""
 
 
 def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
-    """Replace this process with `dagster dev` on the project in `root`. Stop it with SIGINT: SIGTERM leaves children.
-
-    Raises ConfigError if `root` is not a project, Dagster is not installed, or a port is in use.
-    """
+    """Replace this process with `dagster dev` on the project in `root`. SIGINT stops it: SIGTERM leaves children."""
     missing = [name for name in ("dagster", "dagster_webserver") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPackageError(
@@ -68,10 +65,7 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
 
 
 def _require_free_port(host: str, port: int, server: str, remedy: str) -> None:
-    """Refuse an address that cannot be listened on, so that no server dies with a traceback of another library.
-
-    Raises ConfigError if another program listens on it, or this machine or user cannot.
-    """
+    """Refuse an address that cannot be listened on, so that no server dies with a traceback of another library."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

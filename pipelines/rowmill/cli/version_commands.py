@@ -126,10 +126,7 @@ def _show_in_dagster(
 
 
 def _match_version(prefix: str, versions: Sequence[str], where: str) -> str:
-    """Return the one known version that starts with `prefix`.
-
-    Raises ConfigError if no version or several start with it; the message lists the known ones.
-    """
+    """Return the one known version that starts with `prefix`."""
     matches = [version for version in versions if version.startswith(prefix)]
     if len(matches) == 1:
         return matches[0]

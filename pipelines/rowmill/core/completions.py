@@ -31,10 +31,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 def read_api_key(variable: str | None, where: str) -> str | None:
-    """Return the key in an environment variable; None if no variable is named.
-
-    Raises ConfigError if the variable is not set.
-    """
+    """Return the key in an environment variable; None if no variable is named."""
     key = None if variable is None else os.environ.get(variable)
     if variable is not None and not key:
         raise ConfigError(
@@ -172,10 +169,7 @@ class Teacher(Config):
         return {"model": self.model, "top_k": self.top_k}
 
     def open(self, where: str) -> CompletionsServer:
-        """Return the client; nothing is sent yet.
-
-        Raises ConfigError if the key's environment variable is not set.
-        """
+        """Return the client; nothing is sent yet."""
         return CompletionsServer(
             self.base_url,
             read_api_key(self.api_key_env, where),

@@ -48,10 +48,7 @@ def from_json(text: str) -> Json:
 
 
 def from_json_without_repeats(text: str) -> Json:
-    """Decode JSON text as `from_json` does, but refuse an object that repeats a key: one of its values would be lost.
-
-    Raises ValueError if a key is repeated, at any depth, or for what `from_json` refuses.
-    """
+    """Decode JSON text as `from_json` does, but refuse a key that is repeated: one of its values would be lost."""
     value = from_json(text)
     # Each key has a colon: a flat object with as many colons as keys repeats none and needs no slow second parse.
     if text.count(":") > (len(value) if type(value) is dict else 0):
@@ -64,10 +61,7 @@ class RepeatedKeyError(ValueError):
 
 
 def require_distinct_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    """Return an object from its members, for the standard library's decoder.
-
-    Raises RepeatedKeyError if a key is repeated.
-    """
+    """Return an object from its members, for the standard library's decoder."""
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = Counter(key for key, _ in pairs)

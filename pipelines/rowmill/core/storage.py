@@ -169,10 +169,7 @@ class Store:
         return remote.open_file(self._fs, self.path(relative), self.address(relative))
 
     def content(self, file: File) -> pa.Buffer:
-        """Read a whole file that a stage wrote, and compare its digest.
-
-        Raises DamagedFileError if it is missing, or its digest is another.
-        """
+        """Read a whole file that a stage wrote; DamagedFileError if it is missing, or its digest is another."""
         try:
             content = self._read_buffer(file.path, file.bytes)
         except FileNotFoundError:
@@ -183,10 +180,7 @@ class Store:
         return content
 
     def table(self, file: File, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a file that a stage wrote, Arrow or Parquet, or some of its columns, as one table.
-
-        Errors as in `content`.
-        """
+        """Read a table that a stage wrote, Arrow or Parquet, or some of its columns; errors as in `content`."""
         return self._parse_table(self.content(file), columns)
 
     def unchecked_table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -118,7 +118,11 @@ def describe_versions() -> dict[str, str]:
     root, hasher = Path(__file__).parents[1], hashlib.blake2b(digest_size=6)
     for path in sorted((*root.rglob("*.py"), *root.rglob("*.jinja"))):
         hasher.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return {"the code of rowmill": hasher.hexdigest(), **{name: _find_version(name) for name in _PACKAGES}}
+    found = {"the code of rowmill": hasher.hexdigest()} | dict.fromkeys(_PACKAGES, "absent")
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def describe_difference(expected: Mapping[str, str], actual: Mapping[str, str]) -> str:
@@ -128,13 +132,6 @@ def describe_difference(expected: Mapping[str, str], actual: Mapping[str, str]) 
         for name, other in expected.items()
         if actual.get(name) != other
     )
-
-
-def _find_version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "absent"
 
 
 # ── Shares of a job array ──

@@ -6,10 +6,10 @@
          └───────────────────────────┴──► worker 2 …
 
 A fork copies locks in whatever state they are in. So workers are forked from the calling process only as long as that
-has no threads, as a command has none at first; later, and in Dagster, they are forked from a server that has run no
-task, and the calling process works through the first tasks itself until that is ready. What was imported and opened
-before, every worker has at once: with the Qwen3 tokenizer a spawned worker spends 1.0 s importing and 1.7 s opening, a
-forked one 0.02 s. On macOS and Windows workers are spawned; the bytes are the same.
+has no threads, as a command has none at first; later, and in Dagster, they are forked from a server (`fork_server.py`)
+that has run no task, and the calling process works through the first tasks itself until that is ready. What was
+imported and opened before, every worker has at once: with the Qwen3 tokenizer a spawned worker spends 1.0 s importing
+and 1.7 s opening, a forked one 0.02 s. On macOS and Windows workers are spawned; the bytes are the same.
 """
 
 import atexit

@@ -77,7 +77,7 @@ class RayConnection:
     def list_nodes(self) -> list[dict[str, Any]]:
         """Return the nodes that are alive and have cores.
 
-        Raises UnreachableError if it does not answer, before Ray ends the process a minute after its head has gone.
+        A lost cluster is an UnreachableError before Ray ends the process, a minute after its head has gone.
         """
         ray = self.open()
         try:

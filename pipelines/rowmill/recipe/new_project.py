@@ -82,9 +82,7 @@ def create_project(
 ) -> NewProject:
     """Write a recipe for some data into a folder's configs/, and the other files of a project.
 
-    `data` are files, folders, globs or URLs; relative paths are resolved against `folder`. Raises ConfigError if there
-    is no data, no format fits it, the name is invalid, or the recipe exists. Raises SourceError if data is missing or
-    unreadable.
+    `data` are files, folders, globs or URLs; relative paths are resolved against `folder`.
     """
     if not data and not (folder / DEFAULT_DATA).is_dir():
         raise ConfigError(

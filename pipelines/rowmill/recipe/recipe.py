@@ -98,8 +98,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
     """Return a recipe's mapping with options of its records datasets replaced.
 
     A key is the option's path in `format`, joined by `__`: `data__max_sequences_per_example`. It starts with the
-    dataset's name if the recipe has several records datasets. A value is parsed as YAML. Raises ConfigError if the
-    dataset is ambiguous, or a value is not YAML.
+    dataset's name if the recipe has several records datasets. A value is parsed as YAML.
     """
     changed = copy.deepcopy(dict(values))
     datasets: Any = changed.get("datasets", changed.get("configs", {}))

@@ -263,10 +263,7 @@ def make_token_columns(types: Mapping[str, pa.DataType]) -> tuple[pa.Field, ...]
 
 
 def join_fields(several: Mapping[str, RolloutFields]) -> RolloutFields:
-    """Return the fields of all datasets of a recipe, each once, in the order in which they are declared.
-
-    Raises ValueError if a field has another type in another dataset: all shards have the same columns.
-    """
+    """Return the fields of all datasets of a recipe, each once, in the order in which they are declared."""
     per_token: dict[str, pa.DataType] = {}
     for dataset, fields in several.items():
         for name, kind in fields.per_token.items():

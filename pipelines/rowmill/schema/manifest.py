@@ -171,10 +171,7 @@ def find_by_fingerprint(store: Store, key: StageKey, fingerprint: str) -> Manife
 
 
 def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
-    """Return a kept version of a stage's output.
-
-    Raises IntegrityError if the version is unknown or was removed by gc.
-    """
+    """Return a kept version of a stage's output; IntegrityError if it is unknown or was removed by gc."""
     path = f"{get_stage_folder(key)}/versions/{version}.json"
     loaded = None if version is None else read_manifest(store, path)
     if loaded is None and version is not None and store.exists(path):
@@ -202,10 +199,7 @@ def parse_stage_key(name: str) -> StageKey:
 
 
 def load_inputs(store: Store, output: Manifest) -> dict[StageKey, Manifest]:
-    """Return the inputs of an output, at the versions that its manifest names.
-
-    Raises IntegrityError if one of them is no longer kept.
-    """
+    """Return the inputs of an output, at the versions that its manifest names; IntegrityError if one was removed."""
     named = ((parse_stage_key(name), version) for name, version in output.inputs.items())
     return {key: load_version(store, key, version) for key, version in named}
 

@@ -104,7 +104,7 @@ def estimate_seq_len_effects(
 
     `trained_tokens[i]` are the trained tokens of example i before truncation. The loss of an example is estimated in
     proportion to its length: which exchanges are removed is known only after rendering, that is, in a build. So the
-    line of the current limit can differ from what truncation removed (`column_docs.ESTIMATE_NOTES`).
+    line of the current limit can differ from what truncation removed (`views.ESTIMATE_NOTES`).
     `plan(lengths, limit)` returns the number of sequences for lengths of at most the limit.
     """
     rows: list[tuple[int, int, int, int]] = []

@@ -20,7 +20,7 @@ from rowmill.kinds.catalog import Chat
 from rowmill.kinds.shared.canonicalization import RowOptionValues
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.tokenization.encoded_batch import flatten_masks, make_batch
-from rowmill.tokenization.token_positions import EncodedTexts
+from rowmill.tokenization.tokenizer import EncodedTexts
 from tests.support.canonical_rows import canonicalize_row
 from tests.support.messages import assistant, call, system, tool, trained_texts, user
 from tests.support.recipes import CHATML, Workspace, chat, text_of

@@ -28,8 +28,7 @@ from rowmill.core.json import Json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
-from rowmill.tokenization.token_positions import compute_byte_positions
-from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
+from rowmill.tokenization.tokenizer import Encoder, compute_byte_positions, open_tokenizer
 from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]

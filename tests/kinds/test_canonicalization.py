@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from rowmill.conversation.options import Template
 from rowmill.core.json import Json, to_json
 from rowmill.kinds.catalog import Auto, Chat, Supervised, Text
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, list_present_columns, remove_nulls
-from rowmill.kinds.shared.filters import hash_plain_contents, hash_row_content
+from rowmill.kinds.shared.canonicalization import (
+    Canonicalizer,
+    RowOptionValues,
+    hash_plain_contents,
+    hash_row_content,
+    list_present_columns,
+    remove_nulls,
+)
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.rows import ParseReport, PlainChat, Rejected, Row, make_plain_report

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from rowmill.core.json import Json
 from rowmill.kinds.catalog import Auto, Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, hash_row_content
 from rowmill.kinds.shared.filters import (
     Filters,
     hash_record_prefix,
-    hash_row_content,
     mark_first_occurrences,
 )
 from rowmill.schema.rows import Rejected, Row

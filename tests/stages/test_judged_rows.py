@@ -16,7 +16,8 @@ from rowmill.conversation.template_registry import list_bundled_templates, read_
 from rowmill.inspection.chat_templates import make_probe_conversations
 from rowmill.schema.rows import Conversation, MaskedConversation, Span
 from rowmill.stages.tokenized_examples import conversation_examples
-from rowmill.stages.tokenized_examples.conversation_examples import MaskJudge, RowJudge, choose_by_hash, is_judged
+from rowmill.stages.tokenized_examples.conversation_examples import MaskJudge, RowJudge, is_judged
+from rowmill.stages.tokenized_examples.fast_path import choose_by_hash
 from tests.support.recipes import CHAT, TO_EXAMPLES, Workspace, chat
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

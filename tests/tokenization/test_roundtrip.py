@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rowmill.core.arrays import compute_offsets
-from rowmill.tokenization.tokenizer import RoundTripDecoder
+from rowmill.tokenization.vocabulary import RoundTripDecoder
 
 TABLE = [b"a", b"bc", b"", b"\xc3", b"\xa9", b"\xed\xa0\x80"]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.tokenization import tokenizer
+from rowmill.tokenization import stored_tokenizers, tokenizer
 from rowmill.tokenization.control_tokens import ControlStrings, restore_control_strings
 from rowmill.tokenization.encoded_batch import FlatSpans, find_trained_tokens, locate_in_batch
 from rowmill.tokenization.reference_sample import Stretch
@@ -28,7 +28,7 @@ TEXTS = st.text(
 def test_card_of_a_byte_level_tokenizer_names_the_preferred_engine(loaded: LoadedTokenizer) -> None:
     assert (loaded.card.engine, loaded.card.refused) == ("gigatoken", {})
     assert loaded.card.byte_level
-    assert tokenizer.deserialize_tokenizer(tokenizer.serialize_tokenizer(loaded)) == loaded
+    assert stored_tokenizers.deserialize_tokenizer(stored_tokenizers.serialize_tokenizer(loaded)) == loaded
 
 
 @settings(deadline=None)

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import make_column
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, find_lone_surrogate, to_json
-from rowmill.kinds.shared.canonicalization import Canonicalizer
-from rowmill.kinds.shared.filters import hash_row_content
+from rowmill.kinds.shared.canonicalization import Canonicalizer, hash_row_content
 from rowmill.recipe import recipe
-from rowmill.schema.examples import ExampleTokens
+from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, Row, make_row_schema
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder
@@ -136,10 +135,20 @@ def sft_tokenize(
     table = pa.table([*zip(*values, strict=True)], schema=_READ_SCHEMA)
     for field in pipeline.columns:
         table = table.append_column(field, make_column([row.columns.get(field.name) for row in kept], field.type))
-    prepared = iter(pipeline.builder.prepare(table, TokenizationCounts()).outcomes(table.num_rows))
-    for place, row in enumerate(outcomes):
-        if isinstance(row, Row):
-            outcomes[place] = next(prepared)
+    prepared = pipeline.builder.prepare(table, TokenizationCounts())
+    rejected, examples = dict(prepared.rejected), prepared.examples
+    ends = np.cumsum(examples.column("tokens").to_numpy())
+    columns = [
+        np.split(examples.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False), ends[:-1])
+        for name in ("input_ids", "loss_mask", WEIGHT_COLUMN)
+        if name in examples.column_names
+    ]
+    made = list(map(ExampleTokens, *columns))
+    # Kept rows are numbered in their order, and the examples of each follow each other.
+    begins = np.searchsorted(prepared.places, np.arange(len(kept) + 1)).tolist()
+    places = [place for place, row in enumerate(outcomes) if isinstance(row, Row)]
+    for number, place in enumerate(places):
+        outcomes[place] = rejected.get(number) or made[begins[number] : begins[number + 1]]
     return outcomes
 
 

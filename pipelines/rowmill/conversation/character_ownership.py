@@ -20,11 +20,11 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, chain, pairwise
 from json.encoder import encode_basestring
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from jinja2 import nodes
@@ -108,10 +108,6 @@ def _make_coverable_table() -> "NDArray[np.bool_]":
 _COVERABLE_CHARACTERS = _make_coverable_table()
 
 
-_TextReplacer = Callable[[int, OwnTextPart, int, str], str]
-"""From the message, the part, its call and the own text to the text in its place."""
-
-
 class _OwnTextSource(NamedTuple):
     """One own text and its position in the conversation."""
 
@@ -119,6 +115,10 @@ class _OwnTextSource(NamedTuple):
     part: OwnTextPart
     call: int
     text: str
+
+
+_TextReplacer = Callable[[_OwnTextSource], Any]
+"""From an own text to the text in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +208,7 @@ class CoveredConversation:
         self._plain = rendered.text
         self.sources: list[_OwnTextSource] = []
 
-        def note_source(message: int, part: OwnTextPart, call: int, text: str) -> str:
-            self.sources.append(_OwnTextSource(message, part, call, text))
-            return text
-
-        self._replace_texts(rendered.messages, note_source)
+        self._replace_texts(rendered.messages, self.sources.append)
         texts, self._numbers = [source.text for source in self.sources], list(range(len(self.sources)))
         if attempt.alike:
             texts = self._share_alike_contents()
@@ -245,26 +241,30 @@ class CoveredConversation:
         joined = changed.tobytes().decode("utf-32-le", "surrogatepass")
         self._changed = [joined[start:end] for start, end in pairwise(starts)]
         new = map(self._changed.__getitem__, self._numbers)
-        self.messages = self._replace_texts(rendered.messages, lambda *_: next(new))
+        # The source is the default of `next`, which is never needed.
+        self.messages = self._replace_texts(rendered.messages, partial(next, new))
 
     def _replace_texts(self, messages: Sequence[Message], replace: _TextReplacer) -> list[Message]:
-        """Return the messages with every own text replaced; the order of the texts is always the same."""
+        """Return the messages with every own text replaced; the order of the texts is always the same.
+
+        Both replacers are functions of C: this is done twice for every row that is masked by itself.
+        """
         replaced: list[Message] = []
         for index, message in enumerate(messages):
             if not (self._attempt.others or message.get("role") in self._roles):
                 replaced.append(message)
                 continue
             changed = dict(message)
-            reasoning: str | None = None
+            reasoning, has_reasoning = None, False
             for key, value in message.items():
                 if key == "content":
                     if isinstance(value, str):
                         length = self._inline_reasoning.get(index, 0)
-                        own = replace(index, "reasoning", -1, value[:length]) if length else ""
-                        changed[key] = own + replace(index, "content", -1, value[length:])
+                        own = replace(_OwnTextSource(index, "reasoning", -1, value[:length])) if length else ""
+                        changed[key] = f"{own}{replace(_OwnTextSource(index, 'content', -1, value[length:]))}"
                     elif isinstance(value, list):
                         changed[key] = [
-                            {**part, "text": replace(index, "content", -1, part["text"])}
+                            {**part, "text": replace(_OwnTextSource(index, "content", -1, part["text"]))}
                             if isinstance(part, dict)
                             and part.get("type") == "text"
                             and isinstance(part.get("text"), str)
@@ -273,14 +273,15 @@ class CoveredConversation:
                         ]
                 elif key in self._keys and isinstance(value, str):
                     # Given under several keys, it is one text.
-                    reasoning = replace(index, "reasoning", -1, value) if reasoning is None else reasoning
+                    if not has_reasoning:
+                        reasoning, has_reasoning = replace(_OwnTextSource(index, "reasoning", -1, value)), True
                     changed[key] = reasoning
                 elif key == "tool_calls" and isinstance(value, list):
                     calls: list[Json] = []
                     for number, call in enumerate(value):
                         function: dict[str, Json] = dict(call.get("function") or {})
                         if isinstance(function.get("name"), str):
-                            function["name"] = replace(index, "call_name", number, function["name"])
+                            function["name"] = replace(_OwnTextSource(index, "call_name", number, function["name"]))
                         if "arguments" in function:
                             given = function["arguments"]
                             function["arguments"] = self._replace_argument(index, number, given, 0, replace)
@@ -291,13 +292,13 @@ class CoveredConversation:
 
     def _replace_argument(self, index: int, number: int, value: Json, depth: int, replace: _TextReplacer) -> Json:
         if isinstance(value, str):
-            return replace(index, "call_value", number, value)
+            return replace(_OwnTextSource(index, "call_value", number, value))
         if depth and not self._attempt.deep:
             return value
         if isinstance(value, dict):
-            changed: dict[str, Json] = {}
+            changed: dict[Any, Json] = {}
             for key, item in value.items():
-                new = replace(index, "call_key", number, key) if self._attempt.keys else key
+                new = replace(_OwnTextSource(index, "call_key", number, key)) if self._attempt.keys else key
                 changed[new] = self._replace_argument(index, number, item, depth + 1, replace)
             return changed
         if isinstance(value, list):

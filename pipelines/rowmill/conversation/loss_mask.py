@@ -154,12 +154,14 @@ class Masker:
             self._renderer.eos_token,
             self._loss,
             self._roles,
-            by_blocks=self._by_blocks,
+            self._by_blocks,
         )
         cut = cutter.cut(pieces, supervised)
         if isinstance(cut, Rejected):
             return cut
-        region = self._exclude_reasoning(conversation.messages, cut.text, cut.trained, located)
+        region = cut.trained, 0, set[int]()
+        if self._loss.think_loss != "all":
+            region = self._exclude_reasoning(conversation.messages, cut.text, cut.trained, located)
         if isinstance(region, Rejected):
             return region
         trained, untrained, excluded = region
@@ -274,8 +276,6 @@ class Masker:
         self, messages: Sequence[Message], text: str, trained: list[Span], located: LocatedContent
     ) -> tuple[list[Span], int, set[int]] | Rejected:
         """Exclude reasoning regions from the loss; return the spans, the number of regions, and their messages."""
-        if self._loss.think_loss == "all":
-            return trained, 0, set()
         kept: list[Span] = []
         seen: set[int] = set()
         excluded: set[int] = set()

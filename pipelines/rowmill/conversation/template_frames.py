@@ -91,7 +91,7 @@ class TemplateFrames:
     """The tokens that may end a turn."""
 
     @cached_property
-    def _ends_by_kind(self) -> dict[str, list[str]]:
+    def ends_by_kind(self) -> dict[str, list[str]]:
         """All known ends by kind, longest first."""
         found: dict[str, set[str]] = {}
         for (kind, role), ends in self.ends.items():
@@ -100,10 +100,6 @@ class TemplateFrames:
                 continue
             found.setdefault(kind, set()).update(end for end in ends if end)
         return {kind: sorted(ends, key=_get_length_order) for kind, ends in found.items()}
-
-    def list_ends(self, kind: str) -> list[str]:
-        """Return all ends of turns of that kind, longest first."""
-        return self._ends_by_kind.get(kind, [])
 
     def find_header(self, gap: str) -> str:
         """Return the header in the text before a message's own text: without BOS and the end of the message before."""
@@ -148,7 +144,7 @@ class TemplateFrames:
         first, then all ends of turns of that kind.
         """
         after = position + (measure_json_closing(text, position) if kind == "tool_call" else 0)
-        every, found = self.list_ends(kind), ""
+        every, found = self.ends_by_kind.get(kind, []), ""
         for role in roles:
             end = _find_end_at(self.ends.get((kind, role), ()), text, after, ids)
             found = end if len(end) > len(found) else found
@@ -178,7 +174,7 @@ class TemplateFrames:
             if kind == "assistant":
                 token = tokens[0] if tokens else ending
             else:
-                tokens = [*filter(ending.endswith, self.list_ends("assistant")), *tokens]
+                tokens = [*filter(ending.endswith, self.ends_by_kind.get("assistant", [])), *tokens]
                 token = max(tokens, key=len, default="")
             if len(known) >= _MAX_KNOWN_ENDINGS:
                 known.clear()

@@ -61,66 +61,52 @@ class _ContentGroup(NamedTuple):
     """The message of the next group; −1 for the last group."""
 
 
+@dataclass(frozen=True, slots=True)
 class TurnCutter:
-    """Cuts the turns of one render."""
+    """Cuts the turns of one render; `unproven` are the pieces of texts that could not be covered."""
 
-    def __init__(
-        self,
-        rendered: RenderedConversation,
-        messages: Sequence[Message],
-        unproven: Sequence[ContentSpan],
-        frames: TemplateFrames,
-        eos_token: str,
-        loss: Loss,
-        roles: frozenset[str],
-        *,
-        by_blocks: bool,
-    ) -> None:
-        """Read a render; `unproven` are the pieces of texts that could not be covered."""
-        self._rendered = rendered
-        self._text = rendered.text
-        self._messages = messages
-        self._unproven = unproven
-        self._frames = frames
-        self._eos_token = eos_token
-        self._loss = loss
-        self._roles = roles
-        self._by_blocks = by_blocks
-        options = (loss.lead, loss.end_of_turn, loss.trailing, None if loss.finish == "auto" else loss.finish)
-        self._overrides_blocks = options != (None, None, None, None)
+    rendered: RenderedConversation
+    messages: Sequence[Message]
+    unproven: Sequence[ContentSpan]
+    frames: TemplateFrames
+    eos_token: str
+    loss: Loss
+    roles: frozenset[str]
+    by_blocks: bool
 
     def cut(self, pieces: Sequence[ContentSpan], supervised: Sequence[int]) -> TrainedText | Rejected:
         """Return the trained spans of the supervised messages; `pieces` are all own texts in the order of the text.
 
         Rejects with `foreign_text_trained` if template text would train that is not on the closed list.
         """
-        wanted = set(supervised)
-        trained = self._select_blocks(pieces, wanted) if self._by_blocks else []
-        text = self._text
-        for group in _make_content_groups(pieces, self._text, wanted):
-            if self._messages[group.message]["role"] not in self._roles:
+        wanted, loss = set(supervised), self.loss
+        overrides_blocks = (loss.lead, loss.end_of_turn, loss.trailing, loss.finish) != (None, None, None, "auto")
+        trained = self._select_blocks(pieces, wanted) if self.by_blocks else []
+        text = self.rendered.text
+        for group in _make_content_groups(pieces, self.rendered.text, wanted):
+            if self.messages[group.message]["role"] not in self.roles:
                 trained.append(self._cut_other_role(group))
                 continue
-            if self._by_blocks and not self._overrides_blocks:
+            if self.by_blocks and not overrides_blocks:
                 continue
             turn = self._find_turn_bounds(group)
             if isinstance(turn, Rejected):
                 return turn
             # Each part trains as its option says, else by the table above.
             parts = (
-                (turn.header, turn.start, self._loss.lead, "mask"),
+                (turn.header, turn.start, self.loss.lead, "mask"),
                 (turn.start, turn.stop, None, "train"),
-                (turn.stop, turn.end, self._loss.end_of_turn, "train"),
-                (turn.end, turn.trailing, self._loss.trailing, "mask"),
+                (turn.stop, turn.end, self.loss.end_of_turn, "train"),
+                (turn.end, turn.trailing, self.loss.trailing, "mask"),
             )
             for start, end, option, default in parts:
-                if self._by_blocks and option is None:
+                if self.by_blocks and option is None:
                     continue
-                if self._by_blocks:
+                if self.by_blocks:
                     trained = [part for span in trained for part in _cut_out_range(span, start, end)]
                 if (option or default) == "train" and start < end:
                     trained.append(Span(start, end, turn.message))
-            if group.follower < 0 and group.message == len(self._messages) - 1 and turn.end == turn.stop:
+            if group.follower < 0 and group.message == len(self.messages) - 1 and turn.end == turn.stop:
                 span, text = self._append_end(turn)
                 trained += [] if span is None else [span]
         ordered: list[Span] = []
@@ -139,8 +125,8 @@ class TurnCutter:
         the end of the previous one's. A block around an end of turn belongs to the message before it, if only white
         space and blocks separate them. Nothing says whose any other block without own text is, so it does not train.
         """
-        blocks = self._rendered.blocks
-        unproven = set(self._unproven)
+        blocks = self.rendered.blocks
+        unproven = set(self.unproven)
         trained: list[Span] = []
         for start, end in blocks:
             if start == end:
@@ -149,38 +135,38 @@ class TurnCutter:
             inside = pieces[first:last]
             groups = group_by_message([piece for piece in inside if piece not in unproven])
             owners = [group[0].message for group in groups]
-            if not inside and first and self._is_end(self._text[start:end].strip()):
+            if not inside and first and self._is_end(self.rendered.text[start:end].strip()):
                 owners = [pieces[first - 1].message]
                 owners = owners if self._is_blank_between(pieces[first - 1].end, start, blocks) else []
             cuts = [start, *(group[-1].end for group in groups[:-1]), end]
             for number, index in enumerate(owners):
-                if index in wanted and self._messages[index]["role"] in self._roles:
+                if index in wanted and self.messages[index]["role"] in self.roles:
                     trained.append(Span(cuts[number], cuts[number + 1], index))
         return trained
 
     def _is_end(self, text: str) -> bool:
         """Return whether a text ends a turn."""
         return bool(text) and (
-            text in self._frames.end_tokens
-            or text == self._eos_token
-            or any(text == end.strip() for ends in self._frames.ends.values() for end in ends)
+            text in self.frames.end_tokens
+            or text == self.eos_token
+            or any(text == end.strip() for ends in self.frames.ends.values() for end in ends)
         )
 
     def _is_blank_between(self, start: int, end: int, blocks: Sequence[tuple[int, int]]) -> bool:
         """Return whether a range of the render contains only white space and generation blocks."""
         for block_start, block_end in blocks:
             if block_end > start and block_start < end:
-                if self._text[start:block_start].strip():
+                if self.rendered.text[start:block_start].strip():
                     return False
                 start = max(start, block_end)
-        return not self._text[start:end].strip()
+        return not self.rendered.text[start:end].strip()
 
     # ── the parts of a turn ──
 
     def _find_turn_bounds(self, group: _ContentGroup) -> TurnBounds | Rejected:
-        text, frames, index = self._text, self._frames, group.message
+        text, frames, index = self.rendered.text, self.frames, group.message
         first, last = group.pieces[0], group.pieces[-1]
-        message = self._rendered.messages[index]
+        message = self.rendered.messages[index]
         ids = get_call_ids(message) if "tool_calls" in message else ()
         start = first.start
         prefix = frames.match_prefix(text, group.before, start, ids)
@@ -201,7 +187,7 @@ class TurnCutter:
                 return Rejected(
                     "foreign_text_trained", f"message {index}: unknown template text {between[:40]!r} in it"
                 )
-        roles = [self._messages[i]["role"] for i in (index + 1, group.follower) if 0 < i < len(self._messages)]
+        roles = [self.messages[i]["role"] for i in (index + 1, group.follower) if 0 < i < len(self.messages)]
         # An empty message after the last own text still prints its header.
         roles = tuple(dict.fromkeys(roles)) or ("",)
         ending = frames.match_end(text, content_end, last.kind, roles, ids)
@@ -224,22 +210,22 @@ class TurnCutter:
     def _is_partial_end(self, kind: str, after: str, ids: Sequence[str]) -> bool:
         """Return whether the text after a last turn is empty or a part of the end of turn."""
         shown = after[measure_json_closing(after, 0) :] if kind == "tool_call" else after
-        return not shown.strip() or shown.rstrip() in self._frames.get_finish(kind, ids)
+        return not shown.strip() or shown.rstrip() in self.frames.get_finish(kind, ids)
 
     # ── what trains ──
 
     def _append_end(self, turn: TurnBounds) -> tuple[Span | None, str]:
         """Append the part of the end of turn that a conversation lacks; white space before it trains as part of it."""
-        text, finish = self._text, self._loss.finish
-        if self._loss.end_of_turn == "mask" or (self._by_blocks and finish == "auto"):
+        text, finish = self.rendered.text, self.loss.finish
+        if self.loss.end_of_turn == "mask" or (self.by_blocks and finish == "auto"):
             return None, text
         after = text[turn.end :]
-        ids = get_call_ids(self._rendered.messages[turn.message])
+        ids = get_call_ids(self.rendered.messages[turn.message])
         if after.strip() and not self._is_partial_end(turn.kind, after, ids):
             return None, text
-        known = self._frames.get_finish(turn.kind, ids) or self._frames.get_finish("assistant", ids)
-        default = known or self._eos_token
-        ending = {"auto": default, "none": "", "eos": self._eos_token}.get(finish, finish)
+        known = self.frames.get_finish(turn.kind, ids) or self.frames.get_finish("assistant", ids)
+        default = known or self.eos_token
+        ending = {"auto": default, "none": "", "eos": self.eos_token}.get(finish, finish)
         if finish == "auto":
             ending = _find_missing_end(
                 ending, after[measure_json_closing(after, 0) :] if turn.kind == "tool_call" else after
@@ -252,16 +238,16 @@ class TurnCutter:
 
     def _cut_other_role(self, group: _ContentGroup) -> Span:
         """Return the span of a message of another role: its header, its own text, and its end."""
-        text, index = self._text, group.message
-        role = self._messages[index]["role"]
+        text, index = self.rendered.text, group.message
+        role = self.messages[index]["role"]
         start, content_end = group.pieces[0].start, max(piece.end for piece in group.pieces)
-        gap, header = text[group.before : start], self._frames.headers.get(role, "")
-        start -= len(header if header.strip() and gap.endswith(header) else self._frames.find_header(gap))
+        gap, header = text[group.before : start], self.frames.headers.get(role, "")
+        start -= len(header if header.strip() and gap.endswith(header) else self.frames.find_header(gap))
         end = content_end
-        if self._loss.end_of_turn != "mask":
-            known = self._frames.closings.get(role, ())
+        if self.loss.end_of_turn != "mask":
+            known = self.frames.closings.get(role, ())
             end += next((len(one) for one in known if text.startswith(one, content_end)), 0)
-        if self._loss.trailing == "train":
+        if self.loss.trailing == "train":
             space = text[end : group.after]
             end += len(space) - len(space.lstrip())
         return Span(start, end, index)

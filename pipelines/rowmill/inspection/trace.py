@@ -42,7 +42,7 @@ from rowmill.stages.inputs import list_train_shards
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
-from rowmill.tokenization import tokenizer
+from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.tokenizer import Encoder
 
 STAGES_BACKWARDS = (
@@ -800,7 +800,7 @@ def _open_encoder(lineage: Lineage) -> Encoder:
     for name in store.list("tokenizers"):
         # A damaged one is as good as none.
         with suppress(ValueError):
-            loaded = tokenizer.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
+            loaded = stored_tokenizers.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
             if loaded.card.digest == wanted:
                 return Encoder(loaded)
     raise IntegrityError(

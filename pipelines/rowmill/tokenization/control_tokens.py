@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.tokenization.token_positions import EncodedTexts, compute_byte_positions
-from rowmill.tokenization.tokenizer import TokenizerCard
+from rowmill.tokenization.tokenizer import EncodedTexts, TokenizerCard, compute_byte_positions
 
 
 class ControlStrings:

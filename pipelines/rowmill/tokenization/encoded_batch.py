@@ -33,8 +33,7 @@ from rowmill.schema.examples import SPAN_KINDS, make_example_schema
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
 from rowmill.tokenization.control_tokens import contains_added_token
 from rowmill.tokenization.reference_sample import ReferenceSample, Stretch
-from rowmill.tokenization.token_positions import EncodedTexts, compute_byte_positions
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.tokenizer import EncodedTexts, Encoder, compute_byte_positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,29 @@
 """Tokenizers in a store: opened from their files once, kept as data, and opened from that once per process."""
 
+import base64
+import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import orjson
 
 from rowmill.core.errors import DamagedFileError
 from rowmill.core.storage import Store, digest_json
 from rowmill.tokenization import tokenizer, tokenizer_source
-from rowmill.tokenization.tokenizer import FAST_ENGINES, REFERENCE_ENGINE, Encoder, LoadedTokenizer, get_engine_version
+from rowmill.tokenization.tokenizer import (
+    FAST_ENGINES,
+    REFERENCE_ENGINE,
+    Encoder,
+    LoadedTokenizer,
+    TokenizerCard,
+    get_engine_version,
+)
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice
+from rowmill.tokenization.vocabulary import DummyPrefix, TokenLengths, read_token_lengths
 
 _LOG = logging.getLogger("rowmill.stages")
 
@@ -62,7 +76,7 @@ def open_recipe_tokenizer(context: TokenizerContext) -> tuple[LoadedTokenizer, s
         except DamagedFileError as error:
             _LOG.warning("%s; it is made again", error.damage)
     encoder = tokenizer.load_encoder(found)
-    context.store.write(path, tokenizer.serialize_tokenizer(encoder.loaded))
+    context.store.write(path, serialize_tokenizer(encoder.loaded))
     keep_latest(_ENCODERS, path, _MAX_OPEN, lambda: encoder)
     return keep_latest(_STORED_TOKENIZERS, path, _MAX_OPEN, lambda: encoder.loaded), path
 
@@ -79,7 +93,7 @@ def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
 
     def read() -> LoadedTokenizer:
         try:
-            return tokenizer.deserialize_tokenizer(Store(root).read(path))
+            return deserialize_tokenizer(Store(root).read(path))
         except ValueError as error:
             raise DamagedFileError(
                 f"{Store(root).path(path)}: the stored tokenizer is damaged: {error}; expected the bytes of a build",
@@ -135,3 +149,51 @@ def copy_tokenizers(source: Store, target: Store) -> None:
     for folder in (TOKENIZER_FOLDER, COMMIT_FOLDER):
         for name in source.list(folder):
             target.write(f"{folder}/{name}", source.read(f"{folder}/{name}"))
+
+
+def serialize_tokenizer(loaded: LoadedTokenizer) -> bytes:
+    """Serialize a loaded tokenizer, so that workers and later builds do not need `transformers`."""
+    content: dict[str, Any] = {"card": asdict(loaded.card), "backend": _encode_base64(loaded.backend.encode())}
+    lengths = read_token_lengths(loaded.backend, byte_level=loaded.card.byte_level) if loaded.card.fast else ""
+    if isinstance(lengths, TokenLengths):
+        content["token_lengths"] = {
+            "lengths": _encode_base64(lengths.lengths.astype("<i8").tobytes()),
+            "added": np.flatnonzero(lengths.added).tolist(),
+            "partial": np.flatnonzero(lengths.partial).tolist(),
+            "prefix": lengths.prefix,
+        }
+    stored = orjson.dumps(content)
+    return b"\n".join((_digest(stored), stored))
+
+
+def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
+    """Rebuild a loaded tokenizer.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not those that `serialize_tokenizer` returned.
+
+    """
+    digest, _, stored = content.partition(b"\n")
+    if digest != _digest(stored):
+        raise ValueError("it is not what was written")
+    raw = orjson.loads(stored)
+    card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
+    kept = raw.get("token_lengths")
+    token_lengths = None
+    if kept is not None:
+        lengths = np.frombuffer(base64.b64decode(kept["lengths"]), "<i8").astype(np.int64)
+        added, partial = np.zeros(len(lengths), bool), np.zeros(len(lengths), bool)
+        added[kept["added"]] = True
+        partial[kept["partial"]] = True
+        token_lengths = TokenLengths(lengths, added, partial, DummyPrefix(kept["prefix"]))
+    return LoadedTokenizer(TokenizerCard(**card), base64.b64decode(raw["backend"]).decode(), token_lengths)
+
+
+def _digest(stored: bytes) -> bytes:
+    return hashlib.blake2b(stored, digest_size=16).hexdigest().encode()
+
+
+def _encode_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
-from rowmill.tokenization.token_positions import EncodedTexts
+from rowmill.tokenization.tokenizer import EncodedTexts
 
 
 def split_into_windows(example: Example, limit: int) -> list[Example]:

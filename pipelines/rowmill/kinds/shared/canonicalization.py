@@ -1,4 +1,4 @@
-"""One record to one canonical row: the steps that all kinds share, around the kind's reader; and what nothing reads.
+"""One record to one canonical row, the row's identity, and what nothing reads: what kinds share around their readers.
 
     {"question": "…", "response": "…", "hint": "…"}      read: question, response      unread: hint
     {"messages": […], "label": false}                    a bad answer, marked as such
@@ -10,18 +10,21 @@ author knows what a `label` means. What belongs to a prompt (a system message, c
 shape of a record, or the record is refused: a prompt without its context asks something else.
 """
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json
-from rowmill.kinds.shared.filters import Filters
+from rowmill.kinds.shared.filters import HASH_BYTES, Filters
 from rowmill.kinds.shared.messages import (
     MEDIA_COLUMNS,
     PLACEHOLDERS,
@@ -35,7 +38,7 @@ from rowmill.kinds.shared.messages import (
     list_prompt_columns,
 )
 from rowmill.kinds.shared.reasoning import Reasoning
-from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
+from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Message, PlainChat, Rejected, Row, RowKind
 
 DEFAULT_DOMAIN = "__default__"
 
@@ -220,6 +223,57 @@ class Canonicalizer:
         if self._domain_key is not None:
             domain = find_domain(record, self._domain_key)
         return replace(row, group_key=group, order_key=order, domain=domain)
+
+
+# ── The identity of a row ──
+
+
+CONTENT_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "train", "weight")
+"""Keys of a message that count for equality; other keys of a source (ids, times) do not."""
+_PLAIN_MESSAGE_KEYS = 2
+_NOTHING_ELSE: tuple[Json, ...] = (None, {}, None, None, None)
+"""Tools, template arguments, text, output and record of a row that has only messages."""
+
+
+def hash_row_content(row: Row) -> bytes:
+    """Return a digest of 16 bytes over a row's kind, roles, text, reasoning, calls, tools, flags and kwargs.
+
+    The order of keys and other keys of the source do not count.
+    """
+    messages = [*row.messages]
+    for place, message in enumerate(row.messages):
+        if len(message) > _PLAIN_MESSAGE_KEYS:
+            messages[place] = {key: message[key] for key in CONTENT_KEYS if key in message}
+    content: list[Json] = [row.kind, messages, row.tools, row.template_kwargs, row.text, row.output, row.record]
+    content += map(_digest_array, map(row.columns.__getitem__, CONTENT_COLUMNS.get(row.kind, ())))
+    if row.kind in ROW_KIND_COLUMNS:
+        # Rows that differ in a field beside the columns of their kind are not duplicates.
+        added = sorted(row.columns.keys() - {column.name for column in ROW_KIND_COLUMNS[row.kind]})
+        content += [[name, _digest_array(row.columns[name])] for name in added]
+    return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
+
+
+def hash_plain_contents(conversations: Iterable[Sequence[Message]]) -> list[bytes]:
+    """Return the digest of each plain conversation, equal to `hash_row_content` of its row.
+
+    All messages have only role and content, and the rows nothing beside messages.
+    """
+    # Roles and texts are what `canonical_json` gives to orjson.
+    dumps, sort_keys, digest_of = orjson.dumps, orjson.OPT_SORT_KEYS, hashlib.blake2b
+    return [
+        digest_of(dumps(("conversation", messages, *_NOTHING_ELSE), option=sort_keys), digest_size=HASH_BYTES).digest()
+        for messages in conversations
+    ]
+
+
+def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_] | NDArray[np.float32]) -> Json:
+    """Return the digest of an array, and any other value as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return hashlib.blake2b(value.tobytes(), digest_size=HASH_BYTES).hexdigest()
+
+
+# ── One key of a record ──
 
 
 def find_domain(record: Mapping[str, Json], domain_key: str) -> str:

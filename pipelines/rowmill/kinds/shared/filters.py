@@ -15,11 +15,10 @@ characters, as in encoded files. A run is of one class, and a border is where th
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from pydantic import Field, field_serializer, field_validator, model_validator
 
@@ -27,7 +26,7 @@ from rowmill.core.arrays import find_distinct
 from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json, from_json
 from rowmill.core.remote import public_url
-from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Message, Rejected, Row
+from rowmill.schema.rows import Rejected, Row
 from rowmill.sources.files import require_known_suffixes
 
 Action = Literal["reject", "report"]
@@ -107,11 +106,6 @@ def identify_removal_filters(filters: Any) -> dict[str, Any]:
 HASH_BYTES = 16
 PREFIX_CHARACTERS = 200
 
-CONTENT_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "train", "weight")
-"""Keys of a message that count for equality; other keys of a source (ids, times) do not."""
-_NOTHING_ELSE: tuple[Json, ...] = (None, {}, None, None, None)
-"""Tools, template arguments, text, output and record of a row that has only messages."""
-
 
 class Filters(Config):
     """Which rows are kept."""
@@ -144,52 +138,6 @@ class Filters(Config):
                 "raise max_chars or lower min_chars"
             )
         return self
-
-
-def hash_row_content(row: Row) -> bytes:
-    """Return a digest of 16 bytes over a row's kind, roles, text, reasoning, calls, tools, flags and kwargs.
-
-    The order of keys and other keys of the source do not count.
-    """
-    added: list[str] = []
-    if row.kind in ROW_KIND_COLUMNS:
-        # Rows that differ in a field beside the columns of their kind are not duplicates.
-        added = sorted(row.columns.keys() - {column.name for column in ROW_KIND_COLUMNS[row.kind]})
-    content = [
-        row.kind,
-        [
-            message if len(message) == 2 else {key: message[key] for key in CONTENT_KEYS if key in message}
-            for message in row.messages
-        ],
-        row.tools,
-        row.template_kwargs,
-        row.text,
-        row.output,
-        row.record,
-        *(_digest_array(row.columns[name]) for name in CONTENT_COLUMNS.get(row.kind, ())),
-        *([name, _digest_array(row.columns[name])] for name in added),
-    ]
-    return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
-
-
-def hash_plain_contents(conversations: Iterable[Sequence[Message]]) -> list[bytes]:
-    """Return the digest of each plain conversation, equal to `hash_row_content` of its row.
-
-    All messages have only role and content, and the rows nothing beside messages.
-    """
-    # Roles and texts are what `canonical_json` gives to orjson.
-    dumps, sort_keys, digest_of = orjson.dumps, orjson.OPT_SORT_KEYS, hashlib.blake2b
-    return [
-        digest_of(dumps(("conversation", messages, *_NOTHING_ELSE), option=sort_keys), digest_size=HASH_BYTES).digest()
-        for messages in conversations
-    ]
-
-
-def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_] | NDArray[np.float32]) -> Json:
-    """Return the digest of an array, and any other value as it is."""
-    if not isinstance(value, np.ndarray):
-        return value
-    return hashlib.blake2b(value.tobytes(), digest_size=HASH_BYTES).hexdigest()
 
 
 def hash_record_prefix(record: Mapping[str, Json]) -> bytes:

@@ -58,8 +58,8 @@ from rowmill.tokenization import encoded_batch
 from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.stored_tokenizers import open_encoder
-from rowmill.tokenization.token_positions import read_token_bytes
-from rowmill.tokenization.tokenizer import Encoder, RoundTripDecoder
+from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.vocabulary import RoundTripDecoder, read_token_bytes
 
 # ── Prompt ───────────────────────────────────────────────────────────────────────────────────────────
 

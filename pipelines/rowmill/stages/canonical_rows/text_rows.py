@@ -23,7 +23,13 @@ from rowmill.core.arrays import make_column
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
-from rowmill.kinds.shared.canonicalization import Canonicalizer, UnreadTextCounter, list_present_columns
+from rowmill.kinds.shared.canonicalization import (
+    Canonicalizer,
+    UnreadTextCounter,
+    hash_plain_contents,
+    hash_row_content,
+    list_present_columns,
+)
 from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
 from rowmill.kinds.tokens import WITHOUT_FIELD
@@ -195,7 +201,7 @@ class RowColumns:
         texts = _row_to_json(row)
         if isinstance(texts, Rejected):
             return texts
-        content = filters.hash_row_content(row)
+        content = hash_row_content(row)
         split = assign_split(
             self.splitter,
             source=self.hint,
@@ -225,7 +231,7 @@ class RowColumns:
         if not self.chats:
             return self._tabulate_rows()
         chats, schema = self.chats, self.schema
-        hashes = filters.hash_plain_contents(chats)
+        hashes = hash_plain_contents(chats)
         splits = self.splitter.assign_by_contents(hashes, source=self.hint)
         columns: dict[str, pa.Array] = {
             "row_id": pa.array(self.chat_ids, pa.string()),

@@ -118,24 +118,15 @@ def reject_for_length(example: Example, rejected: Rejected, counts: Tokenization
 
 
 _FLAGS = frozenset({"train", "weight"})
-_LARGEST = (1 << 64) - 1
+LARGEST_HALF = (1 << 64) - 1
 """The largest value of half a hash, as little-endian uint64; a row is in a share up to that share of it."""
 
 
 def is_judged(row_hash: bytes, share: float) -> bool:
     """Return whether a row is in the share that is judged, which its hash alone determines."""
-    return share > 0 and int.from_bytes(row_hash[-8:].ljust(8, b"\0"), "little") <= min(int(share * 2.0**64), _LARGEST)
-
-
-def choose_by_hash(hashes: pa.FixedSizeBinaryArray, share: float, *, half: int) -> Bools:
-    """Return which rows of a column of 16-byte hashes are in a share: bool[N].
-
-    By the first half of the hash (0), or the second (1), as `is_judged` chooses.
-    """
-    if not len(hashes) or share <= 0:
-        return np.zeros(len(hashes), bool)
-    words = np.frombuffer(hashes.buffers()[1], "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
-    return words[half::2] <= min(int(share * 2.0**64), _LARGEST)
+    return share > 0 and int.from_bytes(row_hash[-8:].ljust(8, b"\0"), "little") <= min(
+        int(share * 2.0**64), LARGEST_HALF
+    )
 
 
 class MaskJudge:
@@ -409,15 +400,21 @@ class RenderedCandidate:
     ordinary: list[tuple[int, int]]
 
 
+_SplitConversation = Callable[[Conversation], Sequence[tuple[Conversation, frozenset[int] | None]]]
+"""Cuts a conversation into those that become examples, each with the messages that may train (None: all)."""
+
+
 class ConversationExampleBuilder:
     """Builds the examples of one dataset's conversations; its subclasses those of prompts and preferences."""
 
     kind: ClassVar[RowKind] = "conversation"
 
     def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
-        """Store the steps of a conversation."""
+        """Store the steps of a conversation; other kinds split and mask one otherwise."""
         self._steps = encoder
         self._limit = limit
+        self._split: _SplitConversation = encoder.masker.split_turns
+        self._mask: Callable[..., MaskedConversation | Rejected] = encoder.masker.mask
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row; the texts of all rows are encoded at once."""
@@ -430,7 +427,9 @@ class ConversationExampleBuilder:
             if isinstance(hidden, Rejected):
                 rendered.append(hidden)
                 continue
-            shortened = self._steps.limit_reasoning(hidden[0])
+            shortened = hidden[0]
+            if self._steps.dataset.reasoning.think_max_tokens:
+                shortened = self._steps.limit_reasoning(shortened)
             candidates = self._render(self._split(shortened), hidden[1], counts)
             if self.kind == "conversation" and not isinstance(candidates, Rejected):
                 # A row that is split, or has stand-ins of control strings, is masked once more to be judged.
@@ -449,10 +448,6 @@ class ConversationExampleBuilder:
         """Decode each row as one conversation, and return which of them have control strings: bool[N]."""
         return decode_conversations(rows), self._steps.control.find_rows(rows)
 
-    def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int] | None]]:
-        """Return the conversation, or one per turn that the template prints otherwise while it is last."""
-        return self._steps.masker.split_turns(conversation)
-
     def _render(
         self,
         conversations: Sequence[tuple[Conversation, frozenset[int] | None]],
@@ -463,7 +458,7 @@ class ConversationExampleBuilder:
         candidates: list[RenderedCandidate] = []
         loses_reasoning = False
         for one, only in conversations:
-            masked = self._mask(one, only)
+            masked = self._mask(self._steps.inline_reasoning(one), only=only)
             if isinstance(masked, Rejected):
                 return masked
             ordinary: list[tuple[int, int]] = []
@@ -477,9 +472,6 @@ class ConversationExampleBuilder:
             candidates.append(RenderedCandidate(one, only, placeholders, masked, ordinary))
         counts.rows_losing_reasoning += loses_reasoning
         return candidates
-
-    def _mask(self, conversation: Conversation, only: frozenset[int] | None) -> MaskedConversation | Rejected:
-        return self._steps.masker.mask(self._steps.inline_reasoning(conversation), only=only)
 
     def _finish_row(
         self,
@@ -566,7 +558,7 @@ class ConversationExampleBuilder:
         """Render and mask some of a conversation's messages; `kept[i]` is the original index of `messages[i]`."""
         conversation = replace(candidate.conversation, messages=list(messages))
         only = frozenset(new for new, old in enumerate(kept) if old in chosen)
-        masked = self._mask(conversation, only)
+        masked = self._mask(self._steps.inline_reasoning(conversation), only=only)
         if isinstance(masked, Rejected):
             return masked
         masked = _mask_cut_reasoning(masked, frozenset(reasoning_context))
@@ -601,12 +593,15 @@ class PromptExampleBuilder(ConversationExampleBuilder):
 
     kind = "prompt"
 
-    def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
+        super().__init__(encoder, limit)
+        self._split, self._mask = self._keep_whole, self._render_prompt
+
+    def _keep_whole(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
         return [(conversation, frozenset())]
 
-    def _mask(self, conversation: Conversation, only: frozenset[int] | None) -> MaskedConversation | Rejected:
+    def _render_prompt(self, shown: Conversation, *, only: frozenset[int] | None) -> MaskedConversation | Rejected:
         del only
-        shown = self._steps.inline_reasoning(conversation)
         masked = self._steps.masker.render_prompt(shown)
         return masked if isinstance(masked, Rejected) else self._steps.judge.reject_prompt(shown, masked.text) or masked
 
@@ -618,6 +613,10 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
     """Builds the examples of one dataset's preferences: one of both sides, or one of each."""
 
     kind = "preference"
+
+    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
+        super().__init__(encoder, limit)
+        self._split, self._mask = self._split_sides, self._judge_and_mask
 
     def _decode(self, rows: pa.Table) -> tuple[Sequence[Conversation], Bools]:
         prompts, has_control = super()._decode(rows)
@@ -635,15 +634,14 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
             )
         return decoded, has_control
 
-    def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
+    def _split_sides(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
         assert isinstance(conversation, PreferenceConversation)
         messages = conversation.messages
         edges = np.cumsum([len(messages) - sum(conversation.lengths), *conversation.lengths]).tolist()
         prompt = messages[: edges[0]]
         return [_join_side(conversation, prompt, messages[begin:end]) for begin, end in pairwise(edges)]
 
-    def _mask(self, conversation: Conversation, only: frozenset[int] | None) -> MaskedConversation | Rejected:
-        shown = self._steps.inline_reasoning(conversation)
+    def _judge_and_mask(self, shown: Conversation, *, only: frozenset[int] | None) -> MaskedConversation | Rejected:
         return self._steps.judge.reject(shown) or self._steps.masker.mask(shown, only=only)
 
     def _finish_row(

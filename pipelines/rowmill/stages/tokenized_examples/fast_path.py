@@ -27,9 +27,9 @@ from rowmill.conversation.turn_layouts import (
     TRAINS,
     TurnLayout,
 )
-from rowmill.core.arrays import Ints
+from rowmill.core.arrays import Bools, Ints
 from rowmill.schema.rows import Conversation, Message
-from rowmill.stages.tokenized_examples.conversation_examples import RowJudge, choose_by_hash
+from rowmill.stages.tokenized_examples.conversation_examples import LARGEST_HALF, RowJudge
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import (
     NO_TEXT_BEHIND,
@@ -42,8 +42,7 @@ from rowmill.tokenization.encoded_batch import (
     make_batch,
     make_batch_columns,
 )
-from rowmill.tokenization.token_positions import count_utf8_bytes
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.tokenizer import Encoder, count_utf8_bytes
 
 JUDGED_ROWS = 3
 """Chosen rows of each sequence of roles that are judged in a batch, whatever else its worker saw. Their masks are one
@@ -117,6 +116,8 @@ class BatchedChatPath:
         free = usable.to_numpy(zero_copy_only=False)
         free &= ~self._control.find_rows(rows)
         found = _PlainChatRows([], [], [], [])
+        if not free.any():
+            return found
         numbers = np.flatnonzero(free)
         texts: list[str] = _take_rows(rows.column("messages"), numbers).to_pylist()
         for place, text in zip(numbers.tolist(), texts, strict=True):
@@ -184,6 +185,17 @@ class BatchedChatPath:
             if self._judge.reject(one, masked) if self._trains else self._judge.reject_prompt(one, masked.text):
                 return False
         return True
+
+
+def choose_by_hash(hashes: pa.FixedSizeBinaryArray, share: float, *, half: int) -> Bools:
+    """Return which rows of a column of 16-byte hashes are in a share: bool[N].
+
+    By the first half of the hash (0), or the second (1), as `is_judged` chooses.
+    """
+    if not len(hashes) or share <= 0:
+        return np.zeros(len(hashes), bool)
+    words = np.frombuffer(hashes.buffers()[1], "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
+    return words[half::2] <= min(int(share * 2.0**64), LARGEST_HALF)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ from rowmill.tokenization.encoded_batch import (
     TokenizationCounts,
     encode_and_compare,
 )
-from rowmill.tokenization.token_positions import EncodedTexts
 from rowmill.tokenization.token_truncation import (
     TokenColumn,
     concat_token_columns,
@@ -52,7 +51,7 @@ from rowmill.tokenization.token_truncation import (
     split_into_windows,
     truncate_tokens,
 )
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.tokenizer import EncodedTexts, Encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,9 @@ from rowmill.core.json import Json, from_json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.stages.tokenized_examples.conversation_examples import (
     ConversationEncoder,
-    choose_by_hash,
     decode_conversations,
 )
-from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
+from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, choose_by_hash
 from rowmill.stages.tokenized_examples.plain_examples import ASKS_FOR_ANSWER, PlainPromptPrinter
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_masked_texts

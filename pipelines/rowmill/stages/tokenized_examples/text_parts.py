@@ -30,7 +30,7 @@ from rowmill.core.storage import Store
 from rowmill.parts.accounts import RejectLog, count_accounts, row_as_bytes, write_accounts
 from rowmill.parts.functions import PartPlace, PartResult, RowFileInputs, part_function
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens, count_tokens_by_weight
+from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, Rejected, RowKind
 from rowmill.stages.tokenized_examples import prompt_parity
@@ -80,23 +80,6 @@ class PreparedExamples:
     on_fast_path: Ints
     rejected: list[tuple[int, Rejected]]
     verified: int
-
-    def outcomes(self, rows: int) -> "list[list[ExampleTokens] | Rejected]":
-        """Return the ids and masks of each row's examples, or its reject."""
-        found: list[list[ExampleTokens] | Rejected] = [[] for _ in range(rows)]
-        for place, rejected in self.rejected:
-            found[place] = rejected
-        columns: list[Any] = []
-        for name in ("input_ids", "loss_mask", WEIGHT_COLUMN):
-            if name in self.examples.column_names:
-                lists = self.examples.column(name).combine_chunks()
-                columns.append(lists.flatten().to_numpy(zero_copy_only=False))
-        sizes = self.examples.column("tokens").to_numpy()
-        for place, end, size in zip(self.places.tolist(), np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
-            held = found[place]
-            if not isinstance(held, Rejected):
-                held.append(ExampleTokens(*[column[end - size : end] for column in columns]))
-        return found
 
 
 def cut_batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
@@ -212,7 +195,7 @@ class ExampleBuilder:
                     if isinstance(settled, Rejected):
                         rejected.append((place, settled))
                     else:
-                        placed.extend((place, k, example) for k, example in enumerate(settled))
+                        placed += [(place, k, example) for k, example in enumerate(settled)]
                 built += [make_columns(placed)] if placed else []
         built += fast
         examples, places, verified = tabulate_examples(built, table, self._fields)

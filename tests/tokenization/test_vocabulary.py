@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from rowmill.tokenization.reference_sample import Stretch
-from rowmill.tokenization.token_positions import EncodedTexts, TokenLengths, read_token_lengths
-from rowmill.tokenization.tokenizer import (
-    Encoder,
-    LoadedTokenizer,
-    deserialize_tokenizer,
-    open_tokenizer,
-    serialize_tokenizer,
-    wrap_tokenizer,
-)
+from rowmill.tokenization.stored_tokenizers import deserialize_tokenizer, serialize_tokenizer
+from rowmill.tokenization.tokenizer import EncodedTexts, Encoder, LoadedTokenizer, open_tokenizer, wrap_tokenizer
+from rowmill.tokenization.vocabulary import TokenLengths, read_token_lengths
 from tests.support.tiers import draw, mark_all_but
 
 SPACE = "\u2581"

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import make_column
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json, find_lone_surrogate, to_json
-from rowmill.kinds.shared.canonicalization import Canonicalizer, hash_row_content
+from rowmill.core.json import Json, find_lone_surrogate
+from rowmill.kinds.shared.canonicalization import Canonicalizer, hash_row_content, row_to_json
 from rowmill.recipe import recipe
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, Row, make_row_schema
@@ -119,15 +119,13 @@ def sft_tokenize(
     kept: list[Row] = []
     for record in rows:
         row = _reject_lone_surrogate(record) or pipeline.canonicalizer(record)
-        outcomes.append(row)
-        if isinstance(row, Row):
-            messages = to_json(row.messages) if row.messages else None
-            tools = to_json(row.tools) if row.tools else None
-            kwargs = to_json(row.template_kwargs) if row.template_kwargs else None
-            stored = None if row.record is None else to_json(row.record)
+        stored = row_to_json(row) if isinstance(row, Row) else row
+        outcomes.append(stored if isinstance(stored, Rejected) else row)
+        if isinstance(row, Row) and not isinstance(stored, Rejected):
+            *texts, content = stored
             values.append(
-                (str(len(kept)), row.kind, "train", None, hash_row_content(row), messages, tools, kwargs,
-                 row.report.extracted_think_from_content, row.text, row.output, stored)
+                (str(len(kept)), row.kind, "train", None, hash_row_content(row), *texts,
+                 row.report.extracted_think_from_content, row.text, row.output, content)
             )  # fmt: skip
             kept.append(row)
     if not kept:
@@ -185,7 +183,9 @@ def _parse_dataset(groups: Mapping[str, Any], max_seq_len: int, base: Path) -> r
     values = {
         "tokenizer": "given",
         "seq_len": max_seq_len,
-        "datasets": {"rows": {"source": {"train_urls": ["given"]}, **groups}},
+        "datasets": {
+            "rows": {"source": {"train_urls": ["given"]}, **{name: dict(one) for name, one in groups.items()}}
+        },
     }
     return recipe.parse_recipe(values, name="rows", where="options", base=base).datasets["rows"]
 
@@ -219,11 +219,11 @@ def _open_pipeline(
     tokenizer: Any, max_seq_len: int, options: Mapping[str, Any], enable_thinking: bool | None, supervise: Supervise
 ) -> _Pipeline:
     """Return a cached pipeline; it is kept as long as its tokenizer, since probing a template takes a second."""
-    groups = {name: dict(values) for name, values in options.items()}
+    groups = dict(options)
     if enable_thinking is not None:
-        groups.setdefault("template", {})["enable_thinking"] = enable_thinking
+        groups["template"] = {**groups.get("template", {}), "enable_thinking": enable_thinking}
     if supervise != "all_assistant":
-        groups.setdefault("loss", {})["supervise"] = supervise
+        groups["loss"] = {**groups.get("loss", {}), "supervise": supervise}
     named = isinstance(tokenizer, str | Path)
     kept = _PIPELINES_BY_NAME if named else _PIPELINES.setdefault(tokenizer, {})
     # A program may change its tokenizer between calls.
@@ -232,7 +232,7 @@ def _open_pipeline(
     if key in kept:
         return kept[key]
     base = Path.cwd()
-    dataset = _parse_dataset(groups, max_seq_len, base)
+    dataset = _parse_dataset({name: dict(values) for name, values in groups.items()}, max_seq_len, base)
     if dataset.format.get_objective() != "next_token":
         raise ConfigError(
             f"options.format.kind: {dataset.format.get_name()} rows are not examples of next-token training; expected "

@@ -12,12 +12,14 @@ limits (fuel, recursion, range) end loops, but not growth by doubling, so templa
 refused here; they take the reference path, which counts characters.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import minijinja
+import orjson
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension
@@ -25,7 +27,14 @@ from jinja2.parser import Parser
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.core.template_sandbox import Sandbox, ToJson, contains_node
+from rowmill.core.template_sandbox import (
+    MAX_WIDTH,
+    BudgetError,
+    RenderBudget,
+    Sandbox,
+    contains_node,
+    estimate_printed_size,
+)
 from rowmill.schema.rows import Message
 
 MAX_TEMPLATE_CHARS = 1 << 17
@@ -34,6 +43,8 @@ MAX_TEMPLATE_CHARS = 1 << 17
 MAX_TEMPLATE_DEPTH = 100
 """Maximum depth of the syntax tree; the deepest published with a model has 21 levels. Every link of a chain
 (`a + b + c`, `elif`) is a level."""
+
+_MAX_CACHED_JSON, _MAX_CACHED_BYTES = 4096, 65_536
 
 
 def require_short_template(text: str) -> None:
@@ -86,6 +97,54 @@ def raise_exception(message: object = "") -> str:
 def make_clock(now: datetime) -> Callable[[str], str]:
     """Return `strftime_now` for a pinned clock, so that a row's text does not depend on the day it was built."""
     return now.strftime
+
+
+class ToJson:
+    """The `tojson` filter of chat templates: keys in source order, nothing escaped, equal values encoded once.
+
+    Cached because thousands of rows have the same tool schemas, and encoding them takes most of a render's time.
+    """
+
+    def __init__(self, budget: RenderBudget) -> None:
+        self._budget = budget
+        self._known: dict[tuple[bytes, tuple[object, ...]], str] = {}
+
+    def __call__(
+        self,
+        value: Json,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Encode with the arguments that `json.dumps` has."""
+        if indent is not None and (not isinstance(indent, int) or indent > MAX_WIDTH):
+            raise BudgetError("the template asks tojson for an enormous indent")
+
+        def encode() -> str:
+            return json.dumps(
+                value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+            )
+
+        if type(value) is str:
+            self._budget.grow(len(value))
+            return encode()
+        try:
+            key = orjson.dumps(value)
+        except (TypeError, ValueError):
+            key = b""
+        # Equal only for equal values; with null they need not be, because orjson writes NaN as null.
+        if not key or len(key) > _MAX_CACHED_BYTES or b"null" in key:
+            self._budget.grow(estimate_printed_size(value))
+            return encode()
+        options = (ensure_ascii, indent, repr(separators), sort_keys)
+        text = self._known.get((key, options))
+        if text is None:
+            if len(self._known) >= _MAX_CACHED_JSON:
+                self._known.clear()
+            text = self._known[key, options] = encode()
+        self._budget.grow(len(text))
+        return text
 
 
 class ChatSandbox(Sandbox):

@@ -94,16 +94,18 @@ def find_lone_surrogate(value: Json) -> str | None:
     return None
 
 
-def from_json_column(column: pa.ChunkedArray) -> list[Json]:
-    """Decode a column of JSON text as `from_json` does, searching the whole column for long integers at once."""
+def from_json_columns(table: pa.Table, *names: str) -> list[list[Json]]:
+    """Decode columns of JSON text as `from_json` does, searching a whole column for long integers at once."""
     import pyarrow.compute as pc
 
-    inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
-    texts: list[str | None] = column.to_pylist()
-    return [
-        None if text is None else json.loads(text) if long else orjson.loads(text)
-        for text, long in zip(texts, inexact, strict=True)
-    ]
+    decoded: list[list[Json]] = []
+    for column in table.select(names).columns:
+        inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
+        pairs = zip(column.to_pylist(), inexact, strict=True)
+        decoded.append(
+            [None if text is None else json.loads(text) if long else orjson.loads(text) for text, long in pairs]
+        )
+    return decoded
 
 
 def to_json(value: Json) -> str:

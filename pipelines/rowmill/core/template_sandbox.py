@@ -10,13 +10,11 @@ print and growing operator is charged:
 The text that a template prints is not changed.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import orjson
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
@@ -24,8 +22,6 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
-
-from rowmill.core.json import Json
 
 MAX_STEPS = 300_000
 MAX_CHARACTERS = 64_000_000
@@ -105,57 +101,6 @@ def estimate_printed_size(value: Any, limit: int = MAX_OUTPUT_CHARS) -> int:
             pending.extend(one)
         size += 8
     return _UNBOUNDED_SIZE if pending else size
-
-
-_MAX_CACHED_JSON, _MAX_CACHED_BYTES = 4096, 65_536
-
-
-class ToJson:
-    """The `tojson` filter of chat templates: keys in source order, nothing escaped, equal values encoded once.
-
-    Cached because thousands of rows have the same tool schemas, and encoding them takes most of a render's time.
-    """
-
-    def __init__(self, budget: RenderBudget) -> None:
-        self._budget = budget
-        self._known: dict[tuple[bytes, tuple[object, ...]], str] = {}
-
-    def __call__(
-        self,
-        value: Json,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: Any = None,
-        sort_keys: bool = False,
-    ) -> str:
-        """Encode with the arguments that `json.dumps` has."""
-        if indent is not None and (not isinstance(indent, int) or indent > MAX_WIDTH):
-            raise BudgetError("the template asks tojson for an enormous indent")
-
-        def encode() -> str:
-            return json.dumps(
-                value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-            )
-
-        if type(value) is str:
-            self._budget.grow(len(value))
-            return encode()
-        try:
-            key = orjson.dumps(value)
-        except (TypeError, ValueError):
-            key = b""
-        # Equal only for equal values; with null they need not be, because orjson writes NaN as null.
-        if not key or len(key) > _MAX_CACHED_BYTES or b"null" in key:
-            self._budget.grow(estimate_printed_size(value))
-            return encode()
-        options = (ensure_ascii, indent, repr(separators), sort_keys)
-        text = self._known.get((key, options))
-        if text is None:
-            if len(self._known) >= _MAX_CACHED_JSON:
-                self._known.clear()
-            text = self._known[key, options] = encode()
-        self._budget.grow(len(text))
-        return text
 
 
 class _Dict:

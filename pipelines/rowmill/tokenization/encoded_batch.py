@@ -600,15 +600,16 @@ def tabulate_examples(
 
     Example k of a row is named `row_id#k`.
     """
-    columns = concat_columns(built or [make_columns([])])
+    columns = built[0] if len(built) == 1 else concat_columns(built or [make_columns([])])
     if fields.prompt_weight:
         columns = columns.weigh_prompts(fields.prompt_weight)
     rows, lengths = pa.array(columns.rows), np.diff(columns.offsets)
-    own = table.select(["row_id", "split", "domain"]).columns
-    names, splits, domains = (column.combine_chunks().take(rows) for column in own)
+    own = table.select(["row_id", "split", "domain"]).take(rows)
+    names, splits, domains = map(pa.ChunkedArray.combine_chunks, own.columns)
     numbers = pa.array(columns.ks).cast(pa.string()) if columns.ks.any() else pa.scalar("0")
     trained, template, verified = columns.count_by_kind()
-    of_tokens, of_spans = (pa.array(one.astype(np.int32)) for one in (columns.offsets, columns.span_offsets))
+    of_tokens = pa.array(columns.offsets.astype(np.int32))
+    of_spans = pa.array(columns.span_offsets.astype(np.int32))
     make_lists = pa.ListArray.from_arrays
     none = np.zeros(len(rows), np.int32)
     removed = [pa.array(columns.removed.get(name, none).astype(np.int32)) for name in _REMOVED_COLUMNS]
@@ -659,17 +660,16 @@ _FLAT_TYPES: Mapping[str, Any] = {
 
 def make_columns(parts: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
     """Return (row index, number among the row's examples, example) triples as columns."""
-    rows, ks = np.array([part[:2] for part in parts], np.int64).reshape(-1, 2).T.copy()
+    rows, ks, examples = zip(*parts, strict=True) if parts else ((), (), ())
     names = Example.__slots__
-    each = map(attrgetter(*names), map(itemgetter(2), parts))
-    held: dict[str, Sequence[Any]] = dict(zip(names, [*zip(*each, strict=True)] or [()] * len(names), strict=True))
-    lengths, spans = ([*map(len, held[name])] for name in ("ids", "span_starts"))
-    fields = held["token_fields"]
+    values = [*zip(*map(attrgetter(*names), examples), strict=True)] or [()] * len(names)
+    held: dict[str, Sequence[Any]] = dict(zip(names, values, strict=True))
+    lengths, fields = [*map(len, held["ids"])], held["token_fields"]
     return ExampleColumns(
-        rows=rows,
-        ks=ks,
+        rows=np.array(rows, np.int64),
+        ks=np.array(ks, np.int64),
         offsets=compute_offsets(lengths),
-        span_offsets=compute_offsets(spans),
+        span_offsets=compute_offsets([*map(len, held["span_starts"])]),
         original_tokens=np.array(held["original_tokens"], np.int64),
         original_trained=np.array(held["original_trained"], np.int64),
         removed={name: np.array(held[name], np.int64) for name in _REMOVED_COLUMNS},
@@ -707,8 +707,6 @@ def make_batch_columns(batch: EncodedBatch, rows: Ints, kept: Bools) -> ExampleC
 
 def concat_columns(several: Sequence[ExampleColumns]) -> ExampleColumns:
     """Concatenate one or more columns."""
-    if len(several) == 1:
-        return several[0]
     removed = {name for one in several for name in one.removed}
     none = {id(one): np.zeros(len(one.rows), np.int64) for one in several}
     names = ("rows", "ks", *_FLAT_TYPES, "original_tokens", "original_trained")

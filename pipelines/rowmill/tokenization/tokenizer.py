@@ -199,7 +199,7 @@ def _open_gigatoken(backend: str) -> EncodeTexts:
         # Text by text, as fast as its batches: these keep a second cache, return arrays of awkward, which takes 0.2 s
         # to import, and use a thread pool, which does not survive a fork.
         rows = [*map(engine.encode, texts)]
-        return np.concatenate((_NO_IDS, *rows)), compute_offsets([*map(len, rows)])
+        return np.concatenate((_NO_IDS, *rows)), np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
     return encode
 
@@ -295,7 +295,7 @@ class FastEngine:
                 self._recover(error)
                 failed.append(place)
             rows.append(ids)
-        return EngineResult(np.concatenate((_NO_IDS, *rows)), compute_offsets([*map(len, rows)]), failed)
+        return EngineResult(np.concatenate((_NO_IDS, *rows)), np.cumsum([0, *map(len, rows)], dtype=np.int64), failed)
 
     def _recover(self, error: BaseException) -> None:
         """Close an engine that panicked: what it holds may be half changed."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.arrays import make_column
-from rowmill.core.json import Json, to_json
+from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.canonicalization import (
@@ -29,6 +29,7 @@ from rowmill.kinds.shared.canonicalization import (
     hash_plain_contents,
     hash_row_content,
     list_present_columns,
+    row_to_json,
 )
 from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
@@ -198,7 +199,7 @@ class RowColumns:
 
     def add(self, row_id: str, row: Row, record: Json) -> Rejected | None:
         """Add a row, or return the reject if it cannot be stored or has no split."""
-        texts = _row_to_json(row)
+        texts = row_to_json(row)
         if isinstance(texts, Rejected):
             return texts
         content = hash_row_content(row)
@@ -273,38 +274,6 @@ class RowColumns:
         added = schema.names[len(columns) :]
         columns += [make_column([row.columns.get(name) for row in rows], schema.field(name).type) for name in added]
         return pa.table(columns, schema=schema)
-
-
-DEPTH_LIMIT = 254
-"""Limit of orjson. Records have a lower limit; JSON text inside them (arguments, tools) is parsed later."""
-
-
-def _row_to_json(row: Row) -> tuple[str | None, ...] | Rejected:
-    """Return a row's messages, tools, template kwargs and record as JSON text, or the reject."""
-    values = (
-        row.messages or None,
-        row.tools,
-        row.template_kwargs or None,
-        row.record,
-    )
-    try:
-        return tuple([None if value is None else orjson.dumps(value).decode() for value in values])
-    except TypeError:
-        # Integers beyond 64 bits are valid content; too deep nesting breaks later readers.
-        if _is_deeper(values, DEPTH_LIMIT + 1):
-            return Rejected("too_deep", f"JSON text inside the record is nested in more than {DEPTH_LIMIT} levels")
-        return tuple(None if value is None else to_json(value) for value in values)
-
-
-def _is_deeper(value: Json, limit: int) -> bool:
-    """Return whether lists and objects are nested in more than `limit` levels."""
-    level = [value]
-    for _ in range(limit):
-        inner = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
-        level = [one for one in inner if isinstance(one, (dict, list, tuple))]
-        if not level:
-            return False
-    return True
 
 
 def _find_prompts(conversations: Iterable[Sequence[Message]]) -> list[str | None]:

@@ -25,7 +25,7 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, Truncation
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json, from_json_column, to_json
+from rowmill.core.json import Json, from_json_columns, to_json
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 from rowmill.kinds.shared.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
@@ -212,7 +212,7 @@ class RowJudge:
 
 def decode_conversations(table: pa.Table) -> list[Conversation]:
     """Decode the conversations of a table of canonical rows."""
-    columns = map(from_json_column, map(table.column, ("messages", "tools", "template_kwargs")))
+    columns = from_json_columns(table, "messages", "tools", "template_kwargs")
     hashes = table.column("content_hash").to_pylist()
     tagged = pc.greater(table.column("extracted_think_from_content"), 0).to_pylist()
     return [
@@ -623,7 +623,7 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
         for name in ("chosen", "rejected"):
             texts = rows.set_column(rows.schema.get_field_index("messages"), "messages", rows.column(name))
             has_control |= self._steps.control.find_rows(texts)
-        answers = zip(*(from_json_column(rows.column(name)) for name in ("chosen", "rejected")), strict=True)
+        answers = zip(*from_json_columns(rows, "chosen", "rejected"), strict=True)
         decoded: list[PreferenceConversation] = []
         for prompt, texts, margin in zip(prompts, answers, rows.column("margin").to_pylist(), strict=True):
             sides = {side: text for side, text in zip((CHOSEN, REJECTED), texts, strict=True) if text is not None}

@@ -114,10 +114,10 @@ class BatchedChatPath:
     def _choose_rows(self, rows: pa.Table) -> _PlainChatRows:
         usable = pc.and_(pc.is_null(rows.column("tools")), pc.is_null(rows.column("template_kwargs")))
         free = usable.to_numpy(zero_copy_only=False)
-        free &= ~self._control.find_rows(rows)
         found = _PlainChatRows([], [], [], [])
         if not free.any():
             return found
+        free &= ~self._control.find_rows(rows)
         numbers = np.flatnonzero(free)
         texts: list[str] = _take_rows(rows.column("messages"), numbers).to_pylist()
         for place, text in zip(numbers.tolist(), texts, strict=True):

@@ -20,7 +20,7 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
 from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, split_lists
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json, from_json, from_json_column
+from rowmill.core.json import Json, from_json, from_json_columns
 from rowmill.kinds.base import BuildContext, TokenBuilder
 from rowmill.kinds.python import BuiltExample, check_built_example
 from rowmill.recipe.recipe import Dataset
@@ -310,8 +310,8 @@ class RawPreferenceExampleBuilder:
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row: one of both sides, or one of each."""
-        prompts = [messages[0]["content"] for messages in from_json_column(rows.column("messages"))]
-        columns = [from_json_column(rows.column(name)) for name in ("chosen", "rejected")]
+        asked, *columns = from_json_columns(rows, "messages", "chosen", "rejected")
+        prompts = [messages[0]["content"] for messages in asked]
         margins = rows.column("margin").to_pylist()
         answers = [
             {side: messages[0]["content"] for side, messages in zip((CHOSEN, REJECTED), own, strict=True) if messages}

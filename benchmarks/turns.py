@@ -89,7 +89,8 @@ def main(chats: int) -> None:
         def examples(masker: Masker = masker) -> float:
             nonlocal made
             begin = time.perf_counter()
-            made = sum(isinstance(one, MaskedConversation) for row in conversations for one in masker.examples(row))
+            parts = [part for row in conversations for part in masker.split_turns(row)]
+            made = sum(isinstance(masker.mask(one, only=only), MaskedConversation) for one, only in parts)
             return time.perf_counter() - begin
 
         taken = measure.timed(examples, runs=RUNS)

@@ -177,7 +177,8 @@ def test_think_loss_is_misled_neither_by_quoted_tags_nor_by_inline_reasoning() -
 
 
 def drawn_turns(template: str, messages: Sequence[Message], turns: str) -> list[str]:
-    return [draw_mask(one) for one in masker(template, turns=turns).examples(Conversation(messages))]
+    made = masker(template, turns=turns)
+    return [draw_mask(made.mask(one, only=only)) for one, only in made.split_turns(Conversation(messages))]
 
 
 def test_turns_by_message_or_exchange_print_each_as_its_prompt_would() -> None:
@@ -210,7 +211,8 @@ def test_turns_auto_is_by_message_if_a_turn_renders_differently_as_the_last(
     name: str, messages: list[Message], examples: int
 ) -> None:
     """Qwen3 prints a think block only in the last turn, and Mistral system text only before the last question."""
-    results = masker(read_named_template(name), turns="auto").examples(Conversation(messages))
+    made = masker(read_named_template(name), turns="auto")
+    results = [made.mask(one, only=only) for one, only in made.split_turns(Conversation(messages))]
     assert [isinstance(one, MaskedConversation) for one in results] == [True] * examples
 
 

@@ -136,7 +136,7 @@ def test_own_text_that_is_found_as_text_is_where_arrays_prove_it(name: str, one:
 @settings(max_examples=15, deadline=None)
 def test_every_supervised_message_trains_in_exactly_one_example(name: str, turns: str, one: Conversation) -> None:
     maker = masker(name, turns=turns)
-    results = maker.examples(one)
+    results = [maker.mask(part, only=only) for part, only in maker.split_turns(one)]
     masked = [result for result in results if isinstance(result, MaskedConversation)]
     if len(masked) < len(results):
         return

@@ -149,25 +149,19 @@ COVER_ATTEMPTS = (
 )
 
 
-def list_compared_literals(tree: nodes.Template) -> tuple[str, ...]:
-    """Return the string constants with which a template compares, splits or replaces, longest first."""
-    found: set[str] = set()
-    for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
-        found |= {one.value for one in node.find_all(nodes.Const) if isinstance(one.value, str)}
-    return tuple(sorted((one for one in found if one.strip()), key=lambda one: (-len(one), one)))
-
-
 _BY_FREQUENCY = "zqj!?:;()kxv\"w-bpgyfmucdl'hrsinota,.e "
 """The most frequent characters of texts, from rare to common; all others are rarer."""
 
 
 class TemplateLiterals:
-    """The literals of a template that must stay uncovered inside own text."""
+    """The literals that must stay uncovered inside own text: with which a template compares, splits or replaces."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self.sorts = any(one.name in ("dictsort", "sort") for one in tree.find_all(nodes.Filter))
         """Whether the template sorts something, possibly the arguments of a call."""
-        every = list_compared_literals(tree)
+        compared = tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test))
+        every = {const.value for node in compared for const in node.find_all(nodes.Const)}
+        every = sorted((one for one in every if isinstance(one, str) and one.strip()), key=lambda one: (-len(one), one))
         tags = [one for one in every if not one.isalnum()]
         rarest = {one: min(one, key=_BY_FREQUENCY.find) for one in every}
         self._texts = {"tags": [(rarest[one], one) for one in tags], "all": [(rarest[one], one) for one in every]}
@@ -573,13 +567,6 @@ def is_tool_missing(tools: Sequence[Json], text: str, models: Sequence[tuple[int
     return False
 
 
-def list_leaf_forms(leaf: Json) -> Sequence[str]:
-    """Return the forms in which templates print one value."""
-    if isinstance(leaf, str):
-        return (leaf,)
-    return tuple(dict.fromkeys((json.dumps(leaf, ensure_ascii=False), str(leaf))))
-
-
 # ── from the proof ──
 
 
@@ -692,12 +679,12 @@ def _add_scalar_content(
 def _find_printed_value(value: Json, text: str, after: int, until: int) -> tuple[int, int] | None:
     """Find a value as JSON or as Python's `repr`, or all of its parts in order."""
     if not isinstance(value, (dict, list)):
-        places = [(at, at + len(form)) for form in list_leaf_forms(value) if (at := text.find(form, after, until)) >= 0]
-        return min(places, default=None)
-    forms = (*_list_json_forms(value), str(value))
+        forms = (value,) if isinstance(value, str) else (json.dumps(value, ensure_ascii=False), str(value))
+    else:
+        forms = (*_list_json_forms(value), str(value))
     places = [(at, at + len(form)) for form in forms if (at := text.find(form, after, until)) >= 0]
-    if places:
-        return min(places)
+    if places or not isinstance(value, (dict, list)):
+        return min(places, default=None)
     position = after
     found: list[tuple[int, int]] = []
     for leaf in _iterate_leaves(value):

@@ -118,17 +118,12 @@ class TracedContent(PrintableText):  # noqa: PLW1641  (its hash is refused below
 
     def startswith(self, literal: object, *limits: object) -> bool:
         """Record a text that no content may contain, and answer False."""
-        return self._note_absent_edge(literal, limits)
-
-    def endswith(self, literal: object, *limits: object) -> bool:
-        """Record a text that no content may contain, and answer False."""
-        return self._note_absent_edge(literal, limits)
-
-    def _note_absent_edge(self, literal: object, limits: Sequence[object]) -> bool:
         if limits:
             raise ContentReadError("a part of a content is inspected")
         self.notes.note_absence(literal)
         return False
+
+    endswith = startswith
 
     def split(self, literal: object = None, *_: object) -> "list[str]":  # pyrefly: ignore[bad-override]
         """Record the separator as absent, and return the unsplit content."""
@@ -237,14 +232,9 @@ def _is_safe_compare(compare: nodes.Compare) -> bool:
     return all(
         one.op not in ("in", "notin")
         or isinstance(left, nodes.Const)
-        or (isinstance(one.expr, nodes.List | nodes.Tuple) and contains_only_constants(one.expr))
+        or (isinstance(one.expr, nodes.List | nodes.Tuple) and all(isinstance(i, nodes.Const) for i in one.expr.items))
         for left, one in zip(sides, compare.ops, strict=False)
     )
-
-
-def contains_only_constants(items: nodes.List | nodes.Tuple) -> bool:
-    """Return whether all items of a list or tuple are constants."""
-    return all(isinstance(item, nodes.Const) for item in items.items)
 
 
 def _find_printed_nodes(tree: nodes.Template, macros: frozenset[str]) -> set[int]:

@@ -136,7 +136,9 @@ class FrameLearner:
             (
                 first.kind,
                 second.kind,
-                normalize_inner_text(first.kind, second.kind, turn.text[first.end : second.start], turn.ids),
+                normalize_inner_text(
+                    first.kind, second.kind, replace_call_ids(turn.text[first.end : second.start], turn.ids)
+                ),
             )
             for turn in turns
             for first, second in pairwise(turn.pieces)
@@ -351,7 +353,10 @@ class FrameLearner:
 
     def _find_end_before(self, turn: ProbeTurn, kind: str) -> str:
         """Return the end of a turn before another message: the text printed both there and at the end of a chat."""
-        role, after, last = turn.next_role, turn.ending, self._get_text_after_last(turn)
+        role, after = turn.next_role, turn.ending
+        # The text after the same own text in the conversation that ends with this message.
+        alone = self._render_shape(turn.messages[: turn.message + 1], turn.tools)
+        last = next((one.text[one.end :] for one in reversed(alone) if one.message == turn.message), None)
         shared = "" if last is None else find_common_start(after, last, self._tokens).rstrip()
         if kind == "assistant":
             own = self._strip_header(after, role).rstrip()
@@ -368,9 +373,12 @@ class FrameLearner:
             if ending:
                 return ending
         else:
-            found = self._find_answer_end(shared, after, role)
-            if found is not None:
-                return found
+            if not self._next_header_ends:
+                found = self._cut_at_answer_end(shared)
+                if found is None and (role in self._headers or role in self._roles):
+                    found = self._cut_at_answer_end(self._strip_header(after, role))
+                if found is not None:
+                    return found
             # A call ends with its closing text; the token that opens the result is part of the result's header, unless
             # a chat that ends with the call ends with that token: then the model writes it, and stops.
             own = self._strip_header(after, role) if role in self._headers or role in self._roles else after
@@ -385,15 +393,6 @@ class FrameLearner:
         if kind == "assistant" and role == "user" and token and not (last or "").strip():
             self._next_header_ends = True
         return ending + token
-
-    def _find_answer_end(self, shared: str, after: str, role: str) -> str | None:
-        """Return the text after a call through an end that answers have too; None if it has none."""
-        if self._next_header_ends:
-            return None
-        found = self._cut_at_answer_end(shared)
-        if found is None and (role in self._headers or role in self._roles):
-            found = self._cut_at_answer_end(self._strip_header(after, role))
-        return found
 
     def _cut_at_answer_end(self, text: str) -> str | None:
         """Return a text through the first end that answers have; None if it has none."""
@@ -417,12 +416,6 @@ class FrameLearner:
             cut_at_last_token(end, self._tokens) for end in self._followed_answer_ends
         }
         return sorted((end for end in known if end), key=lambda end: (-len(end), end))
-
-    def _get_text_after_last(self, turn: ProbeTurn) -> str | None:
-        """Return the text after the same own text in the conversation that ends with this message."""
-        shown = self._render_shape(turn.messages[: turn.message + 1], turn.tools)
-        own = [one for one in shown if one.message == turn.message]
-        return own[-1].text[own[-1].end :] if own else None
 
     def _find_last_end(self, turn: ProbeTurn, kind: str) -> str | None:
         """Return the end of a conversation's last turn; None if it has none."""
@@ -499,11 +492,7 @@ def _quotes_probe(text: str) -> bool:
 
 
 def _get_prefix_order(prefix: TurnPrefix) -> tuple[int, str, str]:
-    return -_get_prefix_length(prefix), prefix.header, prefix.rest
-
-
-def _get_prefix_length(prefix: TurnPrefix) -> int:
-    return len(prefix.header) + len(prefix.rest)
+    return -len(prefix.header) - len(prefix.rest), prefix.header, prefix.rest
 
 
 def learn_frames(renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:

@@ -36,11 +36,7 @@ _NOT_PROVEN = Rejected("span_not_found", "the template looks at texts that are h
 
 
 class Masker:
-    """Makes and verifies the masks of conversations rendered by one template.
-
-    More than 250 lines, because every step reads the same template, options and frames. Steps that do not are functions
-    of other modules.
-    """
+    """Makes and verifies the masks of conversations rendered by one template."""
 
     def __init__(self, renderer: Renderer, loss: Loss, rules: MaskRules | None = None) -> None:
         self._renderer = renderer
@@ -64,21 +60,19 @@ class Masker:
 
     # ── one conversation ──
 
-    def examples(self, conversation: Conversation) -> list[MaskedConversation | Rejected]:
-        """Mask every example that `template.turns` makes of a conversation.
-
-        Invariant: every supervised message trains in exactly one example.
-        """
-        return [self.mask(one, only=only) for one, only in self.split_turns(conversation)]
-
     def split_turns(self, conversation: Conversation) -> list[tuple[Conversation, frozenset[int] | None]]:
-        """Split a conversation as `template.turns` says; each part has the messages that may train (None: all)."""
+        """Split a conversation as `template.turns` says; each part has the messages that may train (None: all).
+
+        Invariant: every supervised message trains in exactly one part.
+        """
         turns = self._rules.turns
         if turns == "auto":
             turns = "message" if self._rewrites_history(conversation) else "whole"
         if turns == "whole":
             return [(conversation, None)]
-        groups = self._split_per_message(conversation) if turns == "message" else self._split_per_exchange(conversation)
+        groups = self._split_per_exchange(conversation)
+        if turns == "message":
+            groups = [(index + 1, frozenset({index})) for index in self.supervised(conversation.messages)]
         drafts = [(replace(conversation, messages=conversation.messages[:end]), only) for end, only in groups]
         return [*drafts] or [(conversation, None)]
 
@@ -142,7 +136,11 @@ class Masker:
             kept = self._apply_drop_policy(conversation.messages, supervised, dropped)
             if isinstance(kept, Rejected):
                 return kept
-            supervised = [index for index in kept if index in located.own or not self._may_be_unprinted(index, dropped)]
+            # A message of which nothing is printed trains nothing, if the recipe counts all that is missing of it.
+            allowed = self._rules.on_dropped or {}
+            missing = {index: {kind for kind, origin in dropped if origin == index} for _, index in dropped}
+            unprinted = {i for i, kinds in missing.items() if all(allowed.get(kind) == "count" for kind in kinds)}
+            supervised = [index for index in kept if index in located.own or index not in unprinted]
             if not supervised:
                 return Rejected("no_loss_tokens", "the template dropped text of every supervised message")
         frames = self.frames(conversation.kwargs)
@@ -185,12 +183,6 @@ class Masker:
         lost = _count_kinds(dropped) if dropped else {}
         weights = dict(sorted(weights.items()))
         return MaskedConversation(cut.text, tuple(merged), tuple(pieces), lost, untrained, weights)
-
-    def _may_be_unprinted(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
-        """Return whether the recipe accepts that nothing of a message is rendered, and so nothing of it trains."""
-        kinds = {kind for kind, origin in dropped if origin == index}
-        allowed = self._rules.on_dropped or {}
-        return bool(kinds) and all(allowed.get(kind) == "count" for kind in kinds)
 
     def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return the layout of chats with these roles; None if each of their rows must be masked by itself.
@@ -357,9 +349,6 @@ class Masker:
             ending = self.frames(conversation.kwargs).match_end(turn.text, end, pieces[-1].kind, ("",), ids)
             end += len(ending or "")
         return not whole.startswith(turn.text[:end])
-
-    def _split_per_message(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
-        return [(index + 1, frozenset({index})) for index in self.supervised(conversation.messages)]
 
     def _split_per_exchange(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
         messages = conversation.messages

@@ -124,12 +124,6 @@ def resolve_template(
 
     `tokenizer_chat_template`: the tokenizer's template, or several by name, of which `default` is used unless the
     options name another.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such template or file.
-
     """
     choice = _normalize_choice(template.chat_template)
     named = (

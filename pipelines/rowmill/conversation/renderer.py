@@ -83,7 +83,11 @@ class Renderer:
         self._alike_tools: object = None
         self._identity = ""
         self.adaptation = Adaptation(reasoning_keys=find_reasoning_keys(self._tree))
-        self.adaptation = self._apply_spec_choices(probe_adaptation(self.render_probe, self.adaptation))
+        found = probe_adaptation(self.render_probe, self.adaptation)
+        # The recipe's choices come before what probes show.
+        if spec.arguments != "auto":
+            found = replace(found, arguments=spec.arguments, takes_text=True)
+        self.adaptation = replace(found, tool_ids="any") if spec.tool_ids == "keep" else found
         self.fast_path_obstacle = self._try_fast_engine()
 
     @property
@@ -206,14 +210,7 @@ class Renderer:
         *,
         adaptation: Adaptation | None = None,
     ) -> str | Rejected:
-        """Render a probe on the reference path.
-
-        Raises
-        ------
-        ConfigError
-            If the template exhausts its budget even on a short probe.
-
-        """
+        """Render a probe on the reference path; a template that exhausts its budget on one is refused."""
         adapt = adaptation or self.adaptation
         text = self._render_by_reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
         if isinstance(text, Rejected) and text.detail.startswith(BudgetError.__name__):
@@ -236,12 +233,6 @@ class Renderer:
             known["strftime_now"] = pinned
 
     # ── the template ──
-
-    def _apply_spec_choices(self, found: Adaptation) -> Adaptation:
-        """Override the adaptation found by probes with the recipe's choices."""
-        if self.spec.arguments != "auto":
-            found = replace(found, arguments=self.spec.arguments, takes_text=True)
-        return replace(found, tool_ids="any") if self.spec.tool_ids == "keep" else found
 
     def _parse(self) -> nodes.Template:
         require_short_template(self.spec.text)

@@ -109,8 +109,14 @@ def list_template_warnings(contract: TemplateBehavior, *, finish: str = "auto") 
 
 _MODEL = frozenset({"assistant"})
 _TOOLS: Sequence[Json] = (SENTINELS.tool,)
+_TOOL_NAME: str = SENTINELS.tool["function"]["name"]
 _PLAIN, _CALLED, _REASONED = (SENTINELS.make(shape) for shape in ("uaua", "uctaua", "urur"))
 _SHAPES = (("plain", _PLAIN, None), ("tools", _CALLED, _TOOLS), ("reasoning", _REASONED, None))
+_REFUSABLE: Mapping[str, tuple[Sequence[Message], Sequence[Json] | None]] = {
+    "two_users": (SENTINELS.make("uua"), None),
+    "leading_assistant": (SENTINELS.make("aua"), None),
+    "tool_role": (_CALLED, _TOOLS),
+}
 _ENDING_SHAPES: Mapping[str, Sequence[str]] = {
     "user": ("u",),
     "system": ("s", "uas"),
@@ -151,8 +157,8 @@ def observe_template(renderer: "Renderer") -> TemplateBehavior:
         date_dependent=plain != renderer.render_years_later(_PLAIN),
         bos=_observe_bos(plain, renderer.bos_token, renderer.spec.adds_bos),
         system=_observe_system(render),
-        alternation=tuple(_list_refusals(render)),
-        tools="refused" if isinstance(offered, Rejected) else "printed" if _get_tool_name() in offered else "dropped",
+        alternation=tuple(name for name, probe in _REFUSABLE.items() if isinstance(render(*probe), Rejected)),
+        tools="refused" if isinstance(offered, Rejected) else "printed" if _TOOL_NAME in offered else "dropped",
         no_tools=renderer.adaptation.no_tools,
         tool_ids=renderer.adaptation.tool_ids,
         content_form=renderer.adaptation.content_form,
@@ -164,10 +170,6 @@ def observe_template(renderer: "Renderer") -> TemplateBehavior:
         empty_reasoning=_find_empty_reasoning(renderer),
         **ends,
     )
-
-
-def _get_tool_name() -> str:
-    return SENTINELS.tool["function"]["name"]
 
 
 # ── how a turn begins ──
@@ -261,14 +263,7 @@ def _find_block_differences(renderer: "Renderer", frames: TemplateFrames) -> Ite
         supervised = [index for index, message in enumerate(probe) if message["role"] in _MODEL]
         by_blocks, by_frames = (
             TurnCutter(
-                rendered,
-                probe,
-                located.unproven,
-                frames,
-                renderer.eos_token,
-                Loss(finish="none"),
-                _MODEL,
-                by_blocks=blocks,
+                rendered, probe, located.unproven, frames, renderer.eos_token, Loss(finish="none"), _MODEL, blocks
             ).cut(located.pieces(), supervised)
             for blocks in (True, False)
         )
@@ -332,7 +327,7 @@ def _list_dropped_content(render: ProbeRenderer) -> Iterator[str]:
         ("call_name", "qzcalled", named, _TOOLS),
         ("call_arguments", "qzvalue one", _CALLED, _TOOLS),
         ("tool_result", _CALLED[2]["content"], _CALLED, _TOOLS),
-        ("tool_list", _get_tool_name(), _PLAIN, _TOOLS),
+        ("tool_list", _TOOL_NAME, _PLAIN, _TOOLS),
         ("reasoning", _REASONED[1]["reasoning_content"], _REASONED, None),
         ("unknown_role", "qzother", [*question, {"role": "qzrole", "content": "qzother"}], None),
     ]
@@ -364,15 +359,6 @@ def _observe_system(render: ProbeRenderer) -> Literal["printed", "folded", "drop
     header = find_common_end([alone.partition(first)[0], _get_text_between(alone, answer, second)], ())
     before, after = rendered.partition(system)[0], _get_text_between(rendered, system, question)
     return "folded" if header.strip() and header in before and header not in after else "printed"
-
-
-def _list_refusals(render: ProbeRenderer) -> Iterator[str]:
-    if isinstance(render(SENTINELS.make("uua")), Rejected):
-        yield "two_users"
-    if isinstance(render(SENTINELS.make("aua")), Rejected):
-        yield "leading_assistant"
-    if isinstance(render(_CALLED, _TOOLS), Rejected):
-        yield "tool_role"
 
 
 # ── reasoning ──

@@ -351,14 +351,7 @@ class MinijinjaEngine:
         values: Mapping[str, Json],
         borders: tuple[str, str] | None = None,
     ) -> str:
-        """Render once; `borders` are printed at the start and the end of every generation block.
-
-        Raises
-        ------
-        Exception
-            Any error of the engine or the template; the caller then takes the reference path.
-
-        """
+        """Render once, or raise any error; `borders` are printed at the start and the end of every generation block."""
         self._environment.fuel = BASE_FUEL + FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
         if borders is not None:
             values = {**values, **dict(zip(_BORDERS, borders, strict=True))}

@@ -134,7 +134,7 @@ class TemplateFrames:
         return (
             not text
             or text.isspace()
-            or (before, after, _normalize_without_ids(before, after, replace_call_ids(text, ids))) in self.inner
+            or (before, after, normalize_inner_text(before, after, replace_call_ids(text, ids))) in self.inner
         )
 
     def match_end(self, text: str, position: int, kind: str, roles: Sequence[str], ids: Sequence[str]) -> str | None:
@@ -206,16 +206,12 @@ def _get_length_order(text: str) -> tuple[int, str]:
     return -len(text), text
 
 
-def normalize_inner_text(before: str, after: str, text: str, ids: Sequence[str]) -> str:
-    """Return the form in which text between own texts of two kinds is learned and looked up.
+@lru_cache(maxsize=4096)
+def normalize_inner_text(before: str, after: str, text: str) -> str:
+    """Return the form in which text between own texts of two kinds is learned and looked up; it has no call ids.
 
     Next to a call's own text, JSON syntax and scalars are removed: they follow from the row.
     """
-    return _normalize_without_ids(before, after, replace_call_ids(text, ids))
-
-
-@lru_cache(maxsize=4096)
-def _normalize_without_ids(before: str, after: str, text: str) -> str:
     if before == "tool_call":
         text = text[measure_json_closing(text, 0) :]
     if after == "tool_call":
@@ -253,7 +249,8 @@ def split_into_units(text: str, control_tokens: tuple[str, ...]) -> list[str]:
 
 def find_common_start(first: str, second: str, control_tokens: tuple[str, ...]) -> str:
     """Return the longest common prefix of whole units."""
-    return _join_common_units(split_into_units(first, control_tokens), split_into_units(second, control_tokens))
+    units = split_into_units(first, control_tokens)
+    return "".join(units[: _count_common_units(units, split_into_units(second, control_tokens))])
 
 
 def find_common_end(texts: Sequence[str], control_tokens: tuple[str, ...]) -> str:
@@ -263,10 +260,6 @@ def find_common_end(texts: Sequence[str], control_tokens: tuple[str, ...]) -> st
         other = split_into_units(text, control_tokens)[::-1]
         found = found[: _count_common_units(found, other)]
     return "".join(reversed(found))
-
-
-def _join_common_units(first: Sequence[str], second: Sequence[str]) -> str:
-    return "".join(first[: _count_common_units(first, second)])
 
 
 def _count_common_units(first: Sequence[str], second: Sequence[str]) -> int:

@@ -59,14 +59,7 @@ def list_known_templates() -> list[str]:
 
 
 def read_named_template(name: str) -> str:
-    """Return the text of a bundled or registered template.
-
-    Raises
-    ------
-    ConfigError
-        If no template has that name.
-
-    """
+    """Return the text of a bundled or registered template."""
     if name in _REGISTERED:
         return _REGISTERED[name]
     known = list_known_templates()

@@ -12,11 +12,11 @@ Each state is a subset of the one before, and the first that fits is returned. S
 messages, and truncating a second time changes nothing.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, takewhile
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -68,22 +68,6 @@ class Truncation(Config):
         return "split" if kind == "text" else "truncate"
 
 
-class TokenCounter(Protocol):
-    """Counts the tokens of a real render."""
-
-    def __call__(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> int | None:
-        """Return the number of tokens of these messages; None if the template raises on them."""
-        ...
-
-
-class ReasoningCutter(Protocol):
-    """Cuts reasoning at a token boundary."""
-
-    def __call__(self, text: str, max_tokens: int) -> str:
-        """Return the longest prefix of `text` that has at most `max_tokens` tokens."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TruncatedConversation:
     """A conversation after truncation, and how many tokens each step removed.
@@ -117,8 +101,10 @@ class ConversationTruncator:
     """
 
     limit: int
-    measure: TokenCounter
-    cut_reasoning: ReasoningCutter
+    measure: Callable[[Sequence[Message], Sequence[Json] | None], int | None]
+    """Counts the tokens of a real render of messages with tools; None if the template raises on them."""
+    cut_reasoning: Callable[[str, int], str]
+    """Returns the longest start of a text that has at most so many tokens."""
     assistant_roles: Container[str] = ("assistant",)
     token_cut: Literal["allow", "reject"] = "allow"  # noqa: S105  (tokens of text)
 
@@ -140,9 +126,15 @@ class ConversationTruncator:
         if anchor is None:
             return Rejected("no_assistant", "no supervised message to keep")
         kept, tokens = self._find_first_fit(messages, tools, _plan_removals(messages, anchor), original)
-        if tokens <= self.limit:
-            return self._keep_messages(whole, messages, kept, tokens)
-        return self._shorten_reasoning(self._keep_messages(whole, messages, kept, tokens), tools)
+        state = replace(
+            whole,
+            messages=tuple(messages[index] for index in kept),
+            kept=tuple(kept),
+            tokens=tokens,
+            messages_removed=len(messages) - len(kept),
+            exchanges_removed=original - tokens,
+        )
+        return state if tokens <= self.limit else self._shorten_reasoning(state, tools)
 
     def remove_exchanges(self, messages: Sequence[Message], tools: Sequence[Json] | None, anchor: int) -> Sequence[int]:
         """Return the messages of the first state that fits, or of the last; reasoning stays as it is.
@@ -245,18 +237,6 @@ class ConversationTruncator:
         # Nothing fits: `low` was measured, and the template raises after every further step.
         best = low if best is None else best
         return kept_after(best), tokens_of(best) or 0
-
-    def _keep_messages(
-        self, whole: TruncatedConversation, messages: Sequence[Message], kept: Sequence[int], tokens: int
-    ) -> TruncatedConversation:
-        return replace(
-            whole,
-            messages=tuple(messages[index] for index in kept),
-            kept=tuple(kept),
-            tokens=tokens,
-            messages_removed=len(messages) - len(kept),
-            exchanges_removed=whole.original_tokens - tokens,
-        )
 
     def _shorten_reasoning(
         self, state: TruncatedConversation, tools: Sequence[Json] | None

@@ -465,7 +465,11 @@ def encode_masked_texts(
     return encoder.encode_pieces(
         texts,
         ordinary,
-        [_find_trained_starts(one) if split else [] for one in masked],
+        # Where training begins after untrained text.
+        [
+            sorted({s.start for s in one.trained} - {0, *(s.end for s in one.trained)}) if split else []
+            for one in masked
+        ],
         encode=partial(encode_and_compare, encoder, counts=counts),
     )
 
@@ -491,12 +495,6 @@ def make_examples(
         if ranges and contains_added_token(encoder.card, encoded.get_text(i), masked[i].text, ranges):
             made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
     return made
-
-
-def _find_trained_starts(one: MaskedConversation) -> list[int]:
-    """Return the positions, other than 0, at which training begins after untrained text."""
-    ends = {span.end for span in one.trained}
-    return [span.start for span in one.trained if span.start and span.start not in ends]
 
 
 # ── Examples as columns ────────────────────────────────────────────────────────────────────────────

@@ -50,17 +50,14 @@ class TokenizerContext(Protocol):
     @property
     def tokenizer_choice(self) -> TokenizerChoice:
         """The recipe's choice of the tokenizer."""
-        ...
 
     @property
     def base(self) -> Path:
         """The project's folder."""
-        ...
 
     @property
     def store(self) -> Store:
         """The store."""
-        ...
 
 
 def open_recipe_tokenizer(context: TokenizerContext) -> tuple[LoadedTokenizer, str]:
@@ -82,14 +79,7 @@ def open_recipe_tokenizer(context: TokenizerContext) -> tuple[LoadedTokenizer, s
 
 
 def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
-    """Read a tokenizer, once per process.
-
-    Raises
-    ------
-    DamagedFileError
-        If its bytes are not those that were written.
-
-    """
+    """Read a tokenizer, once per process."""
 
     def read() -> LoadedTokenizer:
         try:
@@ -167,14 +157,7 @@ def serialize_tokenizer(loaded: LoadedTokenizer) -> bytes:
 
 
 def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
-    """Rebuild a loaded tokenizer.
-
-    Raises
-    ------
-    ValueError
-        If the bytes are not those that `serialize_tokenizer` returned.
-
-    """
+    """Rebuild a loaded tokenizer; raise ValueError if the bytes are not those that `serialize_tokenizer` returned."""
     digest, _, stored = content.partition(b"\n")
     if digest != _digest(stored):
         raise ValueError("it is not what was written")

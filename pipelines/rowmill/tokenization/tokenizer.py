@@ -139,17 +139,13 @@ def replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, c
     return replace(joined, altered=encoded.altered + counted * other.altered)
 
 
-@dataclass(frozen=True, slots=True)
-class LocatedTokens:
-    """The bytes of each token within its own text, and the texts whose positions are unknown: `unlocated` int64[K]."""
+def locate_tokens(
+    ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], known: TokenLengths
+) -> tuple[Ints, Ints, Ints]:
+    """Return the first byte of each token within its own text, the byte behind its last one, as the reference does.
 
-    starts: Ints
-    ends: Ints
-    unlocated: Ints
-
-
-def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], known: TokenLengths) -> LocatedTokens:
-    """Return the bytes that each token of a batch covers: those that the reference reports."""
+    The third are the texts whose positions are unknown: int64[K].
+    """
     lengths = known.lengths[ids]
     sizes = np.array(count_utf8_bytes(texts), np.int64)
     # The tokens that begin with a space which the text does not have.
@@ -167,7 +163,7 @@ def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], 
     unknown = np.diff(before) != sizes
     if known.prefix is DummyPrefix.BEFORE_TEXT:
         unknown |= np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
-    located = LocatedTokens(starts, starts + lengths, np.flatnonzero(unknown))
+    ends = starts + lengths
     partial = np.flatnonzero(known.partial[ids]) if known.partial.any() else np.empty(0, np.int64)
     alone = prefixed[lengths[prefixed] == 0]
     if len(partial) or len(alone):
@@ -177,14 +173,14 @@ def locate_tokens(ids: NDArray[np.uint32], offsets: Ints, texts: Sequence[str], 
         continues = (raw & 0xC0) == 0x80
         last = len(raw) - 1
         for _ in range(3):
-            places = np.clip(bases[partial] + located.starts[partial], 0, last)
-            located.starts[partial] -= continues[places]
-        located.ends[alone] += 1
+            places = np.clip(bases[partial] + starts[partial], 0, last)
+            starts[partial] -= continues[places]
+        ends[alone] += 1
         both = np.concatenate((partial, alone))
         for _ in range(3):
-            places = np.clip(bases[both] + located.ends[both], 0, last)
-            located.ends[both] += continues[places]
-    return located
+            places = np.clip(bases[both] + ends[both], 0, last)
+            ends[both] += continues[places]
+    return starts, ends, np.flatnonzero(unknown)
 
 
 # ── Engines ──
@@ -458,11 +454,11 @@ class Encoder:
         if continuation:
             engine, lengths = self._fast_continuation, replace(lengths, prefix=DummyPrefix.NEVER)
         found = engine.encode(texts)
-        located = locate_tokens(found.ids, found.offsets, texts, lengths)
-        encoded = EncodedTexts(found.ids.view(np.int32), found.offsets, located.starts, located.ends, 0)
-        if not len(located.unlocated) and not found.failed:
+        starts, ends, unlocated = locate_tokens(found.ids, found.offsets, texts, lengths)
+        encoded = EncodedTexts(found.ids.view(np.int32), found.offsets, starts, ends, 0)
+        if not len(unlocated) and not found.failed:
             return encoded
-        again = find_distinct(np.concatenate((located.unlocated, np.array(found.failed, np.int64))))
+        again = find_distinct(np.concatenate((unlocated, np.array(found.failed, np.int64))))
         some = [texts[place] for place in again.tolist()]
         return replace_texts(encoded, again, self._encode_reference(some, continuation=continuation))
 
@@ -686,21 +682,12 @@ PROBE_TEXTS = (
 
 
 def open_tokenizer(name: str, base: Path) -> LoadedTokenizer:
-    """Load a tokenizer through `transformers` from a folder or from the hub, never running its code.
-
-    Raises
-    ------
-    ConfigError
-        If no tokenizer is found, or it has no Rust backend (only those report offsets).
-    UnreachableError
-        If the hub does not answer.
-
-    """
+    """Load a tokenizer through `transformers` from a folder or from the hub, never running its code."""
     return load_encoder(find_tokenizer(TokenizerChoice(name=name), base)).loaded
 
 
 def load_encoder(found: FoundTokenizer) -> Encoder:
-    """Load a found tokenizer and return its encoder, open; raises like `open_tokenizer`."""
+    """Load a found tokenizer and return its encoder, open; without a Rust backend, it reports no offsets."""
     from transformers import AutoTokenizer
 
     name, folder = found.choice.name, found.fetch()
@@ -721,14 +708,7 @@ def load_encoder(found: FoundTokenizer) -> Encoder:
 
 
 def wrap_tokenizer(hf: Any) -> LoadedTokenizer:
-    """Convert a `transformers` tokenizer, opened and perhaps changed by the caller, to plain data.
-
-    Raises
-    ------
-    ConfigError
-        If it has no Rust backend.
-
-    """
+    """Convert a `transformers` tokenizer, opened and perhaps changed by the caller, to plain data."""
     if getattr(hf, "backend_tokenizer", None) is None:
         raise ConfigError(
             f"tokenizer: {type(hf).__name__} has no Rust backend, which is needed to find the characters of a token; "

@@ -69,14 +69,7 @@ class FoundTokenizer:
         return digest_json("hub", self.choice.name, self.commit)
 
     def fetch(self) -> Path:
-        """Return the folder with its files; those of a commit come from the local cache, else from the hub.
-
-        Raises
-        ------
-        UnreachableError
-            If they are not in the cache and cannot be fetched.
-
-        """
+        """Return the folder with its files; those of a commit come from the local cache, else from the hub."""
         if self.folder is not None:
             return self.folder
         from huggingface_hub import snapshot_download
@@ -110,14 +103,6 @@ def find_tokenizer(choice: TokenizerChoice, base: Path, *, last_commit: str | No
     """Find a tokenizer's folder, or resolve its revision to a commit on the hub.
 
     `last_commit`: the commit to which the revision was resolved last, used if the hub does not answer.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such folder, name or revision.
-    UnreachableError
-        If the hub does not answer and no commit is known.
-
     """
     folder = find_tokenizer_folder(choice.name, base)
     if folder is not None:

@@ -127,19 +127,18 @@ def hash_prompts(prompts: Sequence[str | None]) -> list[bytes | None]:
     """Hash prompts; an absent or empty one has no hash."""
     folded = iter(_fold_ascii_prompts([prompt for prompt in prompts if prompt and prompt.isascii()]))
     return [
-        blake2b(next(folded) if prompt.isascii() else _fold_prompt(prompt), digest_size=HASH_BYTES).digest()
-        if prompt
-        else None
+        None
+        if not prompt
+        else blake2b(
+            next(folded) if prompt.isascii() else " ".join(prompt.casefold().split()).encode(errors="surrogatepass"),
+            digest_size=HASH_BYTES,
+        ).digest()
         for prompt in prompts
     ]
 
 
-def _fold_prompt(prompt: str) -> bytes:
-    return " ".join(prompt.casefold().split()).encode(errors="surrogatepass")
-
-
 def _fold_ascii_prompts(prompts: Sequence[str]) -> list[bytes]:
-    """Fold prompts as `_fold_prompt` does, all at once."""
+    """Write prompts of ASCII characters in lower case and with single spaces, all at once."""
     if not prompts:
         return []
     text = np.frombuffer(_SEPARATOR.join(map(str.encode, prompts)).translate(_FOLD_ASCII), np.uint8)

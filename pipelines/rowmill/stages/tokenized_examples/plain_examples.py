@@ -22,7 +22,7 @@ from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, split_lists
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_columns
 from rowmill.kinds.base import BuildContext, TokenBuilder
-from rowmill.kinds.python import BuiltExample, check_built_example
+from rowmill.kinds.python import check_built_example
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.examples import SPAN_KINDS, RolloutFields
 from rowmill.schema.rows import Message, Rejected, RowKind
@@ -186,17 +186,15 @@ class CustomExampleBuilder:
         if self._build_tokens is None:
             why = Rejected("bad_example", f"a {self.dataset.format.get_name()} dataset builds no tokens of records")
             return [why] * len(records)
-        vocab_size = self.encoder.card.vocab_size
-        return [
-            self._fit_example(check_built_example(self._build_tokens(from_json(text)), vocab_size), counts)
-            for text in records
-        ]
-
-    def _fit_example(self, built: BuiltExample | Rejected, counts: TokenizationCounts) -> RowOutcome:
-        if isinstance(built, Rejected):
-            return built
-        example = make_unstructured_example(built.ids, built.mask, built.domain)
-        return fit_unstructured(example, "record", self.limit, self.encoder.card.bos_id, counts)
+        card, outcomes = self.encoder.card, list[RowOutcome]()
+        for text in records:
+            built = check_built_example(self._build_tokens(from_json(text)), card.vocab_size)
+            if isinstance(built, Rejected):
+                outcomes.append(built)
+                continue
+            example = make_unstructured_example(built.ids, built.mask, built.domain)
+            outcomes.append(fit_unstructured(example, "record", self.limit, card.bos_id, counts))
+        return outcomes
 
 
 def fit_unstructured(

@@ -278,7 +278,7 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
             "prompt_parity": tuple(row_id for p in parts for row_id in p.facts["examples_of_prompts"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in schema),
-        card=build_examples_card(tokenizer, spec),
+        card={**tokenizer.card.describe(), "template_digest": digest_json(spec.text) if spec else None},
         parts_reused=made.reused,
         rows_made=made.rows_made,
     )
@@ -344,20 +344,8 @@ def _summarize_template(
     }
 
 
-def build_examples_card(tokenizer: LoadedTokenizer, spec: RendererSpec | None) -> dict[str, Any]:
-    """Return the identity card of the shards."""
-    return {**tokenizer.card.describe(), "template_digest": digest_json(spec.text) if spec else None}
-
-
 def require_tokenizer_ready(context: StageContext) -> None:
-    """Open the tokenizer and find the template.
-
-    Raises
-    ------
-    ConfigError
-        If one of them is missing.
-
-    """
+    """Open the tokenizer and find the template, or raise."""
     loaded, path = open_recipe_tokenizer(context)
     open_in_workers(open_shared_encoder, context.store.root, path)
     try:

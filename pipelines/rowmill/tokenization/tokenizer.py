@@ -2,10 +2,10 @@
 
 Two paths give the same ids. The *reference path* is the `tokenizers` library, which `transformers` itself uses. The
 *fast path* is `gigatoken`, for byte-level and SentencePiece BPE, or `fastokens`, for byte-level BPE: it encodes a batch
-into one flat buffer, and because every id stands for a known number of bytes, one cumulative sum gives the position of
-each token. An engine is taken only for tokenizers with which it gave the same ids and positions on the probe texts;
-they are compared again on a sample of every batch, and a text whose tokens do not add up to its bytes (a normalizer
-changed it) takes the reference path.
+into one flat buffer, and because every id stands for a known number of bytes (`vocabulary.py`), one cumulative sum
+gives the position of each token. An engine is taken only for tokenizers with which it gave the same ids and positions
+on the probe texts; they are compared again on a sample of every batch (`reference_sample.py`), and a text whose tokens
+do not add up to its bytes (a normalizer changed it) takes the reference path.
 
     text        "a<|im_end|>b"                       bytes  0 1          11 12
     tokens      ["a", "<|im_end|>", "b"]             ends     1          11 12

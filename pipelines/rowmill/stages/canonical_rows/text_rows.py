@@ -1,6 +1,7 @@
 r"""Canonical rows of a part: records are read one by one, and their columns and counts are written.
 
-How one record becomes a row, and what a row's identity is, stands in `kinds/shared/canonicalization.py`. A prompt's hash tells whether it is in two splits; prompts of ASCII characters are folded together as bytes:
+How one record becomes a row, and what a row's identity is, stands in `kinds/shared/canonicalization.py`. A prompt's
+hash tells whether it is in two splits; prompts of ASCII characters are folded together as bytes:
 
     "Who are\n You? "  ─► "who are you?"  ─► BLAKE2b of 8 bytes
 """

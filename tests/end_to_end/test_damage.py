@@ -13,7 +13,6 @@ import pytest
 
 from rowmill import stats
 from rowmill.build import gate, runner, steps
-from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
 from rowmill.core.storage import digest_file
 from rowmill.inspection import verify
@@ -193,16 +192,6 @@ def test_build_in_which_nothing_changed_makes_again_what_its_report_shows(
 def digest_store(workspace: Workspace) -> dict[str, str]:
     """Return the digests of all files of parts."""
     return {str(path): digest_file(path) for path in workspace.store.rglob("parts/*/**/*.*") if path.suffix != ".json"}
-
-
-def test_damage_that_cannot_be_made_again_has_its_own_status(copy: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(copy.folder)
-    made = current(copy.project, "chats", "tokenized_examples")
-    run("use", str(copy.config), "chats/tokenized_examples", made.version)
-    flip_bit(copy.store / made.files("examples")[0].path)
-    damaged = run("build", str(copy.config), status=ExitStatus.DAMAGED)
-    assert "it cannot be made again: mini/chats/tokenized_examples is held" in damaged.err
-    run("build", str(copy.config), status=ExitStatus.DAMAGED)
 
 
 def test_damage_of_an_output_of_other_options_is_not_made_again_under_new_ones(copy: Workspace) -> None:

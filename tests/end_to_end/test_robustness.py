@@ -14,14 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from rowmill.build import runner, steps
-from rowmill.core.errors import BusyError, ConfigError, IntegrityError, PipelineError
+from rowmill.core.errors import ConfigError, IntegrityError, PipelineError
 from rowmill.executors import local
 from tests.support.recipes import CHAT, CHATML, PAIR, Built, Workspace, chat, lines, pair, write_tokenizer
 from tests.support.tiers import mark_all_but
@@ -157,12 +156,6 @@ def test_killed_build_leaves_no_worker(workspace: Workspace, undisturbed: Built)
     assert_same(workspace.build(), undisturbed)
 
 
-def test_killed_build_leaves_no_lock(workspace: Workspace) -> None:
-    assert killed(workspace, "chats/raw_dataset/manifests/", 1)
-    with workspace.project.store.lock("mini/chats/raw_dataset/.lock", what="the lock", timeout_s=1):
-        pass
-
-
 # ── Workers ────────────────────────────────────────────────────────────────────────────────────────
 def test_worker_that_dies_is_one_error_and_the_next_build_finishes(
     workspace: Workspace, undisturbed: Built, monkeypatch: pytest.MonkeyPatch
@@ -262,10 +255,3 @@ def test_build_beside_one_that_is_killed_ends_well(workspace: Workspace, undistu
     assert killed(workspace, "gpu_partitions/parts/.*/data/", 1) or finished(survivor) == 0
     assert finished(survivor) == 0
     assert_same(workspace.build(), undisturbed)
-
-
-def test_step_that_another_process_holds_is_refused_clearly(workspace: Workspace) -> None:
-    lock = partial(workspace.project.store.lock, "mini/chats/raw_dataset/.lock", what="mini/chats/raw_dataset")
-    said = r"^mini/chats/raw_dataset: another process .*; wait for that build or stop it$"
-    with lock(), pytest.raises(BusyError, match=said), lock(timeout_s=0.1):
-        pass

@@ -35,13 +35,7 @@ def test_changed_word_of_the_source_reaches_the_ranks(tmp_path: Path) -> None:
     ]
     for key in (("rows", "packed_shards"), ("training_splits",), ("gpu_partitions",)):
         assert after.versions()["/".join(key)] != before.versions()["/".join(key)]
-    shards = [
-        after.project.store.table(file, ["input_ids"])
-        for part in after.manifest("gpu_partitions").parts
-        for name, file in part.files.items()
-        if name.startswith("data/")
-    ]
-    ids = [row["input_ids"] for shard in shards for row in shard.to_pylist()]
+    ids = [row["input_ids"] for row in after.rank_rows()]
     new = next(one["input_ids"] for one in after.examples() if one["row_ids"][0].endswith(":7"))
     assert any(row[i : i + len(new)] == new for row in ids for i in range(len(row)))
 
@@ -53,13 +47,7 @@ def test_token_ledgers_of_ranks_and_exports_count_every_token_of_their_files(tmp
         "a.jsonl", [chat(i) for i in range(31)], exports=[{"kind": "native", "name": "own"}], **options
     ).build()
     ranks, export = made.manifest("gpu_partitions"), made.manifest("exports", "own")
-    held = [
-        row
-        for part in ranks.parts
-        for name, file in part.files.items()
-        if name.startswith("data/")
-        for row in made.project.store.table(file, ["labels", "filler"]).to_pylist()
-    ]
+    held = made.rank_rows(["labels", "filler"])
     exported = [row["labels"] for row in made.rows_of("exports", "own", file="data/part-00000.parquet")]
 
     assert counted(ranks) == classes(row["labels"] for row in held if not row["filler"]) | {

@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rowmill.build import gate, runner, steps
-from rowmill.core.errors import ContextOverflowError, GateError
+from rowmill.core.errors import GateError
 from rowmill.packing import pack_plan
 from rowmill.schema.manifest import list_versions
 from tests.support.recipes import LENIENT, PAIR, TEXT, TO_SHARDS, Built, Workspace, document, pair, sentence
@@ -55,13 +55,6 @@ def test_example_cut_to_one_side_keeps_it_and_counts_the_rest(tmp_path: Path, al
     assert kept_tokens(built) == {0: ids[0], 1: ids[1][kept]}
     assert (line["state"], line["tokens"], line["of_tokens"]) == ("kept", len(ids[1]) - LIMIT, len(ids[1]))
     assert built.manifest("rows", "packed_shards").token_ledger == (("all", "dropped", len(ids[1]) - LIMIT),)
-
-
-def test_too_long_example_is_an_error_with_its_name_length_and_limit(tmp_path: Path) -> None:
-    with pytest.raises(
-        ContextOverflowError, match=rf":1#0 has \d+ tokens \(2 examples are too long\); at most {LIMIT} fit"
-    ):
-        built_of(tmp_path, ROWS, PAIR, slice_strategy="raise")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 
 from rowmill.core.errors import ConfigError
 from rowmill.inspection.trace import trace_sequence, view_sequence
-from rowmill.packing.pack_plan import measure_padded_room
 from rowmill.reader import Reader
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, pair, sentence
@@ -77,11 +76,9 @@ def test_every_segment_of_shards_and_ranks_is_padded_and_no_token_is_lost(padded
     results = padded.outcomes("rows", "packed_shards")
     assert (results["conservation"], results["padding_share"]) == ("passed", "failed")
 
-    store, made = padded.project.store, padded.manifest("gpu_partitions")
-    files = [file for part in made.parts for name, file in part.files.items() if name.startswith("data/")]
-    rows = [row for file in files for row in store.table(file).to_pylist()]
+    rows = padded.rank_rows()
 
-    counted = {name: count for _, name, count in made.token_ledger}
+    counted = {name: count for _, name, count in padded.manifest("gpu_partitions").token_ledger}
 
     assert any(row["filler"] for row in rows)
     assert all(length % MULTIPLE == 0 for row in rows for length in row["seq_lengths"])
@@ -194,15 +191,6 @@ def test_estimated_sequences_are_those_of_padded_segments(tmp_path: Path) -> Non
     assert (found["ids", 1], found["ids", 4]) == ((2, 2), (3, 3))
     for estimated, packed in found.values():
         assert estimated == packed
-
-
-def test_room_of_padded_segments_by_hand() -> None:
-    lengths = np.array([3, 5, 6], np.int64)
-
-    assert [values.tolist() for values in measure_padded_room(lengths, 10, 4)[:1]] == [[4, 8, 8]]
-    assert measure_padded_room(lengths, 10, 4)[1] == 8
-    assert measure_padded_room(lengths, 10, 1)[0].tolist() == [3, 5, 6]
-    assert measure_padded_room(lengths, 2, 4)[0].tolist() == [4, 4, 4]
 
 
 @pytest.mark.slow

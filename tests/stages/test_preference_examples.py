@@ -132,12 +132,6 @@ def test_control_strings_are_the_same_text_on_both_sides(tmp_path: Path) -> None
     assert first[:size] == second[:size]
 
 
-def _shard_rows(made: Any) -> list[dict[str, Any]]:
-    packed = made.manifest("rows", "packed_shards")
-    files = [part.files["shard"] for part in packed.parts if "shard" in part.files]
-    return [row for file in files for row in made.project.store.table(file).to_pylist()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", [{}, {"pack": True}, {"pack": 3}], ids=["single", "packed", "three"])
 def test_pair_stays_whole_in_one_sequence(tmp_path: Path, packing: dict[str, Any]) -> None:
@@ -147,7 +141,7 @@ def test_pair_stays_whole_in_one_sequence(tmp_path: Path, packing: dict[str, Any
 
     made = workspace.build()
 
-    rows = _shard_rows(made)
+    rows = made.rows_of("rows", "packed_shards", file="shard")
     found = Counter(name for row in rows for name in row["example_ids"])
     assert found == dict.fromkeys(examples, 2)
     assert (len(rows) < 40) is bool(packing)
@@ -177,7 +171,7 @@ def test_marked_answers_pack_with_their_labels(tmp_path: Path) -> None:
 
     made = Workspace(tmp_path).one("a.jsonl", _records(20), form, packing={"pack": True}).build()
 
-    rows = _shard_rows(made)
+    rows = made.rows_of("rows", "packed_shards", file="shard")
     assert Counter(side for row in rows for side in row["sides"]) == {0: 20, 1: 20}
     assert {margin for row in rows for margin in row["margins"]} == {None}
 
@@ -185,18 +179,14 @@ def test_marked_answers_pack_with_their_labels(tmp_path: Path) -> None:
 def test_ranks_have_fillers_without_sides(tmp_path: Path) -> None:
     made = Workspace(tmp_path).one("a.jsonl", _records(9), PAIRS, filters={}).build()
 
-    ranks = made.manifest("gpu_partitions")
-    tables = [made.project.store.table(file) for part in ranks.parts for file in part.files.values()
-              if "data/" in file.path]  # fmt: skip
-    rows = [row for table in tables for row in table.to_pylist()]
-    assert Counter(tuple(row["sides"]) for row in rows) == {(1, 0): 9, (None,): 1}
-    assert ranks.facts["conservation"] == 0
+    assert Counter(tuple(row["sides"]) for row in made.rank_rows()) == {(1, 0): 9, (None,): 1}
+    assert made.facts("gpu_partitions")["conservation"] == 0
 
 
 @pytest.mark.slow
 def test_divided_pairs_and_other_prompts_are_counted(tmp_path: Path) -> None:
     made = Workspace(tmp_path).one("a.jsonl", _records(6), PAIRS).build()
-    [shard] = [part.files["shard"] for part in made.manifest("rows", "packed_shards").parts if "shard" in part.files]
+    [shard] = made.manifest("rows", "packed_shards").files("shard")
     table = made.project.store.table(shard)
     examples = pa.table({"side_lengths": [[2, 2]]})
 
@@ -234,19 +224,3 @@ def test_swapped_biased_and_unbalanced_preferences_warn(tmp_path: Path) -> None:
     assert failed == [{"swapped_pairs", "length_bias"}, {"label_balance"}]
     assert (facts[0]["swapped_pairs"], facts[0]["label_balance"]) == (2, "not_applicable")
     assert (facts[2]["label_balance"], facts[3]["length_bias"]) == (0.05, "not_applicable")
-
-
-@pytest.mark.slow
-def test_prompts_of_two_splits_differ(tmp_path: Path) -> None:
-    records = [{"prompt": sentence(i % 20, 6), "chosen": sentence(i, 7), "rejected": sentence(i + 1, 7)}
-               for i in range(200)]  # fmt: skip
-    workspace = Workspace(tmp_path).one("a.jsonl", records, PAIRS, splits={"validation": 0.3})
-
-    made = workspace.build()
-
-    examples = made.manifest("rows", "canonical_rows")
-    table = made.project.store.table(examples.files("rows")[0]).to_pylist()
-    by_split = {split: {row["messages"] for row in table if row["split"] == split} for split in ("train", "validation")}
-    assert all(by_split.values())
-    assert by_split["train"].isdisjoint(by_split["validation"])
-    assert made.facts("training_splits")["same_group"] == 0

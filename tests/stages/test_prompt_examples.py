@@ -88,8 +88,7 @@ def test_prompts_are_built_to_ranks_and_what_needs_a_target_does_not_apply(tmp_p
     examples = made.manifest("rows", "tokenized_examples")
     own = ["messages", "tools", "template_kwargs", "ground_truth", "data_source", "extra"]
     assert [name for name, _ in examples.schema][-6:] == own
-    shards = [part.files["shard"] for part in made.manifest("rows", "packed_shards").parts if "shard" in part.files]
-    rows = [row for file in shards for row in made.project.store.table(file).to_pylist()]
+    rows = made.rows_of("rows", "packed_shards", file="shard")
     assert {tuple(row["ground_truth"]) for row in rows} == {(json.dumps(str(i)),) for i in range(40)}
     asked = [json.loads(text) for row in rows for text in row["messages"]]
     assert sorted(one["content"] for [one] in asked) == sorted(record["question"] for record in _records(40))

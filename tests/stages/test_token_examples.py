@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from tests.support.recipes import LENIENT, TO_EXAMPLES, Workspace, chat, write_tokenizer
+from tests.support.recipes import TO_EXAMPLES, Workspace, chat, write_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +37,8 @@ def test_token_rows_pack_and_stay_what_they_are(tmp_path: Path) -> None:
     assert packed.facts["trained_tokens"] == sum(sum(one["loss_mask"]) for one in examples)
     assert "failed" not in made.outcomes("rows", "tokenized_examples").values()
     assert made.facts("rows", "tokenized_examples")["same_tokenization"] == 1
-    shards = [made.project.store.path(part.files["shard"].path) for part in packed.parts if "shard" in part.files]
-    names = [name for shard in shards for row in pq.read_table(shard).to_pylist() for name in row["example_ids"]]
+    rows = made.rows_of("rows", "packed_shards", file="shard")
+    names = [name for row in rows for name in row["example_ids"]]
     assert len(set(names)) == 40
 
 
@@ -107,18 +106,3 @@ def test_overlong_rows_are_dropped_cut_or_kept(tmp_path: Path, truncation: dict[
         assert made[0]["input_ids"] == list(range(3, 67))
     elif lengths[0] == 64:
         assert made[0]["input_ids"] == list(range(39, 103))
-
-
-def test_token_rows_mix_with_chats(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    files = {
-        "chats": workspace.write("chats.jsonl", [chat(i) for i in range(20)]),
-        "rollouts": workspace.write("r.jsonl", [{"input_ids": [i + 3, 6, 7], "response_length": 2} for i in range(20)]),
-    }
-    kinds = {"chats": {"kind": "chat"}, "rollouts": TOKENS}
-    workspace.recipe({name: {"source": {"train_urls": [file]}, "format": kinds[name]} for name, file in files.items()},
-                gates=LENIENT | {"same_tokenization": {"at_least": 0}})  # fmt: skip
-
-    made = workspace.build()
-
-    assert made.facts("training_splits")["sequences"] > 0

@@ -96,7 +96,6 @@ FIRST = (
     "test_ray_faults.py",
     "test_object_store.py",
     "test_fault_campaigns.py",
-    "test_real_builds.py",
 )
 """The files that take longest: begun last, they would leave the other core idle."""
 

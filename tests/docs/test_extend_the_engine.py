@@ -20,6 +20,12 @@ PLACE_OR_BLOCK = re.compile(r"^`(pipelines/[\w/]+\.py)`$|^```(\w+)\n(.*?)^```$",
 QUESTIONS = """
 found["rows"] = query("SELECT dataset, rows FROM builds WHERE stage = 'row_census' ORDER BY 1")
 found["rejects"] = query("SELECT reason, detail FROM rejects WHERE dataset = 'questions' ORDER BY 1")
+found["gates"] = [
+    "/".join(key) for step in steps.plan_steps(project) if step.name == "gpu_partitions" for key in step.gates
+]
+graph = load_asset_graph()
+census = next(graph.get(key) for key in graph.get_all_asset_keys() if key.path[-1] == "cards.row_census")
+found["asset"] = [census.description, sorted("/".join(key.path) for key in census.parent_keys)]
 found["checks"] = query("SELECT dataset, outcome FROM check_results WHERE check_name = 'files' ORDER BY 1")
 """
 
@@ -54,8 +60,12 @@ def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> No
     bad = [{"question": "no right answer", "answers": []}, {"question": "no answers"}]
     (project / "data/questions.jsonl").write_bytes(lines([*questions, *bad]))
     (project / "data/words.cards").write_text("".join(f"word {i}|wort {i}\n" for i in range(9)), encoding="utf-8")
-    commands = (("plan",), ("build",), ("verify",))
+    commands = (("plan",), ("build",), ("verify", "--all"))
     made = engine.build(project / "configs/both.yaml", tmp_path / "built", QUESTIONS, commands)
+    assert all("row_census" in made[command] for command, *_ in commands)
+    assert "12 rows · 1 split" in made["build"]
+    assert {"both/cards/row_census", "both/questions/row_census"} <= {*made["gates"]}, "each stage is a gate of ranks"
+    assert made["asset"] == ["The rows of a dataset, counted once more.", ["both/cards.canonical_rows"]]
     assert made["rows"] == [["cards", 9], ["questions", 12]]
     assert made["checks"] == [["cards", "passed"], ["questions", "passed"]]
     assert made["rejects"] == [["format_error", "KeyError: 'answers'"], ["missing_field", "0 right answers"]]

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.build.in_memory import sft_tokenize
 from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
 from rowmill.inspection import inspect, trace
@@ -22,8 +21,7 @@ from rowmill.reader.layouts import LayoutName
 from rowmill.reports import row_view, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
-from rowmill.schema.rows import Rejected
-from rowmill.tokenization.encoded_batch import Example, make_columns
+from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.token_truncation import prepend_bos
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, open_reader, pair, text_of
 
@@ -160,22 +158,6 @@ def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
     assert row[WEIGHT_COLUMN][-1] == 0.5
 
 
-@pytest.mark.slow
-@given(weights=st.lists(st.sampled_from([0, 0.125, 1, 3]), min_size=2, max_size=2), factor=st.sampled_from([0.5, 4]))
-def test_scaled_weights_scale_every_token_and_move_none(mixed: Built, weights: list[float], factor: float) -> None:
-    rows = [weighed(chat(1, turns=2), one) for one in (weights, [factor * weight for weight in weights])]
-    tokenizer = str(mixed.project.base / "tokenizer")
-    made = sft_tokenize(rows, tokenizer, max_seq_len=256, options={"format": CHAT, **WEIGHED})
-    if not any(weights):
-        assert all(isinstance(one, Rejected) and one.reason == "no_loss_tokens" for one in made)
-        return
-    ((one,), (other,)) = (found for found in made if not isinstance(found, Rejected))
-    assert one.loss_weights is not None
-    assert other.loss_weights is not None
-    assert one.loss_mask.tolist() == other.loss_mask.tolist() == (one.loss_weights > 0).tolist()
-    assert np.array_equal(other.loss_weights, one.loss_weights * np.float32(factor))
-
-
 # ── Prompts ────────────────────────────────────────────────────────────────────────────────────────
 
 PROMPT_KINDS = {"system", "user", "tool_result", "prompt"}
@@ -306,18 +288,6 @@ def test_bos_put_before_moves_weights_with_their_tokens() -> None:
     assert led.ids.tolist() == [1, 5, 6]
     assert led.weights is not None
     assert led.weights.tolist() == [0, 0, 0.5]
-
-
-@pytest.mark.slow
-@given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=4), st.data())
-def test_examples_with_and_without_weights_share_columns(sizes: list[tuple[int, bool]], data: st.DataObject) -> None:
-    examples = [example(size, data) for size, _ in sizes]
-    for one, (_, has_weights) in zip(examples, sizes, strict=True):
-        if not has_weights:
-            one.weights = None
-    found = make_columns([(i, 0, one) for i, one in enumerate(examples)]).token_weights
-    expected = [one.mask.astype(np.float32) if one.weights is None else one.weights for one in examples]
-    assert np.array_equal(found, np.concatenate(expected))
 
 
 @pytest.mark.slow

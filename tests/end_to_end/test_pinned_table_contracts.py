@@ -13,8 +13,6 @@ from rowmill.parts import functions
 from rowmill.recipe import recipe
 from tests.end_to_end.test_table_drift import (
     GROUPED,
-    TO_EXAMPLES,
-    TO_ROWS,
     facts_of,
     project,
     rows_of,
@@ -24,7 +22,7 @@ from tests.end_to_end.test_table_drift import (
     types_of,
 )
 from tests.support.cli_project import run
-from tests.support.recipes import Workspace
+from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Workspace
 from tests.support.tables import as_csv
 
 

@@ -16,13 +16,11 @@ from rowmill.kinds.tables.record_tokens import Encode, PromptFrame, Vocabulary, 
 from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer
-from tests.support.recipes import Built, Workspace
+from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace
 from tests.support.tables import as_written, cells, read_back, records, schema_of
 from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
-
-TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 SERIES = {"is_timeseries": True}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "weather, tabular": ("nyc_weather_hourly.csv", "qwen3", {}),
@@ -110,7 +108,7 @@ def test_trained_tokens_of_a_real_table_read_back_as_its_rows(tmp_path: Path, re
 def test_contract_of_a_real_table_is_what_its_readers_would_write(
     tmp_path: Path, real_data: Path, file: str, wanted: dict[str, str]
 ) -> None:
-    built = workspace(tmp_path, real_data, file, "qwen3", {}).build(only=TO_EXAMPLES[:2])
+    built = workspace(tmp_path, real_data, file, "qwen3", {}).build(only=TO_ROWS)
     details = built.manifest("rows", "canonical_rows").details["table"]
     contract = TableContract.from_json(details["contract"])
     assert {name: describe_column_contract(column) for name, column in contract.columns.items()} == wanted

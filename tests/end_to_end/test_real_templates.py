@@ -288,27 +288,6 @@ def test_mask_of_a_real_template_is_the_vector(
     assert text.replace("⟧⟦", "").endswith(expected)
 
 
-HI: list[Message] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-HI_IDS = [151644, 872, 198, 13048, 151645, 198, 151644, 77091, 198, 151667, 271, 151668, 271, 9707, 151645, 198]
-
-
-@pytest.mark.parametrize("template", ["llamacpp__Qwen-Qwen3-0.6B", "qwen3"])
-@pytest.mark.parametrize(("kwargs", "trained"), [({}, (9, 15)), ({"enable_thinking": False}, (13, 15))])
-def test_ids_and_mask_of_qwen3_are_the_vector(
-    template: str, kwargs: dict[str, Json], trained: tuple[int, int], real_data: Path
-) -> None:
-    _, encoder = opened(real_data, "qwen3")
-    text = replace_generation_tags(read_template_file(real_data, template))
-    spec = RendererSpec(text, encoder.card.special_tokens, kwargs)
-    result = Masker(Renderer(spec), Loss(), MaskRules()).mask(Conversation(HI))
-    assert isinstance(result, MaskedConversation)
-
-    (example,) = make_examples([result], [[]], encoder, TokenizationCounts())
-    assert isinstance(example, Example)
-    assert example.ids.tolist() == HI_IDS
-    assert example.mask.tolist() == [trained[0] <= i < trained[1] for i in range(16)]
-
-
 # ── an independent judge: which characters of the print follow from which message's text ──
 def _bounds(one: Renderer, messages: list[Message], tools: list[Json] | None, index: int) -> tuple[int, int] | None:
     """Return the characters of the plain print that change with one message's text, or null if its text does more."""

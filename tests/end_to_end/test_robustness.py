@@ -8,7 +8,6 @@ import gzip
 import multiprocessing
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -189,7 +188,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a tmpfs; test_build_that_may_write_only_small_files covers the error")
+        pytest.skip("no right to mount a tmpfs; test_disk_that_fails covers an error of the disk")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
@@ -212,30 +211,6 @@ def test_build_on_a_full_disk_is_one_error_and_finishes_once_there_is_room(
         there.build()
     resize(small_disk, 4 * needed)
     assert_same(there.build(), undisturbed)
-
-
-def build_with_small_files(config: Path, limit_bytes: int, report: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-    try:
-        runner.build(steps.open_project(config))
-    except PipelineError as error:
-        report.write_text(str(error), encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "limit_bytes", mark_all_but([20_000], [20_000, 40_000]), ids=["the tokenizer is too large", "the sources are"]
-)
-def test_build_that_may_write_only_small_files_is_one_error(
-    workspace: Workspace, undisturbed: Built, limit_bytes: int
-) -> None:
-    """The same without a disk of one's own: the system refuses to let any file grow beyond a limit."""
-    report = workspace.folder / "report"
-    process = PROCESSES.Process(target=build_with_small_files, args=(workspace.config, limit_bytes, report))
-    process.start()
-
-    assert finished(process) == 0
-    assert re.search(NO_ROOM, report.read_text(encoding="utf-8"))
-    assert_same(workspace.build(), undisturbed)
 
 
 # ── Two builds at once ─────────────────────────────────────────────────────────────────────────────

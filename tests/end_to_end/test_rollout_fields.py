@@ -17,13 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from rowmill.core.errors import ConfigError
 from rowmill.reader.layouts import join_flat, stack_padded
 from rowmill.schema.examples import BATCH_NAMES
 from rowmill.schema.manifest import Manifest
 from rowmill.shards import native
 from tests.reader.test_index_layout import run_reader_alone
-from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat, open_reader
+from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat, current_rows, open_reader
 
 LIKELIEST = 3
 TEACHER = {
@@ -231,7 +230,9 @@ def test_sequences_without_fields_join_those_that_have_some(mixed: Built) -> Non
 
 # ── Exports ────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("name", ["own", "packed", "single"])
-def test_exports_hold_the_numbers_of_their_tokens(mixed: Built, name: str) -> None:
+def test_exports_hold_the_numbers_of_their_tokens(mixed: Built, padded: Built, name: str) -> None:
+    if name == "own":
+        require_own_numbers(segments_of(export_rows(padded, name)))
     rows = export_rows(mixed, name)
     segments = rows if name == "single" else segments_of(rows)
     require_own_numbers(segments)
@@ -239,10 +240,6 @@ def test_exports_hold_the_numbers_of_their_tokens(mixed: Built, name: str) -> No
     assert trained == sorted(one for row in mixed.rank_rows() if not row["filler"] for one in row["advantages"])
     assert all(not any(label >= 0 and not a for label, a in zip(row["labels"], row["advantages"], strict=True))
                for row in segments if row["reward"])  # fmt: skip
-
-
-def test_export_in_the_form_of_padded_shards_pads_the_numbers(padded: Built) -> None:
-    require_own_numbers(segments_of(export_rows(padded, "own")))
 
 
 # ── What a row may lack, and what is cut ───────────────────────────────────────────────────────────
@@ -262,11 +259,7 @@ def test_rows_without_a_field_are_counted_and_wrong_ones_rejected(tmp_path: Path
         return report.manifest, [one.outcome for one in results if one.check == "fields_absent"]
 
     made, outcome = build("fields", TOKENS)
-    rejects = [
-        row
-        for part in made.parts
-        for row in Workspace(tmp_path / "fields").project.store.table(part.files["rejects"]).to_pylist()
-    ]
+    rejects = current_rows(Workspace(tmp_path / "fields").project, "rows", "canonical_rows", file="rejects")
     assert [json.loads(row["raw"]) for row in rejects] == bad
     assert dict(line[1:] for line in made.ledger if line[0] == "rejected") == {"bad_field": 2, "length_mismatch": 3}
     assert (made.facts["fields_absent"], outcome) == (0.5, ["failed"])
@@ -279,9 +272,3 @@ def test_cut_rows_lose_the_numbers_of_the_ids_that_they_lose(tmp_path: Path, sid
     made = Workspace(tmp_path).one("r.jsonl", [rollout(i) for i in range(20)], TOKENS, truncation=truncation).examples()
     assert max(len(one["input_ids"]) for one in made) == 20
     require_own_numbers(made)
-
-
-def test_export_of_another_kind_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    workspace = write_recipe(tmp_path, rows=[], exports=[{"kind": "skyrl", "name": "out"}])
-    with pytest.raises(ConfigError, match=r"exports\.out: kind skyrl cannot store logprobs, .* native and hf can"):
-        workspace.build()

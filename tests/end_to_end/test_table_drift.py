@@ -10,12 +10,9 @@ import pytest
 import yaml
 
 from rowmill.core.errors import ConfigError, GateError
-from tests.support.recipes import Built, Workspace
+from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace
 from tests.support.tables import as_csv, as_parquet, grouped, records
 from tests.support.tiers import mark_all_but
-
-TO_ROWS = ("raw_dataset", "canonical_rows")
-TO_EXAMPLES = (*TO_ROWS, "tokenized_examples")
 
 
 def sale(i: int) -> dict[str, Any]:
@@ -283,7 +280,7 @@ def test_column_that_two_files_declare_as_different_kinds_is_drift(
         assert facts_of(made.build(only=TO_ROWS))["table_drift"] == 0
         return
     with pytest.raises(GateError, match=said):
-        made.build(only=(*TO_ROWS, "tokenized_examples"))
+        made.build(only=TO_EXAMPLES)
     pinned = records(table={"columns": {"code": {"type": "any"}, "n": {"type": "integer"}}})
     again = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.parquet"]}, "format": pinned}}, seq_len=2048)
     assert facts_of(again.build(only=TO_ROWS))["table_drift"] == 0

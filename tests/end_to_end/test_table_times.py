@@ -7,11 +7,9 @@ import pytest
 
 from rowmill.core.errors import GateError
 from rowmill.schema.manifest import NOT_APPLICABLE
-from tests.support.recipes import Built, Workspace
+from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace
 from tests.support.tables import as_csv, grouped, records
 
-TO_ROWS = ("raw_dataset", "canonical_rows")
-TO_EXAMPLES = (*TO_ROWS, "tokenized_examples")
 SERIES = records(data={"order_training_examples_by": "t"}, time_series={"is_timeseries": True})
 GROUPS = records(**grouped("g", "t"))
 SERIES_OF_GROUPS = GROUPS | {"time_series": {"is_timeseries": True}}

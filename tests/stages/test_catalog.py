@@ -1,4 +1,4 @@
-"""A stage is its module and its line in the catalog: a new one is planned, built, shown and counted like the others."""
+"""A stage is its module and its line in the catalog; `tests/docs/test_extend_the_engine.py` builds with one more."""
 
 import ast
 from collections import Counter
@@ -18,79 +18,8 @@ from rowmill.stages.base import StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stats import SCHEMAS
-from tests.support.extended_engine import ExtendedEngine
-from tests.support.recipes import Workspace, chat
 
 ROOT = Path(__file__).resolve().parents[2]
-
-NEW_STAGE = '''
-"""How many rows a dataset has: a stage that exists in this test only."""
-
-from dataclasses import dataclass
-
-from rowmill.core.arrays import format_count
-from rowmill.schema.facts import CanonicalRowsFacts, read_facts
-from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput
-from rowmill.stats import StatsInputs, count_rows_by_fact
-
-
-@dataclass(frozen=True)
-class CensusFacts:
-    seen: int
-    datasets: int
-
-
-def make(work: StageContext) -> StageOutput:
-    rows = read_facts(CanonicalRowsFacts, work.input("canonical_rows").facts)
-    return StageOutput(CensusFacts(seen=rows.kept, datasets=1))
-
-
-STAGE = StageDeclaration(
-    name="row_census",
-    facts=CensusFacts,
-    description="The rows of a dataset, counted once more.",
-    identity=lambda recipe, name: {"versions": [1]},
-    prepare=lambda work: PreparedStage((), lambda: make(work)),
-    inputs=("canonical_rows",),
-    stats_inputs=StatsInputs(count_rows_by_fact("seen", "row")),
-    summarize=lambda facts, rows: (rows, format_count(facts.datasets, "dataset")),
-    compared=(ComparedFact("rows seen", "seen"),),
-)
-'''
-
-QUESTIONS = """
-graph = load_asset_graph()
-nodes = {"/".join(key.path): graph.get(key) for key in graph.get_all_asset_keys()}
-found["builds"] = query("SELECT stage, rows, parts FROM builds")
-found["gates"] = [
-    "/".join(key) for step in steps.plan_steps(project) if step.name == "gpu_partitions" for key in step.gates
-]
-found["assets"] = {
-    name: [node.description, sorted("/".join(key.path) for key in node.parent_keys)] for name, node in nodes.items()
-}
-"""
-
-
-@pytest.mark.campaign
-def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) -> None:
-    engine = ExtendedEngine(tmp_path / "engine")
-    engine.write("pipelines/rowmill/stages/row_census.py", NEW_STAGE)
-    listed = "pipelines/rowmill/stages/catalog.py"
-    engine.replace(listed, "    canonical_rows.STAGE,\n", "    canonical_rows.STAGE,\n    row_census.STAGE,\n")
-    engine.replace(listed, "parsed_records, raw_dataset\n", "parsed_records, raw_dataset, row_census\n")
-    workspace = Workspace(tmp_path / "project").one("rows.jsonl", [chat(i) for i in range(12)])
-
-    commands = (("plan",), ("build",), ("verify", "--all"))
-    made = engine.build(workspace.config, tmp_path / "built", QUESTIONS, commands)
-
-    for command in ("plan", "build", "verify"):
-        assert "row_census" in made[command], command
-    assert "12 rows · 1 dataset" in made["build"]
-    assert ["row_census", 12, 0] in made["builds"]
-    assert "mini/rows/row_census" in made["gates"], "nothing reaches a rank past a failed check of any stage"
-    description, parents = made["assets"]["mini/rows.row_census"]
-    assert parents == ["mini/rows.canonical_rows"]
-    assert "counted once more" in description
 
 
 @pytest.mark.parametrize("stage", catalog.STAGES, ids=lambda stage: stage.name)

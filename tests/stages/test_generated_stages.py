@@ -313,6 +313,55 @@ def test_failed_series_are_reported_and_an_unreachable_backend_leaves_nothing_be
         runner.build(workspace.project, only=["generated_series"])
 
 
+def test_ids_are_sent_if_configured(series: Workspace) -> None:
+    prompts: list[Any] = []
+
+    def script(request: dict[str, Any]) -> Reply:
+        prompts.append(request["prompt"])
+        return Reply([texts(reading("a", 3))] * request["n"])
+
+    with serving(script) as server:
+        workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        values = yaml.safe_load(workspace.config.read_text())
+        values["datasets"]["rows"]["format"]["generation"]["backend"]["prompt_as"] = "ids"
+        workspace.config.write_text(yaml.safe_dump(values))
+        run(workspace, "generated_series")
+    examples = current_rows(workspace.project, "rows", "tokenized_examples", file="examples")
+
+    # The prompt begins exactly like the training example.
+    trained = {tuple(one["input_ids"][: len(prompts[0])]) for one in examples}
+    assert tuple(prompts[0]) in trained
+
+
+@pytest.mark.slow
+def test_private_series_begin_without_a_record(tmp_path: Path) -> None:
+    form = {
+        **SERIES,
+        "privacy": {"dp_enabled": True},
+        "time_series": {
+            "is_timeseries": True, "timestamp_interval_seconds": 3600, "start_timestamp": "2024-01-01T00:00:00",
+            "stop_timestamp": "2024-01-01T02:00:00",
+        },
+    }  # fmt: skip
+    workspace = recipe(Workspace(tmp_path), READINGS, form, {})
+    workspace.build()
+
+    def script(request: dict[str, Any]) -> Reply:
+        if request["prompt"].endswith("<|im_start|>"):
+            return Reply([texts(reading("a", 0))] * request["n"])
+        return following(request)
+
+    with serving(script) as server:
+        made, _, _ = run(with_backend(workspace, server.base_url, samples_per_prompt=1), "generated_series")
+        asked = [one["prompt"].rsplit("<|im_start|>", 1)[1] for one in server.requests]
+
+    # Even if the model writes a key of the data, the output does not contain it.
+    assert asked[:3] == ["", "", ""]
+    assert not any('"b"' in prompt or '"c"' in prompt for prompt in asked)
+    assert records_of(workspace, made) == [reading(f"series-{n}", hour) for n in (1, 2, 3) for hour in range(3)]
+    assert [row[0] for row in made.tables["series"].rows] == ["series-1", "series-2", "series-3"]
+
+
 def test_grouped_records_are_generated_until_there_are_enough(grouped: Workspace) -> None:
     with serving(lambda request: Reply([GOOD] * request["n"])) as server:
         made, _, _ = run(with_backend(grouped, server.base_url, num_records=10), "generated_series")

@@ -198,37 +198,6 @@ def test_printed_lines_read_every_score_of_a_build(
     assert sum(packed) == sum(lengths)
 
 
-@pytest.mark.slow
-def test_first_token_of_a_slice_keeps_its_scores_and_has_no_label(tmp_path: Path) -> None:
-    teacher_build = Workspace(tmp_path / "teacher").one(
-        "t.jsonl", [document(i, words=300) for i in range(4)], {"kind": "text"}
-    )
-    teacher_build.build(only=TO_EXAMPLES)
-    with serving(teach) as server:
-        assert score(teacher_build, server, dataset="rows") == 0
-    student = Workspace(tmp_path / "student")
-    source = {"train_urls": [str(teacher_build.folder / "scored/mini/rows/train/")]}
-    cut = {"truncation": {"overlong": "keep"}, "packing": {"slice_strategy": "split"}}
-    form = {"kind": "tokens", "token_fields": FIELDS}
-    gates = LENIENT | {"same_tokenization": {"at_least": 0}}
-    built = student.recipe({"rows": {"source": source, "format": form, **cut}}, gates=gates).build()
-
-    whole, slices = {one["example_id"]: one for one in built.examples()}, 0
-    for row in built.rows_of("rows", "packed_shards", file="shard"):
-        begin = 0
-        for name, start, length in zip(row["example_ids"], row["starts"], row["segment_lengths"], strict=True):
-            example, own = whole[name], slice(start, start + length)
-            for field in FIELDS:
-                assert row[field][begin : begin + length] == example[field][own]
-            assert row["labels"][begin] == -100
-            if start:
-                slices += 1
-                assert example["loss_mask"][start]
-                require_own_scores(example["input_ids"], [start], *([row[field][begin]] for field in FIELDS))
-            begin += length
-    assert slices >= 4
-
-
 def test_output_at_a_url_or_beside_other_files_is_refused(built: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     assert score(built, NOWHERE, "--output", "s3://bucket/scored") != 0
     assert "--output s3://bucket/scored: a URL; scored datasets are written to a folder" in capsys.readouterr().err

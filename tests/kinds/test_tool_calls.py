@@ -66,7 +66,7 @@ def test_tools_are_normalized_to_one_shape(value: Json, tools: Json, from_text: 
 def test_nulls_of_tools_hide_no_column_and_survive_in_schemas(none: Json) -> None:
     offered = read_tools({"tools": none, "tool_schemas": " ", "functions": orjson.dumps([BARE]).decode()}, FIELDS)
 
-    assert offered.tools == (WRAPPED,)
+    assert offered[0] == (WRAPPED,)
 
     tool = {"name": "f", "parameters": {"properties": {"x": {"default": None}}}}
     offered = read_tools({"tools": [tool]}, FIELDS)

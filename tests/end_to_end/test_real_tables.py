@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from rowmill.core.errors import ConfigError, ContextOverflowError
+from rowmill.core.errors import ConfigError
 from rowmill.kinds.tables.inference import describe_column_contract
 from rowmill.kinds.tables.record_tokens import Encode, PromptFrame, Vocabulary, build_prompt_frame
 from rowmill.kinds.tables.schema import Column, RecordSchema
@@ -115,17 +115,6 @@ def test_contract_of_a_real_table_is_what_its_readers_would_write(
     assert (contract.delimiter, details["mismatches"]) == (",", {})
 
 
-@pytest.mark.campaign
-def test_origins_of_the_weather_fit_no_example_and_the_plan_says_so(tmp_path: Path, real_data: Path) -> None:
-    form = {"data": {"group_training_examples_by": "origin", "order_training_examples_by": "time_hour"}}
-    made = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", form)
-    said = r"1 group does not fit: origin='EWR' needs \d+ tokens .* limit 8192"
-    with pytest.raises(ContextOverflowError, match=said):
-        made.build(only=TO_EXAMPLES)
-    written = (made.store / "mini" / "rows" / "tokenized_examples").rglob("*.arrow")
-    assert {path.name for path in written} == {"tokens.arrow"}
-
-
 # ── The pinned tokenizers ──────────────────────────────────────────────────────────────────────────
 
 PAGE = RecordSchema(tuple(Column(name, "string") for name in ("customer_id", "date", "amount", "category")))
@@ -151,23 +140,6 @@ def framed(vocabulary: Vocabulary, encode: Encode, **changes: Any) -> PromptFram
     }  # fmt: skip
     schema = changes.pop("schema", PAGE)
     return build_prompt_frame(schema, vocabulary, encode, **options | changes)
-
-
-@pytest.mark.parametrize(
-    ("name", "pair", "leads"),
-    [
-        pytest.param("smollm3", (128011, 128012), False, marks=pytest.mark.campaign),
-        pytest.param("qwen3", (151644, 151645), False, marks=pytest.mark.campaign),
-        ("tinyllama", (1, 2), True),
-    ],
-)
-def test_delimiters_of_the_pinned_tokenizers(real_data: Path, name: str, pair: tuple[int, int], leads: bool) -> None:
-    made = framed(*opened(real_data, name))
-
-    assert (made.bos_id, made.eos_id) == pair
-    assert (made.prompt_ids[0] == pair[0]) is leads
-    body = 'Generate JSON Lines records with these keys: "customer_id","date","amount","category"\n'
-    assert made.prompt_text.endswith(body)
 
 
 def test_tokenizer_with_equal_bos_and_eos_is_refused_only_for_groups(real_data: Path) -> None:

@@ -142,15 +142,6 @@ def test_prefill_holds_the_first_records_of_every_train_series_as_trained(tmp_pa
 
 
 # ── Types ──────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.slow
-def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
-    made = built(tmp_path, {}, count=1200)
-    types = {one.name: (one.type, one.nullable) for one in schema_of(made).columns}
-    assert types == {
-        "customer": ("string", False), "day": ("string", False), "amount": ("decimal", False),
-        "items": ("integer", False), "kind": ("string", False), "note": ("string", True),
-    }  # fmt: skip
-    assert len(made.manifest("rows", "canonical_rows").parts) > 1
 
 
 def test_json_numbers_keep_their_digits_and_absent_keys_stay_absent(tmp_path: Path) -> None:
@@ -302,12 +293,6 @@ def test_interval_is_found_where_it_is_constant_and_its_breach_fails_a_check(tmp
     assert known(series(tmp_path / "found", hours))["interval_seconds"] == "3600"
     assert facts_of(broken)["interval_mismatch"] == 0.1
     assert known(series(tmp_path / "no", with_a_gap))["interval_seconds"] is None
-
-
-def test_lone_series_stays_in_train(tmp_path: Path) -> None:
-    rows = [{"g": "only", "t": str(i)} for i in range(50)]
-    form = records(**grouped("g", "t"), time_series={"is_timeseries": True})
-    assert facts_of(built_of(tmp_path, "table.csv", as_csv(rows), form, test=0.99))["splits"] == {"train": 50}
 
 
 # ── Splits ─────────────────────────────────────────────────────────────────────────────────────────

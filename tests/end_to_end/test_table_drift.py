@@ -162,14 +162,17 @@ def test_rows_found_again_do_not_bring_back_a_contract_that_is_no_longer_in_forc
 
 # ── The first build ────────────────────────────────────────────────────────────────────────────────
 def test_na_words_and_number_formats_do_not_make_a_column_text(tmp_path: Path) -> None:
-    rows = [{"a": f"{i}.5", "b": f"{i}.25", "c": str(i), "d": str(i), "e": "True"} for i in range(40)]
-    odd = {"a": ".2", "b": "1e-05", "c": "NA", "d": "True", "e": "false"}
+    rows = [{"a": f"{i}.5", "b": f"{i}.25", "c": str(i), "d": str(i), "e": "True", "f": f"{i}.5"} for i in range(40)]
+    odd = {"a": ".2", "b": "1e-05", "c": "NA", "d": "True", "e": "false", "f": "NaN"}
     made = project(tmp_path, as_csv([*rows, odd, {**odd, "d": "7"}]), records()).build(only=TO_ROWS)
-    assert types_of(made) == {"a": "decimal", "b": "decimal", "c": "integer", "d": "integer", "e": "boolean"}
-    assert rows_of(made)[-1]["record"] == '{"a":0.2,"b":1e-5,"c":null,"d":7,"e":false}'
+    types = {"a": "decimal", "b": "decimal", "c": "integer", "d": "integer", "e": "boolean", "f": "decimal"}
+    assert types_of(made) == types
+    assert rows_of(made)[-1]["record"] == '{"a":0.2,"b":1e-5,"c":null,"d":7,"e":false,"f":null}'
     manifest = made.manifest("rows", "canonical_rows")
     assert ("rejected", "type_mismatch", 1) in manifest.ledger
     assert manifest.samples["type_mismatch"] == ("d: 'True' (data/sales.csv line 42)",)
+    assert manifest.facts["non_finite"] == 2
+    assert [row[:2] for row in manifest.tables["non_finite"].rows] == [("f", 2)]
 
 
 def test_na_word_in_the_order_column_is_missing_and_others_keep_their_order(tmp_path: Path) -> None:

@@ -290,24 +290,3 @@ def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> No
     facts = built.facts("rows", "canonical_rows")
     assert (facts["contaminated"], facts["accounted"], facts["swapped_pairs"]) == (0.5, 0, 0)
     assert len(built.segments()) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.parametrize(("coverage", "rows"), [(0.5, [20, 1314, 5162]), (0.8, [])])
-def test_real_problems_share_phrases_with_the_test_file_and_three_share_a_question(
-    tmp_path: Path, real_data: Path, coverage: float, rows: list[int]
-) -> None:
-    workspace = Workspace(tmp_path)
-    content = (real_data / "math" / "gsm8k_train.jsonl").read_bytes()
-    filters = decontaminate(str(real_data / "math" / "gsm8k_test.jsonl"), coverage=coverage)
-    form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
-    workspace.one("train.jsonl", content, form, filters=filters)
-
-    built = workspace.build(only=TO_ROWS)
-
-    questions = [json.loads(line)["question"] for line in content.splitlines()]
-    rejects = built.rows_of("rows", "canonical_rows", file="rejects")
-    removed = [json.loads(json.loads(one["raw"])["messages"])[0]["content"] for one in rejects]
-    assert [questions.index(question) for question in removed] == rows
-    assert [json.loads(one["detail"])["item"] for one in rejects] == [632, 602, 602][: len(rows)]

@@ -124,18 +124,3 @@ def test_copies_of_a_prompt_with_other_truths_warn(tmp_path: Path) -> None:
     assert rows.facts["kept"] == 5
     [result] = [one for one in made.steps["rows", "canonical_rows"][1] if one.check == "ground_truth_conflicts"]
     assert (result.passed, result.blocking) == (False, False)
-
-
-@pytest.mark.slow
-def test_overlong_prompts_are_dropped_kept_or_stop_the_build(tmp_path: Path) -> None:
-    records = [{"prompt": sentence(1, 200), "answer": "5"}, {"prompt": "short?", "answer": "6"}]
-
-    def build(policy: str) -> Any:
-        workspace = Workspace(tmp_path / policy)
-        options = {"max_length": 64, "overlong": policy}
-        return workspace.one("a.jsonl", records, PROMPTS, truncation=options).build().manifest("rows", "packed_shards")
-
-    assert build("drop").facts["segments"] == 1
-    assert build("keep").facts["segments"] == 2
-    with pytest.raises(Exception, match="1 row is longer than 64 tokens"):
-        build("raise")

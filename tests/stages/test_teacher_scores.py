@@ -316,21 +316,6 @@ def test_server_that_scores_nothing_ends_the_run_at_once(
     assert "is needed; check --base-url and --model" in error
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("reply", "problem"), [
-    (Reply(status=500), "HTTP 500 after 1 retries"), (Reply(is_slow=True), "timed out after 1 retries"),
-])  # fmt: skip
-def test_server_that_always_fails_ends_the_run(
-    built: Workspace, reply: Reply, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving(lambda _: reply) as server:
-        options = ("--retries", "1", "--timeout", "0.2")
-        assert score(built, server, *options, dataset="pairs") == ExitStatus.OUTSIDE_FAILURE
-
-    assert problem in " ".join(capsys.readouterr().err.split())
-    assert not (built.folder / "scored").exists()
-
-
 def test_refused_row_is_rejected_with_the_servers_words(built: Workspace) -> None:
     longest = max(current_examples(built, "chats"), key=lambda one: len(one["input_ids"]))["input_ids"]
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +11,9 @@ from hypothesis import strategies as st
 from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.stages.tokenized_examples.text_parts import cut_batches
-from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, ExampleFields, make_columns, tabulate_examples
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, make_columns
 from rowmill.tokenization.token_truncation import (
-    TokenColumn,
-    concat_token_columns,
     cut_pair,
-    make_constant_column,
     split_into_windows,
     truncate_tokens,
 )
@@ -34,33 +30,6 @@ def _example(ids: list[int], mask: list[int], spans: list[tuple[int, int]] | Non
         span_messages=np.full(len(starts), -1, np.int64), span_kinds=np.array(kinds, np.int8),
         original_tokens=len(ids), original_trained=sum(mask),
     )  # fmt: skip
-
-
-def _stream(rows: list[list[int]], kind: int, *, trains: bool) -> TokenColumn:
-    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
-    return TokenColumn(np.array([i for row in rows for i in row], np.int32), offsets, kind, trains)
-
-
-def test_interleaved_columns_are_the_specified_pair_and_never_train_the_first_token() -> None:
-    streams = [
-        make_constant_column(1, 2, kind=TEMPLATE_KIND, trains=False), _stream([[5, 6], []], PROMPT, trains=False),
-        _stream([[7], [8, 9]], ANSWER, trains=True), make_constant_column(2, 2, kind=TEMPLATE_KIND, trains=True),
-    ]  # fmt: skip
-
-    first, second = concat_token_columns(streams)
-
-    assert first.ids.tolist() == [1, 5, 6, 7, 2]
-    assert first.mask.tolist() == [False, False, False, True, True]
-    assert list(zip(first.span_starts.tolist(), first.span_kinds.tolist(), strict=True)) == [
-        (0, TEMPLATE_KIND), (1, PROMPT), (3, ANSWER), (4, TEMPLATE_KIND),
-    ]  # fmt: skip
-    assert second.ids.tolist() == [1, 8, 9, 2]
-    assert second.span_starts.tolist() == [0, 1, 3]
-
-    (one,) = concat_token_columns([_stream([[5, 6]], ANSWER, trains=True)])
-
-    assert one.mask.tolist() == [False, True]
-    assert one.original_trained == 1
 
 
 @given(length=st.integers(1, 40), limit=st.integers(2, 15))
@@ -106,18 +75,6 @@ def test_batches_are_consecutive_and_leave_no_row_out(sizes: list[int], limit: i
     cut = list(cut_batches(sizes, limit))
 
     assert [i for one in cut for i in range(one.start, one.stop)] == list(range(len(sizes)))
-
-
-def test_columns_count_every_token_in_one_class() -> None:
-    one = _example([1, 5, 6, 2], [0, 0, 1, 1], [(0, TEMPLATE_KIND), (1, PROMPT), (2, ANSWER), (3, TEMPLATE_KIND)])
-
-    rows = pa.table([["a:0"], ["train"], pa.nulls(1, pa.string())], ["row_id", "split", "domain"])
-    examples, _, _ = tabulate_examples([make_columns([(0, 0, one), (0, 1, one)])], rows, ExampleFields())
-    row = examples.to_pylist()[1]
-
-    assert row["example_id"] == "a:0#1"
-    assert row["row_ids"] == ["a:0"]
-    assert (row["trained_tokens"], row["context_tokens"], row["template_tokens"], row["tokens"]) == (2, 1, 1, 4)
 
 
 def _chat_example(mask: list[int]) -> Example:

@@ -12,25 +12,14 @@ pytestmark = pytest.mark.slow
 TOKENS: dict[str, Any] = {"kind": "tokens"}
 
 
-def test_exported_examples_read_in_as_tokens_are_equal(tmp_path: Path) -> None:
-    chats = Workspace(tmp_path / "chats").one("a.jsonl", [chat(i, turns=2) for i in range(30)])
-    before = chats.examples()
-    records = [{"input_ids": one["input_ids"], "loss_mask": one["loss_mask"]} for one in before]
-
-    after = Workspace(tmp_path / "tokens").one("a.jsonl", records, TOKENS).examples()
-
-    assert len(after) == 30
-    for one, again in zip(before, after, strict=True):
-        assert (one["input_ids"], one["loss_mask"]) == (again["input_ids"], again["loss_mask"])
-        assert one["trained_tokens"] == again["trained_tokens"]
-
-
-def test_token_rows_pack_and_stay_what_they_are(tmp_path: Path) -> None:
-    examples = Workspace(tmp_path / "chats").one("a.jsonl", [chat(i) for i in range(40)]).examples()
+def test_exported_examples_read_in_as_tokens_are_equal_and_pack(tmp_path: Path) -> None:
+    examples = Workspace(tmp_path / "chats").one("a.jsonl", [chat(i, turns=2) for i in range(40)]).examples()
     records = [{"input_ids": one["input_ids"], "loss_mask": one["loss_mask"]} for one in examples]
 
     made = Workspace(tmp_path / "tokens").one("a.jsonl", records, TOKENS).build()
 
+    for one, again in zip(examples, made.examples(), strict=True):
+        assert all(one[name] == again[name] for name in ("input_ids", "loss_mask", "trained_tokens"))
     packed = made.manifest("rows", "packed_shards")
     assert packed.facts["segments"] == 40
     assert packed.facts["sequences"] < 40

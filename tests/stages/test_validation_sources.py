@@ -79,18 +79,6 @@ def test_test_share_is_taken_only_from_the_train_source(tmp_path: Path, name: st
     assert found["train"]["test"] == (40 if is_exact else pytest.approx(40, abs=24))
 
 
-def test_groups_of_records_stay_whole_with_a_validation_source(tmp_path: Path) -> None:
-    rows, shares = [record(i) for i in range(TRAIN + HELD)], {"validation": 0.2, "test": 0.2}
-    workspace = Workspace(tmp_path).one("train.jsonl", rows[:TRAIN], GROUPED, held=rows[TRAIN:], splits=shares)
-    built = workspace.build(only=TO_ROWS)
-
-    splits: dict[str, set[str]] = {}
-    for row in built.rows_of("rows", "canonical_rows", file="rows"):
-        splits.setdefault(row["group_key"], set()).add(row["split"])
-    assert {len(one) for one in splits.values()} == {1}
-    assert set.union(*splits.values()) == {"train", "validation", "test"}
-
-
 def test_test_share_is_relative_to_the_rows_it_applies_to(tmp_path: Path) -> None:
     rows = [pair(i) for i in range(1200)]
     workspace = Workspace(tmp_path).one("train.jsonl", rows[:400], PAIR, held=rows[400:], splits={"test": 0.3})

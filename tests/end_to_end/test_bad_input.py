@@ -27,7 +27,6 @@ from tests.support.recipes import (
     text_of,
     write_tokenizer,
 )
-from tests.support.tables import as_parquet
 
 pytestmark = pytest.mark.slow
 
@@ -288,20 +287,6 @@ def test_dataset_without_a_single_row_is_carried_through_open_gates(workspace: W
     built = workspace.one("a.jsonl", b"").build()
     assert built.segments() == []
     assert built.manifest("gpu_partitions").facts["sequences"] == 0
-
-
-@pytest.mark.parametrize(
-    ("columns", "reason"), [({"text": ["x", "y"]}, "unknown_schema"), ({"messages": [1, 2]}, "bad_messages")]
-)
-def test_parquet_with_another_schema_than_its_siblings_is_rejected_row_by_row(
-    workspace: Workspace, columns: dict[str, Any], reason: str
-) -> None:
-    workspace.write("a.parquet", as_parquet(messages=[chat(i)["messages"] for i in range(4)]))
-    workspace.write("b.parquet", as_parquet(**columns))
-    built = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.parquet"]}, "format": CHAT}}).build()
-    assert built.rejects() == [(0, reason), (1, reason)]
-    assert len(built.segments()) == 4
-    assert_accounted(built)
 
 
 @pytest.mark.parametrize("how", ["build", "plan", "stage"])

@@ -26,18 +26,13 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from tests.support.browser import starting_browser
 from tests.support.dagster_server import ROOT, Server, eventually, serving
 from tests.support.ports import take_free_ports
 
 pytestmark = pytest.mark.slow
 
 GRAPH = "/locations/rowmill/asset-groups/demo/lineage"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    # A browser that looks for its maker's servers is not what is tested.
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 PATIENCE_MS = 120_000
 RIGHT_ENDS_OF_LINES = """one => {
   const range = document.createRange();
@@ -93,13 +88,8 @@ class Visit:
 @pytest.fixture
 def browser() -> Iterator[Any]:
     """Provide a browser; requested before the server, so that a skip does not wait for the server."""
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the PATH; install Debian's package chromium")
-    playwright: Any = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install playwright")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with starting_browser() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture

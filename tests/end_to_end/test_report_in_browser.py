@@ -18,25 +18,20 @@ from rowmill.build import runner
 from rowmill.build.steps import open_project
 from rowmill.reports import report_page
 from tests.reports.conftest import HOSTILE, make_hostile_rows
+from tests.support.browser import starting_browser
 from tests.support.dagster_server import ROOT
 from tests.support.recipes import Workspace
 from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HEIGHT = 844
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the PATH; install Debian's package chromium")
-    playwright: Any = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install playwright")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with starting_browser() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -170,18 +170,6 @@ def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_pat
     assert (first.rejects(), changed.rejects()) == ([(0, "contaminated")], [(0, "contaminated"), (1, "contaminated")])
 
 
-def test_the_filter_can_be_added_to_a_dataset_that_was_built_and_taken_away_again(tmp_path: Path) -> None:
-    rows = [user(QUESTION), chat(1)]
-    plain = Workspace(tmp_path).one("rows.jsonl", rows).build(only=TO_ROWS)
-    filtered = project(tmp_path, rows, [{"question": QUESTION}]).build(only=TO_ROWS)
-    again = Workspace(tmp_path).one("rows.jsonl", rows).build(only=TO_ROWS)
-
-    outcomes = plain.outcomes("rows", "canonical_rows")
-    assert (outcomes["contaminated"], outcomes["decontamination_items"]) == ("not_applicable", "not_applicable")
-    assert filtered.rejects() == [(0, "contaminated")]
-    assert (plain.rejects(), again.versions()) == ([], plain.versions())
-
-
 @pytest.mark.slow
 def test_splits_by_time_and_duplicates_stand_beside_it(tmp_path: Path) -> None:
     rows = [user(QUESTION), chat(1), chat(1), user(QUESTION), chat(2), chat(3)]

@@ -176,13 +176,6 @@ def test_marked_answers_pack_with_their_labels(tmp_path: Path) -> None:
     assert {margin for row in rows for margin in row["margins"]} == {None}
 
 
-def test_ranks_have_fillers_without_sides(tmp_path: Path) -> None:
-    made = Workspace(tmp_path).one("a.jsonl", _records(9), PAIRS, filters={}).build()
-
-    assert Counter(tuple(row["sides"]) for row in made.rank_rows()) == {(1, 0): 9, (None,): 1}
-    assert made.facts("gpu_partitions")["conservation"] == 0
-
-
 @pytest.mark.slow
 def test_divided_pairs_and_other_prompts_are_counted(tmp_path: Path) -> None:
     made = Workspace(tmp_path).one("a.jsonl", _records(6), PAIRS).build()

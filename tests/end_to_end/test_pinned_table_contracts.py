@@ -84,14 +84,6 @@ def test_pinned_columns_decide_over_what_the_data_would_propose(tmp_path: Path) 
     assert (facts_of(made)["table_drift"], facts_of(made)["type_mismatch"]) == (0, 1)
 
 
-def test_value_that_does_not_fit_is_null_where_the_contract_says_so(tmp_path: Path) -> None:
-    workspace = project(tmp_path, as_csv([*sales(40), {**sale(1), "price": "free"}]))
-    pin(workspace, price={"type": "number", "on_mismatch": "na"})
-    made = workspace.build(only=TO_ROWS)
-    assert '"price":null' in rows_of(made)[-1]["record"]
-    assert (facts_of(made)["kept"], facts_of(made)["type_mismatch"]) == (41, 1)
-
-
 @pytest.mark.slow
 def test_pinned_contract_moves_no_group_whatever_type_it_gives_them(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales()))

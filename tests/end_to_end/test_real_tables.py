@@ -172,17 +172,3 @@ def test_reference_prompt_of_two_columns_has_the_ids_of_the_original(real_data: 
 def test_invalid_prompt_frame_is_a_config_error(real_data: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         framed(*opened(real_data, "qwen3"), **changes)
-
-
-@pytest.mark.parametrize("name", mark_all_but(["tinyllama", "gpt2"], ["smollm3", "tinyllama", "qwen3", "gpt2"]))
-def test_record_is_encoded_as_what_follows_a_line_end(real_data: Path, name: str) -> None:
-    encoder = Encoder(loaded_of(real_data, name))
-    with (real_data / "tabular" / "stocks_monthly.csv").open(encoding="utf-8") as file:
-        texts = [f'{{"line":"{line.strip()}","漢":null}}\n' for line in file][:200]
-
-    ids, offsets = encoder.encode_continuation_ids(texts)
-
-    newline = len(encoder.reference.encode("\n", add_special_tokens=False).ids)
-    for text, left, right in zip(texts, offsets.tolist(), offsets[1:].tolist(), strict=False):
-        assert ids[left:right].tolist() == encoder.reference.encode(f"\n{text}", add_special_tokens=False).ids[newline:]
-        assert encoder.decode(ids[left:right].tolist()) == text

@@ -35,6 +35,10 @@ def lines(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def write(store: Store, name: str, some: list[dict[str, Any]]) -> Any:
+    return write_table(store, f"{name}.arrow", pa.Table.from_pylist(some, schema=SCHEMA))
+
+
 def describe(measured: MeasuredExamples) -> dict[str, Any]:
     return {
         "original": {name: measured.select_split(name).tolist() for name in measured.list_splits()},
@@ -52,11 +56,8 @@ def test_files_add_up_to_one(tmp_path_factory: Any, rows: list[dict[str, Any]], 
     folder: Path = tmp_path_factory.mktemp("store")
     store = Store(str(folder))
 
-    def write(name: str, some: list[dict[str, Any]]) -> Any:
-        return write_table(store, f"{name}.arrow", pa.Table.from_pylist(some, schema=SCHEMA))
-
-    whole = measure_examples(store, [write("whole", rows)], LocalPool(1))
-    halves = [write("a", rows[:cut]), write("b", rows[cut:])]
+    whole = measure_examples(store, [write(store, "whole", rows)], LocalPool(1))
+    halves = [write(store, "a", rows[:cut]), write(store, "b", rows[cut:])]
     for workers in (1, 2):  # in one run, and each half alone
         assert describe(measure_examples(store, halves, LocalPool(workers))) == describe(whole)
     for at_once in (1, len(rows) + 1):  # file by file, and both together
@@ -78,10 +79,7 @@ def test_rows_without_a_domain_count_where_a_whole_file_has_none(tmp_path: Path)
     store = Store(str(tmp_path))
     line = dict.fromkeys(COLUMNS, 0) | {"split": "train", "domain": None, "original_tokens": 9, "tokens": 5}
 
-    def write(name: str, some: list[dict[str, Any]]) -> Any:
-        return write_table(store, f"{name}.arrow", pa.Table.from_pylist(some, schema=SCHEMA))
-
-    files = [write("a", [line, line]), write("b", [line | {"domain": "code"}, line])]
+    files = [write(store, "a", [line, line]), write(store, "b", [line | {"domain": "code"}, line])]
     measured = measure_examples(store, files, LocalPool(1))
     counted = {name: examples for name, examples, *_ in measured.domains.rows()}
     assert counted == {None: 3, "code": 1}

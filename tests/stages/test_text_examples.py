@@ -100,24 +100,7 @@ def test_verified_counts_only_masks_that_own_text_agrees_with(mask: list[int], v
 # ── Whole parts ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _spans(example: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
-    bounds = [*example["span_starts"], len(example["input_ids"])]
-    return [
-        (SPAN_KINDS[kind], example["input_ids"][left:right])
-        for kind, left, right in zip(example["span_kinds"], bounds, bounds[1:], strict=False)
-    ]
-
-
-@pytest.mark.slow
-def test_pair_ids_equal_prompt_ids_plus_answer_ids_unless_encoded_whole(tmp_path: Path) -> None:
-    options = {**PAIR, "separate_with": "\n"}
-    built = Workspace(tmp_path).one("a.jsonl", [pair(3)], options).build()
-
-    (example,) = built.examples()
-    assert text_of(example) == f"{pair(3)['prompt']}\n{pair(3)['answer']}<|im_end|>"
-    assert [kind for kind, _ in _spans(example)] == ["prompt", "assistant", "template"]
-    assert example["trained_tokens"] == sum(example["loss_mask"])
-
+def test_pair_joined_by_an_id_is_not_encoded_whole(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"loss\.boundary: whole"):
         Workspace(tmp_path).one("a.jsonl", [pair(0)], PAIR | {"separate_with": 1}, loss={"boundary": "whole"}).build()
 

@@ -25,10 +25,8 @@ from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError, PipelineError
 from rowmill.core.storage import Store
 from rowmill.reports import alert_text, report_page
-from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, RECIPE, CliProject
+from tests.support.cli_project import BAD_LINE, RECIPE, CliProject
 from tests.support.ports import take_free_ports
-
-pytestmark = FOREIGN_WARNINGS
 
 MESSAGE = AlertMessage("demo", "blocked", "demo: blocked", ("chats/canonical_rows: rejects is 3 %", "Correct them."))
 

@@ -8,9 +8,7 @@ from dagster_rowmill.definitions import build_definitions
 from rowmill.cli import main
 from rowmill.core.errors import NO_CODE_VARIABLE, ConfigError
 from rowmill.kinds.tables.generation import CallableBackend
-from tests.support.cli_project import FOREIGN_WARNINGS, CliProject
-
-pytestmark = FOREIGN_WARNINGS
+from tests.support.cli_project import CliProject
 
 MODULE = """
 from pathlib import Path

@@ -8,9 +8,8 @@ from rowmill.core import remote
 from rowmill.core.errors import ConfigError, UnreachableError
 from rowmill.core.storage import Store
 from tests.support.object_server import ObjectServer, Outage, serving_s3fs
-from tests.support.tiny_project import FOREIGN_WARNINGS
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 STORE = Store("s3://bucket/root")
 PATH = "stage/pointer.json"

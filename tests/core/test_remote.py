@@ -19,9 +19,8 @@ from rowmill.sources import Files, FileScan, StoreStager, find_files, scan_sourc
 from tests.support.object_server import KEY_ID, SECRET, ObjectServer, Outage, serving_s3fs
 from tests.support.recipes import Workspace, chat, lines
 from tests.support.tiers import mark_all_but
-from tests.support.tiny_project import FOREIGN_WARNINGS
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
 SOME_OUTAGES = mark_all_but(["500", "cut"], OUTAGES)

@@ -29,9 +29,9 @@ from dagster_rowmill.names import make_asset_key
 from rowmill.reports import alert_text, report_page
 from tests.alerts.test_alerts import receiving
 from tests.support.ports import take_free_ports
-from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, task
+from tests.support.tiny_project import RECIPE, Tiny, task
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 
 ALERTS = [{"kind": "webhook", "url_env": "HOOK", "on": ["failed", "blocked", "overdue", "published"]}]
 

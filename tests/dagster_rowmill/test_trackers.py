@@ -14,12 +14,11 @@ from rowmill.build import runner
 from rowmill.cli import main
 from rowmill.reports import build_record
 from tests.alerts.test_alerts import receiving
-from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny
+from tests.support.tiny_project import RECIPE, Tiny
 
-pytestmark = [
-    *FOREIGN_WARNINGS,
-    pytest.mark.skipif(find_spec("openlineage") is None, reason="no openlineage; pip install 'rowmill[openlineage]'"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("openlineage") is None, reason="no openlineage; pip install 'rowmill[openlineage]'"
+)
 
 
 def write(folder: Path, instance: dg.DagsterInstance, *trackers: dict[str, Any]) -> Tiny:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rowmill.cli.main import ExitStatus
-from tests.support.cli_project import BAD_LINE, FOREIGN_WARNINGS, ROOT, CliProject, run
+from tests.support.cli_project import BAD_LINE, ROOT, CliProject, run
 
-pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
+pytestmark = pytest.mark.slow
 
 ENGLISH = "What is the name of the river that flows through this town, and how long is it?"
 GERMAN = "Welchen Namen hat der Fluss, der durch die Stadt und das Land fließt, und wie lang wird er auf dem Weg?"

@@ -8,10 +8,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.repository.test_public_api import run_python
-from tests.support.cli_project import FOREIGN_WARNINGS, CliProject
+from tests.support.cli_project import CliProject
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 BASE = ("fsspec", "numpy", "orjson", "pyarrow")
 
 ONLY_BASE = f"""

@@ -15,13 +15,10 @@ import yaml
 
 import dagster_rowmill
 import rowmill
-from tests.support.cli_project import FOREIGN_WARNINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/api.md"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-pytestmark = FOREIGN_WARNINGS
-
 PUBLIC = [
     *("BuildContext", "Json", "Row", "RowFormat", "register_format"),
     *("Project", "build_recipe", "open_project"),

@@ -20,9 +20,7 @@ from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.manifest import Manifest
 from tests.support.completions_server import Reply, serving
 from tests.support.recipes import LENIENT, Workspace, current, current_rows
-from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, read_stage_key, refusals
-
-pytestmark = FOREIGN_WARNINGS
+from tests.support.tiny_project import Tiny, built, read_stage_key, refusals
 
 GROUPED = {
     "kind": "records",

@@ -9,9 +9,8 @@ from rowmill.core.storage import Store
 from rowmill.parts.functions import PartLists, save_kept_part
 from rowmill.schema.manifest import Part
 from tests.support.object_server import ObjectServer, serving_s3fs
-from tests.support.tiny_project import FOREIGN_WARNINGS
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 STORE, FOLDER, FUNCTION = Store("s3://bucket/root"), "mini/rows/stage", "make_part"
 FIRST, SECOND = ["a1", "a2", "a3"], ["b1", "b2"]

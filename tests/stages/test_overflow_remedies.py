@@ -13,9 +13,6 @@ from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.recipe.recipe import Dataset, parse_dataset
 from tests.support.recipes import CHAT, TEXT, Workspace
 from tests.support.tiers import mark_all_but
-from tests.support.tiny_project import FOREIGN_WARNINGS
-
-pytestmark = FOREIGN_WARNINGS
 
 SEQ_LEN = 128
 LONG = "very " * 300

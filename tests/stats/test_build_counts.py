@@ -15,9 +15,8 @@ from rowmill.core.stage_names import EXPORTS
 from rowmill.reports import console
 from rowmill.stages import catalog
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document
-from tests.support.tiny_project import FOREIGN_WARNINGS
 
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 RECORDS: dict[str, Any] = {
     "kind": "records",

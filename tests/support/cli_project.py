@@ -17,7 +17,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import yaml
 
 from rowmill.build import steps
@@ -27,8 +26,6 @@ from tests.support.recipes import current
 
 ROOT = Path(__file__).resolve().parents[2]
 CHATS, TASKS, NOTES = 40, 30, 6
-FOREIGN_WARNINGS = [pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")]
-"""Marks for modules of tests that judge: Great Expectations imports modules that Python 3.11 deprecates."""
 
 BAD_LINE = '{"messages": ['
 

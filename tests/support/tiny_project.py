@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import pytest
 import yaml
 
 from dagster_rowmill.definitions import build_definitions, open_projects
@@ -52,12 +51,6 @@ RECIPE: dict[str, Any] = {
     "execution": {"workers": 1},
 }
 """Two datasets of two kinds; every path is relative to the project."""
-
-FOREIGN_WARNINGS = [
-    # Great Expectations 1.24 imports modules that Python 3.11 deprecates.
-    pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),
-]
-"""Marks for modules of tests that judge: warnings of other people's code, which ours cannot mend."""
 
 
 @dataclass(frozen=True)

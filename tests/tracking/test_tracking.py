@@ -29,11 +29,9 @@ from rowmill.tracking import MlflowTracker, OpenLineageTracker, WandbTracker
 from rowmill.tracking.client import BuildRecord
 from rowmill.tracking.delivery import LogResult, find_tracker_problems, log_build
 from tests.alerts.test_alerts import Receiver, receiving
-from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject, list_files
+from tests.support.cli_project import RECIPE, CliProject, list_files
 from tests.support.dagster_server import eventually
 from tests.support.recipes import current
-
-pytestmark = FOREIGN_WARNINGS
 
 
 def needs(package: str, extra: str) -> pytest.MarkDecorator:

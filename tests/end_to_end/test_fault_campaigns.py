@@ -4,26 +4,23 @@ CI runs a part of the trials; `make campaign` runs all of them and prints what e
 that fails fails again.
 """
 
-import os
 import random
 import re
 import shutil
-import signal
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rowmill.build import runner, steps
+from rowmill.build import steps
 from rowmill.core.errors import IntegrityError
 from rowmill.inspection import verify
 from rowmill.reader import Reader
 from rowmill.schema import manifest
 from rowmill.stages.gpu_partitions import rank_names
 from tests.end_to_end.test_damage import write
-from tests.end_to_end.test_robustness import PROCESSES, finished
+from tests.end_to_end.test_robustness import finished, killed, started
 from tests.support.recipes import Workspace
 from tests.support.shard_layouts import SHARD_LAYOUTS, write_layout
 
@@ -125,27 +122,6 @@ def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_cle
 
 
 # ── Kills ──────────────────────────────────────────────────────────────────────────────────────────
-def renames_of(config: Path, count: int, after: bool, pattern: str = "") -> None:
-    """Build in this process, and die before (or after) the n-th rename; 0 counts all into a file beside the recipe.
-
-    Only renames to paths that match a pattern are counted.
-    """
-    seen = 0
-
-    def hear(event: str, args: tuple[object, ...]) -> None:
-        nonlocal seen
-        if event != "os.rename" or not re.search(pattern, str(args[1])):
-            return
-        seen += 1
-        # An event is heard before its rename: the one after the n-th is heard before the next one.
-        if count and seen == count + after:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hear)
-    runner.build(steps.open_project(config))
-    config.with_name("renames").write_text(str(seen), encoding="ascii")
-
-
 @pytest.mark.parametrize("layout", [None, *SHARD_LAYOUTS])
 def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
     tmp_path: Path, layout: str | None, trials: Callable[[int], int], capsys: pytest.CaptureFixture[str]
@@ -156,22 +132,18 @@ def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
         workspace = Workspace(tmp_path / name)
         return write(workspace) if layout is None else write_layout(workspace, layout)
 
-    def build_apart(workspace: Workspace, count: int, *, after: bool = False) -> int | None:
-        pattern = "" if layout is None else r"/(packed_shards|gpu_partitions)/"
-        process = PROCESSES.Process(target=renames_of, args=(workspace.config, count, after, pattern))
-        process.start()
-        return finished(process)
-
+    pattern = "" if layout is None else r"/(packed_shards|gpu_partitions)/"
     peace = write_project("peace")
-    assert build_apart(peace, 0) == 0
+    assert finished(started(peace, deaths=(pattern, 0))) == 0
     total = int(peace.config.with_name("renames").read_text(encoding="ascii"))
     expected = contents(peace)
     count = max(3, trials(KILLS))
     left: Counter[str] = Counter()
     for trial in range(count):
         workspace = write_project(f"{trial}")
-        at = 1 + trial * (total - 2) // (count - 1)
-        assert build_apart(workspace, at, after=trial % 2 == 1) == -signal.SIGKILL, (trial, at)
+        # Each other one is killed after the rename, which is before the next.
+        at = 1 + trial * (total - 2) // (count - 1) + trial % 2
+        assert killed(workspace, pattern, at), (trial, at)
         left["ranks"] += (workspace.store / "mini/gpu_partitions/current.json").exists()
         left["shards"] += bool(list(workspace.store.glob("mini/*/packed_shards/parts/*/part.json")))
         left["a temporary file"] += any(".tmp" in path.name for path in workspace.store.rglob("*"))

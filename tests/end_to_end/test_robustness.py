@@ -5,6 +5,7 @@ rename into place, through Python's audit events: exact, with no hook in the eng
 """
 
 import gzip
+import itertools
 import multiprocessing
 import os
 import re
@@ -80,29 +81,23 @@ def build_in_process(
 ) -> None:
     """Build; with `deaths`, kill this process before it renames the n-th file whose path matches a pattern.
 
-    The ids of the workers alive at that moment are left beside the recipe.
+    The ids of the workers alive at that moment are left beside the recipe, or the number of such files if it ends.
     """
     if inline_below_bytes is not None:
         local.INLINE_BELOW_BYTES = inline_below_bytes
-    if deaths is not None:
-        sys.addaudithook(_killer(config, *deaths))
-    runner.build(steps.open_project(config))
-
-
-def _killer(config: Path, pattern: str, count: int) -> Callable[[str, tuple[object, ...]], None]:
-    left = count
+    pattern, last = deaths or ("", 0)
+    numbers = itertools.count(1)
 
     def hear(event: str, args: tuple[object, ...]) -> None:
-        nonlocal left
-        if event != "os.rename" or not re.search(pattern, str(args[1])):
-            return
-        left -= 1
-        if left == 0:
+        if event == "os.rename" and re.search(pattern, str(args[1])) and next(numbers) == last:
             workers = [str(process.pid) for process in multiprocessing.active_children()]
             config.with_name("workers").write_text(" ".join(workers), encoding="ascii")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return hear
+    if deaths is not None:
+        sys.addaudithook(hear)
+    runner.build(steps.open_project(config))
+    config.with_name("renames").write_text(str(next(numbers) - 1), encoding="ascii")
 
 
 def started(workspace: Workspace, **options: object) -> BaseProcess:

@@ -1,9 +1,15 @@
-"""The texts of canonical rows: each message by itself, in every column that a kind has."""
+"""The texts of canonical rows, each message by itself in every column that a kind has, and the hashes of prompts."""
+
+from hashlib import blake2b
 
 import orjson
 import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rowmill.stages.canonical_rows.row_texts import list_row_texts
+from rowmill.stages.canonical_rows.text_rows import hash_prompts
 
 
 def say(role: str, content: str, **more: object) -> dict[str, object]:
@@ -39,3 +45,25 @@ def test_texts_of_rows_are_in_the_order_of_their_columns() -> None:
     found = list_row_texts(empty)
 
     assert (found.texts, found.count, found.characters.tolist()) == ([], 1, [0])
+
+
+SPACES = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
+PROMPTS = st.lists(st.none() | st.text(st.sampled_from(f"aZ0.[\x00\x7f{SPACES}") | st.characters(codec=None)))
+
+
+@pytest.mark.slow
+@given(PROMPTS)
+def test_hash_is_that_of_the_folded_prompt(prompts: list[str | None]) -> None:
+    folded = [prompt and " ".join(prompt.casefold().split()).encode("utf-8", "surrogatepass") for prompt in prompts]
+
+    assert hash_prompts(prompts) == [
+        blake2b(one, digest_size=8).digest() if isinstance(one, bytes) else None for one in folded
+    ]
+
+
+@pytest.mark.slow
+def test_prompts_that_differ_in_case_and_spaces_are_equal() -> None:
+    first, *others = hash_prompts(["Who are you?", "\n who  ARE\t\x1cyou? ", "who are\u2003you?", "WHO are you? "])
+
+    assert set(others) == {first}
+    assert first not in hash_prompts(["whoare you?", "who are you ?", "", None, " "])

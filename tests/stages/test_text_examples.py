@@ -1,4 +1,4 @@
-"""Rows to examples: spans and masks of batches, pairs, windows and truncation; every token has one class."""
+"""Rows to examples: pairs, windows and truncation; every token has one class; lengths of documents of text files."""
 
 from pathlib import Path
 from typing import Any
@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import SPAN_KINDS
+from rowmill.schema.manifest import Manifest
 from rowmill.stages.tokenized_examples.text_parts import cut_batches
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, make_columns
-from rowmill.tokenization.token_truncation import (
-    cut_pair,
-    split_into_windows,
-    truncate_tokens,
-)
+from rowmill.tokenization.token_truncation import cut_pair, split_into_windows, truncate_tokens
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
-from tests.support.recipes import PAIR, TEXT, TO_EXAMPLES, Built, Workspace, document, pair, text_of
+from tests.support.recipes import PAIR, TEXT, TO_EXAMPLES, Built, Workspace, document, pair, sentence, text_of
 
 PROMPT, ANSWER = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
 
@@ -151,3 +149,39 @@ def _ledger_is_whole(built: Built) -> bool:
     original = sum(one["original_tokens"] for one in built.examples())
     counted = sum(count for _, name, count in found.token_ledger if name != "dropped")
     return counted == original and found.facts["accounted"] == 0
+
+
+PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for i in range(60))
+
+
+def check_lengths(
+    folder: Path, *urls: str, tokenizer: str = "tokenizer", **source: Any
+) -> tuple[Manifest, CheckResult]:
+    """Build documents to examples; return the build and the check result on their lengths."""
+    dataset = {"source": {"train_urls": list(urls), **source}, "format": TEXT}
+    made = Workspace(folder).recipe({"rows": dataset}, seq_len=4096).build(only=TO_EXAMPLES)
+    report, results = made.steps["rows", "tokenized_examples"]
+    return report.manifest, next(one for one in results if one.check == "short_documents")
+
+
+@pytest.mark.parametrize(
+    ("sample_by", "examples", "outcome"),
+    [("line", 180, "failed"), ("paragraph", 60, "passed"), ("document", 1, "passed")],
+)
+def test_lines_treated_as_documents_are_a_warning(tmp_path: Path, sample_by: str, examples: int, outcome: str) -> None:
+    path = Workspace(tmp_path).write("play.txt", PLAY.encode())
+
+    made, result = check_lengths(tmp_path, path, sample_by=sample_by)
+
+    assert (made.facts["examples"], result.outcome) == (examples, outcome)
+    assert not result.blocking
+    assert ("source.sample_by to paragraph or document" in result.sentence) is (outcome == "failed")
+
+
+def test_short_records_of_other_files_are_no_warning(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    short = workspace.write("short.jsonl", [document(i, words=3) for i in range(40)])
+    long = workspace.write("long.txt", (sentence(1, 60) + "\n").encode())
+
+    assert check_lengths(tmp_path, short)[1].outcome == "not_applicable"
+    assert check_lengths(tmp_path, short, long)[1].value == 0

@@ -58,7 +58,7 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import catalog, exports, raw_dataset
-from rowmill.stages.base import StageContext, StageDeclaration
+from rowmill.stages.base import Publish, StageContext, StageDeclaration
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
 
 
@@ -290,17 +290,10 @@ def report_kept_version(kept: Manifest, started: float | None = None) -> StepRep
 def _record_report(
     project: Project, step: Step, context: StageContext, report: StepReport, *, statistics: BackgroundStatistics | None
 ) -> StepReport:
-    """Publish an output if none of its checks blocks, else the earlier publication stays; write its statistics."""
+    """Publish an output and write its statistics."""
     store, output = context.store, report.manifest
     if step.stage.publish is not None:
-        results = judge.run_checks(store, output, step.thresholds)
-        if not any(result.blocking for result in results):
-            loosened = [line for one in plan_steps(project) for line in list_loosened_checks(one.key, one.thresholds)]
-            if step.name == GPU_PARTITIONS:
-                from rowmill.build import comparison
-
-                comparison.note_changes(project, output)
-            step.stage.publish(context, output, results, loosened)
+        _publish_output(project, step, context, output, step.stage.publish)
     # Only canonical rows are made of a source's records, whose domain can be read.
     domain_key = None
     if step.name == CANONICAL_ROWS:
@@ -328,6 +321,18 @@ def _record_report(
     else:
         statistics.submit(step, record_if_current)
     return report
+
+
+def _publish_output(project: Project, step: Step, context: StageContext, output: Manifest, publish: Publish) -> None:
+    """Run an output's checks, and publish it if none blocks; otherwise the earlier publication stays."""
+    results = judge.run_checks(context.store, output, step.thresholds)
+    if not any(result.blocking for result in results):
+        loosened = [line for one in plan_steps(project) for line in list_loosened_checks(one.key, one.thresholds)]
+        if step.name == GPU_PARTITIONS:
+            from rowmill.build import comparison
+
+            comparison.note_changes(project, output)
+        publish(context, output, results, loosened)
 
 
 def _list_opened_outputs(store: Store, output: Manifest) -> Iterator[Manifest]:

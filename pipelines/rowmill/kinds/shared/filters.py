@@ -27,9 +27,20 @@ from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json, from_json
 from rowmill.core.remote import public_url
 from rowmill.schema.rows import Rejected, Row
-from rowmill.sources.files import require_known_suffixes
+from rowmill.sources.files import Files, require_known_suffixes
+from rowmill.sources.parts import Limits
 
 Action = Literal["reject", "report"]
+
+
+class BenchmarkLimits(Limits):
+    """The limits of a benchmark's files, which are the defaults whatever those of the source are."""
+
+
+class BenchmarkFiles(Files):
+    """The files of a benchmark, read as those of a source are; a class of its own, because it is not the source."""
+
+    limits: Limits = BenchmarkLimits()
 
 
 class Benchmark(Config):
@@ -52,6 +63,10 @@ class Benchmark(Config):
     @field_serializer("urls")
     def _serialize_public_urls(self, values: list[str]) -> list[str]:
         return [public_url(url) for url in values]
+
+    def open_source(self) -> BenchmarkFiles:
+        """Return the files as a source."""
+        return BenchmarkFiles(train_urls=self.urls)
 
 
 class Decontaminate(Config):

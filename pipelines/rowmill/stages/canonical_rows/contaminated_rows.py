@@ -40,7 +40,7 @@ from rowmill.similarity.contamination import (
     number_distinct_items,
 )
 from rowmill.similarity.words import HashedTexts, hash_words, split_words
-from rowmill.sources import Files, FileScan
+from rowmill.sources import FileScan
 from rowmill.sources.reading import load_scans, read_records
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.row_texts import (
@@ -82,9 +82,7 @@ def scan_benchmarks(context: StageContext) -> tuple[ScannedBenchmark, ...]:
     earlier = manifest.load_current_if_intact(context.store, context.key)
     known = {} if earlier is None else {scan.url: scan for scan in load_scans(earlier)}
     return tuple(
-        ScannedBenchmark(
-            benchmark, tuple(sources.scan_source(Files(train_urls=benchmark.urls), context.base, stage, known))
-        )
+        ScannedBenchmark(benchmark, tuple(sources.scan_source(benchmark.open_source(), context.base, stage, known)))
         for benchmark in options.benchmarks
     )
 

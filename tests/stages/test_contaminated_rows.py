@@ -170,6 +170,18 @@ def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_pat
     assert (first.rejects(), changed.rejects()) == ([(0, "contaminated")], [(0, "contaminated"), (1, "contaminated")])
 
 
+def test_the_filter_can_be_added_to_a_dataset_that_was_built_and_taken_away_again(tmp_path: Path) -> None:
+    rows = [user(QUESTION), chat(1)]
+    plain = Workspace(tmp_path).one("rows.jsonl", rows).build(only=TO_ROWS)
+    filtered = project(tmp_path, rows, [{"question": QUESTION}]).build(only=TO_ROWS)
+    again = Workspace(tmp_path).one("rows.jsonl", rows).build(only=TO_ROWS)
+
+    outcomes = plain.outcomes("rows", "canonical_rows")
+    assert (outcomes["contaminated"], outcomes["decontamination_items"]) == ("not_applicable", "not_applicable")
+    assert filtered.rejects() == [(0, "contaminated")]
+    assert (plain.rejects(), again.versions()) == ([], plain.versions())
+
+
 @pytest.mark.slow
 def test_splits_by_time_and_duplicates_stand_beside_it(tmp_path: Path) -> None:
     rows = [user(QUESTION), chat(1), chat(1), user(QUESTION), chat(2), chat(3)]
@@ -278,3 +290,39 @@ def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> No
     facts = built.facts("rows", "canonical_rows")
     assert (facts["contaminated"], facts["accounted"], facts["swapped_pairs"]) == (0.5, 0, 0)
     assert len(built.segments()) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize(("coverage", "rows"), [(0.5, [20, 1314, 5162]), (0.8, [])])
+def test_real_problems_share_phrases_with_the_test_file_and_three_share_a_question(
+    tmp_path: Path, real_data: Path, coverage: float, rows: list[int]
+) -> None:
+    workspace = Workspace(tmp_path)
+    content = (real_data / "math" / "gsm8k_train.jsonl").read_bytes()
+    filters = decontaminate(str(real_data / "math" / "gsm8k_test.jsonl"), coverage=coverage)
+    form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
+    workspace.one("train.jsonl", content, form, filters=filters)
+
+    built = workspace.build(only=TO_ROWS)
+
+    questions = [json.loads(line)["question"] for line in content.splitlines()]
+    rejects = built.rows_of("rows", "canonical_rows", file="rejects")
+    removed = [json.loads(json.loads(one["raw"])["messages"])[0]["content"] for one in rejects]
+    assert [questions.index(question) for question in removed] == rows
+    assert [json.loads(one["detail"])["item"] for one in rejects] == [632, 602, 602][: len(rows)]
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_every_real_question_is_found_in_another_wording_of_its_answer(tmp_path: Path, real_data: Path) -> None:
+    content = (real_data / "math" / "gsm8k_test_socratic.jsonl").read_bytes()
+    filters = decontaminate(str(real_data / "math" / "gsm8k_test.jsonl"))
+    form = {"kind": "chat", "prompt_fields": ["question"], "response_fields": ["answer"]}
+    built = Workspace(tmp_path).one("rows.jsonl", content, form, filters=filters).build(only=TO_ROWS)
+
+    facts = built.facts("rows", "canonical_rows")
+    assert (facts["contaminated"], facts["kept"]) == (1.0, 0)
+    items = [json.loads(detail) for detail in built.details()]
+    assert len(items) == len(content.splitlines()) == 1319
+    assert sum(one["item"] == number for number, one in enumerate(items)) == 1319

@@ -96,6 +96,19 @@ def test_repeats_are_matched_with_the_first_of_a_plain_loop(pairs: list[tuple[in
     assert list(zip(places.tolist(), firsts.tolist(), strict=True)) == expected
 
 
+@pytest.mark.real_data
+def test_a_second_copy_of_real_dialogues_goes_whole(
+    tmp_path: Path, real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = (real_data / "tools/glaive_toolcall_en_demo.json").read_bytes()
+    once = build(tmp_path / "once", [content], CHAT).facts("rows", "canonical_rows")
+    monkeypatch.setattr(duplicate_rows, "BLOCK_ROWS", 100)
+    twice = build(tmp_path / "twice", [content, content], CHAT).facts("rows", "canonical_rows")
+
+    assert (once["records"], once["kept"], once["rejected"]) == (300, 265, 35)
+    assert (twice["records"], twice["kept"], twice["rejected"]) == (600, 265, 335)
+
+
 def test_numbers_of_rows_and_parts_are_those_of_the_rows_that_are_left(tmp_path: Path) -> None:
     """Three hundred equal chats are one row, so two with an unknown role are two of three."""
     said = {"role": "user", "content": "Say yes."}, {"role": "assistant", "content": "Yes."}

@@ -49,6 +49,19 @@ def test_the_shorter_of_two_similar_rows_goes_from_the_threshold_on(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_the_same_rows_stay_in_any_order_of_files_and_a_second_time(tmp_path: Path) -> None:
+    rows = [text(i, changed=changed, more=more) for i in range(3) for changed, more in ((0, 0), (1, 0), (0, 3), (3, 1))]
+    orders = [rows, rows[::-1], rows[5:] + rows[:5]]
+
+    kept = [kept_texts(build(tmp_path / str(k), one)) for k, one in enumerate(orders)]
+
+    assert 3 < len(kept[0]) < len(rows)
+    assert {frozenset(one) for one in kept} == {frozenset(kept[0])}
+    again = build(tmp_path / "again", [{"text": one} for one in kept[0]])
+    assert (again.rejects(), kept_texts(again)) == ([], kept[0])
+
+
+@pytest.mark.slow
 def test_files_in_another_order_and_many_parts_leave_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,3 +152,19 @@ def test_wrong_options_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> Non
 
     with pytest.raises(ConfigError, match=f"near_duplicates.{next(iter(wrong))}"):
         _ = workspace.project
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("file", "rows", "gone"),
+    [("tools/glaive_toolcall_en_demo.json", 300, 40), ("chat/fastchat_dummy_conversation.json", 500, 29)],
+)
+def test_real_dialogues_lose_their_variants(tmp_path: Path, real_data: Path, file: str, rows: int, gone: int) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.one(
+        "rows.json", (real_data / file).read_bytes(), CHAT, filters={"deduplicate": "off", "near_duplicates": {}}
+    )
+    facts = workspace.build(only=TO_ROWS).facts("rows", "canonical_rows")
+
+    assert (facts["kept"], facts["rejected"]) == (rows - gone, gone)

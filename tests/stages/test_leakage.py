@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import GateError
+from rowmill.kinds.shared.splits import Splits, Splitter
 from rowmill.schema.manifest import list_versions
-from tests.support.recipes import LENIENT, PAIR, TEXT, Workspace, pair, sentence
+from tests.support.recipes import LENIENT, PAIR, TEXT, TO_ROWS, Workspace, document, pair, sentence
 
 ALL = {"same_prompt": {"at_most": 1}, "near_duplicate": {"at_most": 1}}
 
@@ -59,3 +60,27 @@ def test_text_half_of_which_is_in_train_is_a_near_duplicate(tmp_path: Path) -> N
     assert built.manifest("training_splits").samples["near_duplicate"] == (names[0],)
     assert built.facts("training_splits")["near_duplicate"] == pytest.approx(1 / 8)
     assert built.facts("training_splits")["same_row"] == 0
+
+
+def test_without_held_out_rows_there_are_no_near_duplicates(tmp_path: Path) -> None:
+    built = Workspace(tmp_path).one("rows.jsonl", [document(i) for i in range(5)], TEXT).build()
+
+    assert built.facts("training_splits")["near_duplicate"] == 0
+
+
+def test_groups_are_held_out_by_the_hash_that_orders_the_validation_holdout(tmp_path: Path) -> None:
+    rows = [pair(i) | {"user": f"g{i % 12}"} for i in range(48)]
+    splits = {"validation": 0.1, "test": 0.1, "group_key": "user"}
+    built = Workspace(tmp_path).one("rows.jsonl", rows, PAIR, splits=splits).build(only=TO_ROWS)
+    found: dict[str, set[str]] = {}
+    for row in built.rows_of("rows", "canonical_rows", file="rows"):
+        found.setdefault(row["split"], set()).add(row["group_key"])
+
+    assert found["validation"] == {'"g2"', '"g8"'}
+    assert found["test"] == {'"g4"'}
+
+    splitter = Splitter(Splits(group_key="user", validation=0.5))
+
+    assert [splitter(f'"g{i}"', None, b"") == "validation" for i in range(50)] == [
+        splitter.hash_unit(f'"g{i}"', b"") < 1 << 63 for i in range(50)
+    ]

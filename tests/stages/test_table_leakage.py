@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.recipes import LENIENT, PAIR, Built, Workspace, pair
-from tests.support.tables import as_csv, records
+from tests.support.tables import as_csv, purchases, records
 
 pytestmark = pytest.mark.slow
 
@@ -78,3 +78,15 @@ def test_tables_and_other_data_are_compared_each_by_its_method(tmp_path: Path) -
     assert made.facts["same_prompt"] == pytest.approx(1 / 9)
     assert len(near_rows) == 1
     assert made.facts["near_duplicate"] == pytest.approx(len(made.samples["near_duplicate"]) / 20)
+
+
+def test_table_without_held_out_rows_is_not_compared(tmp_path: Path) -> None:
+    facts = (
+        Workspace(tmp_path)
+        .one("table.csv", as_csv(purchases(60)), records(), splits={"test": 0}, seq_len=1024)
+        .build()
+        .manifest("training_splits")
+        .facts
+    )
+
+    assert (facts["near_duplicate"], facts["same_prompt"]) == ("not_applicable", "not_applicable")

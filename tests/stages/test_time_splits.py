@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
 from tests.support.recipes import CHAT, TO_ROWS, Built, Workspace, chat
@@ -106,3 +108,30 @@ def test_time_key_with_a_validation_source_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="one of the two may say what is held out"):
         Workspace(tmp_path).one("a.jsonl", [dated(0, 1)], held=[dated(1, 2)], splits=splits).build()
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abcdef")), min_size=1, max_size=12),
+    crossing_groups=st.sampled_from(["later", "reject"]),
+)
+def test_no_group_leaks_and_no_later_row_trains(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]], crossing_groups: str
+) -> None:
+    folder = tmp_path_factory.mktemp("time")
+    source = [dated(i, when, group) for i, (when, group) in enumerate(rows)]
+    workspace = Workspace(folder).one(
+        "rows.jsonl",
+        source,
+        CHAT,
+        splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user", "crossing_groups": crossing_groups},
+    )
+    splits = split_of(workspace.build(only=TO_ROWS))
+    by_group = {
+        group: {splits[i] for i, (_, own) in enumerate(rows) if own == group and i in splits} for _, group in rows
+    }
+
+    assert all(len(found) <= 1 for found in by_group.values())
+    assert all(rows[i][0] < BOUNDARIES["validation"] for i, split in splits.items() if split == "train")
+    assert all(rows[i][0] < BOUNDARIES["test"] for i, split in splits.items() if split == "validation")

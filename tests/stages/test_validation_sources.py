@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from rowmill.sources.reading import load_source_parts
@@ -77,6 +78,37 @@ def test_test_share_is_taken_only_from_the_train_source(tmp_path: Path, name: st
     assert found["train"].keys() == {"train", "test"}
     is_exact = "method" in options or "validation" in options
     assert found["train"]["test"] == (40 if is_exact else pytest.approx(40, abs=24))
+
+
+def test_groups_of_records_stay_whole_with_a_validation_source(tmp_path: Path) -> None:
+    rows, shares = [record(i) for i in range(TRAIN + HELD)], {"validation": 0.2, "test": 0.2}
+    workspace = Workspace(tmp_path).one("train.jsonl", rows[:TRAIN], GROUPED, held=rows[TRAIN:], splits=shares)
+    built = workspace.build(only=TO_ROWS)
+
+    splits: dict[str, set[str]] = {}
+    for row in built.rows_of("rows", "canonical_rows", file="rows"):
+        splits.setdefault(row["group_key"], set()).add(row["split"])
+    assert {len(one) for one in splits.values()} == {1}
+    assert set.union(*splits.values()) == {"train", "validation", "test"}
+
+
+def test_real_problems_are_held_out_alike_as_chats_pairs_and_records(tmp_path: Path, real_data: Path) -> None:
+    lines = (real_data / "math" / "gsm8k_test.jsonl").read_bytes().splitlines()
+    problems = [orjson.loads(line) for line in lines[:600]]
+    as_chats = [{"messages": [{"role": "user", "content": one["question"]},
+                              {"role": "assistant", "content": one["answer"]}]} for one in problems]  # fmt: skip
+    shapes: dict[str, tuple[Mapping[str, Any], Sequence[Any]]] = {
+        "chats": (CHAT, as_chats),
+        "pairs": (PAIR | {"input_field": "question"}, problems),
+        "records": ({"kind": "records"}, problems),
+    }
+
+    found = {
+        name: splits_of(tmp_path / name, form, rows[:500], rows[500:], validation=0.2, test=0)
+        for name, (form, rows) in shapes.items()
+    }
+
+    assert list(found.values()) == [{"train": {"train": 500}, "validation": {"validation": 100}}] * 3
 
 
 def test_test_share_is_relative_to_the_rows_it_applies_to(tmp_path: Path) -> None:

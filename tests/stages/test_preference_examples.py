@@ -1,5 +1,6 @@
 """Preferences through the stages: both sides have the prompt's ids, fit the limit together, and are never divided."""
 
+import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -176,6 +177,17 @@ def test_marked_answers_pack_with_their_labels(tmp_path: Path) -> None:
     assert {margin for row in rows for margin in row["margins"]} == {None}
 
 
+def test_ranks_have_fillers_without_sides(tmp_path: Path) -> None:
+    made = Workspace(tmp_path).one("a.jsonl", _records(9), PAIRS, filters={}).build()
+
+    ranks = made.manifest("gpu_partitions")
+    tables = [made.project.store.table(file) for part in ranks.parts for file in part.files.values()
+              if "data/" in file.path]  # fmt: skip
+    rows = [row for table in tables for row in table.to_pylist()]
+    assert Counter(tuple(row["sides"]) for row in rows) == {(1, 0): 9, (None,): 1}
+    assert ranks.facts["conservation"] == 0
+
+
 @pytest.mark.slow
 def test_divided_pairs_and_other_prompts_are_counted(tmp_path: Path) -> None:
     made = Workspace(tmp_path).one("a.jsonl", _records(6), PAIRS).build()
@@ -217,3 +229,44 @@ def test_swapped_biased_and_unbalanced_preferences_warn(tmp_path: Path) -> None:
     assert failed == [{"swapped_pairs", "length_bias"}, {"label_balance"}]
     assert (facts[0]["swapped_pairs"], facts[0]["label_balance"]) == (2, "not_applicable")
     assert (facts[2]["label_balance"], facts[3]["length_bias"]) == (0.05, "not_applicable")
+
+
+@pytest.mark.slow
+def test_prompts_of_two_splits_differ(tmp_path: Path) -> None:
+    records = [{"prompt": sentence(i % 20, 6), "chosen": sentence(i, 7), "rejected": sentence(i + 1, 7)}
+               for i in range(200)]  # fmt: skip
+    workspace = Workspace(tmp_path).one("a.jsonl", records, PAIRS, splits={"validation": 0.3})
+
+    made = workspace.build()
+
+    examples = made.manifest("rows", "canonical_rows")
+    table = made.project.store.table(examples.files("rows")[0]).to_pylist()
+    by_split = {split: {row["messages"] for row in table if row["split"] == split} for split in ("train", "validation")}
+    assert all(by_split.values())
+    assert by_split["train"].isdisjoint(by_split["validation"])
+    assert made.facts("training_splits")["same_group"] == 0
+
+
+@pytest.mark.slow
+def test_real_pairs_share_their_prompts(tmp_path: Path, real_data: Path) -> None:
+    workspace = Workspace(tmp_path)
+    lines = (real_data / "preference/v1_dpo_demo.jsonl").read_bytes()
+    files = {"dpo": workspace.write("dpo.json", (real_data / "preference/dpo_en_demo.json").read_bytes()),
+             "v1": workspace.write("v1.jsonl", lines)}  # fmt: skip
+    datasets = {name: {"source": {"train_urls": [file]}, "format": PAIRS} for name, file in files.items()}
+    workspace.recipe(datasets, seq_len=16384)
+
+    made = workspace.build(only=TO_EXAMPLES)
+
+    manifests = [made.manifest(name, "tokenized_examples") for name in files]
+    tables = [made.project.store.table(file) for one in manifests for file in one.files("examples")]
+    examples = [row for table in tables for row in table.to_pylist()]
+    assert len(examples) == 305
+    for example in examples:
+        (first, _), (second, _) = _cut_sides(example)
+        assert first[: example["prompt_length"]] == second[: example["prompt_length"]]
+    duplicates = made.manifest("dpo", "canonical_rows").tables["rejects"].rows
+    assert [line[:2] for line in duplicates] == [("duplicate", 5)]
+    assert json.dumps([name for name, _ in manifests[0].schema][-4:]) == json.dumps(
+        ["sides", "side_lengths", "prompt_length", "margin"]
+    )

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from rowmill.core.errors import ContextOverflowError
 from rowmill.stages.packed_shards.stage import identify_packed_shards
 from rowmill.stages.tokenized_examples.stage import identify_tokenized_examples
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.end_to_end.test_row_vectors import workspace as vector_workspace
-from tests.support.recipes import CHAT, CHATML, TO_ROWS, TO_SHARDS, Workspace, sentence
+from tests.support.recipes import CHAT, CHATML, TO_EXAMPLES, TO_ROWS, TO_SHARDS, Workspace, sentence
 
 PROMPTS: dict[str, Any] = {"kind": "prompts"}
 
@@ -124,3 +125,37 @@ def test_copies_of_a_prompt_with_other_truths_warn(tmp_path: Path) -> None:
     assert rows.facts["kept"] == 5
     [result] = [one for one in made.steps["rows", "canonical_rows"][1] if one.check == "ground_truth_conflicts"]
     assert (result.passed, result.blocking) == (False, False)
+
+
+@pytest.mark.slow
+def test_overlong_prompts_are_dropped_kept_or_stop_the_build(tmp_path: Path) -> None:
+    records = [{"prompt": sentence(1, 200), "answer": "5"}, {"prompt": "short?", "answer": "6"}]
+
+    def build(policy: str) -> Any:
+        workspace = Workspace(tmp_path / policy)
+        options = {"max_length": 64, "overlong": policy}
+        return workspace.one("a.jsonl", records, PROMPTS, truncation=options).build().manifest("rows", "packed_shards")
+
+    assert build("drop").facts["segments"] == 1
+    assert build("keep").facts["segments"] == 2
+    with pytest.raises(ContextOverflowError, match="1 row is longer than 64 tokens"):
+        build("raise")
+
+
+@pytest.mark.slow
+def test_real_prompts_keep_their_truths(tmp_path: Path, real_data: Path) -> None:
+    form = {**PROMPTS, "ground_truth_pattern": "#### (.+)$"}
+    content = (real_data / "math/gsm8k_train.jsonl").read_bytes()
+    workspace = Workspace(tmp_path)
+    workspace.recipe({"gsm8k": workspace.dataset("gsm8k_train.jsonl", content, form)}, seq_len=1024)
+
+    made = workspace.build(only=TO_EXAMPLES)
+
+    rows = made.facts("gsm8k", "canonical_rows")
+    assert (rows["records"], rows["rejected"], rows["ground_truth_conflicts"]) == (7473, 0, 0)
+    assert made.manifest("gsm8k", "canonical_rows").tables["schemas"].rows == (("question", 7473),)
+    examples = made.manifest("gsm8k", "tokenized_examples")
+    assert examples.facts["examples"] == 7473
+    table = made.project.store.table(examples.files("examples")[0], ["ground_truth", "data_source"])
+    assert json.loads(table.column("ground_truth")[0].as_py()) == "72"
+    assert table.column("data_source")[0].as_py() == ["gsm8k"]

@@ -15,9 +15,10 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.conversation.turn_layouts import TurnLayout
-from rowmill.core.json import to_json
+from rowmill.core.json import Json, to_json
 from rowmill.recipe import recipe
-from rowmill.stages.tokenized_examples.plain_examples import RENDERED_FIRST, PlainPromptPrinter
+from rowmill.schema.rows import Message, Rejected
+from rowmill.stages.tokenized_examples.plain_examples import ASKS_FOR_ANSWER, RENDERED_FIRST, PlainPromptPrinter
 from rowmill.stages.tokenized_examples.prompt_parity import choose_rows
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder, PreparedExamples
@@ -184,8 +185,32 @@ def test_rows_are_chosen_alike_whichever_of_them_the_fast_path_built(qwen3: Enco
 # ── prompts of plain chats ──
 
 
-def _open_renderer(name: str) -> Renderer:
-    return Renderer(RendererSpec(text=read_named_template(name), special_tokens={"bos_token": "<s>"}))
+class CountingRenderer(Renderer):
+    """Counts plain renders."""
+
+    renders = 0
+
+    def plain(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> str | Rejected:
+        self.renders += 1
+        return super().plain(messages, tools, kwargs)
+
+
+def _open_renderer(name: str) -> CountingRenderer:
+    return CountingRenderer(RendererSpec(text=read_named_template(name), special_tokens={"bos_token": "<s>"}))
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
+def test_prompt_of_a_layout_is_the_plain_render(name: str) -> None:
+    renderer = _open_renderer(name)
+    printer = PlainPromptPrinter(renderer, Masker(_open_renderer(name), Loss(), MaskRules()).find_prompt_layout)
+    chats = [[{"role": m["role"], "content": m["content"]} for m in one[:-1]] for one in _make_chats(150)]
+    printed = [printer.print_prompt(messages) for messages in chats]
+    rendered = renderer.renders
+
+    assert printed == [renderer.plain(messages, None, ASKS_FOR_ANSWER) for messages in chats]
+    assert rendered < len(chats)
 
 
 def test_layout_that_does_not_print_the_prompt_of_a_row_is_not_used() -> None:

@@ -198,6 +198,37 @@ def test_printed_lines_read_every_score_of_a_build(
     assert sum(packed) == sum(lengths)
 
 
+@pytest.mark.slow
+def test_first_token_of_a_slice_keeps_its_scores_and_has_no_label(tmp_path: Path) -> None:
+    teacher_build = Workspace(tmp_path / "teacher").one(
+        "t.jsonl", [document(i, words=300) for i in range(4)], {"kind": "text"}
+    )
+    teacher_build.build(only=TO_EXAMPLES)
+    with serving(teach) as server:
+        assert score(teacher_build, server, dataset="rows") == 0
+    student = Workspace(tmp_path / "student")
+    source = {"train_urls": [str(teacher_build.folder / "scored/mini/rows/train/")]}
+    cut = {"truncation": {"overlong": "keep"}, "packing": {"slice_strategy": "split"}}
+    form = {"kind": "tokens", "token_fields": FIELDS}
+    gates = LENIENT | {"same_tokenization": {"at_least": 0}}
+    built = student.recipe({"rows": {"source": source, "format": form, **cut}}, gates=gates).build()
+
+    whole, slices = {one["example_id"]: one for one in built.examples()}, 0
+    for row in built.rows_of("rows", "packed_shards", file="shard"):
+        begin = 0
+        for name, start, length in zip(row["example_ids"], row["starts"], row["segment_lengths"], strict=True):
+            example, own = whole[name], slice(start, start + length)
+            for field in FIELDS:
+                assert row[field][begin : begin + length] == example[field][own]
+            assert row["labels"][begin] == -100
+            if start:
+                slices += 1
+                assert example["loss_mask"][start]
+                require_own_scores(example["input_ids"], [start], *([row[field][begin]] for field in FIELDS))
+            begin += length
+    assert slices >= 4
+
+
 def test_output_at_a_url_or_beside_other_files_is_refused(built: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     assert score(built, NOWHERE, "--output", "s3://bucket/scored") != 0
     assert "--output s3://bucket/scored: a URL; scored datasets are written to a folder" in capsys.readouterr().err
@@ -219,6 +250,36 @@ def test_recipe_that_cannot_be_scored_is_told_why(tmp_path: Path, capsys: pytest
     workspace = Workspace(tmp_path).one("c.jsonl", [chat(0)])
     assert score(workspace, NOWHERE, dataset="rows") != 0
     assert "run `rowmill build mini --until tokenized_examples`" in capsys.readouterr().err
+
+
+@pytest.mark.real_data
+def test_real_questions_under_a_real_tokenizer_are_scored_token_by_token(tmp_path: Path, real_data: Path) -> None:
+    lines = (real_data / "math/gsm8k_train.jsonl").read_bytes().splitlines(keepends=True)[:60]
+    workspace = Workspace(tmp_path)
+    form = {"kind": "supervised", "input_field": "question", "output_field": "answer"}
+    tokenizer = str(real_data / "tokenizers/qwen3")
+    workspace.recipe(
+        {"math": workspace.dataset("gsm8k.jsonl", b"".join(lines), form)}, tokenizer=tokenizer, seq_len=1024
+    )
+    workspace.build(only=TO_EXAMPLES)
+    with serving(teach) as server:
+        assert score(workspace, server, dataset="math") == 0
+
+    student = Workspace(tmp_path / "student")
+    scored = {"train_urls": [str(workspace.folder / "scored/mini/math/train/")]}
+    built = student.recipe(
+        {"math": {"source": scored, "format": {"kind": "tokens", "token_fields": FIELDS}}},
+        tokenizer=tokenizer,
+        seq_len=1024,
+    ).build()
+
+    examples = built.examples("math")
+    assert len(examples) == 60
+    for one in examples:
+        trained = np.flatnonzero(one["loss_mask"]).tolist()
+        own = [[one[name][at] for at in trained] for name in FIELDS]
+        require_own_scores(one["input_ids"], trained, *own)
+    assert sum(row["trained_tokens"] for row in examples) == scores_of(workspace, "math").facts["tokens"]
 
 
 # ── A server that fails, and one that lies ─────────────────────────────────────────────────────────
@@ -314,6 +375,21 @@ def test_server_that_scores_nothing_ends_the_run_at_once(
     assert f"none of {teacher_scores.PART_ROWS} examples could be scored, the first because: " in error
     assert detail in error
     assert "is needed; check --base-url and --model" in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("reply", "problem"), [
+    (Reply(status=500), "HTTP 500 after 1 retries"), (Reply(is_slow=True), "timed out after 1 retries"),
+])  # fmt: skip
+def test_server_that_always_fails_ends_the_run(
+    built: Workspace, reply: Reply, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(lambda _: reply) as server:
+        options = ("--retries", "1", "--timeout", "0.2")
+        assert score(built, server, *options, dataset="pairs") == ExitStatus.OUTSIDE_FAILURE
+
+    assert problem in " ".join(capsys.readouterr().err.split())
+    assert not (built.folder / "scored").exists()
 
 
 def test_refused_row_is_rejected_with_the_servers_words(built: Workspace) -> None:

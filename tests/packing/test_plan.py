@@ -26,6 +26,7 @@ from rowmill.packing.pack_plan import (
     count_sequences,
     keep_examples_whole,
     mark_targets,
+    measure_padded_room,
     plan_best_fit,
     plan_concat,
     plan_greedy,
@@ -411,6 +412,15 @@ def test_targets_follow_their_spans_and_whole_examples_may_exceed_any_limit() ->
     assert mark_targets(ids, mask, np.array([3, 3]), ignore_token_id=8).tolist() == [False, False, True] * 2
 
     assert keep_examples_whole(np.array([1, 10**6])).lengths.tolist() == [1, 10**6]
+
+
+def test_room_of_padded_segments_by_hand() -> None:
+    lengths = np.array([3, 5, 6], np.int64)
+
+    assert measure_padded_room(lengths, 10, 4)[0].tolist() == [4, 8, 8]
+    assert measure_padded_room(lengths, 10, 4)[1] == 8
+    assert measure_padded_room(lengths, 10, 1)[0].tolist() == [3, 5, 6]
+    assert measure_padded_room(lengths, 2, 4)[0].tolist() == [4, 4, 4]
 
 
 @given(spans=st.lists(st.integers(1, 6), min_size=1, max_size=10), data=st.data())

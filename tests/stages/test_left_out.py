@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rowmill.build import gate, runner, steps
-from rowmill.core.errors import GateError
+from rowmill.core.errors import ContextOverflowError, GateError
 from rowmill.packing import pack_plan
 from rowmill.schema.manifest import list_versions
 from tests.support.recipes import LENIENT, PAIR, TEXT, TO_SHARDS, Built, Workspace, document, pair, sentence
@@ -57,6 +57,13 @@ def test_example_cut_to_one_side_keeps_it_and_counts_the_rest(tmp_path: Path, al
     assert built.manifest("rows", "packed_shards").token_ledger == (("all", "dropped", len(ids[1]) - LIMIT),)
 
 
+def test_too_long_example_is_an_error_with_its_name_length_and_limit(tmp_path: Path) -> None:
+    with pytest.raises(
+        ContextOverflowError, match=rf":1#0 has \d+ tokens \(2 examples are too long\); at most {LIMIT} fit"
+    ):
+        built_of(tmp_path, ROWS, PAIR, slice_strategy="raise")
+
+
 @pytest.mark.parametrize(
     ("strategy", "expected", "kept"),
     [
@@ -94,6 +101,20 @@ def test_packing_loss_is_the_larger_share_of_examples_and_trained_tokens(
     # The first token of every later piece of a split example is no target.
     assert found == pytest.approx(max(gone, lost), abs=0.03)
     assert (found > 0.1) == (strategy != "split")
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_pairs_that_packing_cuts_to_nothing_close_the_gate(tmp_path: Path, real_data: Path) -> None:
+    workspace = Workspace(tmp_path)
+    source = {"train_urls": [str(real_data / "math" / "gsm8k_test.jsonl")]}
+    kind = {"kind": "supervised", "input_field": "question", "output_field": "answer"}
+    workspace.recipe(
+        {"gsm": {"source": source, "format": kind, "packing": {"slice_strategy": "keep_start"}}}, seq_len=64, gates={}
+    )
+
+    with pytest.raises(GateError, match=r"gsm/packed_shards: packing_loss: .*at most 10 %"):
+        workspace.build()
 
 
 def test_dropped_tail_is_recorded_by_document(tmp_path: Path) -> None:

@@ -89,6 +89,33 @@ def test_pieces_and_left_out_tokens_of_a_split_row_add_up(tmp_path: Path) -> Non
     assert sum(one["original_tokens"] for one in pieces) + dropped == original
 
 
+def test_exact_fit_is_kept_whole_and_one_token_less_is_not(tmp_path: Path) -> None:
+    row = chat(1, turns=2)
+    length = built_of(tmp_path / "a", [row]).examples()[0]["tokens"]
+
+    fitting = built_of(tmp_path / "b", [row], truncation={"max_length": length}).examples()[0]
+    shorter = built_of(tmp_path / "c", [row], truncation={"max_length": length - 1}).examples()[0]
+
+    assert (fitting["tokens"], fitting["messages_removed"]) == (length, 0)
+    assert shorter["messages_removed"] == 2
+
+
+@pytest.mark.parametrize(("turns", "words"), [(1, 4), (3, 6), (6, 20)])
+def test_truncated_examples_train_each_kept_supervised_message_once(tmp_path: Path, turns: int, words: int) -> None:
+    built = built_of(tmp_path, [thinker(7, turns=turns, words=words, thoughts=6)], truncation={"max_length": 90})
+
+    for one in built.examples():
+        starts = [*one["span_starts"], one["tokens"]]
+        trained = {
+            message
+            for message, start, stop in zip(one["span_messages"], starts, starts[1:], strict=False)
+            if message >= 0 and any(one["loss_mask"][start:stop])
+        }
+        assistants = {message for message in one["span_messages"] if message % 2 == 1}
+        assert trained <= assistants
+        assert assistants - trained <= {min(assistants)}  # truncation at a token may untrain the first one
+
+
 def test_text_that_begins_with_bos_or_ends_with_eos_gets_no_second_one(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer")
     config = json.loads((tmp_path / "tokenizer/tokenizer_config.json").read_text())

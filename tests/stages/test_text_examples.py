@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +14,30 @@ from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.manifest import Manifest
 from rowmill.stages.tokenized_examples.text_parts import cut_batches
-from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, make_columns
-from rowmill.tokenization.token_truncation import cut_pair, split_into_windows, truncate_tokens
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, ExampleFields, make_columns, tabulate_examples
+from rowmill.tokenization.token_truncation import (
+    TokenColumn,
+    concat_token_columns,
+    cut_pair,
+    make_constant_column,
+    split_into_windows,
+    truncate_tokens,
+)
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
-from tests.support.recipes import PAIR, TEXT, TO_EXAMPLES, Built, Workspace, document, pair, sentence, text_of
+from tests.support.recipes import (
+    CHAT,
+    PAIR,
+    TEXT,
+    TO_EXAMPLES,
+    Built,
+    Workspace,
+    chat,
+    document,
+    pair,
+    sentence,
+    text_of,
+)
+from tests.support.tiers import mark_all_but
 
 PROMPT, ANSWER = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
 
@@ -28,6 +49,33 @@ def _example(ids: list[int], mask: list[int], spans: list[tuple[int, int]] | Non
         span_messages=np.full(len(starts), -1, np.int64), span_kinds=np.array(kinds, np.int8),
         original_tokens=len(ids), original_trained=sum(mask),
     )  # fmt: skip
+
+
+def _stream(rows: list[list[int]], kind: int, *, trains: bool) -> TokenColumn:
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
+    return TokenColumn(np.array([i for row in rows for i in row], np.int32), offsets, kind, trains)
+
+
+def test_interleaved_columns_are_the_specified_pair_and_never_train_the_first_token() -> None:
+    streams = [
+        make_constant_column(1, 2, kind=TEMPLATE_KIND, trains=False), _stream([[5, 6], []], PROMPT, trains=False),
+        _stream([[7], [8, 9]], ANSWER, trains=True), make_constant_column(2, 2, kind=TEMPLATE_KIND, trains=True),
+    ]  # fmt: skip
+
+    first, second = concat_token_columns(streams)
+
+    assert first.ids.tolist() == [1, 5, 6, 7, 2]
+    assert first.mask.tolist() == [False, False, False, True, True]
+    assert list(zip(first.span_starts.tolist(), first.span_kinds.tolist(), strict=True)) == [
+        (0, TEMPLATE_KIND), (1, PROMPT), (3, ANSWER), (4, TEMPLATE_KIND),
+    ]  # fmt: skip
+    assert second.ids.tolist() == [1, 8, 9, 2]
+    assert second.span_starts.tolist() == [0, 1, 3]
+
+    (one,) = concat_token_columns([_stream([[5, 6]], ANSWER, trains=True)])
+
+    assert one.mask.tolist() == [False, True]
+    assert one.original_trained == 1
 
 
 @given(length=st.integers(1, 40), limit=st.integers(2, 15))
@@ -75,6 +123,20 @@ def test_batches_are_consecutive_and_leave_no_row_out(sizes: list[int], limit: i
     assert [i for one in cut for i in range(one.start, one.stop)] == list(range(len(sizes)))
 
 
+def test_columns_count_every_token_in_one_class() -> None:
+    one = _example([1, 5, 6, 2], [0, 0, 1, 1], [(0, TEMPLATE_KIND), (1, PROMPT), (2, ANSWER), (3, TEMPLATE_KIND)])
+
+    columns = make_columns([(0, 0, one), (0, 1, one)])
+    rows = pa.table({"row_id": ["a:0"], "split": ["train"], "domain": pa.nulls(1, pa.string())})
+    examples, of_rows, verified = tabulate_examples([columns], rows, ExampleFields())
+    row = examples.to_pylist()[1]
+
+    assert (of_rows.tolist(), verified) == ([0, 0], 2)
+    assert row["example_id"] == "a:0#1"
+    assert row["row_ids"] == ["a:0"]
+    assert (row["trained_tokens"], row["context_tokens"], row["template_tokens"], row["tokens"]) == (2, 1, 1, 4)
+
+
 def _chat_example(mask: list[int]) -> Example:
     return _example(
         [1, 5, 6, 3, 7, 8, 2, 4],
@@ -93,6 +155,39 @@ def test_verified_counts_only_masks_that_own_text_agrees_with(mask: list[int], v
     columns = make_columns([(0, 0, _chat_example(mask)), (1, 0, _chat_example([0, 0, 0, 0, 1, 1, 1, 0]))])
 
     assert columns.count_by_kind()[2] == verified + 1
+
+
+def _spans(example: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
+    bounds = [*example["span_starts"], len(example["input_ids"])]
+    return [
+        (SPAN_KINDS[kind], example["input_ids"][left:right])
+        for kind, left, right in zip(example["span_kinds"], bounds, bounds[1:], strict=False)
+    ]
+
+
+@pytest.mark.slow
+def test_chat_trains_the_answer_and_its_end_and_labels_every_token(tmp_path: Path) -> None:
+    built = Workspace(tmp_path).one("a.jsonl", [chat(0, turns=2)], CHAT).build()
+
+    (example,) = built.examples()
+    text = text_of(example)
+    trained = [i for i, mask in zip(example["input_ids"], example["loss_mask"], strict=True) if mask]
+    answers = [m["content"] + "<|im_end|>" for m in chat(0, turns=2)["messages"] if m["role"] == "assistant"]
+    assert text_of({"input_ids": trained}) == "".join(answers)
+    kinds = [kind for kind, _ in _spans(example)]
+    assert kinds == ["template", *["user", "template", "assistant", "template"] * 2]
+    assert "".join(text_of({"input_ids": ids}) for _, ids in _spans(example)) == text
+
+
+@pytest.mark.slow
+def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
+    options = {**PAIR, "separate_with": "\n"}
+    built = Workspace(tmp_path).one("a.jsonl", [pair(3)], options).build()
+
+    (example,) = built.examples()
+    assert text_of(example) == f"{pair(3)['prompt']}\n{pair(3)['answer']}<|im_end|>"
+    assert [kind for kind, _ in _spans(example)] == ["prompt", "assistant", "template"]
+    assert example["trained_tokens"] == sum(example["loss_mask"])
 
 
 # ── Whole parts ────────────────────────────────────────────────────────────────────────────────────
@@ -144,11 +239,51 @@ def test_documents_too_long_follow_the_policy(tmp_path: Path, overlong: str, exa
         assert "".join(text_of(one) for one in found) == rows[0]["text"] + "<|im_end|>"
 
 
+def test_chat_too_long_loses_its_oldest_exchange_first(tmp_path: Path) -> None:
+    built = (
+        Workspace(tmp_path).one("a.jsonl", [chat(0, turns=4, words=12)], CHAT, truncation={"max_length": 150}).build()
+    )
+
+    (example,) = built.examples()
+    messages = chat(0, turns=4, words=12)["messages"]
+    assert messages[-1]["content"] in text_of(example)
+    assert messages[0]["content"] not in text_of(example)
+    assert example["tokens_cut"] == 0
+    assert example["exchanges_removed"] == example["original_tokens"] - example["tokens"] > 0
+    assert example["messages_removed"] in (2, 4, 6)
+    assert _ledger_is_whole(built)
+
+
 def _ledger_is_whole(built: Built) -> bool:
     found = built.manifest("rows", "tokenized_examples")
     original = sum(one["original_tokens"] for one in built.examples())
     counted = sum(count for _, name, count in found.token_ledger if name != "dropped")
     return counted == original and found.facts["accounted"] == 0
+
+
+@pytest.mark.slow
+def test_reasoning_limit_keeps_its_first_tokens(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    thought = "seven stone maps under paper light and winter moving slowly past"
+    row = {
+        "messages": [
+            {"role": "user", "content": "why?"},
+            {"role": "assistant", "content": "because", "reasoning_content": thought},
+        ]
+    }
+    groups = {"template": {"chat_template": template}, "reasoning": {"think_max_tokens": 5}}
+
+    built = Workspace(tmp_path).one("a.jsonl", [row], CHAT, **groups).build()
+
+    (example,) = built.examples()
+    kept = dict(_spans(example))["reasoning"]
+    assert len(kept) <= 5
+    assert thought.startswith(text_of({"input_ids": kept}))
 
 
 PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for i in range(60))
@@ -159,7 +294,7 @@ def check_lengths(
 ) -> tuple[Manifest, CheckResult]:
     """Build documents to examples; return the build and the check result on their lengths."""
     dataset = {"source": {"train_urls": list(urls), **source}, "format": TEXT}
-    made = Workspace(folder).recipe({"rows": dataset}, seq_len=4096).build(only=TO_EXAMPLES)
+    made = Workspace(folder).recipe({"rows": dataset}, seq_len=4096, tokenizer=tokenizer).build(only=TO_EXAMPLES)
     report, results = made.steps["rows", "tokenized_examples"]
     return report.manifest, next(one for one in results if one.check == "short_documents")
 
@@ -176,6 +311,23 @@ def test_lines_treated_as_documents_are_a_warning(tmp_path: Path, sample_by: str
     assert (made.facts["examples"], result.outcome) == (examples, outcome)
     assert not result.blocking
     assert ("source.sample_by to paragraph or document" in result.sentence) is (outcome == "failed")
+
+
+@pytest.mark.campaign
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("sample_by", "share"), mark_all_but(["line"], [("line", 0.95), ("paragraph", 0.4), ("document", 0)])
+)
+def test_real_play_is_a_warning_only_when_split_by_line(
+    tmp_path: Path, real_data: Path, sample_by: str, share: float
+) -> None:
+    path, tokenizer = (str(real_data / name) for name in ("text/tinyshakespeare.txt", "tokenizers/qwen3"))
+
+    made, result = check_lengths(tmp_path, path, tokenizer=tokenizer, sample_by=sample_by)
+
+    assert result.value == pytest.approx(share, abs=0.05)
+    assert result.outcome == ("failed" if sample_by == "line" else "passed")
+    assert made.facts["accounted"] == 0
 
 
 def test_short_records_of_other_files_are_no_warning(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.recipes import TO_EXAMPLES, Workspace, chat, write_tokenizer
+from tests.support.recipes import LENIENT, TO_EXAMPLES, Workspace, chat, write_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -95,3 +95,18 @@ def test_overlong_rows_are_dropped_cut_or_kept(tmp_path: Path, truncation: dict[
         assert made[0]["input_ids"] == list(range(3, 67))
     elif lengths[0] == 64:
         assert made[0]["input_ids"] == list(range(39, 103))
+
+
+def test_token_rows_mix_with_chats(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    files = {
+        "chats": workspace.write("chats.jsonl", [chat(i) for i in range(20)]),
+        "rollouts": workspace.write("r.jsonl", [{"input_ids": [i + 3, 6, 7], "response_length": 2} for i in range(20)]),
+    }
+    kinds = {"chats": {"kind": "chat"}, "rollouts": TOKENS}
+    workspace.recipe({name: {"source": {"train_urls": [file]}, "format": kinds[name]} for name, file in files.items()},
+                gates=LENIENT | {"same_tokenization": {"at_least": 0}})  # fmt: skip
+
+    made = workspace.build()
+
+    assert made.facts("training_splits")["sequences"] > 0

@@ -133,6 +133,13 @@ def test_fillers_are_not_counted_as_tokens_of_the_ranks(tmp_path: Path) -> None:
     assert {name: count for _, name, count in ranks.token_ledger}["padding"] == 2 * (256 - 44)
 
 
+def test_changed_mixture_rebuilds_the_order_and_nothing_before_it(workspace: Workspace) -> None:
+    order_of(workspace, {"batch_size": 8}, None, LENIENT).build()
+    built = order_of(workspace, {"batch_size": 8, "shuffle": False}, None, LENIENT).build()
+
+    assert built.made() == {"training_splits", "gpu_partitions"}
+
+
 def test_two_workers_hold_out_the_same_rows_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
     rows = [pair(i) | {"user": f"u{i % 9}", "when": i} for i in range(60)]

@@ -48,6 +48,15 @@ def test_raw_page_lists_files_with_digests_and_what_is_new_first(twice: tuple[Bu
     assert len({one["digest"] for one in [*first, *second]}) == 4
 
 
+@pytest.mark.slow
+def test_report_of_new_data_changes_no_version(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(5)])
+    first = workspace.build()
+    again = Workspace(tmp_path, str(tmp_path / "elsewhere")).build()
+
+    assert first.versions() == again.versions()
+
+
 def test_pages_of_rows_and_truncation_name_rejected_rows_and_domains_that_lose_tokens(
     twice: tuple[Built, Built],
 ) -> None:

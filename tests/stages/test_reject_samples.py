@@ -89,6 +89,14 @@ def test_missing_source_leaves_the_record_number(tmp_path: Path) -> None:
     )
 
 
+def test_passing_check_names_no_cause(tmp_path: Path) -> None:
+    one = find_result(
+        make_workspace(tmp_path, map(chat, range(3))).build(only=TO_ROWS), "canonical_rows", "unknown_roles"
+    )
+
+    assert (one.passed, one.causes, one.message) == (True, (), one.sentence)
+
+
 def test_every_place_that_shows_unknown_roles_shows_their_counts_and_a_line_of_the_most_frequent(
     tmp_path: Path,
 ) -> None:

@@ -77,3 +77,9 @@ def test_datasets_with_the_same_template_share_its_renderer_and_others_have_thei
     assert conversation_examples.open_renderer(same) is first
     found = [first, *map(conversation_examples.open_renderer, (other, equal_to_other))]
     assert len(set(map(id, found))) == len(found)
+
+
+def test_a_process_without_the_template_opens_nothing_by_its_name(opened: Counter[str]) -> None:
+    conversation_examples.open_shared_template("unknown")
+
+    assert not opened

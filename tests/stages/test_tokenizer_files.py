@@ -36,6 +36,18 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
+def test_first_build_opens_engine_and_reference_once_and_the_next_opens_neither(
+    tmp_path: Path, opened: Counter[str]
+) -> None:
+    workspace = Workspace(tmp_path).one("rows.jsonl", [document(i, words=9) for i in range(40)], TEXT)
+
+    workspace.build(only=TO_EXAMPLES)
+    assert opened == {"engine": 1, "reference": 1}
+
+    workspace.one("more.jsonl", [document(i, words=9) for i in range(50)], TEXT).build(only=TO_EXAMPLES)
+    assert opened == {"engine": 1, "reference": 1}
+
+
 def test_trial_of_first_records_opens_engine_and_reference_once_and_the_next_builds_open_neither(
     tmp_path: Path, opened: Counter[str]
 ) -> None:

@@ -218,7 +218,8 @@ def test_row_fields_need_one_attention_span_per_row() -> None:
 def test_exports_that_cannot_store_fields_are_refused(kind: str) -> None:
     exports = [{"kind": kind, "name": "out"} | ({"sequence_len": 64} if kind == "axolotl" else {})]
 
-    with pytest.raises(ConfigError, match=r"cannot store logprobs, a field of the rows of datasets\.rows"):
+    said = r"exports\.out: kind \w+ cannot store logprobs, a field of the rows of datasets\.rows.* native and hf can"
+    with pytest.raises(ConfigError, match=said):
         load({"kind": "tokens", "token_fields": ["logprobs"]}, exports=exports)
 
 

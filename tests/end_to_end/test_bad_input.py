@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rowmill.build import prepare, steps
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, GateError
 from tests.support.recipes import (
     CHAT,
     CHATML,
@@ -27,6 +27,7 @@ from tests.support.recipes import (
     text_of,
     write_tokenizer,
 )
+from tests.support.tables import as_parquet
 
 pytestmark = pytest.mark.slow
 
@@ -273,10 +274,43 @@ def test_empty_file_beside_a_good_one_adds_nothing(workspace: Workspace) -> None
     assert beside.versions()["gpu_partitions"] == alone.versions()["gpu_partitions"]
 
 
+def test_only_empty_files_stop_at_the_gate(workspace: Workspace) -> None:
+    path = workspace.write("a.jsonl", b"")
+    workspace.recipe({"rows": {"source": {"train_urls": [path]}, "format": CHAT}}, gates={})
+    with pytest.raises(GateError, match="rows/raw_dataset: nonempty: 0"):
+        workspace.build()
+
+
 def test_dataset_without_a_single_row_is_carried_through_open_gates(workspace: Workspace) -> None:
     built = workspace.one("a.jsonl", b"").build()
     assert built.segments() == []
     assert built.manifest("gpu_partitions").facts["sequences"] == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"), [({"text": ["x", "y"]}, "unknown_schema"), ({"messages": [1, 2]}, "bad_messages")]
+)
+def test_parquet_with_another_schema_than_its_siblings_is_rejected_row_by_row(
+    workspace: Workspace, columns: dict[str, Any], reason: str
+) -> None:
+    workspace.write("a.parquet", as_parquet(messages=[chat(i)["messages"] for i in range(4)]))
+    workspace.write("b.parquet", as_parquet(**columns))
+    built = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.parquet"]}, "format": CHAT}}).build()
+    assert built.rejects() == [(0, reason), (1, reason)]
+    assert len(built.segments()) == 4
+    assert_accounted(built)
+
+
+def test_tokenizer_folder_without_its_file_or_with_one_that_is_no_json_is_one_error(workspace: Workspace) -> None:
+    workspace.one("a.jsonl", [chat(1)])
+    (workspace.folder / "tokenizer/tokenizer.json").unlink()
+    said = r"tokenizer: 'tokenizer' cannot be loaded .* a folder with tokenizer\.json"
+    with pytest.raises(ConfigError, match=said) as caught:
+        workspace.build()
+    assert str(caught.value).endswith("point `tokenizer` at one")
+    (workspace.folder / "tokenizer/tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match="tokenizer: 'tokenizer' cannot be loaded"):
+        workspace.build()
 
 
 @pytest.mark.parametrize("how", ["build", "plan", "stage"])
@@ -321,15 +355,33 @@ def test_build_in_which_nothing_changed_opens_no_tokenizer_beforehand(workspace:
 
 # ── Templates that mean harm ───────────────────────────────────────────────────────────────────────
 
+HARMFUL_AT_ONCE = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "prints-a-gigabyte": "{{ 'x' * 1000000000 }}",
+    "prints-it-bit-by-bit": "{% for i in range(99999) %}{{ 'x' * 10000 }}{% endfor %}",
+    "doubles": "{% set n = namespace(s='x') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+    "captures": "{% set x %}{% for i in range(99999) %}{{ messages }}{% endfor %}{% endset %}{{ x }}",
+    "pads": "{{ '%1000000000d' % 1 }}",
+}
+
 
 def with_template(workspace: Workspace, template: str) -> Workspace:
     write_tokenizer(workspace.folder / "tokenizer", template=template)
     return workspace
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", HARMFUL_AT_ONCE)
+def test_template_without_end_is_one_error_within_seconds(workspace: Workspace, name: str) -> None:
+    with_template(workspace, HARMFUL_AT_ONCE[name] + CHATML).one("a.jsonl", [chat(i) for i in range(20)])
+    said = r"^template\.chat_template: .* choose another template"
+    with bounded_memory(300 << 20), pytest.raises(ConfigError, match=said):
+        workspace.build()
+
+
 def test_template_that_runs_away_on_one_row_rejects_that_row(workspace: Workspace) -> None:
     """No probe meets the trap: it waits for a word of the data."""
-    trap = "{% if messages[0]['content'] == 'now' %}{% for i in range(99999) %}{{ 'x' * 10000 }}{% endfor %}{% endif %}"
+    trap = f"{{% if messages[0]['content'] == 'now' %}}{HARMFUL_AT_ONCE['prints-it-bit-by-bit']}{{% endif %}}"
     with_template(workspace, trap + CHATML).one("a.jsonl", between(messages(user("now"), ASSISTANT)))
     with bounded_memory(300 << 20):
         built = workspace.build()
@@ -337,6 +389,32 @@ def test_template_that_runs_away_on_one_row_rejects_that_row(workspace: Workspac
     assert built.kept() == [0, 2]
 
 
+INTERNALS = {
+    "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "list": "{{ messages.__init__.__globals__ }}",
+    "format": "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+    "mutation": "{{ messages.append(messages[0]) }}",
+    "include": "{% include '/etc/passwd' %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "random": "{{ range(9) | random }}",
+}
+
+
+def test_template_that_reaches_for_internals_rejects_every_row(workspace: Workspace) -> None:
+    rows = {"source": {"train_urls": [workspace.write("a.jsonl", [chat(i) for i in range(3)])]}, "format": CHAT}
+    templates = {name: {"chat_template": text + CHATML} for name, text in INTERNALS.items()}
+    built = workspace.recipe({name: rows | {"template": template} for name, template in templates.items()}).build()
+    assert [built.rejects(name) for name in INTERNALS] == [[(i, "template_error") for i in range(3)]] * len(INTERNALS)
+    assert built.segments() == []
+
+
 def test_template_that_reaches_by_attr_prints_nothing_of_python(workspace: Workspace) -> None:
     built = with_template(workspace, "{{ ''|attr('__class__') }}" + CHATML).one("a.jsonl", [chat(1)]).build()
     assert text_of(built.examples()[0]).startswith("<|im_start|>user\n")
+
+
+def test_template_that_cannot_be_parsed_is_one_error(workspace: Workspace) -> None:
+    with_template(workspace, "{% for m in messages %}").one("a.jsonl", [chat(1)])
+    with pytest.raises(ConfigError, match=r"template\.chat_template: line 1: "):
+        workspace.build()

@@ -44,6 +44,15 @@ def test_two_runs_at_once_build_every_rank_and_sigint_leaves_no_process(server: 
 
 
 @pytest.mark.campaign
+def test_run_over_broken_data_builds_no_rank(tiny: Tiny, server: Server) -> None:
+    tiny.write(unknown_roles=12)
+    assert server.ended_run(server.launch("rebuild_tiny")) == "FAILURE"
+    assert server.materialized("tiny", "chats.canonical_rows") == [None]
+    assert server.materialized("tiny", "chats.tokenized_examples") == []
+    assert server.materialized("tiny", "gpu_partitions") == []
+
+
+@pytest.mark.campaign
 def test_run_that_is_killed_is_noticed_started_again_and_leaves_yesterday_readable(tiny: Tiny) -> None:
     home = tiny.folder / "home"
     home.mkdir()

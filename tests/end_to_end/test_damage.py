@@ -13,7 +13,8 @@ import pytest
 
 from rowmill import stats
 from rowmill.build import gate, runner, steps
-from rowmill.core.errors import DamagedFileError, IntegrityError
+from rowmill.cli.error_boundary import ExitStatus
+from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
 from rowmill.core.storage import digest_file
 from rowmill.inspection import verify
 from rowmill.schema import manifest
@@ -194,6 +195,16 @@ def digest_store(workspace: Workspace) -> dict[str, str]:
     return {str(path): digest_file(path) for path in workspace.store.rglob("parts/*/**/*.*") if path.suffix != ".json"}
 
 
+def test_damage_that_cannot_be_made_again_has_its_own_status(copy: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copy.folder)
+    made = current(copy.project, "chats", "tokenized_examples")
+    run("use", str(copy.config), "chats/tokenized_examples", made.version)
+    flip_bit(copy.store / made.files("examples")[0].path)
+    damaged = run("build", str(copy.config), status=ExitStatus.DAMAGED)
+    assert "it cannot be made again: mini/chats/tokenized_examples is held" in damaged.err
+    run("build", str(copy.config), status=ExitStatus.DAMAGED)
+
+
 def test_damage_of_an_output_of_other_options_is_not_made_again_under_new_ones(copy: Workspace) -> None:
     made = current(copy.project, "chats", "tokenized_examples")
     damaged = made.files("examples")[0]
@@ -294,6 +305,24 @@ def test_an_edited_fact_is_not_trusted(copy: Workspace) -> None:
     with pytest.raises(IntegrityError, match=r"canonical_rows/versions/.* is damaged or was edited"):
         manifest.load_version(copy.project.store, made.key, made.version)
     assert versions(copy.build().project)["mini/chats/canonical_rows"] == made.version
+
+
+def test_an_edited_check_result_is_not_trusted(copy: Workspace) -> None:
+    write(copy, gates={"rejects": {"at_most": 0}, "order_nonempty": {"at_least": 10_000}})
+    with pytest.raises(GateError):
+        copy.build()
+    edited = 0
+    for path in copy.store.glob("mini/training_splits/check_results/*.json"):
+        saved = orjson.loads(path.read_bytes())
+        blocking = [one for one in saved["results"].values() if one["blocking"]]
+        edited += len(blocking)
+        for one in blocking:
+            one |= {"blocking": False, "passed": True}
+        path.write_bytes(orjson.dumps(saved))
+
+    assert edited == 1
+    with pytest.raises(GateError, match="order_nonempty"):
+        gate.open_inputs(copy.project, steps.find_step(copy.project, ("mini", "gpu_partitions")))
 
 
 # ── publication ──

@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from rowmill.cli import main
+from rowmill.core.errors import PipelineError
 from rowmill.reader import Reader
 from rowmill.schema import manifest
-from tests.support.recipes import CHAT, LENIENT, Workspace, chat
+from tests.support.recipes import CHAT, LENIENT, Workspace, chat, flip_bit
 from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
@@ -269,3 +270,36 @@ def test_refused_rows_reach_no_trainer(besieged: Besieged, tmp_path: Path, attem
     ATTEMPTS[attempt](project)
     assert published(project.workspace) == project.good
     Reader(str(project.workspace.store), "mini", rank=0, world_size=2, verify=True)
+
+
+# ── What trainers open ─────────────────────────────────────────────────────────────────────────────
+def _ranks_swapped(store: Path, current: dict[str, Any]) -> None:
+    first, second = sorted(current["ranks"])
+    current["ranks"][first], current["ranks"][second] = current["ranks"][second], current["ranks"][first]
+
+
+def _version_edited(store: Path, current: dict[str, Any]) -> None:
+    current["version"] = "0" * 32
+
+
+def _other_rank_s_file(store: Path, current: dict[str, Any]) -> None:
+    first, second = (store / current["ranks"][name]["files"][0][0] for name in sorted(current["ranks"]))
+    first.write_bytes(second.read_bytes())
+
+
+def _file_edited(store: Path, current: dict[str, Any]) -> None:
+    flip_bit(store / current["ranks"][min(current["ranks"])]["files"][0][0])
+
+
+@pytest.mark.parametrize("change", [_ranks_swapped, _version_edited, _other_rank_s_file, _file_edited])
+def test_ranks_that_were_changed_by_hand_do_not_open(
+    besieged: Besieged, tmp_path: Path, change: Callable[[Path, dict[str, Any]], None]
+) -> None:
+    workspace = besieged.in_copy(tmp_path / "copy").workspace
+    path = workspace.store / "mini/gpu_partitions/current.json"
+    current = json.loads(path.read_bytes())
+    change(workspace.store, current)
+    path.write_text(json.dumps(current), encoding="utf-8")
+
+    with pytest.raises(PipelineError):
+        Reader(str(workspace.store), "mini", rank=0, world_size=2, verify=True)

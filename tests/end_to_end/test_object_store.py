@@ -1,8 +1,9 @@
 """Builds on an object store: how many requests they take, how they end where it fails, and two of them at once."""
 
+import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from rowmill.build import prepare, runner, share
 from rowmill.build.steps import Project, Step, open_project, plan_steps
 from rowmill.core import remote
-from rowmill.core.errors import BusyError, ConfigError, GateError
+from rowmill.core.errors import BusyError, ConfigError, GateError, UnreachableError
 from rowmill.core.json import parse_sealed
 from rowmill.core.storage import Store
 from rowmill.executors import Share
@@ -257,6 +258,25 @@ def test_store_that_fails_one_request_in_five_changes_no_byte(
     assert build(project, server)[1] == versions
     assert server.failed > 20
     require_whole_manifests(project)
+
+
+@pytest.mark.campaign
+def test_token_that_expires_ends_a_build_in_one_error_and_the_next_one_finishes(
+    server: ObjectServer, tmp_path: Path, versions: dict[str, str], trials: Callable[[int], int]
+) -> None:
+    """At random moments of a build in an empty store."""
+    requests = build(with_rows(tmp_path).project, server)[0]
+    for moment in random.Random(17).sample(range(requests - 20), trials(8)):
+        server.objects.clear()
+        project = with_rows(tmp_path).project
+        server.fail("expired", after=moment)
+
+        with pytest.raises(UnreachableError, match=r"^s3://bucket/store\S*: cannot be .*; it must .* the credentials$"):
+            build(project, server)
+        server.heal()
+        require_whole_manifests(project)
+
+        assert build(project, server)[1] == versions, f"after {moment} of {requests} requests"
 
 
 def require_whole_manifests(project: Project) -> None:

@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -127,9 +128,31 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
+IN_THE_MIDDLE = {
+    "raw_dataset": [("chats/raw_dataset/staged/", 2), ("chats/raw_dataset/manifests/", 1)],
+    "canonical_rows": [("chats/canonical_rows/parts/.*/rows.arrow", 2), ("chats/canonical_rows/parts/.*/part.json", 2)],
+    "tokenized_examples": [("tokenizers/", 1), ("chats/tokenized_examples/parts/.*/part.json", 2)],
+    "truncation_stats": [("chats/truncation_stats/versions/", 1), ("chats/truncation_stats/pointer.json", 1)],
+    "packed_shards": [("chats/packed_shards/parts/.*/segments/", 1), ("chats/packed_shards/manifests/", 1)],
+    "training_splits": [("training_splits/parts/.*/rank_steps", 1), ("training_splits/versions/", 1)],
+    "gpu_partitions": [
+        ("gpu_partitions/parts/.*/data/", 2), ("gpu_partitions/parts/.*/part.json", 1),
+        ("gpu_partitions/current.json", 1),
+    ],
+}  # fmt: skip
+"""Where a build is killed in each stage: in the middle of its parts, and between the files that say it is done."""
+
+
+@pytest.mark.parametrize("stage", mark_all_but(["packed_shards"], IN_THE_MIDDLE))
+def test_killed_build_is_finished_by_the_next_with_the_same_bytes(
+    workspace: Workspace, undisturbed: Built, stage: str
+) -> None:
+    for pattern, count in IN_THE_MIDDLE[stage]:
+        assert killed(workspace, pattern, count), f"never got to {pattern}"
+    assert_same(workspace.build(), undisturbed)
+
+
 # ── kill -9 ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_killed_build_leaves_no_manifest_and_the_next_keeps_the_finished_parts(workspace: Workspace) -> None:
     assert killed(workspace, "chats/tokenized_examples/parts/.*/part.json", 2)
     assert (workspace.store / "mini/chats/canonical_rows/pointer.json").exists()
@@ -148,6 +171,12 @@ def test_killed_build_leaves_no_worker(workspace: Workspace, undisturbed: Built)
     assert len(workers) == 2
     assert until(lambda: not any(map(is_alive, workers)))
     assert_same(workspace.build(), undisturbed)
+
+
+def test_killed_build_leaves_no_lock(workspace: Workspace) -> None:
+    assert killed(workspace, "chats/raw_dataset/manifests/", 1)
+    with workspace.project.store.lock("mini/chats/raw_dataset/.lock", what="the lock", timeout_s=1):
+        pass
 
 
 # ── Workers ────────────────────────────────────────────────────────────────────────────────────────
@@ -183,7 +212,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a tmpfs; test_disk_that_fails covers an error of the disk")
+        pytest.skip("no right to mount a tmpfs; test_build_that_may_write_only_small_files covers the error")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
@@ -206,6 +235,30 @@ def test_build_on_a_full_disk_is_one_error_and_finishes_once_there_is_room(
         there.build()
     resize(small_disk, 4 * needed)
     assert_same(there.build(), undisturbed)
+
+
+def build_with_small_files(config: Path, limit_bytes: int, report: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    try:
+        runner.build(steps.open_project(config))
+    except PipelineError as error:
+        report.write_text(str(error), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "limit_bytes", mark_all_but([20_000], [20_000, 40_000]), ids=["the tokenizer is too large", "the sources are"]
+)
+def test_build_that_may_write_only_small_files_is_one_error(
+    workspace: Workspace, undisturbed: Built, limit_bytes: int
+) -> None:
+    """The same without a disk of one's own: the system refuses to let any file grow beyond a limit."""
+    report = workspace.folder / "report"
+    process = PROCESSES.Process(target=build_with_small_files, args=(workspace.config, limit_bytes, report))
+    process.start()
+
+    assert finished(process) == 0
+    assert re.search(NO_ROOM, report.read_text(encoding="utf-8"))
+    assert_same(workspace.build(), undisturbed)
 
 
 # ── Two builds at once ─────────────────────────────────────────────────────────────────────────────

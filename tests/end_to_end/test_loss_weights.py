@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.build.in_memory import sft_tokenize
 from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
 from rowmill.inspection import inspect, trace
@@ -21,7 +22,8 @@ from rowmill.reader.layouts import LayoutName
 from rowmill.reports import row_view, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
-from rowmill.tokenization.encoded_batch import Example
+from rowmill.schema.rows import Rejected
+from rowmill.tokenization.encoded_batch import Example, make_columns
 from rowmill.tokenization.token_truncation import prepend_bos
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, open_reader, pair, text_of
 
@@ -111,6 +113,12 @@ def test_weights_from_messages_over_segments_to_ranks(mixed: Built) -> None:
     assert numbers(ranks) == numbers([row for one in shards for row in mixed.project.store.table(one).to_pylist()])
 
 
+def test_sum_of_weights_is_conserved_from_examples_to_shards_where_nothing_is_cut(tmp_path: Path) -> None:
+    built = Workspace(tmp_path).one("a.jsonl", chats(12), **WEIGHED).build()
+    assert numbers(shard_rows(built)) == numbers(built.examples())
+    assert set(numbers(built.examples())) == {0.25, 0.5, 1, 2}
+
+
 @pytest.mark.slow
 def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_path: Path) -> None:
     packing = {"block_cross_document_attention": False, "ignore_token_id": 2}
@@ -123,6 +131,14 @@ def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_
 
 
 # ── What a weight means ────────────────────────────────────────────────────────────────────────────
+@pytest.mark.slow
+def test_weight_0_equals_untrained(tmp_path: Path) -> None:
+    def columns(key: str, *, value: float) -> list[list[Any]]:
+        rows = [weighed(chat(i, turns=2), (value, None), key) for i in range(6)]
+        built = Workspace(tmp_path / key).one("a.jsonl", rows, **WEIGHED).build()
+        return [[row[n] for n in ("input_ids", "labels", WEIGHT_COLUMN)] for row in shard_rows(built)]
+
+    assert columns("weight", value=0) == columns("train", value=False)
 
 
 @pytest.mark.slow
@@ -156,6 +172,22 @@ def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
     [row] = shard_rows(workspace.build())
     assert row["labels"][-1] == row["input_ids"][-1] == 2
     assert row[WEIGHT_COLUMN][-1] == 0.5
+
+
+@pytest.mark.slow
+@given(weights=st.lists(st.sampled_from([0, 0.125, 1, 3]), min_size=2, max_size=2), factor=st.sampled_from([0.5, 4]))
+def test_scaled_weights_scale_every_token_and_move_none(mixed: Built, weights: list[float], factor: float) -> None:
+    rows = [weighed(chat(1, turns=2), one) for one in (weights, [factor * weight for weight in weights])]
+    tokenizer = str(mixed.project.base / "tokenizer")
+    made = sft_tokenize(rows, tokenizer, max_seq_len=256, options={"format": CHAT, **WEIGHED})
+    if not any(weights):
+        assert all(isinstance(one, Rejected) and one.reason == "no_loss_tokens" for one in made)
+        return
+    ((one,), (other,)) = (found for found in made if not isinstance(found, Rejected))
+    assert one.loss_weights is not None
+    assert other.loss_weights is not None
+    assert one.loss_mask.tolist() == other.loss_mask.tolist() == (one.loss_weights > 0).tolist()
+    assert np.array_equal(other.loss_weights, one.loss_weights * np.float32(factor))
 
 
 # ── Prompts ────────────────────────────────────────────────────────────────────────────────────────
@@ -291,6 +323,18 @@ def test_bos_put_before_moves_weights_with_their_tokens() -> None:
 
 
 @pytest.mark.slow
+@given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=4), st.data())
+def test_examples_with_and_without_weights_share_columns(sizes: list[tuple[int, bool]], data: st.DataObject) -> None:
+    examples = [example(size, data) for size, _ in sizes]
+    for one, (_, has_weights) in zip(examples, sizes, strict=True):
+        if not has_weights:
+            one.weights = None
+    found = make_columns([(i, 0, one) for i, one in enumerate(examples)]).token_weights
+    expected = [one.mask.astype(np.float32) if one.weights is None else one.weights for one in examples]
+    assert np.array_equal(found, np.concatenate(expected))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("overlong", ["truncate", "split"])
 def test_truncation_keeps_the_weight_of_every_message_that_stays(tmp_path: Path, overlong: str) -> None:
     weights = [0.5, 2, 0.25, 4, 8]
@@ -309,8 +353,6 @@ def test_truncation_keeps_the_weight_of_every_message_that_stays(tmp_path: Path,
 
 
 # ── Reader and exports ─────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("layout", ["flat", "padded"])
 def test_reader_gives_weights_beside_labels_and_none_to_padding(mixed: Built, rank: int, layout: LayoutName) -> None:
@@ -336,6 +378,20 @@ def test_reader_of_all_ranks_returns_the_weights_on_disk_or_the_default(mixed: B
     assert kept.loss_weights is not None
     expected = [*kept.loss_weights.tolist(), *(plain.labels >= 0).astype(float).tolist()]
     assert batch[WEIGHT_COLUMN].ravel().tolist() == expected
+
+
+@pytest.mark.slow
+def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
+    reader = open_reader(Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build(), 0, 2)
+    assert reader[0].loss_weights is None
+    assert all(WEIGHT_COLUMN not in batch for batch in reader)
+
+
+def test_weights_as_tensors_are_float32(mixed: Built) -> None:
+    torch = pytest.importorskip("torch")
+    batch = next(iter(open_reader(mixed, as_torch=True)))
+    assert batch[WEIGHT_COLUMN].dtype == torch.float32
+    assert torch.equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
 
 
 def test_exports_hold_the_weights_of_the_shards(mixed: Built) -> None:
@@ -370,8 +426,6 @@ def test_weights_are_shown_in_statistics_inspection_and_traces(mixed: Built) -> 
 
 
 # ── At load ────────────────────────────────────────────────────────────────────────────────────────
-
-
 HF = {"exports": [{"kind": "hf", "name": "mine"}]}
 
 
@@ -409,3 +463,42 @@ def test_weights_in_defaults_are_for_the_datasets_that_can_have_them(tmp_path: P
     options = recipe.datasets["rows"]
     assert not {"prompt_weight", "allow_negative"} & options.loss.model_dump(mode="json").keys()
     assert "store_domains" not in options.packing.model_dump(mode="json")
+
+
+# ── Real data ──────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_path: Path) -> None:
+    """Every message names a `loss_weight`, 0 or 1; a second dataset weighs each answer by its place in the file."""
+    demo = real_data / "chat/v1_sft_demo.jsonl"
+    own = [json.loads(line)["messages"] for line in demo.read_text("utf-8").split("\n")[:200]]
+    scaled = [
+        {"messages": [{**m, "loss_weight": m["loss_weight"] * (i % 4) / 4} for m in messages]}
+        for i, messages in enumerate(own)
+    ]
+    workspace = Workspace(tmp_path)
+    template = {"chat_template": {"file": str(real_data / "templates" / "llamacpp__Qwen-Qwen3-0.6B.jinja")}}
+    group = {"format": CHAT, "template": template, "filters": {"deduplicate": "off", "max_items": 200}}
+    workspace.recipe(
+        {
+            "plain": {"source": {"train_urls": [str(demo)]}, **group},
+            "own": {"source": {"train_urls": [str(demo)]}, **group, **WEIGHED},
+            "scaled": {"source": {"train_urls": [workspace.write("scaled.jsonl", scaled)]}, **group, **WEIGHED},
+        },
+        tokenizer=str(real_data / "tokenizers/qwen3"),
+        seq_len=512,
+    )
+    built = workspace.build()
+    found = {name: built.examples(name) for name in ("plain", "own", "scaled")}
+    names = [name for name in found["plain"][0] if name not in ("example_id", "row_ids")]
+    own, plain = ([{n: row[n] for n in names} for row in found[name]] for name in ("own", "plain"))
+    assert own == plain
+    assert all(row[WEIGHT_COLUMN] == [float(trains) for trains in row["loss_mask"]] for row in found["own"])
+    reasons = {row["reason"] for row in built.rows_of("scaled", "tokenized_examples", file="rejects")}
+    assert reasons == {"no_loss_tokens"}
+    for number, row in zip([n for n in range(200) if n % 4], found["scaled"], strict=True):
+        assert set(row[WEIGHT_COLUMN]) == {0, (number % 4) / 4}
+        assert row["loss_mask"] == found["own"][number]["loss_mask"]
+    everything = [row for rows in found.values() for row in rows]
+    total = sum(sum(row.get(WEIGHT_COLUMN, map(float, row["loss_mask"]))) for row in everything)
+    assert sum(sum(row[WEIGHT_COLUMN]) for row in built.rank_rows()) == total

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
+from rowmill.reader.layouts import join_flat, stack_padded
 from rowmill.schema.examples import BATCH_NAMES
 from rowmill.schema.manifest import Manifest
 from rowmill.shards import native
@@ -210,6 +211,21 @@ def test_padded_batches_have_each_number_at_its_token(mixed: Built) -> None:
         firsts = (np.cumsum(counts) - counts)[:, None]
         spans = np.where(batch["segment_ids"] >= 0, batch["segment_ids"] + firsts, -1)
         require_own_batch(batch, spans, int(counts.sum()))
+
+
+def test_sequences_without_fields_join_those_that_have_some(mixed: Built) -> None:
+    reader = open_reader(mixed, 0, 2)
+    rows = (reader[i] for i in range(len(reader)))
+    one = next(row for row in rows if not np.isnan(row.row_fields["reward"]).any())
+    bare = replace(one, token_fields={}, row_fields={})
+    flat = join_flat([bare, one], pad_id=0, length=None)
+    stacked = stack_padded([bare, one], pad_id=0, length=None)
+    zeros, segments = [0.0] * len(one.input_ids), len(one.seq_lengths)
+    assert one.copy().token_fields["logprobs"].base is None
+    assert flat["logprobs"][0].tolist() == zeros + one.token_fields["logprobs"].tolist()
+    assert stacked["logprobs"].tolist() == [zeros, one.token_fields["logprobs"].tolist()]
+    assert np.isnan(flat["reward"]).tolist() == [True] * segments + [False] * segments
+    assert flat["group_id"] == stacked["group_id"] == [None] * segments + one.row_fields["group_id"].tolist()
 
 
 # ── Exports ────────────────────────────────────────────────────────────────────────────────────────

@@ -159,3 +159,16 @@ def test_pair_by_its_options(tmp_path: Path, groups: dict[str, Any], text: str) 
 def test_text_by_its_options(tmp_path: Path, groups: dict[str, Any], texts: list[str]) -> None:
     found = workspace(tmp_path).one("a.jsonl", [{"text": "abcdef"}], {"kind": "text", **groups}).examples()
     assert [shown(one) for one in found] == texts
+
+
+@pytest.mark.parametrize(("limit", "turns"), [(40, "whole"), (60, "whole"), (40, "message"), (60, "exchange")])
+def test_every_supervised_message_of_a_split_row_trains_in_exactly_one_example(
+    tmp_path: Path, limit: int, turns: str
+) -> None:
+    row = talk("S " + " ".join(f"U{i} A{i}" for i in range(5)))
+    options = {"truncation": {"overlong": "split", "max_length": limit}, "template": {"turns": turns}}
+    found = workspace(tmp_path).one("a.jsonl", [row], CHAT, **options).examples()
+    texts = [shown(one) for one in found]
+    assert [sum(f"⟦A{i}<e>⟧" in text for text in texts) for i in range(5)] == [1] * 5
+    assert all(text.startswith("<s>S<e>") for text in texts)
+    assert all(one["tokens"] <= limit for one in found)

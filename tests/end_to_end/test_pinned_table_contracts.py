@@ -23,7 +23,7 @@ from tests.end_to_end.test_table_drift import (
 )
 from tests.support.cli_project import run
 from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Workspace
-from tests.support.tables import as_csv
+from tests.support.tables import as_csv, records
 
 
 def pin(workspace: Workspace, **columns: Any) -> Path:
@@ -84,6 +84,14 @@ def test_pinned_columns_decide_over_what_the_data_would_propose(tmp_path: Path) 
     assert (facts_of(made)["table_drift"], facts_of(made)["type_mismatch"]) == (0, 1)
 
 
+def test_value_that_does_not_fit_is_null_where_the_contract_says_so(tmp_path: Path) -> None:
+    workspace = project(tmp_path, as_csv([*sales(40), {**sale(1), "price": "free"}]))
+    pin(workspace, price={"type": "number", "on_mismatch": "na"})
+    made = workspace.build(only=TO_ROWS)
+    assert '"price":null' in rows_of(made)[-1]["record"]
+    assert (facts_of(made)["kept"], facts_of(made)["type_mismatch"]) == (41, 1)
+
+
 @pytest.mark.slow
 def test_pinned_contract_moves_no_group_whatever_type_it_gives_them(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales()))
@@ -112,6 +120,18 @@ def test_column_that_a_pinned_contract_does_not_expect_stops_the_build(
     with pytest.raises(GateError) as caught:
         workspace.build(only=TO_EXAMPLES)
     assert said in str(caught.value)
+
+
+def test_dates_of_a_custom_format_order_records(tmp_path: Path) -> None:
+    days = ["20240301 10", "20231201 09", "20240101 00"]
+    rows = [{"g": "A", "t": f"d{text}"} for text in days]
+    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
+    workspace = project(tmp_path, as_csv(rows), {**form, "table": {"columns": {
+        "g": {"type": "text"}, "t": {"type": "datetime", "format": "d%Y%m%d %H"},
+    }}})  # fmt: skip
+    ordered = sorted(rows_of(workspace.build(only=TO_ROWS)), key=lambda row: int(row["order_key"]))
+    assert '"t":"d20231201 09"' in ordered[0]["record"]
+    assert '"t":"d20240301 10"' in ordered[2]["record"]
 
 
 def test_private_values_are_in_no_comment(tmp_path: Path) -> None:

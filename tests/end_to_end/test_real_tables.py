@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.kinds.tables.inference import describe_column_contract
 from rowmill.kinds.tables.record_tokens import Encode, PromptFrame, Vocabulary, build_prompt_frame
 from rowmill.kinds.tables.schema import Column, RecordSchema
@@ -94,6 +94,20 @@ def test_trained_tokens_of_a_real_table_read_back_as_its_rows(tmp_path: Path, re
     assert (facts["accounted"], facts["text_roundtrip"], facts["token_ids"]) == (0, 0, 0)
 
 
+def test_types_of_the_weather_are_those_of_its_cells(tmp_path: Path, real_data: Path) -> None:
+    built = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", {}).build(only=TO_ROWS)
+    made = built.manifest("rows", "canonical_rows")
+    types = {one["name"]: one["type"] for one in made.details["records"]["schema"]["columns"]}
+    assert types["origin"] == types["time_hour"] == "string"
+    assert types["year"] == types["hour"] == types["wind_dir"] == "integer"
+    decimals = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure")
+    assert {types[name] for name in decimals} == {"decimal"}
+    contract = made.details["table"]["contract"]["columns"]
+    assert contract["wind_gust"]["na"] == ["NA"]
+    assert (contract["time_hour"]["type"], contract["time_hour"]["format"]) == ("datetime", "iso8601")
+    assert made.facts["type_mismatch"] == 0
+
+
 @pytest.mark.parametrize(
     ("file", "wanted"),
     [
@@ -113,6 +127,42 @@ def test_contract_of_a_real_table_is_what_its_readers_would_write(
     contract = TableContract.from_json(details["contract"])
     assert {name: describe_column_contract(column) for name, column in contract.columns.items()} == wanted
     assert (contract.delimiter, details["mismatches"]) == (",", {})
+
+
+def test_night_of_the_weather_with_a_reading_of_another_kind_stops_with_its_cell(
+    tmp_path: Path, real_data: Path
+) -> None:
+    made = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", {})
+    before = made.build(only=TO_ROWS)
+    [file] = (made.folder / "data").iterdir()
+    cells = file.read_text(encoding="utf-8").splitlines()[-1].split(",")
+    with file.open("a", encoding="utf-8") as night:
+        night.write(",".join([*cells[:10], "calm", *cells[11:]]) + "\n")
+    after = made.build(only=TO_ROWS)
+    said = after.manifest("rows", "canonical_rows").samples["table_drift"]
+    place = f"data/nyc_weather_hourly.csv line {ROWS + 2}"
+    assert said == (f"wind_gust is number, NA for no value, which 1 value does not fit: 'calm' ({place})",)
+    rows = [[row["record"] for row in one.rows_of("rows", "canonical_rows", file="rows")] for one in (before, after)]
+    assert rows[0] == rows[1]
+
+
+def test_hours_of_the_weather_are_an_hour_apart_but_for_gaps(tmp_path: Path, real_data: Path) -> None:
+    _, _, form = CASES["weather, series by origin"]
+    timed = {**form, "time_series": {**SERIES, "timestamp_interval_seconds": 3600}}
+    built = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", timed).build(only=TO_ROWS)
+    assert 0 < built.manifest("rows", "canonical_rows").facts["interval_mismatch"] < 0.01
+
+
+@pytest.mark.campaign
+def test_origins_of_the_weather_fit_no_example_and_the_plan_says_so(tmp_path: Path, real_data: Path) -> None:
+    form = {"data": {"group_training_examples_by": "origin", "order_training_examples_by": "time_hour"}}
+    made = workspace(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", form)
+    said = r"1 group does not fit: origin='EWR' needs \d+ tokens .* limit 8192"
+    with pytest.raises(ContextOverflowError, match=said):
+        made.build(only=TO_EXAMPLES)
+    # The ids of the records, and the plan with what does not fit.
+    written = (made.store / "mini" / "rows" / "tokenized_examples").rglob("*.arrow")
+    assert {path.name for path in written} == {"states.arrow", "tokens.arrow"}
 
 
 # ── The pinned tokenizers ──────────────────────────────────────────────────────────────────────────
@@ -142,12 +192,42 @@ def framed(vocabulary: Vocabulary, encode: Encode, **changes: Any) -> PromptFram
     return build_prompt_frame(schema, vocabulary, encode, **options | changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "pair", "leads"),
+    [
+        pytest.param("smollm3", (128011, 128012), False, marks=pytest.mark.campaign),
+        pytest.param("qwen3", (151644, 151645), False, marks=pytest.mark.campaign),
+        ("tinyllama", (1, 2), True),
+    ],
+)
+def test_delimiters_of_the_pinned_tokenizers(real_data: Path, name: str, pair: tuple[int, int], leads: bool) -> None:
+    made = framed(*opened(real_data, name))
+
+    assert (made.bos_id, made.eos_id) == pair
+    assert (made.prompt_ids[0] == pair[0]) is leads
+    body = 'Generate JSON Lines records with these keys: "customer_id","date","amount","category"\n'
+    assert made.prompt_text.endswith(body)
+
+
 def test_tokenizer_with_equal_bos_and_eos_is_refused_only_for_groups(real_data: Path) -> None:
     vocabulary, encode = opened(real_data, "gpt2")
     with pytest.raises(ConfigError, match=r"bos and eos are both '<\|endoftext\|>'"):
         framed(vocabulary, encode)
     made = framed(vocabulary, encode, is_grouped=False)
     assert (made.bos_id, made.eos_id) == (50256, 50256)
+
+
+@pytest.mark.campaign
+def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
+    names = ("smollm3", "qwen3", "tinyllama")
+    smol, qwen, tiny = (framed(*opened(real_data, name), style="reference") for name in names)
+    columns = '"customer_id":<unk>,"date":<unk>,"amount":<unk>,"category":<unk>'
+    asked = f"Generate a JSONL dataset with the following columns:  {columns}"
+    assert smol.prompt_text + smol.bos_text == f"<|im_start|>user\n {asked} <|im_end|> \n assistant\n<|im_start|>"
+    assert qwen.prompt_text + qwen.bos_text == f"<|im_start|>user\n {asked} \n assistant\n<|im_start|>"
+    assert tiny.prompt_text + tiny.bos_text == f"<s>[INST] {asked} [/INST]</s><s>"
+    assert (tiny.prompt_ids[0], tiny.prompt_ids[-1]) == (1, 2)
+    assert (qwen.prompt_ids[0], qwen.eos_id) == (151644, 151645)
 
 
 @pytest.mark.campaign
@@ -172,3 +252,17 @@ def test_reference_prompt_of_two_columns_has_the_ids_of_the_original(real_data: 
 def test_invalid_prompt_frame_is_a_config_error(real_data: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         framed(*opened(real_data, "qwen3"), **changes)
+
+
+@pytest.mark.parametrize("name", mark_all_but(["tinyllama", "gpt2"], ["smollm3", "tinyllama", "qwen3", "gpt2"]))
+def test_record_is_encoded_as_what_follows_a_line_end(real_data: Path, name: str) -> None:
+    encoder = Encoder(loaded_of(real_data, name))
+    with (real_data / "tabular" / "stocks_monthly.csv").open(encoding="utf-8") as file:
+        texts = [f'{{"line":"{line.strip()}","漢":null}}\n' for line in file][:200]
+
+    ids, offsets = encoder.encode_continuation_ids(texts)
+
+    newline = len(encoder.reference.encode("\n", add_special_tokens=False).ids)
+    for text, left, right in zip(texts, offsets.tolist(), offsets[1:].tolist(), strict=False):
+        assert ids[left:right].tolist() == encoder.reference.encode(f"\n{text}", add_special_tokens=False).ids[newline:]
+        assert encoder.decode(ids[left:right].tolist()) == text

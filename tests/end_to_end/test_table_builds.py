@@ -7,16 +7,17 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
 from rowmill.build import steps
-from rowmill.core.errors import ConfigError, ContextOverflowError, GenerationError
+from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
 from rowmill.inspection import inspect
 from rowmill.kinds.tables.partition_plan import TablePlan
 from tests.end_to_end.test_table_drift import facts_of, rows_of
-from tests.support.recipes import TO_EXAMPLES, Built, Workspace, lines, tokenizer_json
+from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace, lines, tokenizer_json
 from tests.support.tables import (
     as_csv,
     as_parquet,
@@ -33,6 +34,7 @@ from tests.support.tables import (
 from tests.support.tiers import mark_all_but
 
 TOKENIZER = Tokenizer.from_str(tokenizer_json())
+ALL_ROWS = {"deduplicate": "off"}
 SERIES = {**grouped(), "time_series": {"is_timeseries": True}}
 MODES: dict[str, dict[str, Any]] = {"tabular": {}, "grouped": grouped(), "sequential": SERIES}
 
@@ -142,6 +144,27 @@ def test_prefill_holds_the_first_records_of_every_train_series_as_trained(tmp_pa
 
 
 # ── Types ──────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.slow
+def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
+    made = built(tmp_path, {}, count=1200)
+    types = {one.name: (one.type, one.nullable) for one in schema_of(made).columns}
+    assert types == {
+        "customer": ("string", False), "day": ("string", False), "amount": ("decimal", False),
+        "items": ("integer", False), "kind": ("string", False), "note": ("string", True),
+    }  # fmt: skip
+    assert len(made.manifest("rows", "canonical_rows").parts) > 1
+
+
+@pytest.mark.slow
+def test_new_row_that_fits_no_type_moves_no_row_to_another_split(tmp_path: Path) -> None:
+    rows = [{"a": str(i), "b": f"{i}.5"} for i in range(700)]
+    workspace = table(Workspace(tmp_path), as_csv(rows), {}, seq_len=256, splits={"test": 0.3})
+    before = {row["record"]: row["split"] for row in rows_of(workspace.build(only=TO_EXAMPLES))}
+    workspace.write("table.csv", as_csv([*rows, {"a": "01", "b": "1e5"}]))
+    made = workspace.build(only=TO_ROWS)
+    columns = made.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]
+    assert [one["type"] for one in columns] == ["integer", "decimal"]
+    assert {row["record"]: row["split"] for row in rows_of(made)} == before
 
 
 def test_json_numbers_keep_their_digits_and_absent_keys_stay_absent(tmp_path: Path) -> None:
@@ -295,6 +318,12 @@ def test_interval_is_found_where_it_is_constant_and_its_breach_fails_a_check(tmp
     assert known(series(tmp_path / "no", with_a_gap))["interval_seconds"] is None
 
 
+def test_lone_series_stays_in_train(tmp_path: Path) -> None:
+    rows = [{"g": "only", "t": str(i)} for i in range(50)]
+    form = records(**grouped("g", "t"), time_series={"is_timeseries": True})
+    assert facts_of(built_of(tmp_path, "table.csv", as_csv(rows), form, test=0.99))["splits"] == {"train": 50}
+
+
 # ── Splits ─────────────────────────────────────────────────────────────────────────────────────────
 def splits_of(made: Built, by: str = "group_key") -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
@@ -341,6 +370,31 @@ def test_private_resampling_beyond_the_records_is_refused(tmp_path: Path) -> Non
 
 
 # ── Reuse and determinism ──────────────────────────────────────────────────────────────────────────
+@pytest.mark.slow
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
+    datasets = {
+        mode: {"source": {"train_urls": [f"data/{mode}.csv"]}, "format": records(**form), "filters": ALL_ROWS}
+        for mode, form in MODES.items()
+    }
+    versions: list[dict[str, str]] = []
+    for workers in (1, 2):
+        workspace = Workspace(tmp_path / str(workers))
+        for mode in MODES:
+            workspace.write(f"{mode}.csv", as_csv([{**row, "kind": mode} for row in purchases(1200, customers=60)]))
+        workspace.recipe(datasets, seq_len=4096, execution={"workers": workers})
+        versions.append(workspace.build().versions())
+    assert versions[0] == versions[1]
+
+
+@pytest.mark.slow
+def test_appended_rows_are_encoded_and_earlier_ones_are_not(tmp_path: Path) -> None:
+    workspace = table(Workspace(tmp_path), as_csv(purchases(1500)), {})
+    first = workspace.build(only=TO_EXAMPLES).report("rows", "tokenized_examples")
+    workspace.write("table.csv", as_csv(purchases(1510)))
+    made = workspace.build(only=TO_EXAMPLES)
+    assert first.rows_made == 1500
+    assert 10 <= made.report("rows", "tokenized_examples").rows_made <= 512 + 10
+    assert sum(len(one["row_ids"]) for one in made.examples()) == 1510
 
 
 @pytest.mark.slow
@@ -356,6 +410,16 @@ def test_another_seed_gives_other_examples_of_the_same_ids(tmp_path: Path) -> No
     assert not other.report("rows", "tokenized_examples").reused
 
 
+def test_budgets_of_train_series_are_between_seven_tenths_and_the_record_budget(tmp_path: Path) -> None:
+    rows = [{"g": f"g{i // 200}", "t": str(i), "v": f"{i * 37 % 100}.5"} for i in range(1000)]
+    form = records(**grouped("g", "t", max_sequences_per_example=None), time_series={"is_timeseries": True})
+    made = built_of(tmp_path, "table.csv", as_csv(rows), form)
+    room = made.manifest("rows", "tokenized_examples").facts["record_room"]
+    budgets = np.array([one["budget"] for one in made.examples()])
+    assert ((budgets >= -(-7 * room // 10)) & (budgets <= room)).all()
+    assert len(set(budgets.tolist())) > 10
+
+
 # ── The wire ───────────────────────────────────────────────────────────────────────────────────────
 def test_reference_wire_prints_as_the_original_and_counts_what_it_changes(tmp_path: Path) -> None:
     content = lines([{"a": 42.5, "b": 1}, {"a": 1, "b": None}]) + b'{"a":0.000000000001,"b":3}\n'
@@ -369,3 +433,13 @@ def test_reference_wire_prints_as_the_original_and_counts_what_it_changes(tmp_pa
 def test_reference_wire_refuses_special_token_text(tmp_path: Path) -> None:
     rows, form = [{"a": "ends <|im_end|>"}, {"a": "fine"}], records(codec={"wire": "reference"})
     assert built_of(tmp_path, "rows.jsonl", rows, form).rejects() == [(0, "control_token_in_content")]
+
+
+def test_gate_of_rejects_names_the_reasons_and_a_line_of_the_commonest(tmp_path: Path) -> None:
+    form = records(data={"group_training_examples_by": "g"})
+    content = b"g,t\n" + b"".join(b"%s,%d\n" % (b"" if i in (3, 5) else b"a", i) for i in range(8))
+    workspace = Workspace(tmp_path)
+    rows = {"source": {"train_urls": [workspace.write("rows.csv", content)]}, "format": form, "splits": {"test": 0}}
+
+    with pytest.raises(GateError, match=r"rejects.*\n  group_missing: 2, the first is \S*rows\.csv line 5 \(\w+:3\)"):
+        workspace.recipe({"rows": rows}, gates={"rejects": {"at_most": 0.05}}).build(only=TO_EXAMPLES)

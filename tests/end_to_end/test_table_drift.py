@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rowmill.core.errors import ConfigError, GateError
-from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace
+from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace, lines
 from tests.support.tables import as_csv, as_parquet, grouped, records
 from tests.support.tiers import mark_all_but
 
@@ -113,6 +113,15 @@ def test_change_stays_a_change_until_it_is_corrected_and_more_rows_are_none(tmp_
     assert splits_of(after) == before
 
 
+@pytest.mark.slow
+def test_groups_are_held_out_alike_whatever_type_their_column_has(tmp_path: Path) -> None:
+    texts = project(tmp_path / "texts", as_csv([*sales(), *({**sale(i), "customer": f"C{i}"} for i in range(60))]))
+    numbers = project(tmp_path / "numbers", as_csv(sales()))
+    of_texts, of_numbers = texts.build(only=TO_ROWS), numbers.build(only=TO_ROWS)
+    assert (types_of(of_texts)["customer"], types_of(of_numbers)["customer"]) == ("string", "integer")
+    assert {key: split for key, split in splits_of(of_texts).items() if "C" not in key} == splits_of(of_numbers)
+
+
 def test_json_value_of_another_type_is_a_change_and_its_record_a_reject(tmp_path: Path) -> None:
     rows = [{"g": i % 9, "v": i} for i in range(40)]
     workspace = project(tmp_path, b"", records(data={"group_training_examples_by": "g"}), name="rows.jsonl")
@@ -182,6 +191,28 @@ def test_na_word_in_the_order_column_is_missing_and_others_keep_their_order(tmp_
     assert made.manifest("rows", "canonical_rows").details["records"]["order"] == "elapsed_seconds"
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_text_without_an_order_is_refused_in_csv_and_json(tmp_path: Path, name: str) -> None:
+    rows = [{"g": "A", "t": text} for text in ("early", "late", "noon")]
+    content = as_csv(rows) if name.endswith(".csv") else lines(rows)
+    with pytest.raises(ConfigError, match="column 't' is text that no known time format reads, such as 'early'"):
+        project(tmp_path, content, BY_TIME, name=name).build(only=TO_ROWS)
+
+
+def test_months_by_name_are_in_calendar_order(tmp_path: Path) -> None:
+    rows = [{"g": "A", "t": text} for text in ("Jan 2024", "Dec 2023", "Apr 2024")]
+    made = project(tmp_path, as_csv(rows), BY_TIME).build(only=TO_ROWS)
+    ordered = sorted(rows_of(made), key=lambda row: int(row["order_key"]))
+    assert [json.loads(row["record"])["t"] for row in ordered] == ["Dec 2023", "Jan 2024", "Apr 2024"]
+
+
+def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:
+    content = b'{"a":1,"a":2}\n{"a":3}\n{"a":{"b":1,"b":1}}\n{"a":1,"a" : 2}\n{"a" :1,"a":2,"b":"\\":"}\n'
+    made = project(tmp_path, content, records(), name="rows.jsonl").build(only=TO_ROWS)
+    assert [row["record"] for row in rows_of(made)] == ['{"a":3}']
+    assert ("rejected", "duplicate_key", 4) in made.manifest("rows", "canonical_rows").ledger
+
+
 # ── Files ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -228,6 +259,12 @@ def test_files_group_records_that_are_no_series(tmp_path: Path) -> None:
     made = workspace.build(only=TO_EXAMPLES)
     assert sorted(one["group_keys"] for one in made.examples()) == [['"data/a.csv"'], ['"data/b.csv"']]
     assert {len(one["row_ids"]) for one in made.examples()} == {4}
+
+
+@pytest.mark.parametrize("groups", [{"file": "yes"}, {"files": True}, {}, {"file": True, "a": 1}])
+def test_invalid_group_option_error_says_what_is_valid(tmp_path: Path, groups: Any) -> None:
+    with pytest.raises(ConfigError, match=r"expected a column's name, a list of them, \{file: true\}, or null"):
+        _ = readings(tmp_path, groups).project
 
 
 # ── Floats that JSON has no numbers for ────────────────────────────────────────────────────────────

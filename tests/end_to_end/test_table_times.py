@@ -124,6 +124,15 @@ def test_times_that_have_one_order_are_not_ambiguous(tmp_path: Path, case: str) 
     assert "ambiguous_times" not in built.manifest("rows", "canonical_rows").tables
 
 
+@pytest.mark.parametrize(("count", "blocks"), [(98, True), (100, False)])
+def test_one_record_in_more_than_a_hundred_only_warns(tmp_path: Path, count: int, blocks: bool) -> None:
+    workspace = project(tmp_path, SERIES, as_csv(rows_at([*minutes(count), minutes(count)[-1]])))
+    _, results = workspace.build(only=TO_ROWS).steps["rows", "canonical_rows"]
+    [result] = [one for one in results if one.check == "ambiguous_times"]
+    assert (result.passed, result.blocking) == (False, blocks)
+    assert blocks or result.severity == "warn"
+
+
 def test_largest_of_several_problems_is_the_share_of_all_times_that_were_read(tmp_path: Path) -> None:
     times = [*minutes(40, "Z"), "2024-05-01T08:00:00", "2024-05-01T08:01:00Z", "2024-05-01T08:02:00Z"]
     built = project(tmp_path, SERIES, as_csv(rows_at(times))).build(only=TO_ROWS)
@@ -144,6 +153,13 @@ def test_remedy_of_repeated_times_names_zones_where_a_clock_may_have_been_put_ba
     built = project(tmp_path, SERIES, as_csv(rows_at([time, time]))).build(only=TO_ROWS)
     [sentence] = sentences_of(built)
     assert ("write the zone into the times" in sentence) is names_zones
+
+
+def test_waived_times_are_built(tmp_path: Path) -> None:
+    waiver = {"check": "ambiguous_times", "at_most": 0.5, "reason": "two sensors share a series on purpose"}
+    rows = rows_at([time for time in minutes(20) for _ in range(2)])
+    built = project(tmp_path, SERIES, as_csv(rows), gates={"waivers": [waiver]}).build(only=TO_EXAMPLES)
+    assert sum(len(one["row_ids"]) for one in built.examples()) == 40
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])

@@ -54,6 +54,17 @@ def test_every_example_has_a_test_and_a_page() -> None:
 
 
 @pytest.mark.parametrize(
+    ("page", "name"),
+    [("qlora-train", "qlora-train"), ("astrai", "astrai"), ("evsys", "evsys"), ("levanter", "levanter-formats")],
+)
+def test_page_links_the_recipe_of_the_folder(page: str, name: str) -> None:
+    text = (ROOT / f"docs/coming-from/{page}.md").read_text(encoding="utf-8")
+
+    assert f"](../../configs/examples/rows/{name}.yaml)" in text
+    assert (FOLDER / f"{name}.yaml").is_file()
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "coming-from/qlora-train",

@@ -16,6 +16,16 @@ from tests.support.recipes import Built, build_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
+FORMATS = '''
+"""The desired side of a file with one answer per record and a result on it."""
+from rowmill.formats import RowFormat
+from rowmill.schema.rows import Row
+
+
+class Desired(RowFormat):
+    def rows(self, record):
+        return Row("conversation", messages=tuple(record["messages"])) if record["label"] else None
+'''
 CHOSEN = {
     "kind": "chat", "dataset_schema": "prompt_response", "prompt_fields": ["conversations"],
     "response_fields": ["chosen"], "role_field": "from", "content_field": "value",
@@ -37,6 +47,7 @@ FILES: dict[str, tuple[str, dict[str, Any], int, dict[str, int]]] = {
     "rlla_questions": ("reasoning/toolrl_rlla_4k_test.parquet", CHAT, 80, {"unknown_schema": 80}),
     "chosen": ("preference/dpo_en_demo.json", CHOSEN, 300, {}),
     "chosen_messages": ("preference/v1_dpo_demo.jsonl", {**CHAT, "messages_field": "chosen_messages"}, 10, {}),
+    "desired": ("preference/kto_en_demo.json", {"kind": "python", "class": "formats_of_files:Desired"}, 300, {}),
 }
 """Dataset → file, format, records, and the rejects that it must have beside copies."""
 
@@ -45,6 +56,7 @@ FILES: dict[str, tuple[str, dict[str, Any], int, dict[str, int]]] = {
 def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("files")
     (folder / "configs").mkdir()
+    (folder / "formats_of_files.py").write_text(FORMATS, encoding="utf-8")
     values = {
         "tokenizer": str(real_data / "tokenizers/qwen3"),
         "seq_len": 32768,
@@ -86,7 +98,7 @@ def test_every_record_of_a_file_is_kept_or_rejected_for_a_reason(built: Built, d
 
     assert canonical.facts["records"] == records
     assert tokenized.facts["kept"] + sum(rejects.values()) == records
-    assert set(rejects) <= {"duplicate", *expected}, (rejects, built.details(dataset)[-5:])
+    assert set(rejects) <= {"duplicate", "skipped_by_format", *expected}, (rejects, built.details(dataset)[-5:])
     assert {reason: rejects[reason] for reason in expected} == expected
 
 
@@ -187,7 +199,9 @@ def test_what_a_record_says_is_printed_or_counted_as_dropped(
     assert set(dropped) <= {"reasoning"}
 
 
-def test_weights_and_chosen_sides_decide_what_trains(built: Built, printed: dict[str, list[tuple[Any, str]]]) -> None:
+def test_weights_chosen_sides_and_labels_decide_what_trains(
+    built: Built, printed: dict[str, list[tuple[Any, str]]], real_data: Path
+) -> None:
     for (record, _), row in zip(printed["v1_sft"], built.examples("v1_sft"), strict=True):
         starts = [*row["span_starts"], row["tokens"]]
         spans = zip(row["span_messages"], starts, starts[1:], strict=False)
@@ -199,3 +213,6 @@ def test_weights_and_chosen_sides_decide_what_trains(built: Built, printed: dict
         assert record["chosen"]["value"].strip() in text
         answer = text.rpartition("<|im_start|>assistant\n")[2]
         assert rejected not in answer or rejected in record["chosen"]["value"]
+    undesired = sum(not record["label"] for record in records_of(real_data / FILES["desired"][0]))
+    assert undesired > 0
+    assert rejects_of(built, "desired")["skipped_by_format"] == undesired

@@ -23,7 +23,7 @@ from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import iterate_text_runs
 from rowmill.conversation.template_engines import replace_generation_tags
-from rowmill.conversation.template_registry import list_bundled_templates
+from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.tokenization.control_tokens import ControlStrings
@@ -54,6 +54,10 @@ CI_TEMPLATES = (
 EVERY_TEMPLATE = mark_all_but(CI_TEMPLATES, TEMPLATES)
 SLOW = {"llamacpp__CohereForAI-c4ai-command-r-plus-tool_use": "the template uses the filter indent"}
 """Templates that take the reference path, and why."""
+
+
+REASONS = {"template_error", "content_dropped"}
+"""Reasons that follow from the templates' own limits; any other reason is a defect."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,28 @@ def test_text_of_real_chats_is_the_references(name: str, real_data: Path) -> Non
     assert one.fast_path_obstacle == SLOW.get(name, "")
 
 
+@pytest.mark.parametrize("name", EVERY_TEMPLATE)
+def test_real_chats_are_masked_or_refused_for_the_templates_own_limits(name: str, real_data: Path) -> None:
+    masker = Masker(renderer(real_data, name), Loss(), MaskRules())
+    outcomes: Counter[str] = Counter()
+    for chat in chats(real_data):
+        result = masker.mask(Conversation(chat.messages, chat.tools))
+        outcomes["masked" if isinstance(result, MaskedConversation) else result.reason] += 1
+        if isinstance(result, MaskedConversation):
+            _check_mask(result, chat)
+    assert set(outcomes) <= {"masked", *REASONS}
+    assert outcomes["masked"] >= 12
+
+
+def _check_mask(result: MaskedConversation, chat: Chat) -> None:
+    trained = ranges(result.trained)
+    for piece in result.pieces:
+        inside = set(range(piece.start, piece.end)) <= trained
+        touched = not trained.isdisjoint(range(piece.start, piece.end))
+        is_model = chat.messages[piece.message]["role"] == "assistant"
+        assert inside if is_model else not touched
+
+
 # What a training template trains beyond our mask, and why each is right in its own way.
 LINE_END = "\n"
 """White space after the end of turn; ours is `loss.trailing: mask`."""
@@ -229,6 +255,50 @@ def test_mask_by_the_closed_list_equals_the_training_templates_blocks(name: str,
 WITH_BLOCKS = [name for name in TEMPLATES if name.startswith("trl__") or name == "axolotl__phi_4"]
 
 
+@pytest.mark.parametrize("name", mark_all_but(["trl__qwen3_training"], WITH_BLOCKS))
+def test_generation_spans_equal_the_tokenizers_assistant_mask(name: str, real_data: Path) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    one = renderer(real_data, name)
+    for chat in chats(real_data):
+        result = one.render(chat.messages, chat.tools, {})
+        if isinstance(result, RenderedConversation):
+            adapted, tools = as_seen(one, chat)
+            _, theirs = render_jinja_template(
+                [adapted], tools=tools, chat_template=one.spec.text, return_assistant_tokens_mask=True, **TOKENS
+            )
+            assert list(result.blocks) == theirs[0]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "template"),
+    [
+        pytest.param("qwen3", "llamacpp__Qwen-Qwen3-0.6B", marks=pytest.mark.campaign),
+        pytest.param("smollm3", None, marks=pytest.mark.campaign),
+        ("tinyllama", None),
+    ],
+)
+def test_plain_render_equals_the_tokenizers_own(tokenizer: str, template: str | None, real_data: Path) -> None:
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(real_data / "tokenizers" / tokenizer)
+    text = read_text(real_data, template) if template else loaded.chat_template
+    one = Renderer(RendererSpec(text, loaded.special_tokens_map))
+    for chat in chats(real_data):
+        if one.contract.date_dependent:
+            break
+        adapted = one.adaptation.messages(chat.messages)
+        theirs = loaded.apply_chat_template(adapted, tools=chat.tools, chat_template=text, tokenize=False)
+        assert one.plain(chat.messages, chat.tools, {}) == theirs
+
+
+def test_bundled_qwen3_prints_what_the_models_own_template_prints(real_data: Path) -> None:
+    own, stock = Renderer(RendererSpec(read_named_template("qwen3"))), renderer(real_data, "llamacpp__Qwen-Qwen3-0.6B")
+    for chat in chats(real_data):
+        for kwargs in ({}, {"enable_thinking": False, "add_generation_prompt": True}):
+            assert own.plain(chat.messages, chat.tools, kwargs) == stock.plain(chat.messages, chat.tools, kwargs)
+
+
 GLM, PHI = "llamacpp__GLM-4.6", "llamacpp__microsoft-Phi-3.5-mini-instruct"
 TALK: list[Message] = [
     {"role": role, "content": f"{role[0].upper()}{i}"} for i in (1, 2) for role in ("user", "assistant")
@@ -262,6 +332,27 @@ def test_mask_of_a_real_template_is_the_vector(
     for span in reversed(result.trained):
         text = f"{text[: span.start]}⟦{text[span.start : span.end]}⟧{text[span.end :]}"
     assert text.replace("⟧⟦", "").endswith(expected)
+
+
+HI: list[Message] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+HI_IDS = [151644, 872, 198, 13048, 151645, 198, 151644, 77091, 198, 151667, 271, 151668, 271, 9707, 151645, 198]
+
+
+@pytest.mark.parametrize("template", ["llamacpp__Qwen-Qwen3-0.6B", "qwen3"])
+@pytest.mark.parametrize(("kwargs", "trained"), [({}, (9, 15)), ({"enable_thinking": False}, (13, 15))])
+def test_ids_and_mask_of_qwen3_are_the_vector(
+    template: str, kwargs: dict[str, Json], trained: tuple[int, int], real_data: Path
+) -> None:
+    _, encoder = opened(real_data, "qwen3")
+    text = replace_generation_tags(read_template_file(real_data, template))
+    spec = RendererSpec(text, encoder.card.special_tokens, kwargs)
+    result = Masker(Renderer(spec), Loss(), MaskRules()).mask(Conversation(HI))
+    assert isinstance(result, MaskedConversation)
+
+    (example,) = make_examples([result], [[]], encoder, TokenizationCounts())
+    assert isinstance(example, Example)
+    assert example.ids.tolist() == HI_IDS
+    assert example.mask.tolist() == [trained[0] <= i < trained[1] for i in range(16)]
 
 
 # ── an independent judge: which characters of the print follow from which message's text ──

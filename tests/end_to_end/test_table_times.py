@@ -61,6 +61,11 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], str]] = {
         ("repeated hour: 4 records, the first is data/t0.csv line 8: t '2024-10-27T02:00' of series \"A\" comes after "
         "'2024-10-27T02:30' although the source is in order,"),
     ),
+    "a repeated hour in groups that are no series": (
+        GROUPS,
+        rows_at(berlin(30), "A"),
+        "repeated hour: 2 records, the first is data/t0.csv line 5: t '2024-10-27T02:00' of series \"A\" comes after",
+    ),
     "a time without a zone": (
         SERIES,
         rows_at([*minutes(40, "Z"), "2024-05-01T09:30:00"]),
@@ -78,6 +83,12 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], str]] = {
         rows_at([str(1_700_000_000 + 60 * i) for i in range(40)] + ["1700003000000"]),
         ("mixed units: 1 record, the first is data/t0.csv line 42: t '1700003000000' looks like milliseconds since "
         "1970, while 40 look like seconds; convert all to seconds"),
+    ),
+    "milliseconds in groups": (
+        GROUPS,
+        rows_at(["1700000000", "1700000000000", "1700000060000"]),
+        ("mixed units: 1 record, the first is data/t0.csv line 2: t '1700000000' looks like seconds since 1970, while "
+        "2 look like milliseconds; convert all to milliseconds"),
     ),
     "a repeated time": (
         SERIES_OF_GROUPS,

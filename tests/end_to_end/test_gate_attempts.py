@@ -246,8 +246,14 @@ ATTEMPTS: dict[str, Callable[[Besieged], None]] = {
     "waiver in the wrong direction": _with_gates(_waiver(at_least=0), 2),
     "waiver for another dataset": _with_gates(_waiver(dataset="talks", at_most=1), 2),
     "waiver without a reason": _with_gates(_waiver(at_most=1, reason=""), 2),
+    "waiver of what guards correctness": _with_gates(_waiver(check="mask_verified", at_least=0), 2),
     "infinite bound": _with_gates({"unknown_roles": {"at_most": float("inf")}}, 2),
     "bound that is no number": _with_gates({"unknown_roles": {"at_most": float("nan")}}, 2),
+    "bound in the wrong direction": _with_gates({"unknown_roles": {"at_least": 0}}, 2),
+    "correctness only warns": _with_gates({"conservation": {"severity": "warn"}}, 2),
+    "own rule in the check's place": _with_gates(
+        {"expectations": {"canonical_rows": [{"name": "unknown_roles", "column": "kept", "min_value": 0}]}}, 2
+    ),
     "results deleted": _delete_results,
     "results edited": _edited("mini/chats/canonical_rows/check_results/*.json", _believe),
     "versions edited": _edited("mini/chats/canonical_rows/versions/*.json", _nothing_unknown),

@@ -99,9 +99,16 @@ class LLaMAFactory(TableExport):
                 chosen, rejected = (_take_rows(segments, np.arange(side, count, 2)) for side in (0, 1))
                 columns = chosen.make_columns("chosen_") | rejected.make_columns("rejected_")
             case "unpaired":
-                exchanged = _exchange_answers(chunk, segments, context.seq_len).make_columns("kl_")
+                # Each row's prompt with the answer of another row of its block, cut to the limit.
+                first, answer, partner = chunk.offsets[:-1], chunk.answer_starts, rotate_blocks(chunk.sequence_offsets)
+                prompts = answer - first
+                answers = np.minimum((chunk.offsets[1:] - answer)[partner], context.seq_len - prompts)
+                # Prompt, answer, prompt, answer …
+                begins = np.stack((first, answer[partner]), axis=1).ravel()
+                parts = _take_row_parts(segments, begins, np.stack((prompts, answers), axis=1).ravel())
+                exchanged = _FlatRows(parts.ids, parts.labels, parts.offsets[::2])
                 tags = {"kto_tags": chunk.columns["sides"].cast(pa.bool_())}
-                columns = segments.make_columns("") | exchanged | tags
+                columns = segments.make_columns("") | exchanged.make_columns("kl_") | tags
             case _:
                 is_packed = self.unit == "packed"
                 columns = _make_packed_columns(chunk, segments, context) if is_packed else segments.make_columns("")
@@ -138,17 +145,6 @@ def _take_row_parts(rows: _FlatRows, begins: Ints, counts: Ints) -> _FlatRows:
     return _FlatRows(rows.ids[places], rows.labels[places], compute_offsets(counts))
 
 
-def _exchange_answers(chunk: SequenceBatch, segments: _FlatRows, limit: int) -> _FlatRows:
-    """Return each row's prompt with the answer of another row of its block, cut to the limit."""
-    first, answer, partner = chunk.offsets[:-1], chunk.answer_starts, rotate_blocks(chunk.sequence_offsets)
-    prompts = answer - first
-    answers = np.minimum((chunk.offsets[1:] - answer)[partner], limit - prompts)
-    # Prompt, answer, prompt, answer …
-    begins = np.stack((first, answer[partner]), axis=1).ravel()
-    parts = _take_row_parts(segments, begins, np.stack((prompts, answers), axis=1).ravel())
-    return _FlatRows(parts.ids, parts.labels, parts.offsets[::2])
-
-
 def _make_packed_columns(chunk: SequenceBatch, segments: _FlatRows, context: ExportContext) -> dict[str, pa.Array]:
     """Return sequences padded to `seq_len` + 1, with the number of its attention span for each token."""
     borders, in_sequences = chunk.spans()
@@ -170,21 +166,16 @@ def _make_packed_columns(chunk: SequenceBatch, segments: _FlatRows, context: Exp
         padded[places] = of_tokens
         columns[name] = make_list_array(rows, padded)
     ends = borders[1:] - np.repeat(chunk.token_offsets[:-1], spans)
-    return columns | {"packing_params": _make_packing_params(ends, in_sequences, width - lengths, width)}
-
-
-def _make_packing_params(ends: Ints, in_sequences: Ints, padding: Ints, width: int) -> pa.StructArray:
-    """Return the borders of each row's spans, from 0 on; the padding is the last span."""
-    count = len(in_sequences) - 1
+    # The borders of each row's spans, from 0 on; the padding is the last span.
     offsets = in_sequences + 2 * np.arange(count + 1)
-    borders = np.zeros(int(offsets[-1]), np.int64)
-    borders[np.arange(len(ends)) + np.repeat(2 * np.arange(count) + 1, np.diff(in_sequences))] = ends
-    borders[offsets[1:] - 1] = width
+    boundaries = np.zeros(int(offsets[-1]), np.int64)
+    boundaries[np.arange(len(ends)) + np.repeat(2 * np.arange(count) + 1, spans)] = ends
+    boundaries[offsets[1:] - 1] = width
     none = make_list_array(np.arange(count + 1), np.full(count, NO_MEDIA, np.int64))
     named = {name.removesuffix("s"): none for name in _MEDIA}
     fields = {
-        "sequence_boundaries": make_list_array(offsets, borders),
+        "sequence_boundaries": make_list_array(offsets, boundaries),
         **{f"{name}_subseq_ids": values for name, values in named.items()},
-        "right_padding_length": pa.array(padding),
+        "right_padding_length": pa.array(width - lengths),
     }
-    return pa.StructArray.from_arrays(list(fields.values()), list(fields))
+    return columns | {"packing_params": pa.StructArray.from_arrays(list(fields.values()), list(fields))}

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets, make_list_array
+from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets, make_list_array, read_lists
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.exports.base import (
     Export,
@@ -279,9 +279,23 @@ class MegatronBridge(TableExport):
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
-        """Write one file; its note measures the packs in it."""
+        """Write one file; its note counts what the packs in it hold, as the reader does."""
         [file] = super().write(job, chunks, folder, context)
-        return [replace(file, note=measure_packs(pq.read_table(folder / file.path, partitioning=None)))]
+        table = pq.read_table(folder / file.path, partitioning=None)
+        values, offsets = read_lists(table.column("seq_start_id"))
+        ends = np.append(values[1:], 0)
+        ends[offsets[1:] - 1] = table.column("input_ids").combine_chunks().value_lengths().to_numpy()
+        lengths = ends.astype(np.int64) - values - 1
+        segments, tokens = np.diff(offsets), np.add.reduceat(lengths, offsets[:-1])
+        packs = {
+            "packs": table.num_rows,
+            "segments": int(segments.sum()),
+            "tokens": int(tokens.sum()),
+            "longest": int(lengths.max()),
+            "most_segments": int(segments.max()),
+            "fewest_tokens": int(tokens.min()),
+        }
+        return [replace(file, note=packs)]
 
     def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
         """Return sequences as rows, padded if `pad_segments_to` is set."""
@@ -330,24 +344,3 @@ class MegatronBridge(TableExport):
             f'PackedSequenceSpecs(packed_sequence_size={size}, packed_train_data_path="{data}/*.idx.parquet",\n'
             f'                    packed_metadata_path="{data}/{size}_metadata.jsonl")   # micro_batch_size: 1'
         )
-
-
-def measure_packs(table: pa.Table) -> dict[str, int]:
-    """Count what the packs of a file hold, as the reader does; `longest` is the longest segment of any."""
-    starts = table.column("seq_start_id").combine_chunks()
-    ids = table.column("input_ids").combine_chunks()
-    sizes = np.diff(np.asarray(ids.offsets, np.int64))
-    offsets = np.asarray(starts.offsets, np.int64)
-    values = starts.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    ends = np.append(values[1:], 0)
-    ends[offsets[1:] - 1] = sizes
-    lengths = ends - values - 1
-    segments, tokens = np.diff(offsets), np.add.reduceat(lengths, offsets[:-1])
-    return {
-        "packs": table.num_rows,
-        "segments": int(segments.sum()),
-        "tokens": int(tokens.sum()),
-        "longest": int(lengths.max()),
-        "most_segments": int(segments.max()),
-        "fewest_tokens": int(tokens.min()),
-    }

@@ -186,7 +186,18 @@ class SampleSchedule:
         first = max(0, int(np.searchsorted(self.block_offsets, begin, "right")) - 1)
         last = max(first, int(np.searchsorted(self.block_offsets, end)))
         counts, lengths = np.diff(self.given[first : last + 1], axis=0), np.diff(self.block_offsets[first : last + 1])
-        return first, _assign_datasets(counts, lengths, first, self.block_seed)
+        names = np.tile(np.arange(counts.shape[1], dtype=np.int32), len(lengths))
+        grouped = np.repeat(names, counts.ravel())
+        if self.block_seed is None:
+            return first, grouped
+        starts = np.cumsum(lengths) - lengths
+        labels = np.empty_like(grouped)
+        for length in find_distinct(lengths).tolist():
+            alike = np.flatnonzero(lengths == length)
+            keys = [hash_labels(self.block_seed, "mixture", first + b) for b in alike.tolist()]
+            begins = starts[alike][:, None]
+            labels[begins + np.arange(length)] = grouped[begins + permute_rows("feistel", length, keys)]
+        return first, labels
 
     def count_datasets(self, begin: int, datasets: NDArray[np.int32]) -> tuple[int, NDArray[np.int64]]:
         """Return the first block of a stretch, and for each of its blocks how many positions each dataset has in it."""
@@ -204,24 +215,6 @@ class SampleSchedule:
         begin, end = self.block_offsets[block : block + 2].tolist()
         _, labels = self._assign_blocks(begin, end)
         return begin + int(np.flatnonzero(labels == dataset)[number - int(self.given[block, dataset])])
-
-
-def _assign_datasets(
-    counts: NDArray[np.int64], lengths: NDArray[np.int64], first: int, seed: int | None
-) -> NDArray[np.int32]:
-    """Return the dataset of each position of the blocks from `first` on, permuted within each block with `seed`."""
-    names = np.tile(np.arange(counts.shape[1], dtype=np.int32), len(lengths))
-    grouped = np.repeat(names, counts.ravel())
-    if seed is None:
-        return grouped
-    starts = np.cumsum(lengths) - lengths
-    labels = np.empty_like(grouped)
-    for length in find_distinct(lengths).tolist():
-        alike = np.flatnonzero(lengths == length)
-        moved = permute_rows("feistel", length, [hash_labels(seed, "mixture", first + b) for b in alike.tolist()])
-        begin = starts[alike][:, None]
-        labels[begin + np.arange(length)] = grouped[begin + moved]
-    return labels
 
 
 def find_step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:

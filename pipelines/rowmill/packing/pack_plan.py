@@ -363,22 +363,17 @@ def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> Se
     if limit < 1 << 16:
         # NumPy sorts 16-bit integers by radix, four times as fast as wider ones by merging.
         shortfall = shortfall.astype(np.uint16)
-    # Longest first, ties by number.
-    grouped, sizes = _place_examples(np.argsort(shortfall, kind="stable"), moves)
-    return _plan_whole_examples(*_sort_bins(grouped, sizes), lengths)
-
-
-def _place_examples(order: NDArray[np.int64], moves: "_BinMoves") -> tuple[Integers, NDArray[np.int64]]:
-    """Apply the moves to the sorted example numbers; return the members of all bins, concatenated, and bin sizes."""
+    # The moves, applied to the examples: the members of all bins one after the other, and the bins' sizes.
     bins = expand_ranges(moves.first, moves.bins)
     each = np.repeat(moves.each, moves.bins)
     sizes = np.bincount(bins, weights=each).astype(np.int64)
     starts = np.cumsum(sizes) - sizes
     slots = expand_ranges(starts[bins] + np.repeat(moves.filled, moves.bins), each)
     # 32 bits if they suffice, because their rows sort eight times as fast.
-    grouped = np.empty(len(order), dtype=np.int32 if len(order) < 1 << 31 else np.int64)
-    grouped[slots] = order
-    return grouped, sizes
+    grouped = np.empty(len(lengths), dtype=np.int32 if len(lengths) < 1 << 31 else np.int64)
+    # Longest first, ties by number.
+    grouped[slots] = np.argsort(shortfall, kind="stable")
+    return _plan_whole_examples(*_sort_bins(grouped, sizes), lengths)
 
 
 def _sort_bins(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

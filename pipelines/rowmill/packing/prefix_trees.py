@@ -110,8 +110,14 @@ def _lay_out_trees(
     # Where the tokens that each piece adds are, if the trees are stored one after the other.
     firsts = np.cumsum(added) - added
     branches = np.flatnonzero(before)
-    # A piece continues what the last one before it added that had less in common with its predecessor.
-    owners = _find_owners(before)[branches]
+    # A piece continues what the last one before it added that had less in common with its predecessor:
+    # before 0 3 4 3 ─► - 0 1 0
+    owners, active = np.arange(len(before)) - 1, branches
+    while len(active):
+        # All between a piece and its owner share at least as much: the owner of an owner is skipped to at once.
+        active = active[before[owners[active]] >= before[active]]
+        owners[active] = owners[owners[active]]
+    owners = owners[branches]
     borders = firsts[owners] + before[branches] - before[owners]
     ends = find_distinct(np.concatenate((firsts + added, borders)))
     ends = ends[ends > 0]
@@ -150,20 +156,6 @@ def _lay_out_trees(
     leaf_ends = (last[chosen_pieces] + np.repeat(shift, piece_counts)).astype(np.int32)
     planned = PlannedTrees(parents, leaves, leaf_ends)
     return SequencePlan(sequence_offsets, pieces.examples[numbers], ranges.astype(np.int32), planned)
-
-
-def _find_owners(before: Ints) -> Ints:
-    """Return for each piece the last one before it that shares less with its own predecessor; 0 at the latest.
-
-    before 0 3 4 3 ─► - 0 1 0
-    """
-    owners = np.arange(len(before)) - 1
-    active = np.flatnonzero(before)
-    while len(active):
-        # All between a piece and its owner share at least as much: the owner of an owner is skipped to at once.
-        active = active[before[owners[active]] >= before[active]]
-        owners[active] = owners[owners[active]]
-    return owners
 
 
 # ── Sorting examples by their tokens ──
@@ -231,10 +223,13 @@ def sort_by_tokens(ids: Tokens, cuts: Bools | None, offsets: Ints, *, min_shared
     while len(active):
         # Twice as many tokens each time, of the pairs that have not differed: a pair costs what it has in common.
         counts = np.minimum(most[active] - known, width)
+        borders = np.searchsorted(np.cumsum(counts), np.arange(COMPARED_TOKENS, int(counts.sum()), COMPARED_TOKENS))
+        runs = zip(np.split(active, borders), np.split(counts, borders), strict=True)
         found = np.concatenate(
             [
-                _find_differences(codes, begins[some] + known, begins[some + 1] + known, counts_of)
-                for some, counts_of in _divide(active, counts)
+                _find_differences(codes, begins[some] + known, begins[some + 1] + known, of_some)
+                for some, of_some in runs
+                if len(some)
             ]
         )
         shared[active] = known + found
@@ -246,16 +241,6 @@ def sort_by_tokens(ids: Tokens, cuts: Bools | None, offsets: Ints, *, min_shared
         # Of the first piece, none may be before; of others, the end of the piece before.
         shared = np.where((shared > 0) & (nearest >= 0), np.maximum(places[nearest] + 1 - firsts, 0), 0)
     return SortedPieces(order, np.where(shared < min_shared, 0, shared))
-
-
-def _divide(pairs: Ints, counts: Ints) -> "list[tuple[Ints, Ints]]":
-    """Divide pairs into runs of about `COMPARED_TOKENS`."""
-    borders = np.searchsorted(np.cumsum(counts), np.arange(COMPARED_TOKENS, int(counts.sum()), COMPARED_TOKENS))
-    return [
-        (some, of_some)
-        for some, of_some in zip(np.split(pairs, borders), np.split(counts, borders), strict=True)
-        if len(some)
-    ]
 
 
 def _find_differences(codes: Tokens, firsts: Ints, others: Ints, counts: Ints) -> Ints:

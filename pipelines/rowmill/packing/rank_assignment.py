@@ -181,7 +181,23 @@ def assign_places(plan: StepPlan, first_step: int, end_step: int, load_of: Calla
         return RankOrder(laid, local_offsets, first)
     loads = np.zeros(len(laid), np.int64)
     loads[laid != FILLER] = load_of(laid[laid != FILLER])
-    return RankOrder(_balance_steps(laid, local_offsets, first_step, loads, plan.balance_ranks), local_offsets, first)
+    dealt, lengths = np.empty_like(laid), np.diff(local_offsets)
+    # Steps of the same length are rows of a matrix.
+    for length in find_distinct(lengths).tolist():
+        factors = _prime_factors(gcd(length, plan.balance_ranks))
+        alike = np.flatnonzero(lengths == length)
+        together = max(1, _MEMBERS_AT_ONCE // length)
+        for start in range(0, len(alike), together):
+            steps = alike[start : start + together]
+            places = local_offsets[steps][:, None] + np.arange(length)
+            # Rotated right by the step's number: position i of step s has the member of position i - s.
+            turned = (np.arange(length) - first_step - steps[:, None]) % length
+            in_steps = loads[places]
+            heaviest_first = np.argsort(-in_steps, axis=1, kind="stable")
+            sorted_loads = np.take_along_axis(in_steps, heaviest_first, axis=1)
+            chosen = np.take_along_axis(_spread_members(heaviest_first, sorted_loads, factors), turned, axis=1)
+            dealt[places] = np.take_along_axis(laid[places], chosen, axis=1)
+    return RankOrder(dealt, local_offsets, first)
 
 
 def compute_flops(spans: Integers, offsets: Integers, linear: int) -> NDArray[np.int64]:
@@ -255,27 +271,6 @@ def _plan_step_lengths(
 
 
 # ── Positions within a step ──
-
-
-def _balance_steps(order: Ints, step_offsets: Ints, first_step: int, loads: Ints, balance_ranks: int) -> Ints:
-    """Balance the loads within every step from `first_step` on; steps of the same length are rows of a matrix."""
-    dealt = np.empty_like(order)
-    lengths = np.diff(step_offsets)
-    for length in find_distinct(lengths).tolist():
-        factors = _prime_factors(gcd(length, balance_ranks))
-        alike = np.flatnonzero(lengths == length)
-        together = max(1, _MEMBERS_AT_ONCE // length)
-        for start in range(0, len(alike), together):
-            steps = alike[start : start + together]
-            places = step_offsets[steps][:, None] + np.arange(length)
-            # Rotated right by the step's number: position i of step s has the member of position i - s.
-            turned = (np.arange(length) - first_step - steps[:, None]) % length
-            in_steps = loads[places]
-            heaviest_first = np.argsort(-in_steps, axis=1, kind="stable")
-            sorted_loads = np.take_along_axis(in_steps, heaviest_first, axis=1)
-            chosen = np.take_along_axis(_spread_members(heaviest_first, sorted_loads, factors), turned, axis=1)
-            dealt[places] = np.take_along_axis(order[places], chosen, axis=1)
-    return dealt
 
 
 def _prime_factors(number: int) -> list[int]:

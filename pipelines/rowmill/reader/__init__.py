@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rowmill.core.arrays import Ints
-from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.core.storage import Store
 from rowmill.reader import layouts, published, stored_rows
 from rowmill.reader.layouts import Batch, LayoutName
@@ -105,7 +105,14 @@ class Reader(AsyncDataset):
         self._schedule = RankSchedule(
             rank, world_size, self._published.step_offsets, self._published.has_steps, batch_size
         )
-        published.require_sequences(self._published, rank, len(self._schedule))
+        is_waived = any(waiver.startswith("order_nonempty:") for waiver in self._published.waivers)
+        if not len(self._schedule) and not is_waived:
+            # A loop over it would end immediately, without an error.
+            raise ConfigError(
+                f"{self._published.where}: rank {rank} has no sequence: the order has {self._published.places} places; "
+                "every rank needs at least one; build with a smaller mixture.batch_size or more data, open fewer "
+                "ranks, or waive order_nonempty to read only held-out sets"
+            )
         self._names = self._published.source_names if segment_sources else None
         self._source = stored_rows.open_order(self._published, rank, world_size, verify=verify, names=self._names)
         self._view = View(
@@ -268,7 +275,13 @@ class Reader(AsyncDataset):
             to another `DataLoader` worker.
 
         """
-        published.require_own_state(self._published, state)
+        build = self._published
+        for name, value in (("version", published.STATE_VERSION), ("order", build.order), ("content", build.content)):
+            if state.get(name) != value:
+                raise IntegrityError(
+                    f"{build.where}: the state's {name} is {state.get(name)!r}, the build's is {value!r}; resume with "
+                    "the build that the run began with (make it current again), or restart"
+                )
         share = self._require_own_share(state)
         position, taken, before = int(state["position"]), int(state["taken"]), int(state["world_size"])
         if taken and before != self._world_size:

@@ -5,7 +5,6 @@
   sets  ─► the packed shards of each dataset, by split   ◄── rows of them are what an index names
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -208,38 +207,6 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
             f"{published.places} sequences together; build {recipe!r} again"
         )
     return published
-
-
-# ── Checks ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def require_sequences(published: PublishedBuild, rank: int, sequences: int) -> None:
-    """Refuse a rank without a sequence: a loop over it would end immediately, without an error.
-
-    Raises ConfigError if the rank has none, unless the build was made with a waiver of `order_nonempty`: then it is
-    opened for its held-out sets.
-    """
-    if sequences or any(waiver.startswith("order_nonempty:") for waiver in published.waivers):
-        return
-    raise ConfigError(
-        f"{published.where}: rank {rank} has no sequence: the order has {published.places} places; every rank needs "
-        "at least one; build with a smaller mixture.batch_size or more data, open fewer ranks, or waive order_nonempty "
-        "to read only held-out sets"
-    )
-
-
-def require_own_state(published: PublishedBuild, state: Mapping[str, Any]) -> None:
-    """Refuse the state of a run on another build.
-
-    Raises IntegrityError if its order or its content is another, or it is of another version of rowmill.
-    """
-    expected = {"version": STATE_VERSION, "order": published.order, "content": published.content}
-    for name, value in expected.items():
-        if state.get(name) != value:
-            raise IntegrityError(
-                f"{published.where}: the state's {name} is {state.get(name)!r}, the build's is "
-                f"{value!r}; resume with the build that the run began with (make it current again), or restart"
-            )
 
 
 def check_tokenizer(published: PublishedBuild, folder: str | Path) -> None:

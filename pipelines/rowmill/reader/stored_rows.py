@@ -73,21 +73,6 @@ class ShardFooter:
         return 7 * int(self.metadata.serialized_size)
 
 
-def _read_footer(store: Store, path: str) -> tuple[Any, pa.Schema, int]:
-    """Return a shard's metadata, its schema and its size; of a remote file, only its end is read."""
-    if store.is_local:
-        # Arrow reads a local file itself, not through Python.
-        with pq.ParquetFile(store.path(path)) as opened:
-            return opened.metadata, opened.schema_arrow, os.path.getsize(store.path(path))
-    end, size_bytes = read_end(store.path(path), store.address(path), FIRST_END_BYTES)
-    needed = int.from_bytes(end[-_PARQUET_TAIL_BYTES:-4], "little") + _PARQUET_TAIL_BYTES
-    if len(end) < min(needed, size_bytes):
-        end, size_bytes = read_end(store.path(path), store.address(path), needed)
-    # What is before the footer is not looked at, so it may be absent.
-    with pq.ParquetFile(pa.BufferReader(end)) as opened:
-        return opened.metadata, opened.schema_arrow, size_bytes
-
-
 def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> ShardFooter:
     """Check a shard by its footer, with `verify` by its digest too.
 
@@ -96,7 +81,20 @@ def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> Shard
     """
     shard, where = expected.shard, store.path(expected.shard.path)
     try:
-        metadata, schema, size_bytes = _read_footer(store, shard.path)
+        # Arrow reads a local file itself, not through Python.
+        source: Any = where
+        if store.is_local:
+            size_bytes = os.path.getsize(where)
+        else:
+            address = store.address(shard.path)
+            end, size_bytes = read_end(where, address, FIRST_END_BYTES)
+            needed = int.from_bytes(end[-_PARQUET_TAIL_BYTES:-4], "little") + _PARQUET_TAIL_BYTES
+            if len(end) < min(needed, size_bytes):
+                end, size_bytes = read_end(where, address, needed)
+            # What is before the footer is not looked at, so it may be absent.
+            source = pa.BufferReader(end)
+        with pq.ParquetFile(source) as opened:
+            metadata, schema = opened.metadata, opened.schema_arrow
     except FileNotFoundError:
         raise_missing(where)
     except (pa.ArrowInvalid, OSError) as error:
@@ -104,8 +102,8 @@ def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> Shard
     _require_equal(where, "rows", metadata.num_rows, shard.rows)
     # Row groups are written one after the other: the last one ends where the footer begins.
     last = _list_chunks(metadata, metadata.num_row_groups - 1) if metadata.num_row_groups else []
-    end = max((_find_column_start(column) + column.total_compressed_size for column in last), default=4)
-    expected_bytes = int(end) + int(metadata.serialized_size) + _PARQUET_TAIL_BYTES
+    footer_begin = max((_find_column_start(column) + column.total_compressed_size for column in last), default=4)
+    expected_bytes = int(footer_begin) + int(metadata.serialized_size) + _PARQUET_TAIL_BYTES
     _require_equal(where, "bytes", size_bytes, expected_bytes)
     card = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     for name, value in expected.card.items():

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
 import rowmill
@@ -130,6 +130,18 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
     address = project.store.path(get_stage_folder(output.key))
     checks = judge.preview_checks(project.store, output, step.shown_thresholds)
     more = len(output.schema) - MAX_COLUMNS
+    # The addresses of raw data, without secrets.
+    sources: Sequence[str] = ()
+    if not output.inputs:
+        match project.recipe.datasets[output.key[1]].source:
+            case HuggingFaceSource() as source:
+                sources = (f"hf://datasets/{source.id}",)
+            case GeneratedSource() as source:
+                sources = (project.store.path("/".join(source.dataset_key(project.recipe.name))),)
+            case source:
+                public = source.model_dump(include={"train_urls", "validation_urls"})
+                urls = (*public["train_urls"], *public["validation_urls"])
+                sources = [url if "://" in url else os.path.join(project.base, url) for url in urls]
     return LoggedStage(
         name="/".join(output.key),
         stage=output.stage,
@@ -152,7 +164,7 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
             *([(f"and {more:,} more columns", "null")] if more > 0 else []),
         ),
         inputs=tuple(output.inputs),
-        sources=() if output.inputs else _list_sources(project, output.key[1]),
+        sources=tuple(sources),
         checks=tuple(
             LoggedCheck(
                 result.check,
@@ -171,15 +183,3 @@ def _bound_name(name: str) -> str:
     shown = escape_control_characters(name).replace("\n", "␊").replace("\t", "␉")
     # The digest keeps two names apart that begin alike.
     return shown if len(shown) <= MAX_NAME_CHARS else f"{shown[: MAX_NAME_CHARS - 14]}… {digest_json(name)[:12]}"
-
-
-def _list_sources(project: Project, dataset: str) -> tuple[str, ...]:
-    """Return the addresses of a dataset's raw data, without secrets."""
-    source = project.recipe.datasets[dataset].source
-    if isinstance(source, HuggingFaceSource):
-        return (f"hf://datasets/{source.id}",)
-    if isinstance(source, GeneratedSource):
-        return (project.store.path("/".join(source.dataset_key(project.recipe.name))),)
-    public = source.model_dump(include={"train_urls", "validation_urls"})
-    urls = [*public["train_urls"], *public["validation_urls"]]
-    return tuple(url if "://" in url else os.path.join(project.base, url) for url in urls)

@@ -367,37 +367,28 @@ def _draw_branches(level: FlowLevel, top: float, y: float, largest: int, drawn: 
             f'<rect fill="{KEPT_COLOUR}" opacity=".35" x="{LEFT}" y="{top:.1f}" width="{stays - LEFT:.1f}" '
             f'height="{bottom - top:.1f}"/>'
         )
-    drawn += [
-        _draw_branch(branch, level, x, width, middle, top=top, bottom=bottom) for x, width, middle, branch in lines
-    ]
+    for x, width, middle, branch in lines:
+        # A ribbon along x that turns to the right: one that leaves begins at the edge above, one that joins ends at the
+        # edge below.
+        sign, edge = ("+ ", bottom) if branch.joins else ("" if branch.kind in LAST_CLASSES else "− ", top)
+        label = f"{sign}{branch.count:,} {escape_control_characters(branch.name)}"
+        percent = format_percent(branch.count, level.count) if 2000 * branch.count >= level.count else "< 0.1 %"
+        share = f" · {percent}" if level.count else ""
+        shown = label if len(label) <= MAX_LABEL_CHARS else f"{label[: MAX_LABEL_CHARS - 1]}…"
+        down = 1 if edge < middle else -1
+        inner, outer = middle - down * width / 2, middle + down * width / 2
+        right = x + width
+        turn = min(TURN, abs(inner - edge), max(BRANCH_END - right, 0))
+        wide = turn + width
+        ribbon = (
+            f"M{x:.1f} {edge:.1f}V{outer - down * wide:.1f}Q{x:.1f} {outer:.1f} {x + wide:.1f} {outer:.1f}H{BRANCH_END}"
+            f"V{inner:.1f}H{right + turn:.1f}Q{right:.1f} {inner:.1f} {right:.1f} {inner - down * turn:.1f}V{edge:.1f}z"
+        )
+        count = branch.count if branch.joins else -branch.count
+        drawn.append(
+            f'<g class="branch" data-kind="{branch.kind}" data-count="{count}"><title>{escape(label + share)}</title>'
+            f'<path fill="{COLOURS[branch.kind]}" opacity=".8" d="{ribbon}"/>'
+            f'<text x="{LABELS}" y="{middle + 4.5:.1f}">{escape(shown)}'
+            f'<tspan opacity=".65">{escape(share)}</tspan></text></g>'
+        )
     return bottom
-
-
-def _draw_branch(
-    branch: FlowBranch, level: FlowLevel, x: float, width: float, middle: float, *, top: float, bottom: float
-) -> str:
-    """Draw a ribbon that runs along x from an edge, and turns to the right at a height, with its label.
-
-    A branch that leaves begins at the edge above; one that joins ends at the edge below.
-    """
-    sign, edge = ("+ ", bottom) if branch.joins else ("" if branch.kind in LAST_CLASSES else "− ", top)
-    label = f"{sign}{branch.count:,} {escape_control_characters(branch.name)}"
-    percent = format_percent(branch.count, level.count) if 2000 * branch.count >= level.count else "< 0.1 %"
-    share = f" · {percent}" if level.count else ""
-    shown = label if len(label) <= MAX_LABEL_CHARS else f"{label[: MAX_LABEL_CHARS - 1]}…"
-    down = 1 if edge < middle else -1
-    inner, outer = middle - down * width / 2, middle + down * width / 2
-    right = x + width
-    turn = min(TURN, abs(inner - edge), max(BRANCH_END - right, 0))
-    wide = turn + width
-    ribbon = (
-        f"M{x:.1f} {edge:.1f}V{outer - down * wide:.1f}Q{x:.1f} {outer:.1f} {x + wide:.1f} {outer:.1f}H{BRANCH_END}"
-        f"V{inner:.1f}H{right + turn:.1f}Q{right:.1f} {inner:.1f} {right:.1f} {inner - down * turn:.1f}V{edge:.1f}z"
-    )
-    return (
-        f'<g class="branch" data-kind="{branch.kind}" data-count="{branch.count if branch.joins else -branch.count}">'
-        f"<title>{escape(label + share)}</title>"
-        f'<path fill="{COLOURS[branch.kind]}" opacity=".8" d="{ribbon}"/>'
-        f'<text x="{LABELS}" y="{middle + 4.5:.1f}">{escape(shown)}'
-        f'<tspan opacity=".65">{escape(share)}</tspan></text></g>'
-    )

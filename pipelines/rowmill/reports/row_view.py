@@ -124,7 +124,15 @@ def _render_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
         left_out = range(MAX_SHOWN_MESSAGES - 4, len(messages) - 4) if len(messages) > MAX_SHOWN_MESSAGES else range(0)
         for i, message in enumerate(messages):
             if i not in left_out:
-                shown = f"{i:>2} {message['role']:<10} {_format_message(message)}"
+                reasoning, weight = message.get("reasoning_content"), message.get("weight")
+                calls = [call["function"] for call in message.get("tool_calls") or ()]
+                fields = [
+                    "" if weight is None else f"weight {weight:g}",
+                    f"⟨{_flatten_text(reasoning)}⟩" if reasoning else "",
+                    _flatten_text(message["content"]),
+                    *(f"{call['name']}({_flatten_text(to_json(call['arguments']))})" for call in calls),
+                ]
+                shown = f"{i:>2} {message['role']:<10} {'  '.join(field for field in fields if field)}"
                 yield label_value("structured" if i == 0 else "", shown)
             elif i == left_out.start:
                 yield label_value("", f" … {len(left_out)} more messages")
@@ -133,17 +141,6 @@ def _render_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
         value = row.get(name)
         if value is not None:
             yield label_value(name, _flatten_text(value if type(value) is str else to_json(value)))
-
-
-def _format_message(message: Mapping[str, Json]) -> str:
-    reasoning, weight = message.get("reasoning_content"), message.get("weight")
-    fields = ["" if weight is None else f"weight {weight:g}"]
-    fields += [f"⟨{_flatten_text(reasoning)}⟩" if reasoning else "", _flatten_text(message["content"])]
-    fields += [
-        f"{c['function']['name']}({_flatten_text(to_json(c['function']['arguments']))})"
-        for c in message.get("tool_calls") or ()
-    ]
-    return "  ".join(field for field in fields if field)
 
 
 def _flatten_text(text: str) -> str:

@@ -20,22 +20,6 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 VERSION = 2
 
 
-def scan_dataset_source(context: StageContext, *, first_records: int | None = None) -> list[FileScan]:
-    """Scan a dataset's source; files whose stamp did not change since the last build are not read again.
-
-    With `first_records`, scan that many records of one file per format and split; generated records are read whole.
-    """
-    stage, source = sources.StoreStager(context.store, f"{context.folder}/staged"), context.dataset.source
-    if isinstance(source, GeneratedSource):
-        [made] = context.inputs.values()
-        return scan_generated(context.store, made, source, context.base, stage, _load_earlier_scans(context))
-    keeps = context.dataset.keeps_non_finite
-    earlier = _load_earlier_scans(context) if first_records is None else {}
-    return sources.scan_source(
-        source, context.base, stage, earlier, keeps_non_finite=keeps, first_records=first_records
-    )
-
-
 def _load_earlier_scans(context: StageContext) -> dict[str, FileScan]:
     """Return the last build's scan of each file."""
     known = load_scans(manifest.load_current_if_intact(context.store, context.key))
@@ -51,8 +35,21 @@ def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def prepare_raw_dataset(context: StageContext, *, first_records: int | None = None) -> PreparedStage:
-    """Scan the source; its content is identified by the digests and places of its parts."""
-    scans = scan_dataset_source(context, first_records=first_records)
+    """Scan the source; its content is identified by the digests and places of its parts.
+
+    Files whose stamp did not change since the last build are not read again. With `first_records`, scan that many
+    records of one file per format and split; generated records are read whole.
+    """
+    stage, source = sources.StoreStager(context.store, f"{context.folder}/staged"), context.dataset.source
+    if isinstance(source, GeneratedSource):
+        [made] = context.inputs.values()
+        scans = scan_generated(context.store, made, source, context.base, stage, _load_earlier_scans(context))
+    else:
+        keeps = context.dataset.keeps_non_finite
+        earlier = _load_earlier_scans(context) if first_records is None else {}
+        scans = sources.scan_source(
+            source, context.base, stage, earlier, keeps_non_finite=keeps, first_records=first_records
+        )
     parts = [[p.part_id, p.sha256, p.split_hint, p.reader, p.arrow] for scan in scans for p in scan.parts]
     groups = sources.group_parts(scans)
     # Which files share a group, and the delimiter and quote of each CSV file, are part of the version.

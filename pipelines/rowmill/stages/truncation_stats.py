@@ -113,6 +113,26 @@ def _measure(columns: pa.Table) -> MeasuredExamples:
     original, tokens, trained = (_read_ints(columns, name) for name in ("original_tokens", "tokens", "trained_tokens"))
     removed, trained_removed = original - tokens, _read_ints(columns, "trained_removed")
     shares = trained / np.maximum(tokens, 1)
+    # Of each stage the examples that it changed, and the messages and tokens that it removed.
+    stages: list[tuple[int, int, int, int]] = []
+    for stage, of_tokens, of_trained in STAGES:
+        taken = _read_ints(columns, of_tokens)
+        messages = _read_ints(columns, "messages_removed") if stage == "exchanges" else np.zeros_like(taken)
+        touched = int(((taken > 0) | (messages > 0)).sum())
+        stages.append((touched, int(messages.sum()), int(taken.sum()), int(_read_ints(columns, of_trained).sum())))
+    # What was removed by domain; rows without one are a group, too.
+    frame = cast(
+        "pl.DataFrame", pl.from_arrow(columns.select(["domain", "original_tokens", "tokens", "trained_removed"]))
+    )
+    whole = pl.col("original_tokens").cast(pl.Int64)
+    lost = whole - pl.col("tokens")
+    domains = frame.group_by("domain").agg(
+        pl.len().cast(pl.Int64).alias("examples"),
+        (lost > 0).sum().cast(pl.Int64).alias("shortened"),
+        lost.sum().alias("tokens_removed"),
+        pl.col("trained_removed").cast(pl.Int64).sum(),
+        whole.sum(),
+    )
     return MeasuredExamples(
         original.astype(np.int32),
         (trained + trained_removed).astype(np.int32),
@@ -121,33 +141,9 @@ def _measure(columns: pa.Table) -> MeasuredExamples:
         int(original[removed > 0].max(initial=0)),
         int(removed.sum()),
         int(trained_removed.sum()),
-        np.array([_sum_stage(columns, *stage) for stage in STAGES], np.int64),
+        np.array(stages, np.int64),
         np.histogram(shares, bins=SHARE_BINS, range=(0.0, 1.0))[0],
-        _sum_domains(columns),
-    )
-
-
-def _sum_stage(columns: pa.Table, stage: str, removed: str, trained: str) -> tuple[int, int, int, int]:
-    """Return the examples that a stage of truncation changed, and the messages and tokens that it removed."""
-    taken = _read_ints(columns, removed)
-    messages = _read_ints(columns, "messages_removed") if stage == "exchanges" else np.zeros_like(taken)
-    touched = int(((taken > 0) | (messages > 0)).sum())
-    return touched, int(messages.sum()), int(taken.sum()), int(_read_ints(columns, trained).sum())
-
-
-def _sum_domains(columns: pa.Table) -> pl.DataFrame:
-    """Sum what truncation removed by domain; rows without one are a group, too."""
-    frame = cast(
-        "pl.DataFrame", pl.from_arrow(columns.select(["domain", "original_tokens", "tokens", "trained_removed"]))
-    )
-    original = pl.col("original_tokens").cast(pl.Int64)
-    lost = original - pl.col("tokens")
-    return frame.group_by("domain").agg(
-        pl.len().cast(pl.Int64).alias("examples"),
-        (lost > 0).sum().cast(pl.Int64).alias("shortened"),
-        lost.sum().alias("tokens_removed"),
-        pl.col("trained_removed").cast(pl.Int64).sum(),
-        original.sum(),
+        domains,
     )
 
 

@@ -62,19 +62,6 @@ from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 
 
-def _list_ordered_rows(context: StageContext, export: Export, packed: Mapping[str, Manifest]) -> Ints:
-    """Return the rows of the train shards in training order, without fillers."""
-    splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
-    order = inputs.load_order(context.store, splits, ("dataset", "sequence_id", "pass", "filler"))
-    shown = pc.invert(order.column("filler"))
-    if export.passes == "first":
-        shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
-    order = order.filter(shown)
-    shards = (inputs.list_train_shards({name: one}) for name, one in packed.items())
-    sizes = [sum(part.files["shard"].rows for part in own) for own in shards]
-    return compute_offsets(sizes)[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
-
-
 def _resolve_export_vocab_size(context: StageContext, card: Mapping[str, Any]) -> int:
     return context.recipe.vocab_size or int(card["vocab_size"])
 
@@ -319,7 +306,19 @@ def _index_segments(
     lengths, in_rows = np.concatenate(sizes), np.concatenate(counts)
     first_segments = compute_offsets(in_rows)
     first_rows = compute_offsets([part.files["shard"].rows for part in parts])
-    rows = _list_ordered_rows(context, export, packed) if export.split == "train" else np.arange(first_rows[-1])
+    rows = np.arange(first_rows[-1])
+    if export.split == "train":
+        # In training order, without fillers.
+        splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
+        order = inputs.load_order(context.store, splits, ("dataset", "sequence_id", "pass", "filler"))
+        shown = pc.invert(order.column("filler"))
+        if export.passes == "first":
+            shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
+        order = order.filter(shown)
+        shards = (inputs.list_train_shards({name: one}) for name, one in packed.items())
+        sizes_of_sets = [sum(part.files["shard"].rows for part in own) for own in shards]
+        rows = compute_offsets(sizes_of_sets)[order.column("dataset").to_numpy()]
+        rows += order.column("sequence_id").to_numpy()
     if not len(rows):
         raise ConfigError(
             f"exports.{export.name}.split: {export.split} has no sequence; an export needs at least one; enlarge "

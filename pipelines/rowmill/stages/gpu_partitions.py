@@ -452,7 +452,16 @@ def publish_gpu_partitions(
     if facts.conservation or facts.ranks != facts.world_size:
         return
     splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
-    ranks = {name: _describe_rank(part) for name, part in zip(rank_names(facts.world_size), output.parts, strict=True)}
+    # Each rank's files: its shards, or its index and the filler that the index may name.
+    ranks: dict[str, dict[str, Any]] = {}
+    for rank, part in zip(rank_names(facts.world_size), output.parts, strict=True):
+        described = {name: [file.path, file.rows, file.digest] for name, file in part.files.items()}
+        ranks[rank] = {
+            "folder": part.files["facts"].path.rsplit("/", 1)[0],
+            "files": [one for name, one in described.items() if name == "index" or name.startswith("data/")],
+            "sequences": part.facts["sequences"],
+            **({"filler": described["filler"]} if "filler" in described else {}),
+        }
     order = read_facts(TrainingSplitsFacts, splits.facts)
     packed = {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
     first = next(iter(packed.values()))
@@ -497,17 +506,6 @@ def publish_gpu_partitions(
         content["domains"] = sorted(domains)
     context.store.write_sealed(f"{context.folder}/current.json", content)
     cross_stage.write_published_counts(context.store, output)
-
-
-def _describe_rank(part: Part) -> dict[str, Any]:
-    """Describe a rank's files: its shards, or its index and the filler that the index may name."""
-    described = {name: [file.path, file.rows, file.digest] for name, file in part.files.items()}
-    return {
-        "folder": part.files["facts"].path.rsplit("/", 1)[0],
-        "files": [one for name, one in described.items() if name == "index" or name.startswith("data/")],
-        "sequences": part.facts["sequences"],
-        **({"filler": described["filler"]} if "filler" in described else {}),
-    }
 
 
 def _describe_evaluation_set(context: StageContext, name: str, packed: Manifest) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Bools, Integers, Ints, are_among, compute_offsets, find_distinct
+from rowmill.core.arrays import Integers, Ints, are_among, compute_offsets, find_distinct, read_lists
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
@@ -192,8 +192,22 @@ def slice_examples(
     )
     # What was not cut had its targets counted when it was tokenized.
     was_cut = pieces.lengths < own[pieces.examples]
+    wanted = np.flatnonzero(was_cut)
+    examples, targets = numbers[pieces.examples[wanted]], np.zeros(len(wanted), np.int64)
+    which = lengths.find_part(examples)
+    # Masks are read part by part, and only of parts that have such pieces.
+    for part in find_distinct(which).tolist():
+        here = which == part
+        masks: Any = lengths.read_column(part, "loss_mask")
+        mine = ExampleSlices(
+            examples[here] - lengths.first_rows[part],
+            pieces.starts[wanted[here]],
+            pieces.lengths[wanted[here]],
+            np.empty(0, np.int64),
+        )
+        flags, offsets = read_lists(masks)
+        targets[here] = pack_plan.count_piece_targets(mine, flags, offsets)
     trains = np.ones(len(pieces.examples), np.bool_)
-    targets = _count_targets(lengths, numbers, pieces, np.flatnonzero(was_cut))
     trains[was_cut] = targets > 0
     kept = pieces.select(trains)
     untrained = find_distinct(pieces.examples[~trains])
@@ -204,26 +218,6 @@ def slice_examples(
     cut = find_distinct(pieces.examples[was_cut])
     lost = int(np.maximum(trained[cut] - left[cut], 0).sum()) + int(trained[pieces.dropped].sum())
     return kept, {"overlong": numbers[pieces.dropped], "no_loss_tokens": numbers[untrained]}, lost
-
-
-def _count_targets(lengths: ExampleLengths, numbers: Ints, pieces: ExampleSlices, wanted: Ints) -> Ints:
-    """Count the targets of some pieces; the masks are read part by part, and only of parts that have such pieces."""
-    examples = numbers[pieces.examples[wanted]]
-    which = lengths.find_part(examples)
-    counts = np.zeros(len(wanted), np.int64)
-    for part in find_distinct(which).tolist():
-        here = which == part
-        masks: Any = lengths.read_column(part, "loss_mask")
-        mine = ExampleSlices(
-            examples[here] - lengths.first_rows[part],
-            pieces.starts[wanted[here]],
-            pieces.lengths[wanted[here]],
-            np.empty(0, np.int64),
-        )
-        offsets = np.asarray(masks.offsets, np.int64)
-        flags: Bools = masks.flatten().to_numpy(zero_copy_only=False)
-        counts[here] = pack_plan.count_piece_targets(mine, flags, offsets - offsets[0])
-    return counts
 
 
 # ── What is in no sequence ─────────────────────────────────────────────────────────────────────────

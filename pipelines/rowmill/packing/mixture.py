@@ -410,26 +410,18 @@ def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[list[in
         if mixture.block_rounding == "fixed":
             counts = _round_by_largest_remainder(stage.weights, length)
         else:
-            counts = _round_with_carry(stage.weights, position - stage.start, assigned)
-            assigned = [a + b for a, b in zip(assigned, counts, strict=True)]
+            # At the end of a block every dataset is within 1 of its share. Each gets the sequences that it lacks to its
+            # share, rounded down. The remaining positions go, one each, to datasets below their share, rounded up, in
+            # the order in which their next sequence is due; of those due at the same position, in recipe order.
+            weights, end, total = stage.weights, position - stage.start, sum(stage.weights)
+            had = [max(before, weight * end // total) for weight, before in zip(weights, assigned, strict=True)]
+            wanting = [d for d, weight in enumerate(weights) if had[d] < -(-weight * end // total)]
+            due = {d: Fraction(had[d] + 1, weights[d]) for d in wanting}
+            for d in sorted(wanting, key=due.__getitem__)[: end - sum(had)]:
+                had[d] += 1
+            counts = [after - before for after, before in zip(had, assigned, strict=True)]
+            assigned = had
         yield counts
-
-
-def _round_with_carry(weights: Sequence[int], end: int, assigned: Sequence[int]) -> list[int]:
-    """Return the counts of the block that ends at position `end`, where every dataset is within 1 of its share.
-
-    Each dataset gets the sequences that it lacks to its share, rounded down. The remaining positions go, one each, to
-    datasets below their share, rounded up, in the order in which their next sequence is due.
-    """
-    total = sum(weights)
-    counts = [max(0, weight * end // total - had) for weight, had in zip(weights, assigned, strict=True)]
-    remaining = end - sum(assigned) - sum(counts)
-    had = [a + b for a, b in zip(assigned, counts, strict=True)]
-    wanting = [d for d, weight in enumerate(weights) if had[d] < -(-weight * end // total)]
-    # Stable: of datasets due at the same position the first in recipe order comes first.
-    for d in sorted(wanting, key=lambda d: Fraction(had[d] + 1, weights[d]))[:remaining]:
-        counts[d] += 1
-    return counts
 
 
 def _round_by_largest_remainder(weights: Sequence[int], length: int) -> list[int]:

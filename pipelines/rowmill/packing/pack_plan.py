@@ -13,7 +13,7 @@ packing in shards or with shuffled look-ahead windows, which leaves 10 to 25 % o
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, Literal
@@ -589,7 +589,22 @@ def _make_even_moves(histogram: Sequence[int], limit: int, max_segments: int) ->
     moves: list[tuple[int, int, int, int, int]] = []
     bin_count = 0
     while available:
-        members = _fill_even_bin(available, counts, limit, max_segments)
+        # How many examples of each length one bin takes.
+        longest = available[-1]
+        members = {longest: 1}
+        free, free_segments = limit - longest, max_segments - 1
+        while free_segments and available[0] <= free:
+            share, sufficient = (bisect_right(available, most) for most in (free // free_segments, free))
+            # The longest of at most a share of the free space, then the shortest that fits.
+            order = (
+                chain(range(share - 1, -1, -1), range(share, sufficient)) if share else range(sufficient - 1, -1, -1)
+            )
+            lengths = (available[i] for i in order)
+            length = next((one for one in lengths if members.get(one, 0) < counts[one]), None)
+            if length is None:
+                break
+            members[length] = members.get(length, 0) + 1
+            free, free_segments = free - length, free_segments - 1
         bins = min(counts[length] // each for length, each in members.items())
         filled = 0
         for length, each in members.items():
@@ -601,28 +616,6 @@ def _make_even_moves(histogram: Sequence[int], limit: int, max_segments: int) ->
         bin_count += bins
     moves.sort(key=lambda move: -move[0])
     return _BinMoves(*np.array([move[1:] for move in moves], dtype=np.int64).reshape(-1, 4).T)
-
-
-def _fill_even_bin(
-    available: Sequence[int], counts: Mapping[int, int], limit: int, max_segments: int
-) -> dict[int, int]:
-    """Choose how many examples of each length one bin takes; `available` are the lengths left, ascending."""
-    longest = available[-1]
-    members = {longest: 1}
-    free, free_segments = limit - longest, max_segments - 1
-    while free_segments and available[0] <= free:
-        share = bisect_right(available, free // free_segments)
-        longest_first = range(share - 1, -1, -1) if share else range(bisect_right(available, free) - 1, -1, -1)
-        fitting = range(share, bisect_right(available, free)) if share else range(0)
-        candidates = (
-            available[i] for i in chain(longest_first, fitting) if members.get(available[i], 0) < counts[available[i]]
-        )
-        length = next(candidates, None)
-        if length is None:
-            break
-        members[length] = members.get(length, 0) + 1
-        free, free_segments = free - length, free_segments - 1
-    return members
 
 
 def _require_fitting(lengths: Integers, limit: int) -> None:

@@ -224,14 +224,15 @@ def sort_by_tokens(ids: Tokens, cuts: Bools | None, offsets: Ints, *, min_shared
         # Twice as many tokens each time, of the pairs that have not differed: a pair costs what it has in common.
         counts = np.minimum(most[active] - known, width)
         borders = np.searchsorted(np.cumsum(counts), np.arange(COMPARED_TOKENS, int(counts.sum()), COMPARED_TOKENS))
-        runs = zip(np.split(active, borders), np.split(counts, borders), strict=True)
-        found = np.concatenate(
-            [
-                _find_differences(codes, begins[some] + known, begins[some + 1] + known, of_some)
-                for some, of_some in runs
-                if len(some)
-            ]
-        )
+        # The place of the first difference of each pair, or how many tokens of it were compared.
+        found = np.empty_like(active)
+        for run in np.split(np.arange(len(active)), borders):
+            if len(run):
+                some, lengths_of = active[run], counts[run]
+                firsts, others = (expand_ranges(begins[some + side] + known, lengths_of) for side in (0, 1))
+                places = expand_ranges(np.zeros_like(lengths_of), lengths_of)
+                first_differences = np.where(codes[firsts] != codes[others], places, np.repeat(lengths_of, lengths_of))
+                found[run] = np.minimum.reduceat(first_differences, np.cumsum(lengths_of) - lengths_of)
         shared[active] = known + found
         active = active[(found == width) & (most[active] > known + width)]
         known, width = known + width, 2 * width
@@ -241,11 +242,3 @@ def sort_by_tokens(ids: Tokens, cuts: Bools | None, offsets: Ints, *, min_shared
         # Of the first piece, none may be before; of others, the end of the piece before.
         shared = np.where((shared > 0) & (nearest >= 0), np.maximum(places[nearest] + 1 - firsts, 0), 0)
     return SortedPieces(order, np.where(shared < min_shared, 0, shared))
-
-
-def _find_differences(codes: Tokens, firsts: Ints, others: Ints, counts: Ints) -> Ints:
-    """Return the place of the first difference of each pair of runs, or the length of the runs; none is empty."""
-    differs = codes[expand_ranges(firsts, counts)] != codes[expand_ranges(others, counts)]
-    begins = np.cumsum(counts) - counts
-    places = expand_ranges(np.zeros(len(counts), np.int64), counts)
-    return np.minimum.reduceat(np.where(differs, places, np.repeat(counts, counts)), begins)

@@ -123,7 +123,18 @@ def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, col
     Raises IntegrityError if the file is missing by now, or the row group cannot be decoded.
     """
     try:
-        source = store.path(path) if store.is_local else _fetch_columns(store, path, footer, group, columns)
+        source: Any = store.path(path)
+        if not store.is_local:
+            # The columns, and what is between them, in one request: opening the file would take three, and read ahead
+            # what is not wanted. They are at their place in memory as long as the file, of which the other pages are
+            # never touched.
+            chunks = _list_chunks(footer.metadata, group)
+            needed = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+            begin = min(_find_column_start(chunk) for chunk in needed)
+            end = max(_find_column_start(chunk) + chunk.total_compressed_size for chunk in needed)
+            whole = mmap.mmap(-1, footer.size_bytes)
+            whole[begin:end] = read_range(store.path(path), store.address(path), begin, end)
+            source = pa.BufferReader(pa.py_buffer(whole))
         # Not buffered before: Arrow's own threads would do that, which may let go of a Python object only when the
         # interpreter is ending, and that aborts the process. The columns are in memory already, or in a local file.
         file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
@@ -141,21 +152,6 @@ def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, col
             f"{store.path(path)}: row group {group} cannot be read ({' '.join(str(error).split())}); it must be as the "
             "build wrote it; copy it again, or remove it and build again"
         ) from error
-
-
-def _fetch_columns(store: Store, path: str, footer: ShardFooter, group: int, columns: Sequence[str]) -> pa.BufferReader:
-    """Fetch columns of a row group, and what is between them, in one request.
-
-    Opening the file would take three, and read ahead what is not wanted. The bytes come back at their place in memory
-    as long as the file, of which the other pages are never touched.
-    """
-    chunks = _list_chunks(footer.metadata, group)
-    needed = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
-    begin = min(_find_column_start(chunk) for chunk in needed)
-    end = max(_find_column_start(chunk) + chunk.total_compressed_size for chunk in needed)
-    whole = mmap.mmap(-1, footer.size_bytes)
-    whole[begin:end] = read_range(store.path(path), store.address(path), begin, end)
-    return pa.BufferReader(pa.py_buffer(whole))
 
 
 def _require_equal(where: str, what: str, actual: object, expected: object) -> None:

@@ -484,7 +484,16 @@ def render_proof(dataset: str, proof: TemplateProof) -> RenderableType:
             if shape.outcome == "not_provable":
                 why = "the template reads message texts, which the proof replaces by placeholders"
                 lines.append(Text(f"  not provable: {why}", DIM))
-            lines.append(_mark_trained(shape.text, shape.trained))
+            # Adjoining trained ranges are one.
+            shown, position, ranges = Text(), 0, shape.trained
+            for i, (start, end) in enumerate(ranges):
+                opens = i == 0 or ranges[i - 1][1] != start
+                closes = i + 1 == len(ranges) or ranges[i + 1][0] != end
+                shown.append(escape_control_characters(shape.text[position:start]))
+                own = escape_control_characters(shape.text[start:end])
+                shown.append(f"{'⟦' if opens else ''}{own}{'⟧' if closes else ''}", GOOD)
+                position = end
+            lines.append(shown.append(escape_control_characters(shape.text[position:])))
         lines.append(Text(""))
     return Group(*lines)
 
@@ -500,16 +509,3 @@ def describe_defect(defect: MaskDefect) -> str:
         message=message,
         start=defect.start,
     )
-
-
-def _mark_trained(text: str, trained: tuple[tuple[int, int], ...]) -> Text:
-    """Return text with its trained ranges in ⟦brackets⟧, in green; adjoining ranges are one."""
-    shown, position = Text(), 0
-    for i, (start, end) in enumerate(trained):
-        first = i == 0 or trained[i - 1][1] != start
-        last = i + 1 == len(trained) or trained[i + 1][0] != end
-        shown.append(escape_control_characters(text[position:start]))
-        own = escape_control_characters(text[start:end])
-        shown.append(f"{'⟦' if first else ''}{own}{'⟧' if last else ''}", GOOD)
-        position = end
-    return shown.append(escape_control_characters(text[position:]))

@@ -315,10 +315,8 @@ def _index_segments(
         if export.passes == "first":
             shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
         order = order.filter(shown)
-        shards = (inputs.list_train_shards({name: one}) for name, one in packed.items())
-        sizes_of_sets = [sum(part.files["shard"].rows for part in own) for own in shards]
-        rows = compute_offsets(sizes_of_sets)[order.column("dataset").to_numpy()]
-        rows += order.column("sequence_id").to_numpy()
+        firsts = compute_offsets(inputs.count_train_sequences(packed))
+        rows = firsts[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
     if not len(rows):
         raise ConfigError(
             f"exports.{export.name}.split: {export.split} has no sequence; an export needs at least one; enlarge "

@@ -44,12 +44,7 @@ from rowmill.shards.host_scratch import NumberedShard, ShardCopies
 from rowmill.shards.native import count_padding_tokens, find_content_damage, list_padding_tokens
 from rowmill.shards.sequences import SequenceHashes, join_hashes, tabulate_hashes
 from rowmill.stages import inputs
-from rowmill.stages.base import (
-    ComparedFact,
-    PreparedStage,
-    StageContext,
-    StageDeclaration,
-)
+from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 7
@@ -164,8 +159,7 @@ class RankSources:
     @cached_property
     def rows(self) -> Ints:
         """The row at each place of the order."""
-        shards = (inputs.list_train_shards({name: one}) for name, one in self.packed.items())
-        firsts = compute_offsets([sum(part.files["shard"].rows for part in own) for own in shards])
+        firsts = compute_offsets(inputs.count_train_sequences(self.packed))
         filler = self.order.column("filler").to_numpy(zero_copy_only=False)
         datasets = np.where(filler, 0, self.order.column("dataset").to_numpy())
         return np.where(filler, firsts[-1], firsts[datasets] + self.order.column("sequence_id").to_numpy())

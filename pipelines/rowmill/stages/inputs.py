@@ -55,6 +55,11 @@ def list_train_shards(packed: Mapping[str, Manifest]) -> list[Part]:
     return [part for one in packed.values() for part in one.parts if part.facts["split"] == "train"]
 
 
+def count_train_sequences(packed: Mapping[str, Manifest]) -> list[int]:
+    """Return how many train sequences each dataset has, in recipe order."""
+    return [sum(part.files["shard"].rows for part in list_train_shards({name: one})) for name, one in packed.items()]
+
+
 def get_packed_shards(context: StageContext) -> dict[str, Manifest]:
     """Return the packed shards of each dataset, in recipe order."""
     return {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in context.recipe.datasets}

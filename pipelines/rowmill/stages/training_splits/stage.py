@@ -49,7 +49,7 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Manifest, Part
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.inputs import get_packed_shards, list_train_shards
+from rowmill.stages.inputs import count_train_sequences, get_packed_shards, list_train_shards
 from rowmill.stages.training_splits import leakage
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
@@ -369,10 +369,7 @@ def make_training_splits(context: StageContext) -> StageOutput:
             f"{'/'.join(context.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids "
             "of one order must come from one; build the recipe again, and pin tokenizer.revision if it is on the hub"
         )
-    sizes = {
-        name: sum(part.files["shard"].rows for part in list_train_shards({name: shards}))
-        for name, shards in packed.items()
-    }
+    sizes = dict(zip(packed, count_train_sequences(packed), strict=True))
     mixture = context.recipe.mixture
     schedule = schedule_sequences(mixture, sizes, context.recipe.seed)
     steps = rank_assignment.plan_steps(

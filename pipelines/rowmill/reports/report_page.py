@@ -107,7 +107,28 @@ def write_build_report(project: Project) -> str:
 
 def render_report(build: BuildView) -> str:
     """Return the report of the current build as HTML."""
-    encoders = _open_encoders(build)
+    recipe, encoders = build.project.recipe, _open_encoders(build)
+    # What training will see, as pairs of a value and its name.
+    headline: list[tuple[str, str]] = []
+    order = build.find_facts(None, TRAINING_SPLITS, TrainingSplitsFacts)
+    ranks = build.find_facts(None, GPU_PARTITIONS, GpuPartitionsFacts)
+    if order is not None:
+        headline = [
+            (f"{order.tokens:,}", "tokens to train on"),
+            (format_percent(order.trained_tokens, order.tokens), "of them trained"),
+            (f"{order.places:,}", f"sequences of {recipe.seq_len:,}"),
+            (f"{order.steps:,}", "step" if order.steps == 1 else "steps"),
+            *([(f"{ranks.ranks:,}", "rank" if ranks.ranks == 1 else "ranks")] if ranks is not None else []),
+        ]
+    # The tokenizer, the dates of the data and of the build, and the version.
+    facts = [format_count(len(recipe.datasets), "dataset"), f"tokenizer {recipe.tokenizer_choice.name}"]
+    built = [output for output in build.made.values() if output is not None]
+    read = [output for output in built if output.stage == RAW_DATASET]
+    for label, outputs in (("data read", read), ("built", built)):
+        if outputs:
+            facts.append(f"{label} {format_time(max(output.built_at for output in outputs))}")
+    last = build.find_output(None, GPU_PARTITIONS) or build.find_output(None, TRAINING_SPLITS)
+    facts.append(f"version {last.version[:12]}" if last is not None else "")
     rows = [*_iterate_samples(build, encoders), *_list_rejects(build)]
     reasons = Counter(row.reason for row in rows)
     has_findings = build.waivers or build.failed or build.missing or build.undelivered
@@ -118,12 +139,12 @@ def render_report(build: BuildView) -> str:
         .get_template("report.html.jinja")
         .render(
             build=build,
-            links=["summary", *sections, *build.project.recipe.datasets, "order and ranks", "rows"],
-            headline=_list_headline_numbers(build),
-            build_facts=_describe_build(build),
+            links=["summary", *sections, *recipe.datasets, "order and ranks", "rows"],
+            headline=headline,
+            build_facts=join_facts(facts),
             changes=None if build.changes is None else tabulate_changes(build.changes),
             changed=[] if build.changes is None else describe_changes(build.changes),
-            cards=[_make_card(build, at, name) for at, name in enumerate(build.project.recipe.datasets)],
+            cards=[_make_card(build, at, name) for at, name in enumerate(recipe.datasets)],
             all_flows=[flows.sum_flows([pair[i] for pair in build.flows.values()]) for i in (0, 1)],
             max_drawn=MAX_DRAWN_DATASETS,
             sequences=_describe_sequences(build, encoders),
@@ -134,7 +155,7 @@ def render_report(build: BuildView) -> str:
         )
     )
     style, script = _read_asset("report.css"), _read_asset("report.js")
-    return html.render_page(f"{build.project.recipe.name}: report", [body], style=style, script=script)
+    return html.render_page(f"{recipe.name}: report", [body], style=style, script=script)
 
 
 @cache
@@ -197,35 +218,7 @@ def open_templates() -> "Environment":
     return environment
 
 
-# ── Header, cards and tables ───────────────────────────────────────────────────────────────────────
-
-
-def _list_headline_numbers(build: BuildView) -> list[tuple[str, str]]:
-    """Return what training will see, as pairs of a value and its name."""
-    order = build.find_facts(None, TRAINING_SPLITS, TrainingSplitsFacts)
-    ranks = build.find_facts(None, GPU_PARTITIONS, GpuPartitionsFacts)
-    if order is None:
-        return []
-    return [
-        (f"{order.tokens:,}", "tokens to train on"),
-        (format_percent(order.trained_tokens, order.tokens), "of them trained"),
-        (f"{order.places:,}", f"sequences of {build.project.recipe.seq_len:,}"),
-        (f"{order.steps:,}", "step" if order.steps == 1 else "steps"),
-        *([(f"{ranks.ranks:,}", "rank" if ranks.ranks == 1 else "ranks")] if ranks is not None else []),
-    ]
-
-
-def _describe_build(build: BuildView) -> str:
-    """Return the tokenizer, the dates of the data and of the build, and the version."""
-    recipe = build.project.recipe
-    facts = [format_count(len(recipe.datasets), "dataset"), f"tokenizer {recipe.tokenizer_choice.name}"]
-    built = [output for output in build.made.values() if output is not None]
-    read = [output for output in built if output.stage == RAW_DATASET]
-    for label, outputs in (("data read", read), ("built", built)):
-        if outputs:
-            facts.append(f"{label} {format_time(max(output.built_at for output in outputs))}")
-    last = build.find_output(None, GPU_PARTITIONS) or build.find_output(None, TRAINING_SPLITS)
-    return join_facts([*facts, f"version {last.version[:12]}" if last is not None else ""])
+# ── Cards and tables ───────────────────────────────────────────────────────────────────────────────
 
 
 def _make_card(build: BuildView, at: int, name: str) -> dict[str, Any]:

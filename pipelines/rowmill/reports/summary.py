@@ -48,6 +48,15 @@ def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> s
     # A dataset may be named like a number, which would be set to the right.
     datasets = [(Text(str(name)), *cells) for name, *cells in counts]
     total = len(counts) - 1 if len(counts) > 1 else None
+    arguments = _format_arguments(project)
+    commands = [
+        (f"rowmill inspect {arguments} -n 2", "show rows as the model sees them, trained tokens marked"),
+        (f"rowmill stats {arguments}", "show lengths, and the effect of another seq_len"),
+        (f'rowmill sql "{REJECTS_QUERY}" {arguments}', "count rejects by reason"),
+        ("rowmill ui", "open this in Dagster, on http://127.0.0.1:3000"),
+    ]
+    if build.find_output(None, GPU_PARTITIONS) is None:
+        commands.insert(0, (f"rowmill build {arguments}", "build the remaining stages"))
     return render_text(
         Group(
             render_title(project, "current build"),
@@ -56,7 +65,8 @@ def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> s
             Text(""),
             *_render_facts(build),
             *_render_failed_checks(build, shown),
-            *_render_next_commands(build),
+            Text("\nnext", HEAD),
+            *(Text.assemble((f"  {why}\n", DIM), (f"    {command}", "cyan")) for command, why in commands),
         )
     )
 
@@ -138,21 +148,6 @@ def _render_failed_checks(build: BuildView, shown: Collection[StageKey]) -> Iter
     for result in below:
         yield Text(f"  {format_key(result.key)}", DIM)
         yield render_check_result(result, indent=4)
-
-
-def _render_next_commands(build: BuildView) -> Iterator[RenderableType]:
-    name = _format_arguments(build.project)
-    pairs = [
-        (f"rowmill inspect {name} -n 2", "show rows as the model sees them, trained tokens marked"),
-        (f"rowmill stats {name}", "show lengths, and the effect of another seq_len"),
-        (f'rowmill sql "{REJECTS_QUERY}" {name}', "count rejects by reason"),
-        ("rowmill ui", "open this in Dagster, on http://127.0.0.1:3000"),
-    ]
-    if build.find_output(None, GPU_PARTITIONS) is None:
-        pairs.insert(0, (f"rowmill build {name}", "build the remaining stages"))
-    yield Text("\nnext", HEAD)
-    for command, why in pairs:
-        yield Text.assemble((f"  {why}\n", DIM), (f"    {command}", "cyan"))
 
 
 def _format_arguments(project: Project) -> str:

@@ -35,14 +35,7 @@ from rowmill.exports.base import (
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, make_token_columns
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
-from rowmill.shards.native import (
-    ROW_GROUP,
-    SEQUENCE_SCHEMA,
-    Padding,
-    choose_pad_id,
-    make_shard_table,
-    number_sequences,
-)
+from rowmill.shards.native import ROW_GROUP, SEQUENCE_SCHEMA, Padding, choose_pad_id, make_shard_table, number_sequences
 from rowmill.shards.sequences import SequenceBatch
 
 GROUP_TOKENS = 32 << 20

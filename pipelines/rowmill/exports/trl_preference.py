@@ -18,14 +18,7 @@ from pydantic import Field
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, make_list_array
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import (
-    ExportContext,
-    ExportIndex,
-    ExportLayout,
-    FileCounts,
-    RecipeSummary,
-    TableExport,
-)
+from rowmill.exports.base import ExportContext, ExportIndex, ExportLayout, FileCounts, RecipeSummary, TableExport
 from rowmill.exports.hf import PARQUET_LOAD
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention

@@ -31,13 +31,7 @@ from rowmill.conversation.options import Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError, require_code_permission
 from rowmill.core.json import Json
-from rowmill.kinds.base import (
-    BuildContext,
-    DatasetKind,
-    DatasetOptions,
-    RowReader,
-    TokenBuilder,
-)
+from rowmill.kinds.base import BuildContext, DatasetKind, DatasetOptions, RowReader, TokenBuilder
 from rowmill.kinds.chat import Chat
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, reject_format_error, remove_nulls
 from rowmill.kinds.shared.messages import Tools, is_mapping

@@ -18,13 +18,7 @@ from rowmill.kinds.base import (
     refuse_overlong_policy,
 )
 from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.shared.messages import (
-    CONTEXT_COLUMNS,
-    PAIR_COLUMNS,
-    RejectError,
-    get_at_path,
-    join_context,
-)
+from rowmill.kinds.shared.messages import CONTEXT_COLUMNS, PAIR_COLUMNS, RejectError, get_at_path, join_context
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import Row, RowKind, make_plain_report
 

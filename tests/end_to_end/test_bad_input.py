@@ -379,9 +379,10 @@ def test_template_without_end_is_one_error_within_seconds(workspace: Workspace, 
         workspace.build()
 
 
-def test_template_that_runs_away_on_one_row_rejects_that_row(workspace: Workspace) -> None:
+@pytest.mark.parametrize("name", ["prints-a-gigabyte", "loops", "prints-it-bit-by-bit"])
+def test_template_that_runs_away_on_one_row_rejects_that_row(workspace: Workspace, name: str) -> None:
     """No probe meets the trap: it waits for a word of the data."""
-    trap = f"{{% if messages[0]['content'] == 'now' %}}{HARMFUL_AT_ONCE['prints-it-bit-by-bit']}{{% endif %}}"
+    trap = f"{{% if messages[0]['content'] == 'now' %}}{HARMFUL_AT_ONCE[name]}{{% endif %}}"
     with_template(workspace, trap + CHATML).one("a.jsonl", between(messages(user("now"), ASSISTANT)))
     with bounded_memory(300 << 20):
         built = workspace.build()

@@ -305,14 +305,37 @@ def shifted(request: dict[str, Any]) -> Reply:
     return teacher.reply([None, *[entries[at - 1] or {} for at in range(1, len(entries))]])
 
 
+def change_scores(request: dict[str, Any], change: Callable[[dict[str, Any]], object]) -> Reply:
+    """Answer with every entry changed."""
+    entries = answer(request["prompt"])
+    for one in entries[1:]:
+        assert one is not None
+        change(one)
+    return teacher.reply(entries, model=request["model"])
+
+
+OUTSIDE = {"600000": {"logprob": -9}}
+"""An id beyond the vocabulary, and within what an int32 holds."""
+
 FAULTS: list[tuple[str, Callable[[dict[str, Any]], Reply], str]] = [
     ("drops", lambda _: Reply(drops=True), "RemoteDisconnected"),
     ("ends early", lambda request: Reply(body=teach(request).body, promises_bytes=9), "Connection"),
     ("fails", lambda _: Reply(status=500), "HTTP 500"),
     ("is busy", lambda _: Reply(status=503, headers={"Retry-After": "0"}), "HTTP 503"),
     ("is late", lambda _: Reply(is_slow=True), "Timeout"),
-    # What else may be wrong with an answer: see `BAD_ANSWERS`.
+    ("is short", lambda request: teacher.reply(answer(request["prompt"])[:-1]), "MisalignedAnswer"),
+    ("is long", lambda request: teacher.reply([*answer(request["prompt"]), {}]), "MisalignedAnswer"),
     ("is shifted", shifted, "MisalignedAnswer"),
+    ("has no scores", lambda _: Reply(texts=["x"]), "MisalignedAnswer"),
+    ("is no JSON", lambda _: Reply(body=b"<html>"), "MisalignedAnswer"),
+    ("is truncated", lambda request: Reply(body=(teach(request).body or b"")[:-9]), "MisalignedAnswer"),
+    ("is of ids outside the vocabulary", lambda request: change_scores(request, lambda one: one.update(OUTSIDE)),
+     "MisalignedAnswer"),
+    ("is not a number", lambda request: change_scores(request, lambda one: one[next(iter(one))].update(logprob=np.nan)),
+     "MisalignedAnswer"),
+    ("is above 0", lambda request: change_scores(request, lambda one: one[next(iter(one))].update(logprob=0.01)),
+     "MisalignedAnswer"),
+    ("is of another model", lambda request: teach({**request, "model": "other"}), "MisalignedAnswer"),
 ]  # fmt: skip
 
 

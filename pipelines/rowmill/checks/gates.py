@@ -11,7 +11,7 @@ from pydantic import Field, create_model, field_validator, model_validator
 
 from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME, RESULT_VERSION, Check, Severity, format_measure
 from rowmill.core.config import Config
-from rowmill.core.errors import join_choices, suggest_name
+from rowmill.core.errors import hint_at_name, join_choices, suggest_name
 from rowmill.core.storage import digest_json
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import RowKind
@@ -111,10 +111,9 @@ class Expectation(Config):
         allowed = get_args(ExpectationType)
         if not isinstance(value, str) or value in allowed:
             return value
-        guess = suggest_name(value, allowed)
         raise ValueError(
             f"{value!r} is not an expectation that tests a number against bounds; choose {join_choices(allowed)}; "
-            f"{f'did you mean {guess}?' if guess else 'use min_value and max_value'}"
+            f"{hint_at_name(value, allowed, 'use min_value and max_value')}"
         )
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ from rowmill.cli.projects import (
     show,
 )
 from rowmill.cli.version_commands import print_jobs
-from rowmill.core.errors import ConfigError, GateError, PipelineError, suggest_name
+from rowmill.core.errors import ConfigError, GateError, PipelineError, hint_at_name
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
 
 if TYPE_CHECKING:
@@ -279,8 +279,7 @@ def _choose_stages(project: "Project", only: Sequence[str], until: str | None) -
 def _require_known_stages(option: str, names: Sequence[str], stage_names: set[str]) -> None:
     for name in names:
         if name not in stage_names:
-            guess = suggest_name(name, stage_names)
-            hint = f"did you mean {guess}?" if guess else "name one of them"
+            hint = hint_at_name(name, stage_names)
             raise ConfigError(f"{option} {name}: no such stage; there are {', '.join(sorted(stage_names))}; {hint}")
 
 
@@ -347,8 +346,7 @@ def _run_export(args: argparse.Namespace) -> int:
     chosen: list[str] = args.name or available
     for name in chosen or [""]:
         if name not in available:
-            guess = suggest_name(name, available)
-            hint = f"did you mean {guess}?" if guess else "add one under exports: in the recipe"
+            hint = hint_at_name(name, available, "add one under exports: in the recipe")
             raise ConfigError(f"--name {name}: no such export; there are {', '.join(available) or 'none'}; {hint}")
     if args.to is not None and len(chosen) != 1:
         raise ConfigError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from rowmill.cli.error_boundary import ExitStatus
-from rowmill.core.errors import ConfigError, suggest_name
+from rowmill.core.errors import ConfigError, hint_at_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -111,8 +111,7 @@ def recipe_path(name: str) -> Path:
         )
     recipes = {path.stem: path for path in recipe.find_recipes(configs)}
     if name not in recipes:
-        guess = suggest_name(name, recipes)
-        hint = f"did you mean {guess}?" if guess else "name one of them, or a recipe file"
+        hint = hint_at_name(name, recipes, "name one of them, or a recipe file")
         raise ConfigError(
             f"{name}: no recipe of this name; there are {', '.join(recipes) or 'none'} in {configs}; {hint}"
         )

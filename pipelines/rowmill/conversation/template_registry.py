@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rowmill.core.errors import ConfigError, join_choices, suggest_name
+from rowmill.core.errors import ConfigError, hint_at_name, join_choices
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 """The bundled templates, one file per format, each with `{% generation %}`."""
@@ -64,10 +64,9 @@ def read_named_template(name: str) -> str:
         return _REGISTERED[name]
     known = list_known_templates()
     if name not in known:
-        guess = suggest_name(name, known)
+        hint = hint_at_name(name, known, "or give a file or the template's text")
         raise ConfigError(
-            f"template.chat_template: {name!r} is not a bundled template; choose {join_choices(known)}; "
-            + (f"did you mean {guess}?" if guess else "or give a file or the template's text")
+            f"template.chat_template: {name!r} is not a bundled template; choose {join_choices(known)}; {hint}"
         )
     return read_template_file(TEMPLATE_FOLDER / f"{name}.jinja")
 

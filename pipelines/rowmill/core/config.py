@@ -40,7 +40,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
-from rowmill.core.errors import ConfigError, find_related_names, join_choices, suggest_name
+from rowmill.core.errors import ConfigError, find_related_names, hint_at_name, join_choices, suggest_name
 
 # ── Finds where an option belongs that a recipe writes one level too high, too low, or under another kin ──
 
@@ -411,8 +411,7 @@ def _explain_unknown_key(
     filled_in = {name for model in models for name in getattr(model, "FILLED_IN", ())}
     used_up = {name for model in models for name in getattr(model, "USED_UP", ())}
     allowed = {name for model in models for name in model.model_fields} - filled_in | used_up
-    guess = suggest_name(key, allowed)
-    hint = f"did you mean {guess}?" if guess else "delete it"
+    hint = hint_at_name(key, allowed, "delete it")
     return f"unknown key; allowed here: {join_choices(sorted(allowed))}; {hint}" if allowed else f"unknown key; {hint}"
 
 
@@ -424,8 +423,8 @@ def _explain_problem(one: Any, models: set[type[BaseModel]]) -> str:
             return "is missing and has no default; add it"
         case "literal_error" | "enum":
             expected = str(context["expected"])
-            guess = suggest_name(got, re.findall("'([^']*)'", expected)) if isinstance(got, str) else None
-            hint = f"did you mean {guess}?" if guess else "choose one of them"
+            name = got if isinstance(got, str) else ""
+            hint = hint_at_name(name, re.findall("'([^']*)'", expected), "choose one of them")
             return f"must be {expected.replace(chr(39), '')}; got {got!r}; {hint}"
         case "union_tag_invalid":
             tags = str(context["expected_tags"]).replace("'", "")

@@ -179,6 +179,12 @@ def suggest_name(name: str, known: Iterable[str]) -> str | None:
     )
 
 
+def hint_at_name(name: str, known: Iterable[str], otherwise: str = "name one of them") -> str:
+    """Return the last part of a message about an unknown name: what was probably meant, or what to do otherwise."""
+    guess = suggest_name(name, known)
+    return f"did you mean {guess}?" if guess else otherwise
+
+
 def find_related_names(
     name: str, known: Iterable[str], meant_by: Mapping[str, Iterable[str]] | None = None
 ) -> list[str]:

@@ -24,7 +24,7 @@ from rowmill.build.runner import make_context, open_trial, run_stage, run_stages
 from rowmill.build.steps import Project, plan_steps
 from rowmill.core import console
 from rowmill.core.arrays import find_distinct
-from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
+from rowmill.core.errors import ConfigError, ContextOverflowError, hint_at_name
 from rowmill.core.storage import Store
 from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_rows
 from rowmill.parts.functions import write_table
@@ -106,8 +106,7 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
     """
     known = project.recipe.datasets
     if dataset is not None and dataset not in known:
-        guess = suggest_name(dataset, known)
-        hint = f"did you mean {guess}?" if guess else "name one of them"
+        hint = hint_at_name(dataset, known)
         raise ConfigError(f"--dataset {dataset}: no such dataset; there are {', '.join(known)}; {hint}")
     names = [dataset] if dataset is not None else list(known)
     found = False
@@ -413,10 +412,9 @@ def list_table_datasets(project: Project, dataset: str | None = None) -> list[st
     if dataset is None:
         return known
     if dataset not in known:
-        guess = suggest_name(dataset, known)
-        hint = f"did you mean {guess}?" if guess else "name one of them"
         raise ConfigError(
-            f"--dataset {dataset}: no records dataset of this name; there are {', '.join(known) or 'none'}; {hint}"
+            f"--dataset {dataset}: no records dataset of this name; there are {', '.join(known) or 'none'}; "
+            f"{hint_at_name(dataset, known)}"
         )
     return [dataset]
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.build.steps import Project
 from rowmill.core.arrays import compute_offsets, find_distinct, format_count, join_facts
-from rowmill.core.errors import ConfigError, IntegrityError, SourceError, suggest_name
+from rowmill.core.errors import ConfigError, IntegrityError, SourceError, hint_at_name
 from rowmill.core.segment_trees import list_paths, sum_over_ancestors
 from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
@@ -349,8 +349,7 @@ def _explain_missing_record(
 ) -> ConfigError:
     matching = [part for parts in files.values() for part in parts]
     if not matching:
-        guess = suggest_name(file, files)
-        hint = f"did you mean {guess}?" if guess else "name one of them, or build the recipe first"
+        hint = hint_at_name(file, files, "name one of them, or build the recipe first")
         names = ", ".join(list(files)[:10]) or "none"
         return ConfigError(
             f"{file}: no dataset of {project.recipe.name} reads this file; the build read {names}; {hint}"
@@ -723,8 +722,7 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
     dataset, split, sequence, token = pieces[0], pieces[1], int(pieces[2]), int(at) if at else None
     known = project.recipe.datasets
     if dataset not in known:
-        guess = suggest_name(dataset, known)
-        hint = f"did you mean {guess}?" if guess else "name one of them"
+        hint = hint_at_name(dataset, known)
         raise ConfigError(f"--sequence {place}: no dataset {dataset}; there are {', '.join(known)}; {hint}")
     lineage = load_lineage(project, dataset)
     part = _find_shard_part(lineage, split, sequence, place)

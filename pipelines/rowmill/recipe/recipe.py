@@ -20,7 +20,7 @@ from rowmill.conversation.truncation import Truncation
 from rowmill.core import config
 from rowmill.core.completions import Teacher
 from rowmill.core.config import Config, describe_type
-from rowmill.core.errors import ConfigError, join_choices, suggest_name
+from rowmill.core.errors import ConfigError, hint_at_name, join_choices
 from rowmill.core.stage_names import PARSED_RECORDS
 from rowmill.core.storage import check_name
 from rowmill.executors import AnyExecutor, LocalExecutor
@@ -296,8 +296,7 @@ def check_defaults(defaults: Mapping[str, Any], where: str) -> None:
             if name in allowed:
                 continue
             home = next((group for group, model in OPTION_GROUPS.items() if name in model.model_fields), None)
-            guess = suggest_name(name, allowed)
-            hint = f"write it under defaults.{home}" if home else f"did you mean {guess}?" if guess else "delete it"
+            hint = f"write it under defaults.{home}" if home else hint_at_name(name, allowed, "delete it")
             raise ConfigError(
                 f"{where}: defaults.format.{name}: no kind of format has this option; allowed: "
                 f"{join_choices(sorted(allowed))}; {hint}"

@@ -56,6 +56,17 @@ def from_json_without_repeats(text: str) -> Json:
     return value
 
 
+def is_nested_deeper(value: Json, limit: int) -> bool:
+    """Return whether lists, tuples and objects are nested in more than `limit` levels."""
+    level = [value]
+    for _ in range(limit):
+        inner = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [one for one in inner if isinstance(one, (dict, list, tuple))]
+        if not level:
+            return False
+    return True
+
+
 class RepeatedKeyError(ValueError):
     """An object has a key twice: one of its values would be lost."""
 

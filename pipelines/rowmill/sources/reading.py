@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike
 
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import DamagedFileError, IntegrityError, SourceError
-from rowmill.core.json import Json, RepeatedKeyError, require_distinct_keys
+from rowmill.core.json import Json, RepeatedKeyError, is_nested_deeper, require_distinct_keys
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
@@ -176,7 +176,7 @@ def parse_records(
         else:
             if index in inexact:
                 value = _parse_exactly(raw, None, reader)
-            if index in bracketed and _is_nested_deeper(value, DEPTH_LIMIT):
+            if index in bracketed and is_nested_deeper(value, DEPTH_LIMIT):
                 value = _reject_too_deep()
             elif is_json and index not in inexact and count_quotes(raw) != dumps(value).count(b'"'):
                 # An object with fewer quotes than its text had a key twice.
@@ -270,21 +270,6 @@ def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None, reader: Fil
             return Rejected("invalid_json", "an integer has more than 4,300 digits")
         return Rejected("invalid_json", f"{error}{reader.syntax_hint}")
     return value
-
-
-def _is_nested_deeper(value: Json, limit: int) -> bool:
-    """Return whether lists and objects are nested in more than `limit` levels."""
-    level = [value]
-    for _ in range(limit):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if type(outer) is dict else outer)
-            if type(inner) is dict or type(inner) is list
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _measure_depth(raw: bytes) -> int:

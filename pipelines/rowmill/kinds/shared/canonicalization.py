@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
-from rowmill.core.json import Json, canonical_json, to_json
+from rowmill.core.json import Json, canonical_json, is_nested_deeper, to_json
 from rowmill.kinds.shared.filters import HASH_BYTES, Filters
 from rowmill.kinds.shared.messages import (
     MEDIA_COLUMNS,
@@ -287,20 +287,9 @@ def row_to_json(row: Row) -> tuple[str | None, ...] | Rejected:
         return tuple([None if value is None else orjson.dumps(value).decode() for value in values])
     except TypeError:
         # Integers beyond 64 bits are valid content; too deep nesting breaks later readers.
-        if _is_deeper(values, DEPTH_LIMIT + 1):
+        if is_nested_deeper(values, DEPTH_LIMIT + 1):
             return Rejected("too_deep", f"JSON text inside the record is nested in more than {DEPTH_LIMIT} levels")
         return tuple(None if value is None else to_json(value) for value in values)
-
-
-def _is_deeper(value: Json, limit: int) -> bool:
-    """Return whether lists and objects are nested in more than `limit` levels."""
-    level = [value]
-    for _ in range(limit):
-        inner = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
-        level = [one for one in inner if isinstance(one, (dict, list, tuple))]
-        if not level:
-            return False
-    return True
 
 
 # ── One key of a record ──

@@ -355,11 +355,6 @@ def count_group_records(group: TakenGroup) -> int:
     return sum(part.records for part, _ in group)
 
 
-def estimate_group_bytes(group: TakenGroup) -> int:
-    """Estimate the bytes of a group; parts of row formats record only their number of rows."""
-    return sum(max(part.length, part.records * 200) for part, _ in group)
-
-
 def load_scans(output: Manifest | None) -> list[FileScan]:
     """Recover the file scans of a manifest; empty if the stage was never built, or scanned nothing."""
     return [] if output is None else [FileScan.from_json(values) for values in output.details.get("scans", ())]

@@ -53,7 +53,7 @@ from rowmill.schema.rows import (
     make_row_schema,
 )
 from rowmill.sources.parts import SplitHint
-from rowmill.sources.reading import TakenGroup, count_group_records, estimate_group_bytes, read_taken_records
+from rowmill.sources.reading import TakenGroup, count_group_records, read_taken_records
 from rowmill.stages.base import StageContext
 
 
@@ -332,8 +332,8 @@ class CanonicalInputs(PartInputs):
 
     @property
     def input_bytes(self) -> int:
-        """About the size of their records."""
-        return estimate_group_bytes(self.taken)
+        """About the size of their records; parts of row formats record only their number of rows."""
+        return sum(max(part.length, part.records * 200) for part, _ in self.taken)
 
 
 @part_function(version=1)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rowmill.cli.error_boundary import ExitStatus
@@ -9,7 +10,8 @@ from rowmill.cli.projects import (
     add_command,
     add_json_option,
     add_root_option,
-    open_folder_store,
+    choose_root,
+    configs_folder,
     open_project,
     parse_positive,
     show,
@@ -144,9 +146,16 @@ def _choose_verification_status(checked: "Sequence[StageVerification]") -> int:
 def _run_sql(args: argparse.Namespace) -> int:
     from rowmill import stats
     from rowmill.core import console as terminal
+    from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
 
     project = None if args.recipe is None else open_project(args)
-    store = open_folder_store(args) if project is None else project.store
+    if project is not None:
+        store = project.store
+    else:
+        # The storage that all recipes of the working directory's project share.
+        configs = configs_folder()
+        folder = configs.parent if configs else Path.cwd()
+        store = Store(choose_root(args) or str(folder / DEFAULT_ROOT_NAME))
     if not store.exists("stats"):
         raise ConfigError(
             f"{store.path('')}: no statistics here; expected a storage root that holds a build; build a recipe, or "

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
     from rowmill.build.steps import Project
-    from rowmill.core.storage import Store
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 """Takes the parsed arguments and returns the exit status."""
@@ -116,15 +115,6 @@ def recipe_path(name: str) -> Path:
             f"{name}: no recipe of this name; there are {', '.join(recipes) or 'none'} in {configs}; {hint}"
         )
     return recipes[name]
-
-
-def open_folder_store(args: argparse.Namespace) -> "Store":
-    """Return the storage that all recipes of the working directory's project share."""
-    from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
-
-    configs = configs_folder()
-    root = choose_root(args) or str((configs.parent if configs else Path.cwd()) / DEFAULT_ROOT_NAME)
-    return Store(root)
 
 
 # ── Dagster ──

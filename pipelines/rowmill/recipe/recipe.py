@@ -218,19 +218,6 @@ def has_generation_stage(stage: str, dataset: Dataset) -> bool:
     return joint is not None and stage in joint.list_generation_stages(dataset)
 
 
-def summarize_dataset(dataset: Dataset) -> DatasetSummary:
-    """Return the facts that decide which exports can hold a dataset."""
-    return DatasetSummary(
-        kind=dataset.row_kind,
-        is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
-        is_open=not dataset.packing.block_cross_document_attention,
-        has_weights=dataset.loss.has_weights,
-        shares_prefixes=dataset.packing.share_prefixes,
-        objective=dataset.format.get_objective(),
-        fields=dataset.format.get_rollout_fields().names,
-    )
-
-
 # ── Defaults, aliases and moved options ──
 
 
@@ -663,9 +650,18 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _exports_are_possible(self) -> "Recipe":
-        prospect = RecipeSummary(
-            self.seq_len, {name: summarize_dataset(dataset) for name, dataset in self.datasets.items()}
-        )
+        summaries = {
+            name: DatasetSummary(
+                kind=dataset.row_kind,
+                is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
+                is_open=not dataset.packing.block_cross_document_attention,
+                has_weights=dataset.loss.has_weights,
+                shares_prefixes=dataset.packing.share_prefixes,
+                objective=dataset.format.get_objective(),
+                fields=dataset.format.get_rollout_fields().names,
+            )
+            for name, dataset in self.datasets.items()
+        }
         used_names = dict.fromkeys(self.datasets, "a dataset")
         for number, export in enumerate(self.exports):
             check_name(export.name, f"exports.{number}.name")
@@ -676,7 +672,7 @@ class Recipe(Config):
                 )
             used_names[export.name] = "another export"
             try:
-                export.refuse(prospect)
+                export.refuse(RecipeSummary(self.seq_len, summaries))
             except ConfigError as error:
                 raise ValueError(f"exports.{export.name}: {error}") from error
         return self

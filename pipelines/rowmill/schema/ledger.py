@@ -6,7 +6,7 @@ tokens    trained | context | template | truncated | dropped | padding | shared
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -34,9 +34,12 @@ LEDGER_SCHEMA = pa.schema(
 """One line per source record and stage."""
 
 
-def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+CountedT = TypeVar("CountedT", str, int)
+
+
+def sum_counts(parts: Iterable[Mapping[CountedT, int]]) -> dict[CountedT, int]:
     """Sum counts over parts; keys are sorted, so that equal counts give equal bytes."""
-    total: Counter[str] = Counter()
+    total: Counter[CountedT] = Counter()
     for counts in parts:
         total.update(counts)
     return {name: total[name] for name in sorted(total)}

@@ -30,12 +30,13 @@ from numpy.typing import NDArray
 
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
-from rowmill.core.errors import ConfigError, ContextOverflowError
+from rowmill.core.errors import ContextOverflowError
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.options import Records as RecordsFormat
 from rowmill.kinds.tables.partitions import RowIndex
 from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import read_json
+from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import DisplayTable
 
 Flush = Literal["restart", "group_change", "max_records", "budget", "end"]
@@ -293,14 +294,6 @@ ValueCounts = Mapping[int, int]
 """How many times each value occurs, by value in ascending order."""
 
 
-def join_counts(several: Iterable[ValueCounts]) -> ValueCounts:
-    """Add counts up."""
-    sums: Counter[int] = Counter()
-    for counts in several:
-        sums.update(counts)
-    return {value: sums[value] for value in sorted(sums)}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitFacts:
     """Counts and sizes of a split's examples; `longest_group` are the records of the largest group."""
@@ -318,7 +311,7 @@ class SplitFacts:
         return cls(
             first.split,
             {name: sum(one.counts[name] for one in several) for name in first.counts},
-            {name: join_counts(one.sizes[name] for one in several) for name in first.sizes},
+            {name: sum_counts(one.sizes[name] for one in several) for name in first.sizes},
             sum(one.shown_tokens for one in several),
             max(one.longest_group for one in several),
         )
@@ -558,15 +551,6 @@ def require_fitting_units(dataset: str, form: RecordsFormat, overflows: Overflow
     named = "; ".join(overflow.description for overflow in overflows.worst)
     more = f"; and {count - len(overflows.worst)} more" if count > len(overflows.worst) else ""
     raise ContextOverflowError(f"datasets.{dataset}: {does} not fit: {named}{more}; {', or '.join(remedies)}")
-
-
-def require_single_use(dataset: str, form: RecordsFormat, wanted: int | None, records: int) -> None:
-    """Refuse to show a record more than once under differential privacy."""
-    if form.privacy.dp_enabled and wanted is not None and wanted > records:
-        raise ConfigError(
-            f"datasets.{dataset}.format.training.num_input_records_to_sample: {wanted} of {records} train "
-            "records under privacy.dp_enabled, where each record may be shown only once; lower it"
-        )
 
 
 def replan_partition(request: TablePlanRequest, index: RowIndex, lengths: Ints) -> tuple[list[Ints], int, int]:

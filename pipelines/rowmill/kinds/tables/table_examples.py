@@ -38,6 +38,7 @@ import pyarrow as pa
 
 from rowmill import stats
 from rowmill.core.arrays import Ints
+from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_bytes, digest_json, read_tables
 from rowmill.kinds.base import DatasetOptions
@@ -54,12 +55,10 @@ from rowmill.kinds.tables.partition_plan import (
     TablePlan,
     TablePlanRequest,
     count_sampled_rows,
-    join_counts,
     plan_partition,
     replan_partition,
     require_fitting_units,
     require_record_room,
-    require_single_use,
     summarize_split,
 )
 from rowmill.kinds.tables.partitions import (
@@ -353,7 +352,11 @@ def _plan_table(
     requests = [(replace(request, partition=partition.name),) for partition in partitions]
     if form.wanted is not None:
         requests, [fitting] = _share_samples(context, form.wanted, partitions, options, requests)
-        require_single_use(name, trained, form.wanted, fitting)
+        if form.privacy.dp_enabled and form.wanted > fitting:
+            raise ConfigError(
+                f"datasets.{name}.format.training.num_input_records_to_sample: {form.wanted} of {fitting} train "
+                "records under privacy.dp_enabled, where each record may be shown only once; lower it"
+            )
     plans = [
         PartitionPlanInputs(partition, options, own, prefill)
         for partition, (own,) in zip(partitions, requests, strict=True)
@@ -544,7 +547,7 @@ def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
     of_example = ("example_tokens", "tokens per example", plan.limits.limit)
     of_group = ("group_tokens", "tokens per group", plan.limits.records)
     for name, title, limit in (of_example, of_group) if plan.mode == "grouped" else (of_example,):
-        sizes = join_counts(split.sizes[name] for split in plan.splits)
+        sizes = sum_counts(split.sizes[name] for split in plan.splits)
         if sizes:
             top = max(*sizes, limit) + 1
             counts, edges = np.histogram([*sizes], bins=24, range=(0, top), weights=[*sizes.values()])
@@ -832,37 +835,31 @@ def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) 
     replanned = context.map(replan_partition_part, plans).parts
     table = pa.concat_tables([context.store.table(part.files["lengths"]) for part in replanned])
     limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
-    lines: list[tuple[int, ...]] = []
+    packing, lines = context.dataset.packing, list[tuple[int, ...]]()
     for at, other in enumerate(limits):
         lengths = [tokens[(limited == other) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))]
         over = (sum(int(part.facts["over"][at][which]) for part in replanned) for which in (0, 1))
-        lines.append((other, sum(map(len, lengths)), *over, _count_sequences(context, other, lengths)))
+        # `seq_len` changes with the length unless the dataset sets its own.
+        seq_len = other if form.assembly.max_seq_length is None else max(other, context.seq_len)
+        measured = (measure_padded_room(of_split, seq_len, packing.room_multiple) for of_split in lengths)
+        packed = [
+            plan_slices(
+                keep_examples_whole(room),
+                limit=capacity,
+                strategy=packing.strategy_for(form.ROW_KIND),
+                max_segments=packing.segment_limit,
+                tail=packing.tail,
+            )
+            for room, capacity in measured
+            if len(room)
+        ]
+        lines.append((other, sum(map(len, lengths)), *over, sum(plan.sequences for plan in packed)))
     columns = ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
     return DisplayTable(columns, tuple(lines))
 
 
 def _read_prompt_tokens(output: Manifest) -> int:
     return require_counted(read_facts(TokenizedExamplesFacts, output.facts).prompt_tokens)
-
-
-def _count_sequences(context: KindContext, limit: int, lengths: Sequence[Ints]) -> int:
-    """Pack examples of another length; `seq_len` changes with it unless the dataset sets its own length."""
-    options = context.dataset.packing
-    has_own_limit = get_table_options(context).assembly.max_seq_length is not None
-    seq_len = max(limit, context.seq_len) if has_own_limit else limit
-    measured = (measure_padded_room(of_split, seq_len, options.room_multiple) for of_split in lengths)
-    plans = (
-        plan_slices(
-            keep_examples_whole(room),
-            limit=capacity,
-            strategy=options.strategy_for(get_table_options(context).ROW_KIND),
-            max_segments=options.segment_limit,
-            tail=options.tail,
-        )
-        for room, capacity in measured
-        if len(room)
-    )
-    return sum(plan.sequences for plan in plans)
 
 
 def _advise_assembly(output: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:

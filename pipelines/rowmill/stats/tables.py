@@ -460,14 +460,8 @@ def set_current_versions(store: Store, recipe: str, scope: str, stage: str, vers
     parts = (_require_path_part(part) for part in (recipe, scope, stage))
     folder = "stats/_current/recipe={}/scope={}/stage={}".format(*parts)
     current = [_require_path_part(version) for version in versions]
-    newest = _read_newest(store, folder, "current", CURRENT_SCHEMA)
-    if newest is not None and newest.column("versions").to_pylist() == [current]:
-        return
-    _append_file(
-        store,
-        folder,
-        "current",
-        lambda stamp: pa.Table.from_pylist([{"stamp": stamp, "versions": current}], schema=CURRENT_SCHEMA),
+    _append_lines(
+        store, folder, "current", CURRENT_SCHEMA, [{"versions": current}], date=lambda stamp: {"stamp": stamp}
     )
 
 
@@ -547,13 +541,8 @@ def write_check_results(
         }
         for result in results
     ]
-    newest = _read_newest(store, folder, "part", SCHEMAS["check_results"])
-    if newest is not None and newest.drop_columns(["judged_at"]).to_pylist() == lines:
-        return
-    when = judged_at or datetime.now(UTC).isoformat(timespec="microseconds")
-    dated = [{**line, "judged_at": when} for line in lines]
-    content = pa.Table.from_pylist(dated, schema=SCHEMAS["check_results"])
-    _append_file(store, folder, "part", lambda _: content, prune=False)
+    when = {"judged_at": judged_at or datetime.now(UTC).isoformat(timespec="microseconds")}
+    _append_lines(store, folder, "part", SCHEMAS["check_results"], lines, date=lambda _: when, prune=False)
 
 
 def remove_version_tables(store: Store, recipe: str, scope: str, version: str) -> None:
@@ -587,12 +576,7 @@ def _write_build_row(store: Store, manifest: Manifest, inputs: StatsInputs, reus
         "parts_reused": parts if reused else parts_reused,
         "rows": rows.count if rows else None,
     }
-    prefix = "reused" if reused else _MADE_PREFIX
-    newest = _read_newest(store, folder, prefix, SCHEMAS["builds"])
-    if newest is not None and newest.to_pylist() == [line]:
-        return
-    content = pa.Table.from_pylist([line], schema=SCHEMAS["builds"])
-    _append_file(store, folder, prefix, lambda _: content, prune=reused)
+    _append_lines(store, folder, "reused" if reused else _MADE_PREFIX, SCHEMAS["builds"], [line], prune=reused)
 
 
 _MADE_PREFIX = f"made-{digest_json({name: str(schema) for name, schema in SCHEMAS.items()})[:8]}"
@@ -697,21 +681,36 @@ def _list_stamped_files(store: Store, folder: str, prefix: str) -> list[str]:
     return [name for name in names if name.startswith(f"{prefix}-") and name.endswith(".parquet")]
 
 
-def _read_newest(store: Store, folder: str, prefix: str, schema: pa.Schema) -> pa.Table | None:
-    names = _list_stamped_files(store, folder, prefix)
-    content = _read_or_remove(store, f"{folder}/{names[-1]}") if names else None
-    return None if content is None else content.select(schema.names)
-
-
-def _append_file(
-    store: Store, folder: str, prefix: str, content: Callable[[int], pa.Table], *, prune: bool = True
+def _append_lines(
+    store: Store,
+    folder: str,
+    prefix: str,
+    schema: pa.Schema,
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    date: Callable[[int], Mapping[str, Any]] = lambda _: {},
+    prune: bool = True,
 ) -> None:
-    """Write a file that sorts after the existing ones; with `prune`, remove those superseded past the grace period."""
+    """Write lines to a file that sorts after the existing ones, unless the newest of these holds the same lines.
+
+    `date` returns the values of the columns that tell when, for the file's stamp: they are not compared. With `prune`,
+    files superseded past the grace period are removed.
+    """
     names = _list_stamped_files(store, folder, prefix)
+    newest = _read_or_remove(store, f"{folder}/{names[-1]}") if names else None
+    if names and newest is None:
+        # It was damaged.
+        names.pop()
     stamp = max([time.time_ns(), *(_parse_stamp(name) + 1 for name in names)])
+    dated = date(stamp)
+    if newest is not None:
+        compared = newest.select([name for name in schema.names if name not in dated])
+        if compared.to_pylist() == lines:
+            return
     # Twenty digits hold every 64-bit stamp, so names sort like their stamps.
     new = f"{prefix}-{stamp:020d}.parquet"
-    store.write(f"{folder}/{new}", _encode_parquet(content(stamp)))
+    content = pa.Table.from_pylist([{**line, **dated} for line in lines], schema=schema)
+    store.write(f"{folder}/{new}", _encode_parquet(content))
     if not prune:
         return
     for old, successor in pairwise([*names, new]):

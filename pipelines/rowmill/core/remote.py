@@ -136,8 +136,12 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 def is_remote_filesystem(fs: Any) -> bool:
     """Return whether a file system is remote, so that a call may block."""
+    return _LOCAL_PROTOCOLS.isdisjoint(_list_protocols(fs))
+
+
+def _list_protocols(fs: Any) -> tuple[str, ...]:
     protocol: str | tuple[str, ...] = fs.protocol
-    return not _LOCAL_PROTOCOLS & {protocol, *(protocol if isinstance(protocol, tuple) else ())}
+    return protocol if isinstance(protocol, tuple) else (protocol,)
 
 
 def _make_s3_options(wait: StorageRetryPolicy) -> dict[str, Any]:
@@ -436,8 +440,7 @@ what a server says of an expired token."""
 
 def _unwrap_refusal(fs: Any, error: BaseException) -> BaseException:
     """Return the web server's error, which fsspec reports as a missing file whatever it is."""
-    protocol: str | tuple[str, ...] = fs.protocol
-    is_web = "http" in (protocol if isinstance(protocol, tuple) else (protocol,))
+    is_web = "http" in _list_protocols(fs)
     cause = error.__cause__ if is_web or _find_http_status(error.__cause__) is not None else None
     return cause if cause is not None and isinstance(error, FileNotFoundError) else error
 
@@ -509,8 +512,7 @@ def can_put_conditionally(fs: Any) -> bool:
     chosen = os.environ.get(VARIABLE, "")
     if chosen not in ("", "none"):
         raise ConfigError(f"{VARIABLE}: {chosen!r} is invalid; allowed is none; correct or unset it")
-    protocol: str | tuple[str, ...] = fs.protocol
-    return not chosen and "s3" in (protocol if isinstance(protocol, tuple) else (protocol,))
+    return not chosen and "s3" in _list_protocols(fs)
 
 
 def put_if_unchanged(fs: Any, path: str, address: str, content: bytes, tag: str | None) -> PutResult:

@@ -15,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import cast
 
 import orjson
@@ -156,9 +155,8 @@ def _try_dataset(project: Project, trial: Project, dataset: str, unmet: Containe
             elif step.name == TOKENIZED_EXAMPLES:
                 rows = next(outputs[key] for key in step.inputs if outputs[key].stage == CANONICAL_ROWS)
                 found += _note_unread_message_keys(trial, step, rows)
-            closer = partial(_propose_format, trial, step, outputs)
-            tried = next(int(one.facts["records"]) for one in outputs.values() if one.stage == RAW_DATASET)
-            found += _judge_output(project, trial, step, output, closer, tried=tried)
+            raw = next(one for one in outputs.values() if one.stage == RAW_DATASET)
+            found += _judge_output(project, trial, step, output, raw)
         except PipelineError as error:
             yield Finding(_place_error(step, error), error)
             return
@@ -182,13 +180,12 @@ def _place_error(step: Step, error: PipelineError) -> str:
 # ── What the first records show ────────────────────────────────────────────────────────────────────
 
 
-def _judge_output(
-    project: Project, trial: Project, step: Step, output: Manifest, closer: Callable[[], str], *, tried: int
-) -> list[Finding]:
+def _judge_output(project: Project, trial: Project, step: Step, output: Manifest, raw: Manifest) -> list[Finding]:
     """Return the checks that fail for certain, and those that probably will once all records are read."""
     if step.name == PACKED_SHARDS:
         # What packing leaves over is most of a few records.
         return []
+    tried = int(raw.facts["records"])
     failed = [one for one in judge.run_checks(trial.store, output, step.thresholds) if one.failed and not one.waiver]
     failed = [one for one in failed if one.check in CHECKS_BY_NAME]
     certain = [one for one in failed if one.blocking and _is_certain(one)]
@@ -197,9 +194,9 @@ def _judge_output(
         certain = [one for one in certain if one.check != "nonempty"]
     probable = [one for one in failed if one not in certain and _is_probable(one, tried)]
     texts = {one.check: _word_result(project, trial, step, output, one, tried) for one in (*certain, *probable)}
-    if step.name == CANONICAL_ROWS and not _CHECKS_OF_REJECTS.isdisjoint(texts) and (proposal := closer()):
-        check = next(name for name in texts if name in _CHECKS_OF_REJECTS)
-        texts[check] += f"\n  {proposal}"
+    of_rejects = [check for check in texts if check in _CHECKS_OF_REJECTS]
+    if step.name == CANONICAL_ROWS and of_rejects and (proposal := _propose_format(trial, step, raw)):
+        texts[of_rejects[0]] += f"\n  {proposal}"
     mistakes = [Finding(texts[one.check], GateError(texts[one.check])) for one in certain]
     return [*mistakes, *(Finding(texts[one.check], is_warning=True) for one in probable)]
 
@@ -256,10 +253,9 @@ _TRIAL_ROW_ID = re.compile(r" \([0-9a-f]{16}[~0-9]*:\d+(\.\d+)?(#\d+)?\)")
 _CHECKS_OF_REJECTS = frozenset({"nonempty", "rejects", "content_dropped", "zero_loss_rows"})
 
 
-def _propose_format(trial: Project, step: Step, made: Mapping[StageKey, Manifest]) -> str:
+def _propose_format(trial: Project, step: Step, raw: Manifest) -> str:
     """Return a sentence with the format that reads the records that were tried, if it is another than the recipe's."""
     dataset = trial.recipe.datasets[step.dataset or ""]
-    raw = next(one for one in made.values() if one.stage == RAW_DATASET)
     records = [record for record in _read_records(trial, raw) if isinstance(record, dict)]
     if (wrapped := find_wrapped_records(records, list(KINDS.values()))) is not None:
         path, rows = wrapped

@@ -268,19 +268,16 @@ def _choose_stages(project: "Project", only: Sequence[str], until: str | None) -
 
     planned = plan_steps(project)
     stage_names = {name for step in planned for name in (step.name, step.label)}
+    for name in only if until is None else [until]:
+        if name not in stage_names:
+            raise ConfigError(
+                f"{'--only' if until is None else '--until'} {name}: no such stage; there are "
+                f"{', '.join(sorted(stage_names))}; {hint_at_name(name, stage_names)}"
+            )
     if until is None:
-        _require_known_stages("--only", only, stage_names)
         return only
-    _require_known_stages("--until", [until], stage_names)
     last = [step for step in planned if until in (step.name, step.label)]
     return list(dict.fromkeys(step.label for step in (*find_upstream_steps(project, last), *last)))
-
-
-def _require_known_stages(option: str, names: Sequence[str], stage_names: set[str]) -> None:
-    for name in names:
-        if name not in stage_names:
-            hint = hint_at_name(name, stage_names)
-            raise ConfigError(f"{option} {name}: no such stage; there are {', '.join(sorted(stage_names))}; {hint}")
 
 
 def build_stages(

@@ -104,7 +104,15 @@ def create_project(
         raise ConfigError(
             f"{existing[recipe.stem]}: a recipe of this name exists; names of recipes must differ; add --name"
         )
-    text = _render_recipe(datasets, tokenizer, seq_len, needs_template=_lacks_template(folder, tokenizer))
+    # A local folder shows whether it has a chat template; a name on the hub is taken to have one.
+    at, settings = folder / tokenizer, folder / tokenizer / "tokenizer_config.json"
+    has_template = (
+        not at.is_dir()
+        or (at / "chat_template.jinja").exists()
+        or (at / "chat_template.json").exists()
+        or (settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8")))
+    )
+    text = _render_recipe(datasets, tokenizer, seq_len, needs_template=not has_template)
     parse_recipe(yaml.safe_load(text), name=chosen, where=str(recipe), base=folder)
     ignore = "".join(f"{line}\n" for line in IGNORED)
     files = {recipe: text, folder / "workspace.yaml": WORKSPACE, folder / ".gitignore": ignore}
@@ -113,16 +121,15 @@ def create_project(
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(files[path], encoding="utf-8")
-    return NewProject(recipe, written, {path: _list_missing_lines(path) for path in kept})
-
-
-def _list_missing_lines(path: Path) -> Sequence[str]:
-    """Return the lines of a project's file that an existing file lacks."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if path.name == "workspace.yaml":
-        return [] if "dagster_rowmill" in text else WORKSPACE.splitlines()[-1:]
-    present = {line.strip().strip("/") for line in text.splitlines()}
-    return [line for line in IGNORED if line.rstrip("/") not in present]
+    missing: dict[Path, Sequence[str]] = {}
+    for path in kept:
+        existing_text = path.read_text(encoding="utf-8", errors="replace")
+        if path.name == "workspace.yaml":
+            missing[path] = [] if "dagster_rowmill" in existing_text else WORKSPACE.splitlines()[-1:]
+        else:
+            present = {line.strip().strip("/") for line in existing_text.splitlines()}
+            missing[path] = [line for line in IGNORED if line.rstrip("/") not in present]
+    return NewProject(recipe, written, missing)
 
 
 # ── Finding the datasets ───────────────────────────────────────────────────────────────────────────
@@ -214,15 +221,6 @@ def _make_name(text: str) -> str:
 
 
 # ── The recipe's text ──────────────────────────────────────────────────────────────────────────────
-
-
-def _lacks_template(folder: Path, tokenizer: str) -> bool:
-    """Return whether a tokenizer is a local folder without a chat template; False for a name on the hub."""
-    at = folder / tokenizer
-    if not at.is_dir() or (at / "chat_template.jinja").exists() or (at / "chat_template.json").exists():
-        return False
-    config = at / "tokenizer_config.json"
-    return not (config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8")))
 
 
 def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: int, *, needs_template: bool) -> str:

@@ -84,6 +84,24 @@ class SourceIndex:
             "line": pc.add(self.first_lines.take(at), number),
         }
 
+    @classmethod
+    def of(cls, store: Store, output: Manifest) -> "SourceIndex":
+        """Return the source that an output was made from."""
+        from rowmill.sources.parts import FileScan
+
+        source = find_source(store, output)
+        parts: list[SourcePart] = []
+        if source is not None:
+            scanned = output if source[0] == output.key else manifest.load_version(store, *source)
+            for scan in scanned.details.get("scans", ()):
+                parts += FileScan.from_json(scan).parts
+        return cls(
+            pa.array([part.part_id for part in parts], pa.string()),
+            pa.array([part.url for part in parts], pa.string()),
+            pa.array([part.first_record for part in parts], pa.int64()),
+            pa.array([part.first_line if part.lines == part.records else None for part in parts], pa.int64()),
+        )
+
 
 def find_source(store: Store, output: Manifest) -> tuple[StageKey, str] | None:
     """Return key and version of the source that an output was made from, by its inputs; None if it had none."""
@@ -96,24 +114,6 @@ def find_source(store: Store, output: Manifest) -> tuple[StageKey, str] | None:
         if manifest.get_stage_name(key) == CANONICAL_ROWS:
             return find_source(store, manifest.load_version(store, key, version))
     return None
-
-
-def index_sources(store: Store, output: Manifest) -> SourceIndex:
-    """Return the source that an output was made from."""
-    from rowmill.sources.parts import FileScan
-
-    source = find_source(store, output)
-    parts: list[SourcePart] = []
-    if source is not None:
-        scanned = output if source[0] == output.key else manifest.load_version(store, *source)
-        for scan in scanned.details.get("scans", ()):
-            parts += FileScan.from_json(scan).parts
-    return SourceIndex(
-        pa.array([part.part_id for part in parts], pa.string()),
-        pa.array([part.url for part in parts], pa.string()),
-        pa.array([part.first_record for part in parts], pa.int64()),
-        pa.array([part.first_line if part.lines == part.records else None for part in parts], pa.int64()),
-    )
 
 
 def preview_rows(rows: pa.Table) -> pa.Array:
@@ -316,7 +316,7 @@ def read_part_rows(
     schema, seq_len = SCHEMAS[table], manifest.card.get("seq_len")
     read = [name for name in schema.names if name not in _ADDED_COLUMNS.get(table, ())]
     read += _READ_INSTEAD.get(table, ("shard_row",) if "sequence_id" in read else ())
-    index = index_sources(store, manifest) if table in TABLES_WITH_ORIGINS else None
+    index = SourceIndex.of(store, manifest) if table in TABLES_WITH_ORIGINS else None
     if table == "sequences" and (not isinstance(seq_len, int) or seq_len < 1):
         raise SchemaError(
             f"{'/'.join(manifest.key)}: its card has seq_len {seq_len!r}; expected a positive integer; correct the "

@@ -315,23 +315,23 @@ class ExampleSlice:
         """How many records its examples show."""
         return len(self.rows)
 
+    def save(self, store: Store, path: str) -> File:
+        """Write the slice as a table of one line."""
+        return write_table(store, path, pa.table({name: pa.array([getattr(self, name)]) for name in _SLICE_FIELDS}))
 
-_SCALARS = ("fingerprint", "split", "tokens")
-_ARRAYS = tuple(field.name for field in fields(ExampleSlice) if field.name not in _SCALARS)
+    @classmethod
+    def load(cls, store: Store, file: File) -> "ExampleSlice":
+        """Read what `save` wrote."""
+        table = store.table(file)
+        columns = {name: table.column(name).combine_chunks() for name in _SLICE_FIELDS}
+        values = {
+            name: column.flatten().to_numpy() if pa.types.is_list(column.type) else column[0].as_py()
+            for name, column in columns.items()
+        }
+        return cls(**values)
 
 
-def save_slice(store: Store, path: str, piece: ExampleSlice) -> File:
-    """Write a slice as a table of one line."""
-    columns = {name: pa.array([getattr(piece, name)]) for name in (*_SCALARS, *_ARRAYS)}
-    return write_table(store, path, pa.table(columns))
-
-
-def load_slice(store: Store, file: File) -> ExampleSlice:
-    """Read what `save_slice` wrote."""
-    table = store.table(file)
-    scalars = {name: table.column(name)[0].as_py() for name in _SCALARS}
-    arrays = {name: table.column(name).combine_chunks().flatten().to_numpy() for name in _ARRAYS}
-    return ExampleSlice(**scalars, **arrays)
+_SLICE_FIELDS = [field.name for field in fields(ExampleSlice)]
 
 
 PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
@@ -494,7 +494,7 @@ class BuildExamplesInputs(PartInputs):
 @part_function(version=1)
 def build_part(inputs: BuildExamplesInputs, place: PartPlace) -> PartResult:
     """Gather the records of a slice of the plan and write them as examples."""
-    piece = load_slice(place.store, inputs.piece)
+    piece = ExampleSlice.load(place.store, inputs.piece)
     table = _build_examples_table(place.store, inputs, piece)
     tokens = table.column("tokens").to_numpy().astype(np.int64)
     classes = {

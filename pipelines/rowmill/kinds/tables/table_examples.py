@@ -83,7 +83,6 @@ from rowmill.kinds.tables.record_tokens import (
     PrefillOptions,
     PromptFrame,
     cut_slices,
-    save_slice,
     write_prefill,
 )
 from rowmill.kinds.tables.schema import Mode
@@ -211,7 +210,7 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     files: dict[str, File] = {one.fingerprint: one.files["prefill"] for one in prefills}
     slices: list[tuple[str, int, int]] = []
     for number, piece in enumerate(cut_slices(plan, index, parts, inputs.prefill.frame)):
-        files[piece.fingerprint] = save_slice(store, f"{place.folder}/slice-{number:05d}.arrow", piece)
+        files[piece.fingerprint] = piece.save(store, f"{place.folder}/slice-{number:05d}.arrow")
         slices.append((piece.fingerprint, piece.records, piece.tokens))
     # Parts are numbered as in the index, so that the file of states does not depend on other partitions.
     rows = np.flatnonzero(plan.states != KEPT_STATE)

@@ -641,6 +641,28 @@ class SeriesState:
         bad = is_bad_round(parsed[chosen].report, accepted=accepted, options=self.shared.options)
         self.bad_rounds = self.bad_rounds + 1 if bad else 0
 
+    def sort_key(self) -> list[tuple[bool, float, str]]:
+        """Return what sorts numbers by value and everything else by its text; a column has one type."""
+        return [
+            (True, float(value), "") if isinstance(value, int | float) else (False, 0.0, str(value))
+            for value in self.prefill.key.values()
+        ]
+
+    def keyed_records(self) -> list[Record]:
+        """Return the records, with the series' number as key if it is private.
+
+        The key that the model wrote may come from the training data: all records of a series have the key, and the unit
+        of privacy is a record. The first column of the key that can hold a name or a number is replaced.
+        """
+        number = self.prefill.name.rpartition("-")[2]
+        numeric: dict[str, Callable[[str], Value]] = {"integer": int, "float": float, "decimal": Decimal}
+        for name in self.shared.trained.place.group_columns if self.prefill.name else ():
+            kind = self.shared.trained.schema.by_name[name].type
+            if kind in numeric or kind in ("string", "json"):
+                value = numeric[kind](number) if kind in numeric else self.prefill.name
+                return [{**record, name: value} for record in self.records]
+        return self.records
+
 
 def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop: Value, where: str) -> SeriesState:
     """Return a series before its first round; `start` and `stop` override the group's own unless None."""
@@ -791,14 +813,14 @@ def generate_series(
     counts: Counter[str] = Counter()
     rejected: list[RejectedObject] = []
     records: list[Record] = []
-    series.sort(key=_series_sort_key)
+    series.sort(key=SeriesState.sort_key)
     for one in series:
         if one.status == "failed" and options.on_failed_group == "drop":
             for text in one.window[len(one.window) - len(one.records) :]:
                 one.tally.reject("series_incomplete", text, one.source)
             del one.tally.counts["record"]
         else:
-            records += _replace_series_key(one)
+            records += one.keyed_records()
         counts.update(one.tally.counts)
         rejected += one.tally.rejected
     status: Literal["complete", "partial", "failed"] = "complete" if not failed else "partial"
@@ -808,36 +830,3 @@ def generate_series(
         SeriesOutcome(one.source, one.status or "failed", one.rounds, len(one.records), one.error) for one in series
     ]
     return GenerationResult(status, records, rejected, dict(sorted(counts.items())), outcomes)
-
-
-def _replace_series_key(one: SeriesState) -> list[Record]:
-    """Return a series' records, with its number as key if it is private.
-
-    The key that the model wrote may come from the training data: all records of a series have the key, and the unit of
-    privacy is a record. The first column of the key that can hold a name or a number is replaced.
-    """
-    if not one.prefill.name:
-        return one.records
-    schema = one.shared.trained.schema.by_name
-    for name in one.shared.trained.place.group_columns:
-        number = one.prefill.name.rpartition("-")[2]
-        match schema[name].type:
-            case "string" | "json":
-                return [{**record, name: one.prefill.name} for record in one.records]
-            case "integer":
-                return [{**record, name: int(number)} for record in one.records]
-            case "float":
-                return [{**record, name: float(number)} for record in one.records]
-            case "decimal":
-                return [{**record, name: Decimal(number)} for record in one.records]
-            case _:
-                continue
-    return one.records
-
-
-def _series_sort_key(one: SeriesState) -> list[tuple[bool, float, str]]:
-    """Sort numbers by value and everything else by its text; a column has one type."""
-    return [
-        (True, float(value), "") if isinstance(value, int | float) else (False, 0.0, str(value))
-        for value in one.prefill.key.values()
-    ]

@@ -20,6 +20,11 @@ _MAGIC = b"ARROW1"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
 
 
+def make_required_schema(**columns: pa.DataType) -> pa.Schema:
+    """Return a schema of columns that cannot be null."""
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
+
+
 def encode_table(table: pa.Table) -> bytes:
     """Return a table as an Arrow file of one batch, compressed with zstd.
 

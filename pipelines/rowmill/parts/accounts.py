@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.core.arrays import format_count
-from rowmill.core.arrow_files import encode_table
+from rowmill.core.arrow_files import encode_table, make_required_schema
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import File, Store, digest_bytes
@@ -132,13 +132,7 @@ def row_as_bytes(row: dict[str, Any]) -> bytes:
 SPLITS = ("train", "validation", "test")
 """Meaning of the codes in `RewriteInputs.splits`."""
 
-REMOVED_SCHEMA = pa.schema(
-    [
-        pa.field("place", pa.int64(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
-    ]
-)
+REMOVED_SCHEMA = make_required_schema(place=pa.int64(), reason=pa.string(), detail=pa.string())
 """A row of a part that goes, and why."""
 
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import sources
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError, GenerationError, join_choices
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, PARSED_RECORDS, TOKENIZED_EXAMPLES
@@ -55,14 +56,7 @@ from rowmill.tokenization.tokenizer import Encoder
 PARSING_VERSION = 5
 """Increase it when any text may give other records."""
 
-PARSED = pa.schema(
-    [
-        pa.field("stage", pa.string(), nullable=False),
-        pa.field("text_id", pa.string(), nullable=False),
-        pa.field("number", pa.int32(), nullable=False),
-        pa.field("record", pa.string(), nullable=False),
-    ]
-)
+PARSED = make_required_schema(stage=pa.string(), text_id=pa.string(), number=pa.int32(), record=pa.string())
 """A part of `parsed_records`, or of `generated_series`: records in the order of their text, as lossless JSON."""
 
 

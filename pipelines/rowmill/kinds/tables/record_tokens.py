@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_array
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
 from rowmill.kinds.tables.options import Records
@@ -355,9 +356,7 @@ partition.
 """
 
 
-_TOKENS_SCHEMA = pa.schema(
-    [pa.field("input_ids", pa.list_(pa.int32()), nullable=False), pa.field("length", pa.int32(), nullable=False)]
-)
+_TOKENS_SCHEMA = make_required_schema(input_ids=pa.list_(pa.int32()), length=pa.int32())
 """Stored ids of a part of rows; `length` is −1 for a rejected row, so that planning reads no ids."""
 
 

@@ -38,6 +38,7 @@ import pyarrow as pa
 
 from rowmill import stats
 from rowmill.core.arrays import Ints
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_bytes, digest_json, read_tables
@@ -114,14 +115,7 @@ ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unser
 _COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "reference_path_texts", "fast_path_mismatches")
 """Facts of a part of rows in addition to the states of its rows."""
 
-_STATE_SCHEMA = pa.schema(
-    [
-        pa.field("part", pa.int32(), nullable=False),
-        pa.field("place", pa.int32(), nullable=False),
-        pa.field("state", pa.int8(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
-    ]
-)
+_STATE_SCHEMA = make_required_schema(part=pa.int32(), place=pa.int32(), state=pa.int8(), detail=pa.string())
 """A row that is not kept: row `place` of part `part` of its partition. In the order of the source."""
 
 
@@ -708,13 +702,7 @@ def _iterate_group_columns(context: KindContext) -> Iterator[tuple[str, Ints]]:
             yield name, codes
 
 
-_LENGTH_SCHEMA = pa.schema(
-    [
-        pa.field("limit", pa.int32(), nullable=False),
-        pa.field("split", pa.int8(), nullable=False),
-        pa.field("tokens", pa.int32(), nullable=False),
-    ]
-)
+_LENGTH_SCHEMA = make_required_schema(limit=pa.int32(), split=pa.int8(), tokens=pa.int32())
 """An example at another length; `split` indexes `SPLITS`."""
 
 

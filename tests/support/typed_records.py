@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rowmill.core.json import Json
+from rowmill.kinds.shared.canonicalization import DEFAULT_DOMAIN
 from rowmill.kinds.shared.messages import get_at_path
 from rowmill.kinds.tables.schema import Column, Record, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
 from rowmill.kinds.tables.table_contract import TIMES, TableContract
 from rowmill.kinds.tables.typed_cells import (
-    DEFAULT_DOMAIN,
     ColumnRoles,
     MismatchLog,
     format_position,

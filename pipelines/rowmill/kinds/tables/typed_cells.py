@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.core.json import Json
+from rowmill.kinds.shared.canonicalization import DEFAULT_DOMAIN
 from rowmill.kinds.shared.messages import get_at_path
 from rowmill.kinds.shared.splits import Splits
 from rowmill.kinds.tables.inference import (
@@ -217,9 +218,6 @@ def write_strings(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     is_other = _matches(texts, _NEEDS_ESCAPE)
     others = texts.filter(pa.array(is_other)).to_pylist()
     return _replace(written, is_other, [encode_basestring(text) for text in others]) if others else written
-
-
-DEFAULT_DOMAIN = "__default__"
 
 
 def reject_absent(reason: str, column: str) -> Rejected:

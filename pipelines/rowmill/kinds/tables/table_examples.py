@@ -177,18 +177,24 @@ def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionPlanInputs(PartInputs):
-    """A partition to plan; its request has the partition's share of the sample."""
+class PartitionInputs(PartInputs):
+    """A partition to plan."""
 
     partition: TablePartition
     options: IndexOptions
-    request: TablePlanRequest
-    prefill: PrefillOptions
 
     @property
     def input_bytes(self) -> int:
         """Size of the partition's files."""
         return self.partition.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlanInputs(PartitionInputs):
+    """A partition to plan; its request has the partition's share of the sample."""
+
+    request: TablePlanRequest
+    prefill: PrefillOptions
 
 
 @part_function(version=1)
@@ -707,17 +713,10 @@ _LENGTH_SCHEMA = make_required_schema(limit=pa.int32(), split=pa.int8(), tokens=
 
 
 @dataclass(frozen=True, slots=True)
-class ReplanInputs(PartInputs):
+class ReplanInputs(PartitionInputs):
     """A partition to plan at other lengths: a request for each of them."""
 
-    partition: TablePartition
-    options: IndexOptions
     requests: tuple[TablePlanRequest, ...]
-
-    @property
-    def input_bytes(self) -> int:
-        """Size of the partition's files."""
-        return self.partition.bytes
 
 
 @part_function(version=1)

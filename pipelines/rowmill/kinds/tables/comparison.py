@@ -30,7 +30,7 @@ from rowmill.core.storage import File, Store
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext, NearRows
 from rowmill.kinds.tables.options import require_records
-from rowmill.kinds.tables.partitions import get_table_options, load_observed_table
+from rowmill.kinds.tables.partitions import load_observed_table
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.parts.context import WorkContext, compute_share
@@ -307,7 +307,8 @@ def compare_with_train(context: KindContext, parts: Sequence[Part]) -> TrainComp
     if not generated.num_rows or not train or not schema.names:
         return TrainComparison()
     # Numbered groups of private series are synthetic; only the other columns are compared.
-    left_out = get_table_options(context).group_columns if get_table_options(context).privacy.dp_enabled else ()
+    form = require_records(context.dataset)
+    left_out = form.group_columns if form.privacy.dp_enabled else ()
     compared = tuple(name for name in schema.names if name not in left_out)
     cells = read_cells(generated.column("record"), schema.names)
     hashes = _sum_cell_hashes(cells, compared)

@@ -30,7 +30,7 @@ from rowmill.core.storage import File, Store, map_reads, read_tables
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.inference import CellLocation, TableEvidence
-from rowmill.kinds.tables.options import Records, require_records
+from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.schema import DAY, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import TableContract
@@ -147,7 +147,7 @@ class IndexOptions:
     @classmethod
     def of(cls, context: KindContext, observed: "ObservedTable") -> "IndexOptions":
         """Return the options of the dataset."""
-        form = get_table_options(context)
+        form = require_records(context.dataset)
         return cls(observed.order, form.is_grouped, form.mode == "sequential")
 
 
@@ -285,11 +285,6 @@ def load_observed_table(details: dict[str, Any]) -> ObservedTable:
     )
 
 
-def get_table_options(context: KindContext) -> Records:
-    """Return the dataset's options of records."""
-    return require_records(context.dataset)
-
-
 HEADER = -1
 """Number of a CSV file's header, as that of a record."""
 
@@ -349,7 +344,7 @@ def choose_borders(context: KindContext, rows: Sequence[File]) -> PartitionBorde
     """Choose the partitions of a table by the sizes and digests of its parts."""
     whole = PartitionBorders(0, ((0, len(rows)),))
     counts, limit = [file.rows for file in rows], PARTITION_ROWS
-    form = get_table_options(context)
+    form = require_records(context.dataset)
     # Records of a single series are planned together.
     if sum(counts) <= limit or (form.mode == "sequential" and not form.is_grouped):
         return whole

@@ -68,7 +68,6 @@ from rowmill.kinds.tables.partitions import (
     RowPart,
     TablePartition,
     choose_borders,
-    get_table_options,
     load_observed_table,
     partition_rows,
     read_partition,
@@ -254,7 +253,7 @@ class _EncodedTable:
 
 def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> _EncodedTable:
     observed = load_observed_table(context.input(CANONICAL_ROWS).details)
-    form, card = get_table_options(context), tokenizer.card
+    form, card = require_records(context.dataset), tokenizer.card
     encoder = open_reference_encoder(context.store.root, path)
     frame = record_tokens.build_prompt_frame(
         observed.schema,
@@ -339,7 +338,8 @@ def _plan_table(
 
     Return the plan in numbers, the tasks of its ledgers and examples, and the prefills of its series.
     """
-    form, observed, frame, name = get_table_options(context), table.observed, table.frame, context.dataset_name or ""
+    form, name = require_records(context.dataset), context.dataset_name or ""
+    observed, frame = table.observed, table.frame
     limits = ExampleLimits(context.limit, len(frame.prompt_ids), form.cap)
     widest_names = ", ".join(sorted(observed.schema.names, key=lambda name: -len(name))[:5])
     require_record_room(name, form, limits, widest_names)
@@ -530,7 +530,7 @@ def _build_output(
             "records": {
                 **context.input(CANONICAL_ROWS).details["records"],
                 "frame": table.frame.to_json(),
-                "wire": get_table_options(context).codec.wire,
+                "wire": require_records(context.dataset).codec.wire,
                 "options": plan.options,
                 **plan.longest,
             }
@@ -660,7 +660,7 @@ def advise_group_column(
 
 def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
     """Rate every column that can group the records of a dataset, and estimate its examples."""
-    table, form = _encode_table(context, tokenizer, path), get_table_options(context)
+    table, form = _encode_table(context, tokenizer, path), require_records(context.dataset)
     limits = ExampleLimits(context.limit, len(table.frame.prompt_ids), form.cap)
     partition = TablePartition(0, tuple(table.parts))
     index, measured = read_partition(context.store, partition, IndexOptions.of(context, table.observed))
@@ -794,7 +794,7 @@ def make_table_lengths(context: KindContext) -> StageOutput:
 
 def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) -> DisplayTable:
     """Plan the table at each length, in the partitions of the build: examples, records in none, packed sequences."""
-    limits, form = stats.choose_candidate_seq_lens(limit), get_table_options(context)
+    limits, form = stats.choose_candidate_seq_lens(limit), require_records(context.dataset)
     # What is generated later decides nothing.
     trained, prompt = form.model_copy(update={"generation": None}), _read_prompt_tokens(output)
     key = (*context.dataset_key, CANONICAL_ROWS)

@@ -63,7 +63,6 @@ from rowmill.kinds.tables.partitions import (
     ObservedTable,
     RowIndex,
     count_group_sizes,
-    get_table_options,
     index_parts,
     make_place_describer,
 )
@@ -97,7 +96,7 @@ def report_contract(
     mismatches: Mapping[str, ColumnMismatch],
 ) -> None:
     """Report the differences between contract and data, and store the contract for the next build."""
-    form, contract = get_table_options(context), observed.contract
+    form, contract = require_records(context.dataset), observed.contract
     if contract is None:
         return
     describe_place = make_place_describer(context)
@@ -150,7 +149,7 @@ def find_drifts(
             if found is not None and wanted is not None and own != wanted:
                 change = f"is {what} {own!r}, and the contract says {wanted!r}"
                 yield ColumnDrift("the header", change, None, (number, HEADER))
-    if get_table_options(context).table is None:
+    if require_records(context.dataset).table is None:
         # Columns that two typed files declare as different kinds of values, such as numbers and text.
         first: dict[str, tuple[str, str, str]] = {}
         told: set[str] = set()
@@ -163,7 +162,7 @@ def find_drifts(
                     change = f"is {earliest[1]} in {earliest[2]}, and {declared} in {scan.url}"
                     yield ColumnDrift(name, change, None, (number, 0))
     if observed.earlier is None:
-        if get_table_options(context).table is not None:
+        if require_records(context.dataset).table is not None:
             yield from find_missing_or_new(contract, observed.evidence)
         return
     assert observed.proposed is not None
@@ -212,7 +211,7 @@ def make_table_rows(
     known = _decide_table(context, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
     contract = "" if known.contract is None else orjson.dumps(known.contract.to_json()).decode()
-    name, form, splits = context.dataset_name or "", get_table_options(context), context.dataset.splits
+    name, form, splits = context.dataset_name or "", require_records(context.dataset), context.dataset.splits
     limits, by_prefix = context.dataset.source.limits, context.dataset.filters.deduplicate == "prefix200"
     rows = context.map(
         part_rows.make_table_part,
@@ -249,7 +248,7 @@ def _observe_parts(context: KindContext, scanned: Sequence[tuple[sources.SourceP
 
 def propose_contract(context: KindContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]) -> str | None:
     """Return the YAML file, with the evidence, of the contract inferred from the data; pinned columns are kept."""
-    form = get_table_options(context)
+    form = require_records(context.dataset)
     evidence = merge_part_evidence(context, _observe_parts(context, scanned))
     if not evidence.columns:
         return None
@@ -276,7 +275,7 @@ def merge_part_evidence(context: KindContext, seen: Sequence[Part]) -> TableEvid
 
 
 def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
-    form, where = get_table_options(context), f"datasets.{context.dataset_name}.format"
+    form, where = require_records(context.dataset), f"datasets.{context.dataset_name}.format"
     scans = load_scans(context.input(RAW_DATASET))
     files = [scan.url for scan in scans if scan.records and scan.split_hint != "validation"]
     is_lone = form.mode == "sequential" and not form.is_grouped and form.data.group_training_examples_by is None
@@ -324,7 +323,7 @@ def infer_dataset_contract(
     context: KindContext, evidence: TableEvidence, declared: Mapping[str, str] | None = None
 ) -> TableContract:
     """Infer the contract of a dataset from its data."""
-    form = get_table_options(context)
+    form = require_records(context.dataset)
     scans = load_scans(context.input(RAW_DATASET))
     dialects = {(one.delimiter, one.quote) for scan in scans if (one := scan.dialect) is not None and scan.records}
     delimiter, quote = next(iter(dialects)) if len(dialects) == 1 else (None, None)
@@ -343,7 +342,7 @@ def _load_earlier_table(context: KindContext) -> Mapping[str, Any] | None:
     last = manifest.load_current_if_intact(context.store, context.key)
     table = None if last is None else last.details.get("table")
     is_comparable = (
-        table is not None and not table["pinned"] and table["roles"] == describe_roles(get_table_options(context))
+        table is not None and not table["pinned"] and table["roles"] == describe_roles(require_records(context.dataset))
     )
     return table if is_comparable else None
 
@@ -354,7 +353,7 @@ def is_under_current_contract(context: KindContext, kept: Manifest) -> bool:
     An unpinned contract passes from build to build and is part of no fingerprint. Rows that are older than the
     contract, and found again because their data came back, would change it silently.
     """
-    if get_table_options(context).table is not None:
+    if require_records(context.dataset).table is not None:
         return True
     earlier = _load_earlier_table(context)
     table = kept.details.get("table")
@@ -376,7 +375,7 @@ def _read_declared_types(context: KindContext) -> dict[str, str]:
 
 def apply_exact_splits(context: KindContext, parts: list[Part], observed: ObservedTable) -> list[Part]:
     """Assign splits by number of rows if the recipe says so, and keep a single series in train."""
-    form = get_table_options(context)
+    form = require_records(context.dataset)
     is_lone = form.mode == "sequential" and bool(parts)
     if not context.dataset.splits.is_exact and not is_lone:
         return parts
@@ -427,7 +426,7 @@ def _decide_exact_splits(context: KindContext, parts: Sequence[Part], index: Row
 
 def complete_table_output(context: KindContext, draft: StageOutput, observed: ObservedTable) -> StageOutput:
     """Add the facts that only records have: schema, groups, times, splits."""
-    form, facts = get_table_options(context), draft.facts
+    form, facts = require_records(context.dataset), draft.facts
     assert isinstance(facts, CanonicalRowsFacts)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
     # Times are compared of series, of a configured interval, and of dates in groups; but not of groups in a table that
@@ -510,7 +509,7 @@ def _report_groups(
     context: KindContext, draft: StageOutput, keys: tuple[str, ...], sizes: Ints, characters_per_record: float
 ) -> int:
     """Report the groups and the advice on them; return the number of objections to the chosen column."""
-    form = get_table_options(context)
+    form = require_records(context.dataset)
     record_budget = context.limit
     tokens = sizes * (characters_per_record / CHARACTERS_PER_TOKEN)
     advice = advise_group_column(
@@ -543,7 +542,7 @@ def _report_groups(
 
 def _measure_intervals(context: KindContext, index: RowIndex | None) -> dict[str, Any]:
     """Return the interval of the series, configured or constant in the data, and the share of deviating steps."""
-    form = get_table_options(context)
+    form = require_records(context.dataset)
     configured = form.time_series.timestamp_interval_seconds
     if index is None or (form.mode != "sequential" and configured is None):
         return {"interval": None, "mismatch": NOT_APPLICABLE}
@@ -748,7 +747,7 @@ def report_ambiguous_times(
             ("problem", "records", "series", "cell", "place", "what", "what_to_do"),
             tuple((one.name, one.records, *shown, one.remedy) for one in problems for shown in one.shown),
         )
-        column = get_table_options(context).order_column
+        column = require_records(context.dataset).order_column
         draft.samples["ambiguous_times"] = tuple(
             f"{one.name}: {format_count(one.records, 'record')}, the first is {place}: {column} {cell!r}"
             f"{f' of series {series}' if series else ''} {what}; {one.remedy}"
@@ -762,7 +761,7 @@ def _find_problems(
     context: KindContext, parts: Sequence[Part], order: SortKey, index: RowIndex | None
 ) -> Iterator[TimeProblem | None]:
     """Yield the problems of a table's times."""
-    form, describe_place = get_table_options(context), make_place_describer(context)
+    form, describe_place = require_records(context.dataset), make_place_describer(context)
 
     def read_cell(part: int, row: int) -> tuple[str, str]:
         """Return the time of a row of a part, and the place of its record in the source."""

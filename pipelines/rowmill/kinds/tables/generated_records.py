@@ -39,7 +39,7 @@ from rowmill.kinds.tables.parsing import Parser, PlacementColumns, SpanCounts, V
 from rowmill.kinds.tables.partitions import NO_KEY, group_sort_key
 from rowmill.kinds.tables.schema import Mode, Record, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
-from rowmill.parts.accounts import RejectLog, count_accounts
+from rowmill.parts.accounts import RejectLog, count_accounts, sort_by_count
 from rowmill.parts.context import StageOutput, collect_samples, compute_share
 from rowmill.parts.functions import MappedParts, PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema import manifest
@@ -398,8 +398,7 @@ def make_generated_series(context: KindContext) -> StageOutput:
     bad = sum(number for reason, number in reasons.items() if reason not in UNUSED_REASONS)
     statuses = Counter(series.status for series in result.series)
     beside = compare_with_train(context, [part])
-    classes = tuple(sorted(result.counts.items(), key=lambda one: (-one[1], one[0])))
-    tables = {"classes": DisplayTable(("class", "items"), classes)}
+    tables = {"classes": DisplayTable(("class", "items"), tuple(sort_by_count(result.counts)))}
     if result.series:
         worst = sorted(result.series, key=lambda one: (one.status != "failed", one.source))[:30]
         shown = tuple((one.source, one.status, one.records, one.rounds, one.error[:200]) for one in worst)

@@ -46,7 +46,6 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.row_texts import (
     MAX_SHOWN_CHARS,
     SHOWN_ROWS,
-    RowTexts,
     TextSource,
     shorten_text,
 )
@@ -121,9 +120,19 @@ def index_benchmarks(inputs: IndexInputs, place: PartPlace) -> PartResult:
     for benchmark in inputs.scanned:
         before = 0
         for scan in benchmark.scans:
-            records = _read_file(benchmark.options, scan, inputs.base)
-            lines += [line | {"item": before + line["record"] - 1} for line in records]
-            counts.append([benchmark.options.name, scan.url, scan.records, len(records)])
+            items_before = len(lines)
+            records = (record for part in scan.parts for record in read_records(part, inputs.base))
+            for number, record in enumerate(records, start=1):
+                texts: list[str] = []
+                if (value := record.value) is not None:
+                    texts = [
+                        text for name in benchmark.options.fields for text in _list_texts_of(get_at_path(value, name))
+                    ]
+                # Records without words in the benchmark's fields are no items.
+                if any(len(hash_words([text]).hashes) for text in texts):
+                    item = {"benchmark": benchmark.options.name, "item": before + number - 1, "source": scan.url}
+                    lines.append(item | {"record": number, "texts": texts})
+            counts.append([benchmark.options.name, scan.url, scan.records, len(lines) - items_before])
             before += scan.records
     texts = [text for line in lines for text in line["texts"]]
     owners = np.repeat(np.arange(len(lines)), [len(line["texts"]) for line in lines])
@@ -159,22 +168,6 @@ def _make_table(columns: ItemNGrams | ShortTexts) -> pa.Table:
     return pa.table({"hashes": columns.hashes, "items": columns.items, "starts": columns.starts})
 
 
-def _read_file(benchmark: Benchmark, scan: FileScan, base: Path) -> list[dict[str, Any]]:
-    """Return the records of a file that have words in the benchmark's fields."""
-    lines: list[dict[str, Any]] = []
-    number = 0
-    for part in scan.parts:
-        for record in read_records(part, base):
-            value = record.value
-            texts: list[str] = []
-            if value is not None:
-                texts = [text for name in benchmark.fields for text in _list_texts_of(get_at_path(value, name))]
-            if any(len(hash_words([text]).hashes) for text in texts):
-                lines.append({"benchmark": benchmark.name, "source": scan.url, "record": number + 1, "texts": texts})
-            number += 1
-    return lines
-
-
 def _list_texts_of(value: Json) -> Iterator[str]:
     """Yield a text, the texts of a list, or the contents of messages."""
     if isinstance(value, str):
@@ -186,17 +179,9 @@ def _list_texts_of(value: Json) -> Iterator[str]:
         yield from _list_texts_of(value.get("content", value.get("value")))
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkItems:
-    """The items of an index, by number, and the search in it."""
-
-    search: ItemSearch
-    items: pa.Table
-
-
 @lru_cache(maxsize=1)
-def load_items(store: Store, files: tuple[tuple[str, File], ...], n: int) -> BenchmarkItems:
-    """Load an index; a worker loads it once."""
+def load_items(store: Store, files: tuple[tuple[str, File], ...], n: int) -> tuple[ItemSearch, pa.Table]:
+    """Load the search in an index, and its items by number; a worker loads them once."""
     by_name = dict(files)
     items = store.table(by_name["items"]).combine_chunks()
     ngrams, short = (store.table(by_name[name]) for name in ("ngrams", "short"))
@@ -211,7 +196,7 @@ def load_items(store: Store, files: tuple[tuple[str, File], ...], n: int) -> Ben
         column(items, "words"),
         ignored=0,
     )
-    return BenchmarkItems(ItemSearch(index), items)
+    return ItemSearch(index), items
 
 
 CONTAMINATION_FILE = "contamination"
@@ -317,35 +302,27 @@ class SearchInputs(RowFileInputs):
 def search_part(inputs: SearchInputs, place: PartPlace) -> PartResult:
     """Find the rows of a part that have an item of a benchmark."""
     rows = place.store.table(inputs.rows, ("row_id", *inputs.texts.columns))
-    known = load_items(place.store, tuple(sorted(inputs.index.files.items())), inputs.ngram)
-    lines = list(_match_rows(known, inputs.texts.list_texts(place.store, rows), inputs.coverage))
-    files: dict[str, File] = {}
-    if lines:
-        row_ids = rows.column("row_id").take(pa.array([line["place"] for line in lines])).to_pylist()
-        table = pa.Table.from_pylist(
-            [line | {"row_id": row_id} for line, row_id in zip(lines, row_ids, strict=True)],
-            schema=CONTAMINATION_SCHEMA,
-        )
-        files[CONTAMINATION_FILE] = place.write("contamination", table)
-    return PartResult(files, {"rows": len(lines)})
-
-
-def _match_rows(benchmark_items: BenchmarkItems, texts: RowTexts, coverage: float) -> Iterator[dict[str, Any]]:
-    covered = benchmark_items.search.find_covered(hash_words(texts.texts), texts.rows, coverage)
+    search, items = load_items(place.store, tuple(sorted(inputs.index.files.items())), inputs.ngram)
+    texts = inputs.texts.list_texts(place.store, rows)
+    covered = search.find_covered(hash_words(texts.texts), texts.rows, inputs.coverage)
     borders = np.append(np.flatnonzero(np.append(True, covered.rows[1:] != covered.rows[:-1])), len(covered.rows))
+    lines: list[dict[str, Any]] = []
     for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
         if begin == end:
             continue
         row = int(covered.rows[begin])
         of_row = texts.of_row(row)
         found = zip(covered.items[begin:end].tolist(), covered.coverage[begin:end].tolist(), strict=True)
-        candidates = (Candidate(item, benchmark_items.items.column("texts")[item].as_py(), of) for item, of in found)
-        match = benchmark_items.search.find_best_match(of_row, candidates, coverage)
-        if match is not None:
-            item = benchmark_items.items.slice(match.item, 1).to_pylist()[0]
-            having = (text for text in of_row if match.ngram in " ".join(split_words(text)))
-            yield {
+        candidates = (Candidate(item, items.column("texts")[item].as_py(), of) for item, of in found)
+        match = search.find_best_match(of_row, candidates, inputs.coverage)
+        if match is None:
+            continue
+        item = items.slice(match.item, 1).to_pylist()[0]
+        having = (text for text in of_row if match.ngram in " ".join(split_words(text)))
+        lines.append(
+            {
                 "place": row,
+                "row_id": rows.column("row_id")[row].as_py(),
                 "benchmark": item["benchmark"],
                 "item": item["item"],
                 "source": item["source"],
@@ -355,6 +332,12 @@ def _match_rows(benchmark_items: BenchmarkItems, texts: RowTexts, coverage: floa
                 "text": shorten_text(next(having, "")),
                 "item_text": shorten_text("\n".join(item["texts"])),
             }
+        )
+    files: dict[str, File] = {}
+    if lines:
+        table = pa.Table.from_pylist(lines, schema=CONTAMINATION_SCHEMA)
+        files[CONTAMINATION_FILE] = place.write("contamination", table)
+    return PartResult(files, {"rows": len(lines)})
 
 
 def _list_rejects(context: StageContext, searched: Part) -> Iterator[tuple[int, Rejected]]:

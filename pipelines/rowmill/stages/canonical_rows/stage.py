@@ -171,7 +171,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     joint, decided = context.dataset.format.get_joint_rows(), None
     if joint is not None:
         # What is decided over all parts names places in them, so small files are not grouped.
-        made, decided = joint.make_rows(context, _flatten_groups(_limit_groups(context, part_groups)), options)
+        made, decided = joint.make_rows(context, list_taken_parts(context), options)
     else:
         made = context.map(
             text_rows.canonicalize_part,
@@ -188,7 +188,12 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     split, resolved = split_by_time(context, searches[-1].parts if searches else distinct)
     final = split if joint is None else joint.assign_splits(context, split, decided)
     boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
-    groups = _count_group_rows(context, final)
+    # The rows of each group, largest first; none without a group key.
+    groups = pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
+    if context.dataset.splits.group_key is not None and final:
+        keys = scan_rows(context.store, [part.files["rows"] for part in final], ["group_key"])
+        counted = keys.group_by("group_key").agg(pl.len().alias("rows"))
+        groups = counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
     facts = _count_rows(context, scanned, final, groups, boundaries, searches)
     measured = text_rows.measure_preferences(context, final) | text_rows.measure_fields(context, final)
     facts = replace(facts, **measured)
@@ -210,11 +215,8 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
 
 def list_taken_parts(context: StageContext) -> TakenGroup:
     """Return the parts of a dataset's source, each with the number of its records to take (None: all)."""
-    return _flatten_groups(_limit_groups(context, load_part_groups(context.input(RAW_DATASET))))
-
-
-def _flatten_groups(groups: Sequence[TakenGroup]) -> TakenGroup:
-    return tuple(one for taken in groups for one in taken)
+    groups = _limit_groups(context, load_part_groups(context.input(RAW_DATASET)))
+    return tuple(part for taken in groups for part in taken)
 
 
 def _limit_groups(context: StageContext, groups: Sequence[sources.PartGroup]) -> list[TakenGroup]:
@@ -252,6 +254,15 @@ def _count_rows(
     options = context.dataset.splits
     found: dict[str, Any] = {name: value for one in searches for name, value in one.facts.items()}
     found |= {name: compute_share(rows, taken) for one in searches for name, rows in one.rows.items()}
+    if context.dataset.format.get_joint_rows() is None:
+        by_role = sum_counts(p.facts["messages_by_role"] for p in final)
+        counts = sum_counts(p.facts[name] for name in ("reasoning_and_calls", "noticed") for p in final)
+        # Roles that only some data names are counted together.
+        known = {f"{role}_messages": by_role.get(role, 0) for role in KNOWN_ROLES}
+        total = sum(by_role.values())
+        found |= {"messages": total, "other_messages": total - sum(known.values()), **known}
+        found |= {name: counts.get(name, 0) for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)}
+        found["notes"] = sum_counts(p.facts["notes"] for p in final)
     return CanonicalRowsFacts(
         nonempty=kept,
         # A custom class may make several rows of one record; each has its own ledger line.
@@ -274,7 +285,6 @@ def _count_rows(
         rejected=sum(reasons.values()),
         groups=int(groups["rows"].len()),
         splits=sum_counts(p.facts["splits"] for p in final),
-        **({} if context.dataset.format.get_joint_rows() is not None else _count_messages(final)),
         boundaries=boundaries,
         unpinned_boundaries=NOT_APPLICABLE if options.time_key is None else len(boundaries),
         validation_source=any(part.split_hint == "validation" for part in scanned),
@@ -384,42 +394,15 @@ def _share_unread_text(final: Sequence[Part]) -> dict[str, float]:
     return {name: compute_share(size / 1e6, searched) for name, size in accounts.sort_by_count(found)}
 
 
-def _count_group_rows(context: StageContext, final: list[Part]) -> pl.DataFrame:
-    """Count the rows of each group, largest first; empty without a group key."""
-    files = [part.files["rows"] for part in final]
-    if context.dataset.splits.group_key is None or not files:
-        return pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
-    counted = scan_rows(context.store, files, ["group_key"]).group_by("group_key").agg(pl.len().alias("rows"))
-    return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
-
-
 def _take_most_frequent(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the 30 most frequent, in descending order."""
     return accounts.sort_by_count(counts)[:30]
 
 
 def _tabulate_found(
     name: str, columns: tuple[str, str], lines: Iterable[tuple[str, object]]
 ) -> dict[str, DisplayTable]:
-    """Return a table under a name, or nothing if it has no rows."""
     rows = tuple(lines)
     return {name: DisplayTable(columns, rows)} if rows else {}
-
-
-def _count_messages(final: Sequence[Part]) -> dict[str, Any]:
-    """Sum messages, reasoning, tools and notes, under names that do not depend on the data."""
-    by_role = sum_counts(p.facts["messages_by_role"] for p in final)
-    counts = sum_counts(p.facts["reasoning_and_calls"] for p in final) | sum_counts(p.facts["noticed"] for p in final)
-    total = sum(by_role.values())
-    # Roles that only some data names are counted together.
-    counted = {f"{role}_messages": by_role.get(role, 0) for role in KNOWN_ROLES}
-    return {
-        "notes": sum_counts(p.facts["notes"] for p in final),
-        "messages": total,
-        **counted,
-        "other_messages": total - sum(counted.values()),
-        **{name: counts.get(name, 0) for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)},
-    }
 
 
 STAGE = StageDeclaration(

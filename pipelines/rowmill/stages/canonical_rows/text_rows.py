@@ -126,7 +126,13 @@ _SEPARATOR = b"\xff"
 
 def hash_prompts(prompts: Sequence[str | None]) -> list[bytes | None]:
     """Hash prompts; an absent or empty one has no hash."""
-    folded = iter(_fold_ascii_prompts([prompt for prompt in prompts if prompt and prompt.isascii()]))
+    # Prompts of ASCII characters are written in lower case and with single spaces, all at once.
+    plain = [prompt.encode() for prompt in prompts if prompt and prompt.isascii()]
+    text = np.frombuffer(_SEPARATOR.join(plain).translate(_FOLD_ASCII), np.uint8)
+    is_space = text == ord(" ")
+    # Of each run of spaces the last one is kept; at the end of a prompt none, at its begin it is stripped.
+    is_dropped = is_space & np.append(is_space[1:] | (text[1:] == ord(_SEPARATOR)), True)
+    folded = iter([prompt.lstrip(b" ") for prompt in text[~is_dropped].tobytes().split(_SEPARATOR)])
     return [
         None
         if not prompt
@@ -136,17 +142,6 @@ def hash_prompts(prompts: Sequence[str | None]) -> list[bytes | None]:
         ).digest()
         for prompt in prompts
     ]
-
-
-def _fold_ascii_prompts(prompts: Sequence[str]) -> list[bytes]:
-    """Write prompts of ASCII characters in lower case and with single spaces, all at once."""
-    if not prompts:
-        return []
-    text = np.frombuffer(_SEPARATOR.join(map(str.encode, prompts)).translate(_FOLD_ASCII), np.uint8)
-    is_space = text == ord(" ")
-    # Of each run of spaces the last one is kept; at the end of a prompt none, at its begin it is stripped.
-    is_dropped = is_space & np.append(is_space[1:] | (text[1:] == ord(_SEPARATOR)), True)
-    return [prompt.lstrip(b" ") for prompt in text[~is_dropped].tobytes().split(_SEPARATOR)]
 
 
 REPORT_COLUMNS = ("schema", "extracted_think_from_content", "moved_reasoning_keys", "dropped_think_messages",
@@ -290,7 +285,6 @@ def _find_prompts(conversations: Iterable[Sequence[Message]]) -> list[str | None
 
 
 def _report_schemas(schemas: Sequence[str]) -> list[pa.Array]:
-    """Return the report columns of rows without anything to note."""
     places = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}
     reports = [make_plain_report(schema) for schema in places]
     if len(reports) > 1:

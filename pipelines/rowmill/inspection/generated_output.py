@@ -28,10 +28,7 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 
 
 def select_datasets(project: Project, stage: str, dataset: str | None) -> list[str]:
-    """Return the datasets that have the given stage after training, or only the named one.
-
-    Raises ConfigError if no dataset has it, or the named one does not.
-    """
+    """Return the datasets that have the given stage after training, or only the named one."""
     known = [step.dataset for step in plan_steps(project) if step.name == stage and step.dataset is not None]
     block = "generation.backend" if stage == generated_series.STAGE.name else "generation"
     if not known:
@@ -47,10 +44,7 @@ def select_datasets(project: Project, stage: str, dataset: str | None) -> list[s
 
 
 def choose_teacher(project: Project, dataset: str | None, changes: Mapping[str, Any]) -> Project:
-    """Return the project with options of its teachers replaced: of one dataset, or of all that can be scored.
-
-    Raises ConfigError if no chosen dataset has a teacher then, or an option is wrong.
-    """
+    """Return the project with options of its teachers replaced: of one dataset, or of all that can be scored."""
     recipe = project.recipe
     if dataset is not None and dataset not in recipe.datasets:
         raise ConfigError(
@@ -86,10 +80,7 @@ SCORED_CARD = "scores.json"
 
 
 def copy_scored_dataset(store: Store, output: Manifest, folder: Path) -> None:
-    """Write the files of a `teacher_scores` output to a folder, a folder per split, in place of earlier ones.
-
-    Raises ConfigError if the folder holds anything else.
-    """
+    """Write the files of a `teacher_scores` output to a folder, a folder per split, in place of earlier ones."""
     if folder.exists() and not (folder / SCORED_CARD).exists() and any(folder.iterdir()):
         raise ConfigError(
             f"--output {folder.parent}: {folder} holds files of something else; expected an empty folder, or one that "
@@ -119,29 +110,24 @@ def format_scored_datasets(recipe: Recipe, outputs: Sequence[Manifest], folder: 
         fields = {name: {"type": kind, "size": output.card["top_k"]} for name, kind in types}
         if urls := {f"{split}_urls": [f"{own / split}/"] for split, of_split in files.items() if of_split}:
             form = {"kind": "tokens", "domain_key": "domain", "token_fields": fields}
-            datasets[output.key[1]] = {"source": urls, "format": form, **_keep_long_examples(recipe, output.key[1])}
+            datasets[output.key[1]] = {"source": urls, "format": form}
+            # Examples longer than a sequence are cut as in the scored build, since token rows would be dropped. There
+            # are such examples where packing cuts them: any joined text, and what `overlong: keep` keeps.
+            dataset, cut = recipe.datasets[output.key[1]], None
+            kind, packing = dataset.row_kind, dataset.packing
+            if packing.strategy_for(kind) == "concat":
+                cut = "split"
+            elif dataset.truncation.policy(kind, sliced=packing.slice_strategy is not None) == "keep":
+                cut = packing.slice_strategy_for(kind)
+            if cut is not None:
+                kept = {"truncation": {"overlong": "keep"}, "packing": {"slice_strategy": cut}}
+                datasets[output.key[1]] |= kept
     # An empty mapping is no block.
     lines = ["datasets:"] if datasets else []
     for name, options in datasets.items():
         lines.append(f"  {_format_flow(name)}:")
         lines += [f"    {group}: {_format_flow(values)}" for group, values in options.items()]
     return "\n".join(lines)
-
-
-def _keep_long_examples(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options by which examples longer than a sequence are cut as in the scored build; token rows drop them.
-
-    There are such examples where packing cuts them: any text that is joined, and what `overlong: keep` keeps.
-    """
-    dataset = recipe.datasets[name]
-    kind, packing = dataset.row_kind, dataset.packing
-    if packing.strategy_for(kind) == "concat":
-        cut = "split"
-    elif dataset.truncation.policy(kind, sliced=packing.slice_strategy is not None) == "keep":
-        cut = packing.slice_strategy_for(kind)
-    else:
-        return {}
-    return {"truncation": {"overlong": "keep"}, "packing": {"slice_strategy": cut}}
 
 
 def _format_flow(value: Any) -> str:

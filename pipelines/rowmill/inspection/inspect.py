@@ -110,9 +110,10 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
         raise ConfigError(f"--dataset {dataset}: no such dataset; there are {', '.join(known)}; {hint}")
     names = [dataset] if dataset is not None else list(known)
     found = False
-    for name in names:
+    wanted = None if row_id is None else row_id.split("#", 1)[0]
+    for name in names if wanted is None or is_row_id(wanted) else ():
         inspect = _inspect_records if known[name].format.get_joint_rows() is None else _inspect_table
-        for record in inspect(project, name, count, row_id):
+        for record in inspect(project, name, count, wanted):
             found = True
             yield record
     if row_id is not None and not found:
@@ -139,27 +140,23 @@ class _FirstRecordsStager:
         return self.stage(name, content)
 
 
-def _scan_source(project: Project, context: StageContext, count: int | None) -> Iterator[SourcePart]:
-    """Scan the source; files that a build scanned and that did not change are not read again."""
-    known = load_scans(manifest.load_current(project.store, (*context.dataset_key, raw_dataset.STAGE.name)))
-    stage = _FirstRecordsStager(sources.StoreStager(context.store, "staged"), count)
-    source = context.dataset.source
-    assert not isinstance(source, GeneratedSource), "generated records are inspected as a records dataset"
-    known_by_url = {scan.url: scan for scan in known}
-    keeps = context.dataset.keeps_non_finite
-    for scan in sources.scan_source(source, project.base, stage, known_by_url, keeps_non_finite=keeps):
-        yield from scan.parts
-
-
 def _inspect_records(project: Project, name: str, count: int, row_id: str | None) -> Iterator[InspectedRecord]:
     """Yield the first records of a source, or only those of a row."""
-    wanted = None if row_id is None else row_id.split("#", 1)[0]
-    if wanted is not None and not is_row_id(wanted):
-        return
     with open_trial(project) as trial:
         context = make_context(trial, name, tokenized_examples.STAGE, {})
-        for part in _scan_source(project, context, count if wanted is None else None):
-            if numbers := _choose_records(part, count, wanted):
+        source = context.dataset.source
+        assert not isinstance(source, GeneratedSource), "generated records are inspected as a records dataset"
+        # Files that a build scanned and that did not change are not read again.
+        known = load_scans(manifest.load_current(project.store, (*context.dataset_key, raw_dataset.STAGE.name)))
+        scans = sources.scan_source(
+            source,
+            project.base,
+            _FirstRecordsStager(sources.StoreStager(context.store, "staged"), count if row_id is None else None),
+            {scan.url: scan for scan in known},
+            keeps_non_finite=context.dataset.keeps_non_finite,
+        )
+        for part in (part for scan in scans for part in scan.parts):
+            if numbers := _choose_records(part, count, row_id):
                 count -= len(numbers)
                 yield from _inspect_part(context, part, numbers)
 
@@ -234,13 +231,10 @@ def _inspect_table(project: Project, name: str, count: int, row_id: str | None) 
 
     Which records share an example depends on all of them, so a few records cannot be assembled alone.
     """
-    wanted = None if row_id is None else row_id.split("#", 1)[0]
-    if wanted is not None and not is_row_id(wanted):
-        return
     with _open_table_build(project, name) as built:
         shown = set[str]()
         for index, part in number_source_parts(built.raw):
-            if numbers := _choose_records(part, count, wanted):
+            if numbers := _choose_records(part, count, row_id):
                 count -= len(numbers)
                 yield from _inspect_table_part(project, name, built, index, part, numbers, shown)
 

@@ -326,22 +326,17 @@ def trace_source(project: Project, place: str) -> list[RowTrace]:
             if part.first_line <= line and (following is None or line < following):
                 records = sources.read_records(part, project.base)
                 number = next((record.number for record in records if record.line == line), None)
-                names = [] if number is None else _list_record_rows(lineage, index, number)
+                names = [] if number is None else [f"{part.part_id}:{number}"]
+                ledger = lineage.table(canonical_rows.STAGE.name, index, "ledger", ("row_id",)) if names else None
+                if ledger is not None:
+                    # A custom format may make several rows of a record.
+                    column = ledger.column("row_id")
+                    further: list[str] = column.filter(pc.starts_with(column, f"{names[0]}.")).to_pylist()
+                    names += sorted(further, key=lambda one: (len(one), one))
                 found += [_make_row_trace(lineage, index, name) for name in names]
     if not found:
         raise _explain_missing_record(project, file, line, files)
     return found
-
-
-def _list_record_rows(lineage: Lineage, index: int, number: int) -> list[str]:
-    """Return the ids of a record's rows: one, unless a custom format made several of it."""
-    row_id = f"{lineage.parts[index].part_id}:{number}"
-    ledger = lineage.table(canonical_rows.STAGE.name, index, "ledger", ("row_id",))
-    if ledger is None:
-        return [row_id]
-    column = ledger.column("row_id")
-    further: list[str] = column.filter(pc.starts_with(column, f"{row_id}.")).to_pylist()
-    return [row_id, *sorted(further, key=lambda one: (len(one), one))]
 
 
 def _explain_missing_record(
@@ -365,13 +360,33 @@ def _explain_missing_record(
 
 
 def _make_row_trace(lineage: Lineage, index: int, row_id: str) -> RowTrace:
-    examples = tuple(_iterate_row_examples(lineage, index, row_id))
+    store, fates = lineage.project.store, list[StageOutcome]()
+    for stage in (canonical_rows.STAGE.name, tokenized_examples.STAGE.name):
+        ledger = lineage.table(stage, index, "ledger", ("row_id", "state", "reason"))
+        rejects = lineage.table(stage, index, "rejects", ("row_id", "detail"))
+        if ledger is not None and rejects is not None:
+            details = {one["row_id"]: one["detail"] for one in filter_rows(rejects, "row_id", row_id)}
+            for one in filter_rows(ledger, "row_id", row_id):
+                fates.append(StageOutcome(stage, one["state"], one["reason"], details.get(row_id, "")))
+    # The examples that contain the row; for a records dataset, all examples that name it.
+    examples: list[tuple[str, int, int]] = []
+    for file in find_example_files(lineage, index):
+        table = store.table(file, ("row_ids", "example_id", "tokens", "trained_tokens"))
+        rows = table.column("row_ids").combine_chunks()
+        matches = pc.equal(rows.flatten(), row_id).to_numpy(zero_copy_only=False)
+        matching = table.take(pa.array(find_distinct(pc.list_parent_indices(rows).to_numpy()[matches])))
+        examples += [(one["example_id"], one["tokens"], one["trained_tokens"]) for one in matching.to_pylist()]
     names = {name for name, _, _ in examples}
     packed = lineage.made.get(packed_shards.STAGE.name)
+    for file in packed.files("left_out") if packed else ():
+        for one in filter_rows(store.table(file), "row_id", row_id):
+            share = f"{one['tokens']} of {format_count(one['of_tokens'], 'token')}"
+            detail = f"{share} of {one['example_id']} are in no sequence"
+            fates.append(StageOutcome(packed_shards.STAGE.name, one["state"], one["reason"], detail))
     order, note = load_order(lineage) if packed is not None else (None, "not packed yet")
     places: list[SegmentLocation] = []
     for part in (part for part in (packed.parts if packed else ()) if "segments" in part.files):
-        segments = lineage.project.store.table(part.files["segments"])
+        segments = store.table(part.files["segments"])
         holding = pc.is_in(segments.column("example_id"), pa.array(sorted(names), pa.string()))
         for row in segments.filter(holding).column("shard_row").unique().to_pylist():
             of_sequence = locate_segments(lineage, part, row + int(part.facts["first_sequence"]), order)
@@ -380,39 +395,11 @@ def _make_row_trace(lineage: Lineage, index: int, row_id: str) -> RowTrace:
         dataset=lineage.dataset,
         row_id=row_id,
         origin=find_origin(lineage, lineage.parts[index], parse_row_id(row_id)[1]),
-        fates=tuple(_iterate_stage_outcomes(lineage, index, row_id)),
-        examples=examples,
+        fates=tuple(fates),
+        examples=tuple(examples),
         places=tuple(places),
         order_note=note,
     )
-
-
-def _iterate_stage_outcomes(lineage: Lineage, index: int, row_id: str) -> Iterator[StageOutcome]:
-    for stage in (canonical_rows.STAGE.name, tokenized_examples.STAGE.name):
-        ledger = lineage.table(stage, index, "ledger", ("row_id", "state", "reason"))
-        rejects = lineage.table(stage, index, "rejects", ("row_id", "detail"))
-        if ledger is None or rejects is None:
-            return
-        details = {one["row_id"]: one["detail"] for one in filter_rows(rejects, "row_id", row_id)}
-        for one in filter_rows(ledger, "row_id", row_id):
-            yield StageOutcome(stage, one["state"], one["reason"], details.get(row_id, ""))
-    packed = lineage.made.get(packed_shards.STAGE.name)
-    for file in packed.files("left_out") if packed else ():
-        for one in filter_rows(lineage.project.store.table(file), "row_id", row_id):
-            share = f"{one['tokens']} of {format_count(one['of_tokens'], 'token')}"
-            detail = f"{share} of {one['example_id']} are in no sequence"
-            yield StageOutcome(packed_shards.STAGE.name, one["state"], one["reason"], detail)
-
-
-def _iterate_row_examples(lineage: Lineage, index: int, row_id: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the examples that contain a row; for a records dataset, all examples that name it."""
-    columns = ("row_ids", "example_id", "tokens", "trained_tokens")
-    for file in find_example_files(lineage, index):
-        table = lineage.project.store.table(file, columns)
-        rows = table.column("row_ids").combine_chunks()
-        found = pc.equal(rows.flatten(), row_id).to_numpy(zero_copy_only=False)
-        matching = table.take(pa.array(find_distinct(pc.list_parent_indices(rows).to_numpy()[found])))
-        yield from ((one["example_id"], one["tokens"], one["trained_tokens"]) for one in matching.to_pylist())
 
 
 def find_example_files(lineage: Lineage, index: int) -> list[File]:

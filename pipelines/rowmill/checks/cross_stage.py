@@ -201,7 +201,6 @@ def _count_packed(packed: Manifest) -> dict[str, float]:
 
 
 def _measure_mixture_shares(order: Manifest) -> dict[str, float]:
-    """Return each dataset's share of the order's trained tokens."""
     table = order.tables["mixture"]
     name, trained = table.columns.index("dataset"), table.columns.index("trained_tokens")
     total = sum(int(row[trained]) for row in table.rows)
@@ -218,7 +217,6 @@ SHRINKING_COUNTS: Mapping[str, Callable[[Manifest], dict[str, float]]] = {
 
 
 def _measure_shrinkage(store: Store, output: Manifest) -> CrossStageMeasurement:
-    """Return the largest share by which a count of an output fell since the published build."""
     published = load_published(store, output.key[0])
     before = (published or {}).get("stages", {}).get("/".join(output.key))
     if published is None or before is None:

@@ -235,51 +235,49 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
         if threshold.check in cross_stage.CROSS_STAGE_FACTS
     }
     whole = replace(manifest, facts=manifest.facts | {check: fact.value for check, fact in across.items()})
-    return [
-        _make_check_result(whole, threshold, across.get(threshold.check), root=store.root) for threshold in thresholds
-    ]
-
-
-def _make_check_result(
-    manifest: Manifest, threshold: Threshold, measured: cross_stage.CrossStageMeasurement | None, *, root: str
-) -> CheckResult:
-    value = manifest.facts.get(threshold.fact)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    value = float(value) if is_number else None
-    check = CHECKS_BY_NAME.get(threshold.check)
-    if check is not None and check.is_share and threshold.expectation is None and value is not None and value > 1:
-        raise ValueError(
-            f"{threshold.check} is {value:g} in {'/'.join(manifest.key)}; a share is at most 1: what was counted and "
-            "what it is divided by are not the same rows"
+    results: list[CheckResult] = []
+    for threshold in thresholds:
+        measured = across.get(threshold.check)
+        value = whole.facts.get(threshold.fact)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        value = float(value) if is_number else None
+        check = CHECKS_BY_NAME.get(threshold.check)
+        if check is not None and check.is_share and threshold.expectation is None and value is not None and value > 1:
+            raise ValueError(
+                f"{threshold.check} is {value:g} in {'/'.join(whole.key)}; a share is at most 1: what was counted and "
+                "what it is divided by are not the same rows"
+            )
+        # A custom rule may name a fact that other kinds of data do not count.
+        absent = NOT_APPLICABLE if threshold.expectation is not None and threshold.applies_to else None
+        applies = not threshold.applies_to or whole.facts.get(threshold.fact, absent) != NOT_APPLICABLE
+        note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""
+        passed = value is not None and threshold.holds(value)
+        covered = not passed and value is not None and _is_within(value, threshold.waiver_bound, threshold.direction)
+        # A failure is only a warning between `warn_from` and `bound`, and if a change of the recipe explains it.
+        only_warns = threshold.warn_from is not None and _is_within(value, threshold.bound, threshold.direction)
+        only_warns = only_warns or (measured is not None and measured.is_intended)
+        severity = "warn" if only_warns else threshold.severity
+        explanation = "" if measured is None else measured.what
+        results.append(
+            CheckResult(
+                check=threshold.check,
+                key=whole.key,
+                version=whole.version,
+                threshold_digest=threshold.digest,
+                value=value,
+                bound=float(threshold.bound),
+                severity=severity,
+                passed=passed,
+                blocking=applies and not passed and severity == "error" and not covered,
+                waiver=threshold.waiver_reason if covered else "",
+                note=note,
+                samples=whole.samples.get(threshold.check, ()),
+                fact="" if threshold.fact == threshold.check else threshold.fact,
+                explanation=explanation,
+                **_word_sentences(whole, threshold, explanation, root=store.root),
+            )
         )
-    # A custom rule may name a fact that other kinds of data do not count.
-    absent = NOT_APPLICABLE if threshold.expectation is not None and threshold.applies_to else None
-    applies = not threshold.applies_to or manifest.facts.get(threshold.fact, absent) != NOT_APPLICABLE
-    note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""
-    passed = value is not None and threshold.holds(value)
-    covered = not passed and value is not None and _is_within(value, threshold.waiver_bound, threshold.direction)
-    # A failure is only a warning between `warn_from` and `bound`, and if a change of the recipe explains it.
-    only_warns = threshold.warn_from is not None and _is_within(value, threshold.bound, threshold.direction)
-    only_warns = only_warns or (measured is not None and measured.is_intended)
-    severity = "warn" if only_warns else threshold.severity
-    explanation = "" if measured is None else measured.what
-    return CheckResult(
-        check=threshold.check,
-        key=manifest.key,
-        version=manifest.version,
-        threshold_digest=threshold.digest,
-        value=value,
-        bound=float(threshold.bound),
-        severity=severity,
-        passed=passed,
-        blocking=applies and not passed and severity == "error" and not covered,
-        waiver=threshold.waiver_reason if covered else "",
-        note=note,
-        samples=manifest.samples.get(threshold.check, ()),
-        fact="" if threshold.fact == threshold.check else threshold.fact,
-        explanation=explanation,
-        **_word_sentences(manifest, threshold, explanation, root=root),
-    )
+    return results
 
 
 def format_recipe_argument(recipe: str, root: str) -> str:
@@ -325,7 +323,12 @@ def require_passing_ancestors(
     # Comparisons with the published build do not apply to what may not be current.
     compared = {check for check, fact in cross_stage.CROSS_STAGE_FACTS.items() if fact.compares}
     closed: list[str] = []
-    for output in _iterate_ancestors(store, inputs, beside, gated_outputs):
+    waiting, seen = list(inputs), set[tuple[StageKey, str]]()
+    while waiting:
+        output = waiting.pop()
+        if (output.key, output.version) in seen:
+            continue
+        seen.add((output.key, output.version))
         if (output.key, output.version) not in gated_outputs:
             asked = [one for one in thresholds(output) if one.severity == "error" and one.check not in compared]
             closed += [
@@ -334,27 +337,12 @@ def require_passing_ancestors(
                 for result in run_checks(store, output, asked)
                 if result.blocking
             ]
-    if closed:
-        raise GateError("\n".join(closed))
-
-
-def _iterate_ancestors(
-    store: Store,
-    inputs: Iterable[Manifest],
-    beside: Callable[[Manifest], Iterable[StageKey]],
-    gated_outputs: Mapping[tuple[StageKey, str], Manifest],
-) -> Iterator[Manifest]:
-    """Yield some manifests and all their ancestors, each version once; gated ones are not read again."""
-    waiting, seen = list(inputs), set[tuple[StageKey, str]]()
-    while waiting:
-        output = waiting.pop()
-        if (output.key, output.version) in seen:
-            continue
-        seen.add((output.key, output.version))
-        yield output
+        # Gated ones are not read again.
         named = [(parse_stage_key(name), version) for name, version in output.inputs.items()]
         waiting += [gated_outputs.get(name) or load_version(store, *name) for name in named if name not in seen]
         waiting += [_find_sibling_version(store, output, key, gated_outputs) for key in beside(output)]
+    if closed:
+        raise GateError("\n".join(closed))
 
 
 def _find_sibling_version(

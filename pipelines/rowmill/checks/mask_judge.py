@@ -741,7 +741,6 @@ class _MaskJudgement:
         return None
 
     def _list_follow_ups(self) -> Iterator[list[Message]]:
-        """Yield conversations that continue after the last answer."""
         results: list[Message] = [
             {"role": "tool", "content": "done", "name": call["function"]["name"], "tool_call_id": call.get("id")}
             for call in self._get_last_calls()

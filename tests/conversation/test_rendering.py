@@ -175,8 +175,8 @@ def test_ranges_of_nested_generation_blocks_are_sorted() -> None:
 
 
 def test_templates_see_a_pinned_clock_and_no_inner_keys_and_their_spec_can_be_pickled() -> None:
-    source = resolve_template(Template(chat_template="qwen3"), tokenizer_chat_template=None, special_tokens={})
-    spec = make_renderer_spec(Template(enable_thinking=False), source)
+    text = resolve_template(Template(chat_template="qwen3"), tokenizer_chat_template=None)
+    spec = make_renderer_spec(Template(enable_thinking=False), text, special_tokens={})
     assert pickle.loads(pickle.dumps(spec)) == spec
 
     assert printed("{{ strftime_now('%d %b %Y') }}", TALK).text == "01 Jan 2025"
@@ -201,15 +201,14 @@ def test_templates_see_a_pinned_clock_and_no_inner_keys_and_their_spec_can_be_pi
 def test_resolve_finds_the_template_that_the_options_name(chosen: object, text: str) -> None:
     options = validate_options(Template, {"chat_template": chosen}, "template")
     named = {"default": "{{ 'default' }}", "tool_use": "{{ 'tools' }}"}
-    found = resolve_template(options, tokenizer_chat_template=named, special_tokens={})
-    assert found.text == text
+    assert resolve_template(options, tokenizer_chat_template=named) == text
 
 
 @pytest.mark.parametrize("chosen", ["chatlm", {"tokenizer": "rag"}, {"file": "/nowhere.jinja"}, None])
 def test_resolve_of_a_missing_template_is_a_config_error(chosen: object) -> None:
     options = validate_options(Template, {"chat_template": chosen}, "template")
     with pytest.raises(ConfigError, match=r"template\.chat_template"):
-        resolve_template(options, tokenizer_chat_template=None, special_tokens={})
+        resolve_template(options, tokenizer_chat_template=None)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.options import Loss, MaskRules, RendererSpec, Template, TemplateSource, make_renderer_spec
+from rowmill.conversation.options import Loss, MaskRules, RendererSpec, Template, make_renderer_spec
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
@@ -238,7 +238,7 @@ def test_template_that_prints_today_prints_the_recipes_day_on_every_day() -> Non
     """17 templates print today's date in every row."""
     dated = "{{ strftime_now('%d %B %Y') }}" + CHATML
     source = Renderer(RendererSpec(dated)).plain(TALK, None, {})
-    other = make_renderer_spec(Template(template_now="2031-05-06T00:00:00"), TemplateSource(dated, "test"))
+    other = make_renderer_spec(Template(template_now="2031-05-06T00:00:00"), dated, special_tokens={})
 
     assert str(source).startswith("01 January 2025")
     assert str(Renderer(other).plain(TALK, None, {})).startswith("06 May 2031")

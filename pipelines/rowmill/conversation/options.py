@@ -105,36 +105,26 @@ class Template(Config):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateSource:
-    """A chat template: its text, its name, and the special tokens that it may print."""
-
-    text: str
-    name: str
-    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-def resolve_template(
-    template: Template,
-    *,
-    tokenizer_chat_template: str | Mapping[str, str] | None,
-    special_tokens: Mapping[str, str],
-) -> TemplateSource:
-    """Resolve the options to a template.
+def resolve_template(template: Template, *, tokenizer_chat_template: str | Mapping[str, str] | None) -> str:
+    """Return the text of the template that the options name.
 
     `tokenizer_chat_template`: the tokenizer's template, or several by name, of which `default` is used unless the
     options name another.
     """
-    choice = _normalize_choice(template.chat_template)
+    choice = template.chat_template
+    if choice is None:
+        choice = TemplateChoice(tokenizer="default")
+    if isinstance(choice, str):
+        choice = TemplateChoice(text=choice) if is_template_text(choice) else TemplateChoice(name=choice)
     named = (
         {"default": tokenizer_chat_template} if isinstance(tokenizer_chat_template, str) else tokenizer_chat_template
     )
     if choice.text is not None:
-        return TemplateSource(choice.text, "recipe", special_tokens)
+        return choice.text
     if choice.file is not None:
-        return TemplateSource(read_template_file(Path(choice.file)), Path(choice.file).name, special_tokens)
+        return read_template_file(Path(choice.file))
     if choice.name is not None:
-        return TemplateSource(read_named_template(choice.name), choice.name, special_tokens)
+        return read_named_template(choice.name)
     wanted = choice.tokenizer or "default"
     if not named or wanted not in named:
         has = f"it has {join_choices(sorted(named))}" if named else "it has none"
@@ -142,15 +132,7 @@ def resolve_template(
             f"template.chat_template: the tokenizer has no chat template {wanted!r}; {has}; "
             f"give the name of a bundled one ({join_choices(list_known_templates())}), a file or the text"
         )
-    return TemplateSource(named[wanted], f"tokenizer:{wanted}", special_tokens)
-
-
-def _normalize_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
-    if isinstance(chosen, TemplateChoice):
-        return chosen
-    if chosen is None:
-        return TemplateChoice(tokenizer="default")
-    return TemplateChoice(text=chosen) if is_template_text(chosen) else TemplateChoice(name=chosen)
+    return named[wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +156,9 @@ class RendererSpec:
 
 def make_renderer_spec(
     template: Template,
-    source: TemplateSource,
+    text: str,
     *,
+    special_tokens: Mapping[str, str],
     control_tokens: Iterable[str] = (),
     adds_bos: bool = False,
     arguments: Literal["auto", "object", "string"] = "auto",
@@ -186,8 +169,8 @@ def make_renderer_spec(
     if template.enable_thinking is not None:
         kwargs["enable_thinking"] = template.enable_thinking
     return RendererSpec(
-        text=source.text,
-        special_tokens=dict(source.special_tokens),
+        text=text,
+        special_tokens=dict(special_tokens),
         template_kwargs=kwargs,
         now=datetime.fromisoformat(template.template_now),
         control_tokens=tuple(control_tokens),

@@ -94,11 +94,12 @@ def build_renderer_spec(dataset: Dataset, base: Path, tokenizer: LoadedTokenizer
     if isinstance(choice, TemplateChoice) and choice.file is not None:
         file = choice.model_copy(update={"file": str(base / choice.file)})
         placed = options.model_copy(update={"chat_template": file})
-    source = resolve_template(placed, tokenizer_chat_template=card.chat_template, special_tokens=card.special_tokens)
+    text = resolve_template(placed, tokenizer_chat_template=card.chat_template)
     return make_renderer_spec(
         options,
-        source,
-        control_tokens=control_tokens.ControlStrings(card, source.text).strings,
+        text,
+        special_tokens=card.special_tokens,
+        control_tokens=control_tokens.ControlStrings(card, text).strings,
         adds_bos=card.adds_bos,
         arguments=dataset.tools.arguments,
         tool_ids=dataset.tools.tool_ids,

@@ -4,10 +4,10 @@ Rows are in one canonical form (`schema/rows.py`); probes show which form prints
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from jinja2 import nodes
 
@@ -109,37 +109,20 @@ def make_nine_character_id(identifier: str) -> str:
 # ── finding the form ──
 
 
-class ProbeRenderer(Protocol):
-    """Renders one probe on the reference path."""
-
-    def __call__(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Json] | None = None,
-        kwargs: Mapping[str, Json] | None = None,
-        *,
-        adaptation: Adaptation | None = None,
-    ) -> str | Rejected:
-        """Render the probe with the given adaptation; None: the one found so far."""
-        ...
-
+ProbeRenderer = Callable[..., str | Rejected]
+"""Renders one probe on the reference path: messages, tools, template values and an `adaptation`, else the one found
+so far."""
 
 _TOOLS: Sequence[Json] = (SENTINELS.tool,)
 
 
-def find_reasoning_keys(tree: nodes.Template) -> tuple[str, ...]:
-    """Return the keys under which reasoning is passed, from the names that occur in the template."""
+def probe_adaptation(render: ProbeRenderer, tree: nodes.Template) -> Adaptation:
+    """Find the form of contents, tools, ids and arguments that the template reads."""
+    # The keys of reasoning are among the names that occur in the template.
     read = {one.attr for one in tree.find_all(nodes.Getattr)}
     read |= {one.value for one in tree.find_all(nodes.Const) if isinstance(one.value, str)}
-    keys = ["thinking", "reasoning_content"]
-    if "reasoning" in read and "reasoning_content" not in read and "thinking" not in read:
-        keys.append("reasoning")
-    return tuple(keys)
-
-
-def probe_adaptation(render: ProbeRenderer, base: Adaptation) -> Adaptation:
-    """Find the form of contents, tools, ids and arguments that the template reads."""
-    found = base
+    only_short = "reasoning" in read and read.isdisjoint(("reasoning_content", "thinking"))
+    found = Adaptation(reasoning_keys=("thinking", "reasoning_content", *(("reasoning",) if only_short else ())))
     plain = SENTINELS.make("uaua")
     if not shows_text(render(plain, adaptation=found), plain[0]["content"]):
         parts = replace(found, content_form="parts")
@@ -184,24 +167,24 @@ def probe_argument_forms(
     render: ProbeRenderer, base: Adaptation
 ) -> Literal["object", "string", "either", "dropped", "refused"]:
     """Find the form in which the template prints call arguments unchanged."""
-    printed = {form: _probe_arguments(render, replace(base, arguments=form)) for form in ("object", "string")}
+    arguments = {"qzkey": 'qz"value', "qznumber": [1, {"qzdeep": True}]}
+    called = SENTINELS.make("ucta", arguments=lambda _, __: arguments)
+    printed: dict[str, Literal["yes", "no", "refused"]] = {}
+    for form in ("object", "string"):
+        rendered = render(called, _TOOLS, adaptation=replace(base, arguments=form))
+        if isinstance(rendered, Rejected):
+            printed[form] = "refused"
+            continue
+        # The `repr` of a dict, or text that is escaped twice, does not count as unchanged.
+        twice = r"\"qzkey\"" in rendered or r"qz\\\"value" in rendered
+        python = "'qzkey': " in rendered
+        once = 'qz\\"value' in rendered or 'qz"value' in rendered
+        printed[form] = "yes" if once and "qzkey" in rendered and not twice and not python else "no"
     if printed["object"] == "yes":
         return "either" if printed["string"] == "yes" else "object"
     if printed["string"] == "yes":
         return "string"
     return "refused" if set(printed.values()) == {"refused"} else "dropped"
-
-
-def _probe_arguments(render: ProbeRenderer, adaptation: Adaptation) -> Literal["yes", "no", "refused"]:
-    arguments = {"qzkey": 'qz"value', "qznumber": [1, {"qzdeep": True}]}
-    rendered = render(SENTINELS.make("ucta", arguments=lambda _, __: arguments), _TOOLS, adaptation=adaptation)
-    if isinstance(rendered, Rejected):
-        return "refused"
-    # The `repr` of a dict, or text that is escaped twice, does not count as unchanged.
-    twice = r"\"qzkey\"" in rendered or r"qz\\\"value" in rendered
-    python = "'qzkey': " in rendered
-    once = 'qz\\"value' in rendered or 'qz"value' in rendered
-    return "yes" if once and "qzkey" in rendered and not twice and not python else "no"
 
 
 def shows_text(rendered: str | Rejected, text: str) -> bool:

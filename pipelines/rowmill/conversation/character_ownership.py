@@ -30,7 +30,7 @@ import numpy as np
 from jinja2 import nodes
 from numpy.typing import NDArray
 
-from rowmill.core.json import Json
+from rowmill.core.json import Json, iterate_strings
 from rowmill.schema.rows import ContentSpan, Message
 
 if TYPE_CHECKING:
@@ -92,20 +92,11 @@ _COVERED_EDGE_CHARS = (256, 64, 16, 4, 0)
 points."""
 
 
-def _make_coverable_table() -> "NDArray[np.bool_]":
-    table = np.ones(0x110000, bool)
-    table[:0x20] = False
-    for character in '"\\':
-        table[ord(character)] = False
-    for code in range(0x3001):
-        if chr(code).isspace():
-            table[code] = False
-    # A surrogate cannot be encoded next to other characters.
-    table[0xD800:0xE000] = False
-    return table
-
-
-_COVERABLE_CHARACTERS = _make_coverable_table()
+_COVERABLE_CHARACTERS = np.ones(0x110000, bool)
+_COVERABLE_CHARACTERS[:0x20] = False
+_COVERABLE_CHARACTERS[[ord('"'), ord("\\"), *(code for code in range(0x3001) if chr(code).isspace())]] = False
+# A surrogate cannot be encoded next to other characters.
+_COVERABLE_CHARACTERS[0xD800:0xE000] = False
 
 
 class _OwnTextSource(NamedTuple):
@@ -636,8 +627,22 @@ def _add_call_content(
                 return
     for value in values:
         located.add(ContentSpan(value.start, value.end, index, "tool_call"))
-    if isinstance(arguments, dict):
-        _add_scalar_content(located, index, arguments, texts, every, text)
+    if not isinstance(arguments, dict):
+        return
+    # Arguments other than strings are between their key, or the call's name, and the row's next own text.
+    keys = {text[one.start : one.end]: one.end for one in values if one.part == "call_key"}
+    proven = {text[one.start : one.end] for one in values}
+    begin = max((name.end for name in names), default=0)
+    for key, value in arguments.items():
+        if isinstance(value, str) or value in ({}, []) or not proven.isdisjoint(iterate_strings(value)):
+            continue
+        after = keys.get(key, begin)
+        until = next((one.start for one in every if one.start >= after), len(text))
+        found = _find_printed_value(value, text, after, until)
+        if found is None:
+            located.dropped.append(("call_arguments", index))
+        elif key in keys:
+            located.add(ContentSpan(*found, index, "tool_call"))
 
 
 _dump_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -649,31 +654,6 @@ def _list_json_forms(value: Json) -> Iterator[str]:
     yield json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     yield json.dumps(value, ensure_ascii=False, indent=4)
     yield json.dumps(value, ensure_ascii=False, indent=2)
-
-
-def _add_scalar_content(
-    located: LocatedContent,
-    index: int,
-    arguments: Mapping[str, Json],
-    texts: Sequence[OwnedText],
-    every: Sequence[OwnedText],
-    text: str,
-) -> None:
-    """Find arguments other than strings between their key, or the call's name, and the row's next own text."""
-    keys = {text[one.start : one.end]: one.end for one in texts if one.part == "call_key"}
-    proven = {text[one.start : one.end] for one in texts if one.part != "call_name"}
-    first = max((one.end for one in texts if one.part == "call_name"), default=0)
-    for key, value in arguments.items():
-        inside = list(_iterate_texts(value))
-        if isinstance(value, str) or value in ({}, []) or not proven.isdisjoint(inside):
-            continue
-        after = keys.get(key, first)
-        until = next((one.start for one in every if one.start >= after), len(text))
-        found = _find_printed_value(value, text, after, until)
-        if found is None:
-            located.dropped.append(("call_arguments", index))
-        elif key in keys:
-            located.add(ContentSpan(*found, index, "tool_call"))
 
 
 def _find_printed_value(value: Json, text: str, after: int, until: int) -> tuple[int, int] | None:
@@ -702,19 +682,6 @@ def _iterate_leaves(value: Json) -> Iterator[Json]:
             yield from _iterate_leaves(item)
     elif value != "":
         yield value
-
-
-def _iterate_texts(value: Json) -> Iterator[str]:
-    """Yield the strings and keys inside a value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-        for item in value.values():
-            yield from _iterate_texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _iterate_texts(item)
 
 
 def _add_hidden_content(

@@ -127,7 +127,15 @@ class FrameLearner:
         """Render all shapes and return the template text around the model's own text."""
         seen = self._render_shapes()
         turns = [turn for turn in seen if turn.role in self._roles]
-        common = find_common_headers([turn for turn in seen if turn.role not in self._roles], self._tokens)
+        # By role all template text before its own text, and whether it begins a render.
+        gaps: dict[str, dict[str, bool]] = {}
+        for turn in seen:
+            if turn.role not in self._roles:
+                held = gaps.setdefault(turn.role, {})
+                held[turn.gap] = held.get(turn.gap, False) or turn.message == 0
+        # Text common to all of them may still be the end of the previous turn, unless one of them begins the render.
+        known_gaps = {role: found for role, found in gaps.items() if len(found) > 1 or any(found.values())}
+        common = {role: find_common_end(list(found), self._tokens) for role, found in known_gaps.items()}
         prompt = self._renderer.generation_prompt("user", has_tools=False, kwargs=self._kwargs)
         opening = find_first_control_token(prompt, self._tokens)
         self._headers = {role: self._remove_previous_end(header, opening) for role, header in common.items()}
@@ -144,10 +152,9 @@ class FrameLearner:
             for first, second in pairwise(turn.pieces)
         }
         self._learn_ends(turns)
+        prefixes = [prefix for prefix in self._prefixes if not _quotes_probe(prefix.header + prefix.rest)]
         known = TemplateFrames(
-            prefixes=tuple(
-                sorted((x for x in self._prefixes if not _quotes_probe(x.header + x.rest)), key=_get_prefix_order)
-            ),
+            prefixes=tuple(sorted(prefixes, key=lambda x: (-len(x.header) - len(x.rest), x.header, x.rest))),
             inner=frozenset(one for one in inner if not _quotes_probe(one[2])),
             ends={key: _sort_texts(found) for key, found in self._ends.items()},
             finish=self._choose_finishes(),
@@ -178,7 +185,6 @@ class FrameLearner:
     # ── renders of the probes ──
 
     def _render_shapes(self) -> list[ProbeTurn]:
-        """Render all shapes that the template accepts."""
         role = "assistant" if "assistant" in self._roles else min(self._roles)
         for requires_all in (True, False):
             self._requires_all_messages = requires_all
@@ -236,7 +242,6 @@ class FrameLearner:
         return "" if before in self._roles else self._get_prompt_after(turn, before)
 
     def _list_prompts(self, turn: ProbeTurn) -> list[str]:
-        """Return the generation prompts that the template may print before a turn."""
         found = (self._get_prompt(turn), *(self._get_prompt_after(turn, role) for role in ("user", "tool")))
         return list(dict.fromkeys(prompt for prompt in found if prompt))
 
@@ -286,7 +291,6 @@ class FrameLearner:
         ]
 
     def _find_exact_prefix(self, turn: ProbeTurn) -> TurnPrefix | None:
-        """Return the prefix of a turn that begins with the exact generation prompt, else None."""
         prompted = self._render_text(turn.messages[: turn.message], turn.tools, with_prompt=True)
         if prompted is None or not (turn.before <= len(prompted) <= turn.start and turn.text.startswith(prompted)):
             return None
@@ -395,12 +399,10 @@ class FrameLearner:
         return ending + token
 
     def _cut_at_answer_end(self, text: str) -> str | None:
-        """Return a text through the first end that answers have; None if it has none."""
         places = [at + len(end) for end in self._list_answer_ends() if (at := text.find(end)) >= 0]
         return text[: min(places)] if places else None
 
     def _strip_header(self, after: str, role: str) -> str:
-        """Return template text after a turn without the next message's header."""
         if role in self._roles:
             known = sorted((x.header + x.rest for x in self._prefixes if x.header), key=len, reverse=True)
             header = next((one for one in known if after.endswith(one)), "")
@@ -418,7 +420,6 @@ class FrameLearner:
         return sorted((end for end in known if end), key=lambda end: (-len(end), end))
 
     def _find_last_end(self, turn: ProbeTurn, kind: str) -> str | None:
-        """Return the end of a conversation's last turn; None if it has none."""
         shown = replace_call_ids(turn.ending, turn.ids)
         shown = shown[measure_json_closing(shown, 0) :] if kind == "tool_call" else shown
         common_role = "tool" if kind == "tool_call" else "user"
@@ -470,17 +471,6 @@ class FrameLearner:
         return {role: tuple(one for one in _sort_texts(texts) if one) for role, texts in found.items()}
 
 
-def find_common_headers(turns: Sequence[ProbeTurn], tokens: tuple[str, ...]) -> dict[str, str]:
-    """Return by role the longest common suffix of all template text before its own text; no turn is the model's."""
-    gaps: dict[str, dict[str, bool]] = {}
-    for turn in turns:
-        held = gaps.setdefault(turn.role, {})
-        held[turn.gap] = held.get(turn.gap, False) or turn.message == 0
-    # Text common to all of them may still be the end of the previous turn, unless one of them begins the render.
-    known = {role: found for role, found in gaps.items() if len(found) > 1 or any(found.values())}
-    return {role: find_common_end(list(found), tokens) for role, found in known.items()}
-
-
 def _sort_texts(texts: Iterable[str]) -> tuple[str, ...]:
     """Return learned texts without those that quote a probe, longest first."""
     return tuple(sorted((one for one in texts if not _quotes_probe(one)), key=lambda one: (-len(one), one)))
@@ -489,10 +479,6 @@ def _sort_texts(texts: Iterable[str]) -> tuple[str, ...]:
 def _quotes_probe(text: str) -> bool:
     """Return whether template text contains own text of a probe, which the template printed a second time."""
     return "qz" in text
-
-
-def _get_prefix_order(prefix: TurnPrefix) -> tuple[int, str, str]:
-    return -len(prefix.header) - len(prefix.rest), prefix.header, prefix.rest
 
 
 def learn_frames(renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:

@@ -96,12 +96,16 @@ class Masker:
         if isinstance(printed, Rejected):
             return printed
         if self._trains_everything:
-            return self._train_all(conversation, printed)
+            located = locate_own_text(self._renderer, printed, conversation.messages, self._roles) or LocatedContent()
+            whole = (Span(0, len(printed.text), -1),) if printed.text else ()
+            return MaskedConversation(printed.text, whole, tuple(located.pieces()), _count_kinds(located.dropped))
         supervised = self.supervised(conversation.messages)
         if only is not None:
             supervised = [index for index in supervised if index in only]
         if not supervised:
-            return self._reject_unsupervised(conversation.messages)
+            if not any(message["role"] in self._roles for message in conversation.messages):
+                return Rejected("no_assistant", "no message has one of the model's roles")
+            return Rejected("no_loss_tokens", "every message is context by its flag, role or the supervise option")
         located = locate_own_text(self._renderer, printed, conversation.messages, self._roles)
         if located is None:
             return _NOT_PROVEN
@@ -211,11 +215,6 @@ class Masker:
             return None
         return learn_layout(roles, placeholders, masked, SPAN_KINDS)
 
-    def _train_all(self, conversation: Conversation, rendered: RenderedConversation) -> MaskedConversation:
-        located = locate_own_text(self._renderer, rendered, conversation.messages, self._roles) or LocatedContent()
-        whole = (Span(0, len(rendered.text), -1),) if rendered.text else ()
-        return MaskedConversation(rendered.text, whole, tuple(located.pieces()), _count_kinds(located.dropped))
-
     # ── which messages ──
 
     def supervised(self, messages: Sequence[Message]) -> list[int]:
@@ -240,11 +239,6 @@ class Masker:
             if flag:
                 chosen.append(index)
         return chosen
-
-    def _reject_unsupervised(self, messages: Sequence[Message]) -> Rejected:
-        if not any(message["role"] in self._roles for message in messages):
-            return Rejected("no_assistant", "no message has one of the model's roles")
-        return Rejected("no_loss_tokens", "every message is context by its flag, role or the supervise option")
 
     # ── dropped content ──
 
@@ -456,7 +450,6 @@ def _find_foreign_text(
 
 
 def _find_uncovered_parts(span: Span, own: Sequence[ContentSpan]) -> list[tuple[int, int]]:
-    """Return the parts of a span that no own text covers."""
     parts: list[tuple[int, int]] = []
     position = span.start
     for piece in own:

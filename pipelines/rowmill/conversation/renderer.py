@@ -12,6 +12,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ import orjson
 from jinja2 import TemplateSyntaxError, nodes
 
 from rowmill.conversation import content_tracing
-from rowmill.conversation.adaptation import Adaptation, BadArgumentsError, find_reasoning_keys, probe_adaptation
+from rowmill.conversation.adaptation import Adaptation, BadArgumentsError, probe_adaptation
 from rowmill.conversation.character_ownership import (
     COVER_ATTEMPTS,
     CharacterOwnership,
@@ -32,13 +33,13 @@ from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.probe_conversations import WHOLE_FLOATS, make_parity_probes
 from rowmill.conversation.template_contract import TemplateBehavior, observe_template, probe_generation_prompt
 from rowmill.conversation.template_engines import (
+    MAX_TEMPLATE_CHARS,
     ChatSandbox,
     MinijinjaEngine,
     find_engine_obstacle,
     make_clock,
     make_too_deep_error,
     require_shallow_template,
-    require_short_template,
 )
 from rowmill.conversation.template_frames import CONTROL_TAG_PATTERN
 from rowmill.core.errors import ConfigError
@@ -76,14 +77,10 @@ class Renderer:
         """Whether the template has `{% generation %}` blocks."""
         self._literals = TemplateLiterals(self._tree)
         self._fast: MinijinjaEngine | None = None
-        self._tracer: content_tracing.TracingRenderer | None = None
         self._avoids_whole_floats = False
-        self._contract: TemplateBehavior | None = None
         self._prompts: dict[tuple[str, bool, bytes], str] = {}
         self._alike_tools: object = None
-        self._identity = ""
-        self.adaptation = Adaptation(reasoning_keys=find_reasoning_keys(self._tree))
-        found = probe_adaptation(self.render_probe, self.adaptation)
+        found = probe_adaptation(self.render_probe, self._tree)
         # The recipe's choices come before what probes show.
         if spec.arguments != "auto":
             found = replace(found, arguments=spec.arguments, takes_text=True)
@@ -95,19 +92,19 @@ class Renderer:
         """The path that rows take; fast only if the texts are equal on every probe."""
         return "reference" if self._fast is None else "fast"
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """A digest of everything that determines the rendered text."""
-        if not self._identity:
-            self._identity = sha256(_encode_json(asdict(self.spec) | {"now": self.spec.now.isoformat()})).hexdigest()
-        return self._identity
+        return sha256(_encode_json(asdict(self.spec) | {"now": self.spec.now.isoformat()})).hexdigest()
 
-    @property
+    @cached_property
     def contract(self) -> TemplateBehavior:
         """The template's behavior, observed on probes at the first access."""
-        if self._contract is None:
-            self._contract = observe_template(self)
-        return self._contract
+        return observe_template(self)
+
+    @cached_property
+    def _tracer(self) -> content_tracing.TracingRenderer:
+        return content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
 
     # ── rows ──
 
@@ -133,9 +130,17 @@ class Renderer:
         text = self._render_by_reference(adapted, offered, kwargs, borders) if fast is None else fast
         if isinstance(text, Rejected):
             return text
-        blocks: Sequence[tuple[int, int]] = ()
+        blocks: list[tuple[int, int]] = []
         if borders is not None:
-            text, blocks = _remove_borders(text, borders)
+            parts = re.split(f"([{borders[0]}{borders[1]}])", text)
+            text, position, open_blocks = "".join(parts[::2]), 0, list[int]()
+            for own, border in zip(parts[::2], [*parts[1::2], ""], strict=True):
+                position += len(own)
+                if border == borders[0]:
+                    open_blocks.append(position)
+                elif border and open_blocks:
+                    blocks.append((open_blocks.pop(), position))
+            blocks.sort()
         inline = {i: int(m["inline_reasoning"]) for i, m in enumerate(messages) if m.get("inline_reasoning")}
         return RenderedConversation(text, adapted, offered, kwargs, inline, blocks, fast is not None)
 
@@ -170,8 +175,7 @@ class Renderer:
 
     def render_placeholders(self, roles: Sequence[str], kwargs: Mapping[str, Json]) -> PlaceholderRendering | None:
         """Render one placeholder per role, with proof that other contents render the same way; None without proof."""
-        tracer = self._open_tracer()
-        if tracer.reason:
+        if self._tracer.reason:
             return None
         messages = [
             {"role": role, "content": content_tracing.make_content_placeholder(index)}
@@ -179,7 +183,7 @@ class Renderer:
         ]
         # The plain render comes first, because it has a budget and the traced render has none.
         text = self.plain(messages, None, kwargs)
-        printed = None if isinstance(text, Rejected) else tracer.render(roles, kwargs)
+        printed = None if isinstance(text, Rejected) else self._tracer.render(roles, kwargs)
         if printed is None or printed.text != text:
             return None
         return replace(printed, hidden=self._literals.hidden)
@@ -197,8 +201,7 @@ class Renderer:
 
     def open_proofs(self) -> None:
         """Open now what is otherwise opened at its first use, so that processes forked later share it."""
-        _ = self.contract
-        self._open_tracer()
+        _ = self.contract, self._tracer
 
     # ── probes ──
 
@@ -235,7 +238,11 @@ class Renderer:
     # ── the template ──
 
     def _parse(self) -> nodes.Template:
-        require_short_template(self.spec.text)
+        if len(self.spec.text) > MAX_TEMPLATE_CHARS:
+            raise ConfigError(
+                f"template.chat_template: has {len(self.spec.text):,} characters; at most {MAX_TEMPLATE_CHARS:,} are "
+                "allowed; shorten it, or check that the file is a chat template"
+            )
         try:
             return self._sandbox.parse(self.spec.text)
         except TemplateSyntaxError as error:
@@ -266,11 +273,6 @@ class Renderer:
         written = re.findall(CONTROL_TAG_PATTERN, "\0".join(literals))
         printed = [value for value in self.spec.special_tokens.values() if value]
         return list(dict.fromkeys([*self.spec.control_tokens, *written, *printed]))
-
-    def _open_tracer(self) -> content_tracing.TracingRenderer:
-        if self._tracer is None:
-            self._tracer = content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
-        return self._tracer
 
     # ── the two engines ──
 
@@ -358,22 +360,6 @@ class Renderer:
             else:
                 return f"probe {name}: the text differs"
         return "" if agreed else "the fast engine rendered no probe"
-
-
-def _remove_borders(text: str, borders: tuple[str, str]) -> tuple[str, list[tuple[int, int]]]:
-    """Return a render without the borders of generation blocks, and the sorted ranges of the blocks."""
-    opens, closes = borders
-    parts = re.split(f"([{opens}{closes}])", text)
-    position = 0
-    open_blocks: list[int] = []
-    blocks: list[tuple[int, int]] = []
-    for own, border in zip(parts[::2], [*parts[1::2], ""], strict=True):
-        position += len(own)
-        if border == opens:
-            open_blocks.append(position)
-        elif border and open_blocks:
-            blocks.append((open_blocks.pop(), position))
-    return "".join(parts[::2]), sorted(blocks)
 
 
 _BORDER_PAIRS = tuple((chr(point), chr(point + 1)) for point in range(0x10FFD0, 0x10FFFE, 2))

@@ -1,6 +1,6 @@
 """What a chat template does, observed on probe conversations: its contract.
 
-Everything that a template's report shows and a row's mask relies on beside the frames: one function per property.
+Everything that a template's report shows and a row's mask relies on beside the frames.
 """
 
 import os
@@ -132,7 +132,20 @@ def observe_template(renderer: "Renderer") -> TemplateBehavior:
     frames = learn_frames_once(renderer, _MODEL, {})
     plain = render(_PLAIN)
     ends = _observe_ends(plain, frames, renderer.eos_token)
-    kept = _observe_reasoning(render)
+    reasoned = render(_REASONED)
+    first, last = (shows_text(reasoned, _REASONED[i]["reasoning_content"]) for i in (1, 3))
+    kept = "none" if not last else "all" if first else "last"
+    question, answer, *rest = _PLAIN
+    inline = {**answer, "content": f"<think>\nqzthought\n</think>\n\n{answer['content']}"}
+    tagged = render([question, inline, *rest])
+    bos = "none"
+    if isinstance(plain, str) and renderer.bos_token and plain.startswith(renderer.bos_token):
+        bos = "double" if renderer.spec.adds_bos else "template"
+    # The text between reasoning and answer, and between reasoning and call, in a last turn.
+    answered, called = SENTINELS.make("ur"), SENTINELS.make("ue")
+    called[1]["tool_calls"] = [make_call("qzcalled", {"qzplace": "qzvalue one"})]
+    close = _get_text_between(render(answered), answered[1]["reasoning_content"], answered[1]["content"])
+    before_call = _get_text_between(render(called, _TOOLS), called[1]["reasoning_content"], "qzcalled")
     prompts = {
         role: renderer.generation_prompt(role, has_tools=role == "tool", kwargs={})
         for role in ("user", "tool", "system")
@@ -151,11 +164,11 @@ def observe_template(renderer: "Renderer") -> TemplateBehavior:
         generation_differences=differences,
         reasoning=kept,
         reasoning_key=renderer.adaptation.reasoning_keys[0] if kept != "none" else None,
-        inline_tags_stripped=_strips_tags(render),
+        inline_tags_stripped=shows_text(tagged, answer["content"]) and not shows_text(tagged, "qzthought"),
         arguments=probe_argument_forms(render, renderer.adaptation),
         loses=tuple(_list_dropped_content(render)),
         date_dependent=plain != renderer.render_years_later(_PLAIN),
-        bos=_observe_bos(plain, renderer.bos_token, renderer.spec.adds_bos),
+        bos=bos,
         system=_observe_system(render),
         alternation=tuple(name for name, probe in _REFUSABLE.items() if isinstance(render(*probe), Rejected)),
         tools="refused" if isinstance(offered, Rejected) else "printed" if _TOOL_NAME in offered else "dropped",
@@ -166,7 +179,7 @@ def observe_template(renderer: "Renderer") -> TemplateBehavior:
         fast_path_obstacle=renderer.fast_path_obstacle,
         eos_token=renderer.eos_token,
         control_tokens=renderer.control_tokens,
-        reasoning_close=_find_reasoning_close(render),
+        reasoning_close=(close, os.path.commonprefix([close, before_call]) if close else before_call),
         empty_reasoning=_find_empty_reasoning(renderer),
         **ends,
     )
@@ -289,7 +302,6 @@ def iterate_text_runs(text: str, positions: set[int]) -> Iterator[str]:
 
 
 def _do_blocks_hold_end(renderer: "Renderer", ends: Mapping[str, Any]) -> bool:
-    """Return whether the end of an earlier turn is inside its block."""
     rendered = renderer.render(_PLAIN, None, {})
     if isinstance(rendered, Rejected):
         return False
@@ -299,19 +311,6 @@ def _do_blocks_hold_end(renderer: "Renderer", ends: Mapping[str, Any]) -> bool:
 
 
 # ── what is printed ──
-
-
-def _observe_reasoning(render: ProbeRenderer) -> Literal["all", "last", "none"]:
-    rendered = render(_REASONED)
-    first, last = (shows_text(rendered, _REASONED[i]["reasoning_content"]) for i in (1, 3))
-    return "none" if not last else "all" if first else "last"
-
-
-def _strips_tags(render: ProbeRenderer) -> bool:
-    question, answer, *rest = _PLAIN
-    inline = {**answer, "content": f"<think>\nqzthought\n</think>\n\n{answer['content']}"}
-    rendered = render([question, inline, *rest])
-    return shows_text(rendered, answer["content"]) and not shows_text(rendered, "qzthought")
 
 
 def _list_dropped_content(render: ProbeRenderer) -> Iterator[str]:
@@ -337,12 +336,6 @@ def _list_dropped_content(render: ProbeRenderer) -> Iterator[str]:
             yield kind
 
 
-def _observe_bos(plain: str | Rejected, bos: str, adds_bos: bool) -> Literal["template", "none", "double"]:
-    if isinstance(plain, Rejected) or not bos or not plain.startswith(bos):
-        return "none"
-    return "double" if adds_bos else "template"
-
-
 def _observe_system(render: ProbeRenderer) -> Literal["printed", "folded", "dropped", "refused", "last_user_only"]:
     led = SENTINELS.make("suaua")
     system, question = (message["content"] for message in led[:2])
@@ -364,15 +357,6 @@ def _observe_system(render: ProbeRenderer) -> Literal["printed", "folded", "drop
 # ── reasoning ──
 
 _REASONING_WORD = re.compile(r"think|reason|analysis|thought", re.IGNORECASE)
-
-
-def _find_reasoning_close(render: ProbeRenderer) -> tuple[str, str]:
-    """Return the text between reasoning and answer, and between reasoning and call, in a last turn."""
-    answered, called = SENTINELS.make("ur"), SENTINELS.make("ue")
-    called[1]["tool_calls"] = [make_call("qzcalled", {"qzplace": "qzvalue one"})]
-    answer = _get_text_between(render(answered), answered[1]["reasoning_content"], answered[1]["content"])
-    before_call = _get_text_between(render(called, _TOOLS), called[1]["reasoning_content"], "qzcalled")
-    return answer, os.path.commonprefix([answer, before_call]) if answer else before_call
 
 
 def _find_empty_reasoning(renderer: "Renderer") -> tuple[str, ...]:

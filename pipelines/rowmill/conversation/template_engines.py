@@ -14,6 +14,7 @@ refused here; they take the reference path, which counts characters.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -47,15 +48,6 @@ MAX_TEMPLATE_DEPTH = 100
 _MAX_CACHED_JSON, _MAX_CACHED_BYTES = 4096, 65_536
 
 
-def require_short_template(text: str) -> None:
-    """Refuse a template that is too long to compile quickly."""
-    if len(text) > MAX_TEMPLATE_CHARS:
-        raise ConfigError(
-            f"template.chat_template: has {len(text):,} characters; at most {MAX_TEMPLATE_CHARS:,} are allowed; "
-            "shorten it, or check that the file is a chat template"
-        )
-
-
 def require_shallow_template(tree: nodes.Template) -> None:
     """Refuse a template whose syntax tree is too deep to compile."""
     pending: list[tuple[nodes.Node, int, int]] = [(tree, 1, 1)]
@@ -63,21 +55,16 @@ def require_shallow_template(tree: nodes.Template) -> None:
         node, depth, line = pending.pop()
         if depth > MAX_TEMPLATE_DEPTH:
             raise make_too_deep_error(f"line {line}: ")
-        inner = depth + max(1, _count_nesting_levels(node))
+        # The fast engine, which crashes on stack overflow, nests several levels for one node.
+        levels = 1
+        if isinstance(node, nodes.Concat):
+            levels = len(node.nodes)
+        elif isinstance(node, nodes.Compare):
+            levels = len(node.ops)
+        elif isinstance(node, nodes.If):
+            levels = len(node.elif_)
+        inner = depth + max(1, levels)
         pending += [(child, inner, child.lineno or line) for child in node.iter_child_nodes()]
-
-
-def _count_nesting_levels(node: nodes.Node) -> int:
-    """Return how many levels the fast engine, which crashes on stack overflow, nests for one node."""
-    match node:
-        case nodes.Concat():
-            return len(node.nodes)
-        case nodes.Compare():
-            return len(node.ops)
-        case nodes.If():
-            return len(node.elif_)
-        case _:
-            return 1
 
 
 def make_too_deep_error(where: str = "") -> ConfigError:
@@ -239,25 +226,25 @@ def _is_safe_engine_call(call: nodes.Call, macros: set[str]) -> bool:
     if isinstance(target, nodes.Name):
         return target.name in macros or target.name in _SAFE_CALLS or target.name == "loop"
     if isinstance(target, nodes.Getattr):
-        return target.attr in _SAFE_METHODS or _is_shrinking_replace(call)
+        # A call `x.replace("longer", "shorter")` cannot make text grow.
+        values = [arg.value for arg in call.args[:2] if isinstance(arg, nodes.Const)]
+        are_texts = len(values) == 2 and all(isinstance(value, str) for value in values)
+        shrinks = target.attr == "replace" and are_texts and 0 < len(values[0]) >= len(values[1])
+        return target.attr in _SAFE_METHODS or shrinks
     # The generation tag.
     return isinstance(target, nodes.ExtensionAttribute)
-
-
-def _is_shrinking_replace(call: nodes.Call) -> bool:
-    """Return whether a call is `x.replace("longer", "shorter")`, which cannot make text grow."""
-    if not isinstance(call.node, nodes.Getattr) or call.node.attr != "replace" or len(call.args) < 2:
-        return False
-    values = [arg.value for arg in call.args[:2] if isinstance(arg, nodes.Const)]
-    return len(values) == 2 and all(isinstance(v, str) for v in values) and 0 < len(values[0]) >= len(values[1])
 
 
 def _find_growth_obstacle(tree: nodes.Template, macros: set[str]) -> str:
     assigned = list(tree.find_all(nodes.Assign))
     grown = {_get_target_name(one) for one in assigned if _can_grow_text(one.node, macros)}
     for macro in tree.find_all(nodes.Macro):
-        for one in macro.find_all(nodes.Assign):
-            if _calls_macro(one.node, macros) and _count_uses(macro, _get_target_name(one)) > 1:
+        inside = list(macro.find_all(nodes.Assign))
+        # How often the macro prints a variable or assigns from it; tests of it do not count.
+        uses = Counter(name for one in (*macro.find_all(nodes.Output), *inside) for name in _list_references(one))
+        uses.subtract(map(_get_target_name, inside))
+        for one in inside:
+            if _calls_macro(one.node, macros) and uses[_get_target_name(one)] > 1:
                 return "a macro prints the output of a macro twice"
     for one in assigned:
         references = [ref for ref in _list_references(one.node) if ref in grown]
@@ -266,14 +253,6 @@ def _find_growth_obstacle(tree: nodes.Template, macros: set[str]) -> str:
         if references and _calls_macro(one.node, macros):
             return f"a macro builds the variable {_get_target_name(one)} from text that grows"
     return ""
-
-
-def _count_uses(macro: nodes.Macro, name: str) -> int:
-    """Count how often a macro prints a variable or assigns from it; tests of it do not count."""
-    makers = [*macro.find_all(nodes.Output), *macro.find_all(nodes.Assign)]
-    return sum(_list_references(maker).count(name) for maker in makers) - sum(
-        _get_target_name(one) == name for one in macro.find_all(nodes.Assign)
-    )
 
 
 def _can_grow_text(expression: nodes.Node, macros: set[str]) -> bool:

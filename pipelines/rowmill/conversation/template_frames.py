@@ -99,7 +99,7 @@ class TemplateFrames:
             if role in self.model_roles:
                 continue
             found.setdefault(kind, set()).update(end for end in ends if end)
-        return {kind: sorted(ends, key=_get_length_order) for kind, ends in found.items()}
+        return {kind: sorted(ends, key=lambda end: (-len(end), end)) for kind, ends in found.items()}
 
     def find_header(self, gap: str) -> str:
         """Return the header in the text before a message's own text: without BOS and the end of the message before."""
@@ -121,7 +121,9 @@ class TemplateFrames:
             for rest in fill_in_call_ids(prefix.rest, ids) if varies else (prefix.rest,):
                 own = rest if text.endswith(rest, start, position) else None
                 if own is None and varies and _DIGITS.search(rest):
-                    own = _match_ignoring_numbers(rest, text, start, position)
+                    pattern = r"\d+".join(map(re.escape, _DIGITS.split(rest))) + r"\Z"
+                    found = re.compile(pattern).search(text, max(start, position - len(rest) - 16), position)
+                    own = found.group() if found else None
                 if own is None or not text.endswith(prefix.header, start, position - len(own)):
                     continue
                 # A prefix without header must directly follow other own text or begin the render.
@@ -186,24 +188,12 @@ class TemplateFrames:
         return next(iter(fill_in_call_ids(self.finish.get(kind, ""), ids[-1:])), "")
 
 
-def _match_ignoring_numbers(rest: str, text: str, start: int, position: int) -> str | None:
-    """Return the text that ends at `position` if it equals `rest` up to its numbers, else None."""
-    pattern = r"\d+".join(map(re.escape, _DIGITS.split(rest))) + r"\Z"
-    found = re.compile(pattern).search(text, max(start, position - len(rest) - 16), position)
-    return found.group() if found else None
-
-
 def _find_end_at(ends: Sequence[str], text: str, position: int, ids: Sequence[str]) -> str:
-    """Return the first of the ends that is printed at a position; empty if none is."""
     for end in ends:
         for one in fill_in_call_ids(end, ids) if ID_PLACEHOLDER in end else (end,):
             if one and text.startswith(one, position):
                 return one
     return ""
-
-
-def _get_length_order(text: str) -> tuple[int, str]:
-    return -len(text), text
 
 
 @lru_cache(maxsize=4096)

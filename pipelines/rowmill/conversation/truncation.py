@@ -122,7 +122,10 @@ class ConversationTruncator:
         whole = TruncatedConversation(tuple(messages), everything, original, original)
         if original <= self.limit:
             return whole
-        anchor = _find_anchor(messages, supervised, self.assistant_roles)
+        # The last supervised message of the model, else the last supervised one.
+        trained = [index for index, trains in enumerate(supervised) if trains]
+        by_model = [index for index in trained if messages[index]["role"] in self.assistant_roles]
+        anchor = max(by_model or trained, default=None)
         if anchor is None:
             return Rejected("no_assistant", "no supervised message to keep")
         kept, tokens = self._find_first_fit(messages, tools, _plan_removals(messages, anchor), original)
@@ -316,15 +319,13 @@ def _group_exchanges(messages: Sequence[Message]) -> tuple[list[int], list[list[
     return list(range(leading)), exchanges
 
 
-def _find_anchor(messages: Sequence[Message], supervised: Sequence[bool], roles: Container[str]) -> int | None:
-    """Return the last supervised message of the model, else the last supervised one; None if nothing trains."""
-    trained = [index for index, trains in enumerate(supervised) if trains]
-    by_model = [index for index in trained if messages[index]["role"] in roles]
-    return max(by_model or trained, default=None)
+def _plan_removals(messages: Sequence[Message], anchor: int) -> list[int]:
+    """Return for every message the step at which it is removed, from 1; 0: never.
 
-
-def _map_results_to_calls(messages: Sequence[Message]) -> dict[int, int]:
-    """Map every tool result to the message with its call: by call id, else the last message with a call."""
+    The order: messages after the anchor; exchanges, oldest first; tool rounds of the anchor's exchange, oldest first.
+    A result is removed together with its call.
+    """
+    # The message with the call of every tool result: by call id, else the last message with a call.
     callers: dict[int, int] = {}
     by_id: dict[str, int] = {}
     last: int | None = None
@@ -333,16 +334,6 @@ def _map_results_to_calls(messages: Sequence[Message]) -> dict[int, int]:
             by_id[call["id"]] = last = index
         if message["role"] == "tool" and last is not None:
             callers[index] = by_id.get(message.get("tool_call_id", ""), last)
-    return callers
-
-
-def _plan_removals(messages: Sequence[Message], anchor: int) -> list[int]:
-    """Return for every message the step at which it is removed, from 1; 0: never.
-
-    The order: messages after the anchor; exchanges, oldest first; tool rounds of the anchor's exchange, oldest first.
-    A result is removed together with its call.
-    """
-    callers = _map_results_to_calls(messages)
     leading, exchanges = _group_exchanges(messages)
     # A supervised tool result needs its call, so the call's exchange is the one to keep.
     pivot = callers.get(anchor, anchor)

@@ -145,7 +145,6 @@ class TurnCutter:
         return trained
 
     def _is_end(self, text: str) -> bool:
-        """Return whether a text ends a turn."""
         return bool(text) and (
             text in self.frames.end_tokens
             or text == self.eos_token
@@ -227,9 +226,10 @@ class TurnCutter:
         default = known or self.eos_token
         ending = {"auto": default, "none": "", "eos": self.eos_token}.get(finish, finish)
         if finish == "auto":
-            ending = _find_missing_end(
-                ending, after[measure_json_closing(after, 0) :] if turn.kind == "tool_call" else after
-            )
+            # Of the end only what is not rendered yet.
+            rendered = after[measure_json_closing(after, 0) :] if turn.kind == "tool_call" else after
+            shown = next((one for one in (rendered, rendered.rstrip()) if one and one in ending), "")
+            ending = ending[ending.rfind(shown) + len(shown) :] if shown else ending
         if not ending:
             return None, text
         return Span(turn.content_end, len(text) + len(ending), turn.message), text + ending
@@ -267,16 +267,7 @@ def _make_content_groups(pieces: Sequence[ContentSpan], text: str, wanted: set[i
     return found
 
 
-def _find_missing_end(ending: str, rendered: str) -> str:
-    """Return the part of an end that is not rendered yet."""
-    for shown in (rendered, rendered.rstrip()):
-        if shown and shown in ending:
-            return ending[ending.rfind(shown) + len(shown) :]
-    return ending
-
-
 def _cut_out_range(span: Span, start: int, end: int) -> list[Span]:
-    """Return the parts of a span outside a range."""
     if end <= span.start or span.end <= start:
         return [span]
     parts = [Span(span.start, start, span.message), Span(end, span.end, span.message)]

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
@@ -29,6 +29,19 @@ _LONG_NUMBER = re.compile(r"\d{19}")
 """Digits that may be an integer beyond 64 bits, which the fast parser silently turns into a float."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def iterate_strings(value: Json) -> Iterator[str]:
+    """Yield the strings inside a value, and the keys of its objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from iterate_strings(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from iterate_strings(item)
 
 
 def from_json(text: str) -> Json:

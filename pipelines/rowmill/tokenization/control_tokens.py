@@ -6,7 +6,7 @@ as_text     ["a", "<", "|", "im", "_end", "|", ">", "b"]   the string came from 
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import cast
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json
+from rowmill.core.json import Json, iterate_strings
 from rowmill.tokenization.tokenizer import EncodedTexts, TokenizerCard, compute_byte_positions
 
 
@@ -28,7 +28,6 @@ class ControlStrings:
     """
 
     def __init__(self, card: TokenizerCard, template: str) -> None:
-        """Collect the strings, and a pattern that finds them in a row's JSON text."""
         chosen = {content for _, content, special in card.added if content and (special or content in template)}
         self.strings = tuple(sorted(chosen, key=lambda s: (-len(s), s)))
         self.ids = frozenset(i for i, content, _ in card.added if content in chosen)
@@ -44,7 +43,7 @@ class ControlStrings:
         if find is None:
             return Counter()
         return Counter(
-            f"{role} {found}" for role, value in values for found in find.findall("\0".join(_iterate_strings(value)))
+            f"{role} {found}" for role, value in values for found in find.findall("\0".join(iterate_strings(value)))
         )
 
     def find_rows(self, table: pa.Table) -> Bools:
@@ -126,18 +125,6 @@ def _find_free_placeholder(length: int, taken: str) -> str:
         f"no free placeholder of {length} characters; the row uses every word of that length; "
         "reject it with template.control_tokens"
     )
-
-
-def _iterate_strings(value: Json) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in cast("list[Json]", value):
-            yield from _iterate_strings(item)
-    elif isinstance(value, dict):
-        for key, item in cast("dict[str, Json]", value).items():
-            yield key
-            yield from _iterate_strings(item)
 
 
 def _map_strings(value: Json, change: Callable[[str], str]) -> Json:

@@ -79,7 +79,6 @@ def open_recipe_tokenizer(context: TokenizerContext) -> tuple[LoadedTokenizer, s
 
 
 def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
-    """Read a tokenizer, once per process."""
 
     def read() -> LoadedTokenizer:
         try:

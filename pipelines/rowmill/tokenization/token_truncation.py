@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets
 from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
@@ -97,17 +96,12 @@ class TokenColumn:
 
 def split_at_byte(
     encoded: EncodedTexts, edges: Ints, *, boundary_tokens_first: bool
-) -> tuple[EncodedTexts, EncodedTexts]:
-    """Part each encoded text at a byte; a token across the edge goes to the first part, or to the second."""
+) -> tuple[EncodedTexts, EncodedTexts, int]:
+    """Part each encoded text at a byte, and count the tokens across the edge: they go to the first or second part."""
     at = np.repeat(edges, np.diff(encoded.offsets))
     is_first = encoded.starts < at if boundary_tokens_first else encoded.ends <= at
-    return _select_tokens(encoded, is_first), _select_tokens(encoded, ~is_first)
-
-
-def count_boundary_tokens(encoded: EncodedTexts, edges: Ints) -> int:
-    """Count the tokens that cross the byte at which their text is split."""
-    at = np.repeat(edges, np.diff(encoded.offsets))
-    return int(((encoded.starts < at) & (at < encoded.ends)).sum())
+    across = int(((encoded.starts < at) & (at < encoded.ends)).sum())
+    return _select_tokens(encoded, is_first), _select_tokens(encoded, ~is_first), across
 
 
 def _select_tokens(encoded: EncodedTexts, keep: Bools) -> EncodedTexts:
@@ -146,21 +140,20 @@ def concat_token_columns(streams: Sequence[TokenColumn]) -> list[Example]:
         mask[index] = stream.trains
     kinds = np.array([s.kind for s in streams], np.int8)
     row_ends = ends.reshape(count, len(streams))[:, -1] if count else ends
-    return [_make_joined_example(ids, mask, begins[i], int(row_ends[i]), lengths[i] > 0, kinds) for i in range(count)]
-
-
-def _make_joined_example(
-    ids: Tokens, mask: Bools, begins: Ints, end: int, nonempty: Bools, kinds: NDArray[np.int8]
-) -> Example:
-    first = int(begins[0])
-    own = mask[first:end]
-    own[:1] = False
-    return Example(
-        ids=ids[first:end],
-        mask=own,
-        span_starts=begins[nonempty] - first,
-        span_messages=np.full(int(nonempty.sum()), -1, np.int64),
-        span_kinds=kinds[nonempty],
-        original_tokens=end - first,
-        original_trained=int(own.sum()),
-    )
+    examples: list[Example] = []
+    for i, end in enumerate(row_ends.tolist()):
+        first, nonempty = int(begins[i, 0]), lengths[i] > 0
+        own = mask[first:end]
+        own[:1] = False
+        examples.append(
+            Example(
+                ids=ids[first:end],
+                mask=own,
+                span_starts=begins[i, nonempty] - first,
+                span_messages=np.full(int(nonempty.sum()), -1, np.int64),
+                span_kinds=kinds[nonempty],
+                original_tokens=end - first,
+                original_trained=int(own.sum()),
+            )
+        )
+    return examples

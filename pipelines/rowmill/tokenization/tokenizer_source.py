@@ -115,7 +115,17 @@ def find_tokenizer(choice: TokenizerChoice, base: Path, *, last_commit: str | No
         )
     if choice.revision is not None and _COMMIT_PATTERN.fullmatch(choice.revision):
         return FoundTokenizer(choice, None, choice.revision)
-    return FoundTokenizer(choice, None, _get_commit(choice, last_commit))
+    key = (os.environ.get("HF_ENDPOINT", ""), choice.name, choice.revision)
+    if key in _UNREACHABLE_REVISIONS:
+        raise _UNREACHABLE_REVISIONS[key]
+    if key not in _COMMIT_CACHE:
+        try:
+            _COMMIT_CACHE[key] = _ask_hub_for_commit(choice, last_commit)
+        except UnreachableError as error:
+            if _OPEN_BLOCKS:
+                _UNREACHABLE_REVISIONS[key] = error
+            raise
+    return FoundTokenizer(choice, None, _COMMIT_CACHE[key])
 
 
 def hash_tokenizer_files(folder: Path) -> dict[str, str]:
@@ -162,20 +172,6 @@ def hold_commits() -> Generator[None]:
 def forget_commits() -> None:
     """Forget resolved revisions."""
     _COMMIT_CACHE.clear()
-
-
-def _get_commit(choice: TokenizerChoice, last_commit: str | None) -> str:
-    key = (os.environ.get("HF_ENDPOINT", ""), choice.name, choice.revision)
-    if key in _UNREACHABLE_REVISIONS:
-        raise _UNREACHABLE_REVISIONS[key]
-    if key not in _COMMIT_CACHE:
-        try:
-            _COMMIT_CACHE[key] = _ask_hub_for_commit(choice, last_commit)
-        except UnreachableError as error:
-            if _OPEN_BLOCKS:
-                _UNREACHABLE_REVISIONS[key] = error
-            raise
-    return _COMMIT_CACHE[key]
 
 
 def _ask_hub_for_commit(choice: TokenizerChoice, last_commit: str | None) -> str:

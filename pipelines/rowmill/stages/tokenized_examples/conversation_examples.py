@@ -561,7 +561,16 @@ class ConversationExampleBuilder:
         masked = self._mask(self._steps.inline_reasoning(conversation), only=only)
         if isinstance(masked, Rejected):
             return masked
-        masked = _mask_cut_reasoning(masked, frozenset(reasoning_context))
+        # Truncated reasoning stays as context, but the model must not learn to stop there.
+        trained = masked.trained
+        for start, end, message, kind in masked.pieces:
+            if kind == "reasoning" and message in reasoning_context:
+                sides = (
+                    (span._replace(end=min(span.end, start)), span._replace(start=max(span.start, end)))
+                    for span in trained
+                )
+                trained = tuple(side for both in sides for side in both if side.start < side.end)
+        masked = replace(masked, trained=trained)
         return self._steps.encode_masked([show_control_strings(masked, candidate.placeholders)], counts)[0]
 
     def _count_trained_tokens(
@@ -571,18 +580,6 @@ class ConversationExampleBuilder:
         messages = [candidate.conversation.messages[i] for i in kept]
         example = self._rerender(candidate, messages, kept, chosen, TokenizationCounts())
         return otherwise if isinstance(example, Rejected) else int(example.mask.sum())
-
-
-def _mask_cut_reasoning(masked: MaskedConversation, messages: frozenset[int]) -> MaskedConversation:
-    """Remove the loss from truncated reasoning: it stays as context, but the model must not learn to stop there."""
-    trained = masked.trained
-    for start, end, message, kind in masked.pieces:
-        if kind == "reasoning" and message in messages:
-            sides = (
-                (span._replace(end=min(span.end, start)), span._replace(start=max(span.start, end))) for span in trained
-            )
-            trained = tuple(side for both in sides for side in both if side.start < side.end)
-    return replace(masked, trained=trained)
 
 
 # ── Prompts: the ids that a trainer sends to generation, of which none is trained ──────────────────────
@@ -711,7 +708,6 @@ def _join_side(
 
 
 def _require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejected:
-    """Return the examples of a row's sides, or the first reject."""
     examples = [part for part in parts if not isinstance(part, Rejected)]
     return examples if len(examples) == len(parts) else next(part for part in parts if isinstance(part, Rejected))
 
@@ -784,7 +780,6 @@ def measure_prompt(sides: Sequence[Example]) -> int | Rejected:
 
 
 def _join_sides(sides: Sequence[Example], kinds: Sequence[int], margin: float | None, prompt: int) -> Example:
-    """Return both sides as one example, end to end."""
     starts = np.cumsum([0, *(len(side.ids) for side in sides)])
     joined = Example(
         ids=np.concatenate([side.ids for side in sides]),

@@ -139,7 +139,10 @@ class BatchedChatPath:
         if self._literals and found.places:
             # A row that contains a text which the template tests for is not rendered as its layout.
             column = _take_rows(rows.column("messages"), np.array(found.places))
-            hits = pc.match_substring_regex(column, make_literal_pattern(self._literals)).to_numpy(zero_copy_only=False)
+            # As JSON text, escaped or not.
+            forms = {*self._literals, *(orjson.dumps(one)[1:-1].decode() for one in self._literals)}
+            pattern = "|".join(map(re.escape, sorted(sorted(forms), key=len, reverse=True)))
+            hits = pc.match_substring_regex(column, pattern).to_numpy(zero_copy_only=False)
             if hits.any():
                 keep = (~hits).tolist()
                 found = _PlainChatRows(
@@ -153,18 +156,28 @@ class BatchedChatPath:
 
     def _encode_batch(self, chosen: _PlainChatRows, counts: TokenizationCounts) -> EncodedBatch:
         encoded = encode_and_compare(self._encoder, chosen.texts, counts)
-        flat = compute_content_positions(chosen.shapes, count_utf8_bytes(chain.from_iterable(chosen.contents)))
-        trains = flat.places[:, TRAINS] > 0
-        before, behind = _find_neighbours(flat)
-        starts, ends, places = flat.starts[trains], flat.ends[trains], flat.places[trains]
+        # The contents of all rows: how many there are in each, and one entry of the arrays per content.
+        counts_of_rows = np.array([len(layout.places) for layout in chosen.shapes], np.int64)
+        places = np.concatenate([layout.places for layout in chosen.shapes])
+        lengths = np.array(count_utf8_bytes(chain.from_iterable(chosen.contents)), np.int64)
+        ends = np.cumsum(places[:, BEFORE] + lengths)
+        lasts = np.cumsum(counts_of_rows)
+        firsts = lasts - counts_of_rows
+        # The sum runs over all rows; subtract the bytes of the rows before.
+        ends -= np.repeat(ends[firsts] - places[firsts, BEFORE] - lengths[firsts], counts_of_rows)
+        starts = ends - lengths
+        # For each content the end of the previous one in its row, and the start of the next one.
+        before, behind = np.roll(ends, 1), np.roll(starts, -1)
+        before[firsts], behind[lasts - 1] = 0, NO_TEXT_BEHIND
+        trains = places[:, TRAINS] > 0
         trained = FlatSpans(
-            texts=np.repeat(np.arange(len(flat.counts)), flat.counts)[trains],
-            starts=starts - places[:, TRAINED_BEFORE],
-            ends=ends + places[:, TRAINED_AFTER],
+            texts=np.repeat(np.arange(len(counts_of_rows)), counts_of_rows)[trains],
+            starts=starts[trains] - places[trains, TRAINED_BEFORE],
+            ends=ends[trains] + places[trains, TRAINED_AFTER],
             before=before[trains],
             behind=behind[trains],
         )
-        pieces = FlatContentSpans(flat.counts, flat.starts, flat.ends, flat.places[:, MESSAGE], flat.places[:, KIND])
+        pieces = FlatContentSpans(counts_of_rows, starts, ends, places[:, MESSAGE], places[:, KIND])
         return make_batch(encoded, pieces, trained)
 
     def _matches_reference_path(self, rows: pa.Table, chosen: _PlainChatRows) -> bool:
@@ -196,45 +209,6 @@ def choose_by_hash(hashes: pa.FixedSizeBinaryArray, share: float, *, half: int) 
         return np.zeros(len(hashes), bool)
     words = np.frombuffer(hashes.buffers()[1], "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
     return words[half::2] <= min(int(share * 2.0**64), LARGEST_HALF)
-
-
-@dataclass(frozen=True, slots=True)
-class ContentPositions:
-    """The contents of N rows as arrays: `counts` int64[N] contents per row, then one entry per content.
-
-    `starts` and `ends`: int64 byte offsets in the row's text; `places`: int64[contents, 6] as in `TurnLayout`.
-    """
-
-    counts: Ints
-    starts: Ints
-    ends: Ints
-    places: Ints
-
-
-def compute_content_positions(layouts: Sequence[TurnLayout], sizes: Sequence[int]) -> ContentPositions:
-    """Return where contents are in the texts of rows, given each row's layout and the bytes of all contents."""
-    counts = np.array([len(layout.places) for layout in layouts], np.int64)
-    places = np.concatenate([layout.places for layout in layouts])
-    lengths = np.array(sizes, np.int64)
-    ends = np.cumsum(places[:, BEFORE] + lengths)
-    firsts = np.cumsum(counts) - counts
-    # The sum runs over all rows; subtract the bytes of the rows before.
-    ends -= np.repeat(ends[firsts] - places[firsts, BEFORE] - lengths[firsts], counts)
-    return ContentPositions(counts, ends - lengths, ends, places)
-
-
-def make_literal_pattern(literals: frozenset[str]) -> str:
-    """Return a pattern that matches any of the literals in JSON text, escaped or not."""
-    forms = {*literals, *(orjson.dumps(one)[1:-1].decode() for one in literals)}
-    return "|".join(map(re.escape, sorted(sorted(forms), key=len, reverse=True)))
-
-
-def _find_neighbours(flat: ContentPositions) -> tuple[Ints, Ints]:
-    """Return for each content the end of the previous one in its row, and the start of the next one."""
-    lasts = np.cumsum(flat.counts)
-    before, behind = np.roll(flat.ends, 1), np.roll(flat.starts, -1)
-    before[lasts - flat.counts], behind[lasts - 1] = 0, NO_TEXT_BEHIND
-    return before, behind
 
 
 def _take_rows(column: pa.ChunkedArray, places: Ints) -> pa.ChunkedArray:

@@ -43,7 +43,6 @@ from rowmill.tokenization.encoded_batch import (
 from rowmill.tokenization.token_truncation import (
     TokenColumn,
     concat_token_columns,
-    count_boundary_tokens,
     cut_pair,
     make_constant_column,
     omit_existing_token,
@@ -68,7 +67,15 @@ class PlainTextExampleBuilder:
         separator = self.dataset.format.get_token_options().separate_with
         joint = separator if isinstance(separator, str) else ""
         inputs = [text + joint for text in texts]
-        trains = _resolve_pair_loss(self.dataset)
+        loss = self.dataset.loss
+        trains = (
+            loss.mask.get("prompt", loss.mask_default) == "train",
+            loss.mask.get("response", loss.mask_default) == "train",
+        )
+        if loss.trains_everything:
+            trains = True, True
+        elif not loss.mask and loss.mask_default == "mask":
+            trains = False, True
         columns, sizes = self._make_pair_columns(inputs, outputs, counts, trains=trains)
         first = 1 if columns[0].kind == TEMPLATE_KIND else 0
         limit, side = self.limit.tokens, self.limit.options.truncate_side
@@ -113,8 +120,9 @@ class PlainTextExampleBuilder:
             return given, encode_and_compare(self.encoder, outputs, counts, continuation=True)
         encoded = encode_and_compare(self.encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
         edges = np.array([len(text.encode()) for text in inputs], np.int64)
-        counts.boundary_tokens += count_boundary_tokens(encoded, edges)
-        return split_at_byte(encoded, edges, boundary_tokens_first=trains_output)
+        given, answers, across = split_at_byte(encoded, edges, boundary_tokens_first=trains_output)
+        counts.boundary_tokens += across
+        return given, answers
 
     def build_documents(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row's text: one, or a window each if it is too long and split."""
@@ -149,19 +157,6 @@ class PlainTextExampleBuilder:
                 f"format.{option}: true, but the tokenizer has no such token; expected auto or false; set auto"
             )
         return [make_constant_column(token_id, count, kind=TEMPLATE_KIND, trains=trains)]
-
-
-def _resolve_pair_loss(dataset: Dataset) -> tuple[bool, bool]:
-    """Return whether a pair's input and output are trained."""
-    loss = dataset.loss
-    if loss.trains_everything:
-        return True, True
-    if not loss.mask and loss.mask_default == "mask":
-        return False, True
-    return (
-        loss.mask.get("prompt", loss.mask_default) == "train",
-        loss.mask.get("response", loss.mask_default) == "train",
-    )
 
 
 # ── Rows whose kind builds their tokens itself ──
@@ -245,7 +240,6 @@ class TokenExampleBuilder:
     def __init__(
         self, encoder: Encoder, limit: LengthLimit, vocab_size: int, fields: RolloutFields | None = None
     ) -> None:
-        """Store the tokenizer and the limits."""
         self._fields = fields or RolloutFields()
         self._encoder = encoder
         self._limit = limit
@@ -292,7 +286,6 @@ class TokenExampleBuilder:
 
     @cached_property
     def _token_ids(self) -> Tokens:
-        """The ids that the tokenizer has a token for."""
         vocabulary: dict[str, int] = self._encoder.reference.get_vocab(with_added_tokens=True)
         return np.fromiter(vocabulary.values(), np.int32, len(vocabulary))
 
@@ -301,7 +294,6 @@ class RawPreferenceExampleBuilder:
     """Builds the examples of one dataset's preferences of plain text."""
 
     def __init__(self, texts: PlainTextExampleBuilder, limit: LengthLimit) -> None:
-        """Store what encodes a prompt with its answer."""
         self._texts = texts
         self._limit = limit
         self._is_paired = texts.dataset.format.get_objective() == "paired"
@@ -350,7 +342,6 @@ class PlainPromptPrinter:
     """
 
     def __init__(self, renderer: Renderer, find_layout: Callable[[Sequence[str]], TurnLayout | None]) -> None:
-        """Store the arguments; no layout is learned yet."""
         self._renderer = renderer
         self._find_layout = find_layout
         self._rendered = Counter[tuple[str, ...]]()

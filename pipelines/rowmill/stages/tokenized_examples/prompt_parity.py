@@ -54,7 +54,6 @@ class PromptComparison:
     """Encodes generation prompts of one dataset alone, as a server does, and compares them with the examples."""
 
     def __init__(self, encoder: ConversationEncoder, chats: BatchedChatPath | None) -> None:
-        """Store the steps; `chats` is the fast path of conversations, if they have one."""
         self._steps = encoder
         self._chats = chats
         self._prompts = PlainPromptPrinter(encoder.printer, encoder.masker.find_prompt_layout)

@@ -131,10 +131,7 @@ def load_check_results(store: Store, manifest: Manifest, thresholds: Iterable[Th
 
 
 def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterable[Threshold]) -> None:
-    """Refuse a manifest that has a failed blocking check, or one without a result under these thresholds.
-
-    Raises GateError if a check is closed; the message gives each one's value, threshold and remedy.
-    """
+    """Refuse a manifest that has a failed blocking check, or one without a result under these thresholds."""
     closed: list[str] = []
     saved = _SavedResults.load(store, manifest)
     for threshold in thresholds:

@@ -30,7 +30,7 @@ MASKING_VERSION = 9
 """Increment it when any mask may change."""
 
 
-_ASKS: Mapping[str, Json] = {"add_generation_prompt": True}
+ASKS_FOR_ANSWER: Mapping[str, Json] = {"add_generation_prompt": True}
 """The template argument that makes a conversation wait for an answer."""
 _NOT_PROVEN = Rejected("span_not_found", "the template looks at texts that are hidden from it to prove their place")
 
@@ -113,7 +113,7 @@ class Masker:
 
     def render_prompt(self, conversation: Conversation) -> MaskedConversation | Rejected:
         """Render a conversation that waits for an answer, with the generation prompt; nothing of it trains."""
-        kwargs = {**conversation.kwargs, **_ASKS}
+        kwargs = {**conversation.kwargs, **ASKS_FOR_ANSWER}
         printed = self._renderer.render(conversation.messages, conversation.tools, kwargs)
         if isinstance(printed, Rejected):
             return printed
@@ -198,7 +198,7 @@ class Masker:
 
     def find_prompt_layout(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return the layout of prompts with these roles; a row of it has what `render_prompt` would give it."""
-        return self._learn_layout(roles, _ASKS, self.render_prompt)
+        return self._learn_layout(roles, ASKS_FOR_ANSWER, self.render_prompt)
 
     def _learn_layout(
         self,
@@ -316,7 +316,7 @@ class Masker:
         whole = self._renderer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(whole, Rejected):
             return False
-        asking = {**conversation.kwargs, "add_generation_prompt": True}
+        asking = {**conversation.kwargs, **ASKS_FOR_ANSWER}
         last_differs = contract.last_turn_differs or contract.reasoning == "last"
         for index in self.supervised(conversation.messages):
             before, through = conversation.messages[:index], conversation.messages[: index + 1]

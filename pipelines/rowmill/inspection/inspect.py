@@ -100,10 +100,7 @@ MAX_SHOWN_EXAMPLES = 3
 
 
 def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: str | None) -> Iterator[InspectedRecord]:
-    """Yield the first `count` records of a dataset, or of each; with `row_id`, only that row.
-
-    Raises ConfigError if there is no such dataset or row.
-    """
+    """Yield the first `count` records of a dataset, or of each; with `row_id`, only that row."""
     known = project.recipe.datasets
     if dataset is not None and dataset not in known:
         hint = hint_at_name(dataset, known)
@@ -398,10 +395,7 @@ class DatasetTablePlan:
 
 
 def list_table_datasets(project: Project, dataset: str | None = None) -> list[str]:
-    """Return the records datasets of a recipe, or only the named one.
-
-    Raises ConfigError if no records dataset has this name.
-    """
+    """Return the records datasets of a recipe, or only the named one."""
     known = [name for name, one in project.recipe.datasets.items() if one.format.get_joint_rows() is not None]
     if dataset is None:
         return known

@@ -279,10 +279,7 @@ class RowTrace:
 
 
 def trace_row(project: Project, row_id: str) -> list[RowTrace]:
-    """Trace a row by its id, or an example by its id; a part may belong to several datasets.
-
-    Raises ConfigError if no dataset has it.
-    """
+    """Trace a row by its id, or an example by its id; a part may belong to several datasets."""
     name = row_id.split("#", 1)[0]
     found: list[RowTrace] = []
     for dataset in project.recipe.datasets:
@@ -299,10 +296,7 @@ def trace_row(project: Project, row_id: str) -> list[RowTrace]:
 
 
 def trace_source(project: Project, place: str) -> list[RowTrace]:
-    """Trace the record on a line of a source file, `FILE:LINE`; in files without lines, LINE is the record number.
-
-    Raises ConfigError if no dataset reads the file, or the line holds no record.
-    """
+    """Trace the record on a line of a source file, `FILE:LINE`; in files without lines, LINE is the record number."""
     file, _, line_text = place.rpartition(":")
     if not file or not line_text.isdecimal():
         raise ConfigError(
@@ -696,10 +690,7 @@ class SequenceTrace:
 
 
 def trace_sequence(project: Project, place: str) -> SequenceTrace:
-    """Trace `DATASET/SPLIT/N`, or one token of it with `:TOKEN`, to the source.
-
-    Raises ConfigError if there is no such dataset, sequence or token.
-    """
+    """Trace `DATASET/SPLIT/N`, or one token of it with `:TOKEN`, to the source."""
     words, _, at = place.partition(":")
     pieces = words.split("/")
     if len(pieces) != 3 or not pieces[2].isdecimal() or (at and not at.isdecimal()):

@@ -51,10 +51,7 @@ class StageVerification:
 
 
 def verify_recipe(project: Project, *, deep: bool) -> list[StageVerification]:
-    """Run the checks on the current output of every stage; with `deep`, compare its files' digests and content hashes.
-
-    Raises IntegrityError if nothing of the recipe was ever built.
-    """
+    """Run the checks on the current output of every stage; with `deep`, compare digests and contents of its files."""
     checked = [_verify_step(project, step, deep=deep) for step in steps.plan_steps(project)]
     if all(one.manifest is None for one in checked):
         raise IntegrityError(

@@ -388,7 +388,6 @@ def _describe_preferences(context: StageContext, final: Sequence[Part]) -> tuple
 
 
 def _share_unread_text(final: Sequence[Part]) -> dict[str, float]:
-    """Return the columns of text that nothing reads with their share of a record's text, the largest first."""
     searched = sum(int(part.facts.get("rows_searched", 0)) for part in final)
     found = sum_counts(part.facts.get("unread_text", {}) for part in final)
     return {name: compute_share(size / 1e6, searched) for name, size in accounts.sort_by_count(found)}

@@ -16,11 +16,12 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from rowmill.conversation.loss_mask import ASKS_FOR_ANSWER
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
 from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, split_lists
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json, from_json, from_json_columns
+from rowmill.core.json import from_json, from_json_columns
 from rowmill.kinds.base import BuildContext, TokenBuilder
 from rowmill.kinds.python import check_built_example
 from rowmill.recipe.recipe import Dataset
@@ -327,9 +328,6 @@ class RawPreferenceExampleBuilder:
             for own, margin in zip(answers, margins, strict=True)
         ]
 
-
-ASKS_FOR_ANSWER: Mapping[str, Json] = {"add_generation_prompt": True}
-"""The template argument that makes a conversation wait for an answer."""
 
 RENDERED_FIRST = 4
 """Prompts of a sequence of roles that are rendered; learning its layout costs about as much."""

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rowmill.conversation.loss_mask import ASKS_FOR_ANSWER
 from rowmill.conversation.renderer import Renderer
 from rowmill.core.arrays import Ints
 from rowmill.core.json import Json, from_json
@@ -25,7 +26,7 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
     decode_conversations,
 )
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, choose_by_hash
-from rowmill.stages.tokenized_examples.plain_examples import ASKS_FOR_ANSWER, PlainPromptPrinter
+from rowmill.stages.tokenized_examples.plain_examples import PlainPromptPrinter
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_masked_texts
 from rowmill.tokenization.reference_sample import find_border

@@ -387,8 +387,7 @@ class LocalPool:
                 # Interrupted: nobody waits for what the workers are at, and the next build does it again.
                 self._processes.end_now()
             if isinstance(error, BrokenExecutor):
-                # The next map starts others.
-                self._processes.close()
+                # The next map starts others. A broken pool ends its processes itself; waiting for that can hang.
                 self._processes.forget()
                 problem = str(error) if isinstance(error, WorkerStartError) else "died (killed, or out of memory)"
                 raise IntegrityError(

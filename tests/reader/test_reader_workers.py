@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
 from rowmill.reader import Batch, Reader
-from rowmill.reader.stored_rows import ExpectedShard, Shard, StoredRows
+from rowmill.reader.stored_rows import ExpectedShard, SequenceSource, Shard, ShardFiles, locate_copied
 from tests.support.reader_builds import BUILDS, Workers, loaded_in_turn, open_reader, tokens
 from tests.support.tiers import draw, mark_all_but
 
@@ -148,13 +149,14 @@ def test_forked_copy_reads_while_a_thread_of_its_parent_does(tmp_path: Path) -> 
     """A lock that is held while a process forks is never released in the child."""
     columns = {name: pa.array([[5, 6, 7]], pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")}
     pq.write_table(pa.table(columns), tmp_path / "shard.parquet")
-    rows = StoredRows(SlowInParent(str(tmp_path)), [ExpectedShard(Shard("shard.parquet", 1, ""), {})])
+    files = ShardFiles(SlowInParent(str(tmp_path)), [ExpectedShard(Shard("shard.parquet", 1, ""), {})])
+    rows = SequenceSource(files, partial(locate_copied, 1, np.array([0, 1])))
     first = np.array([0])
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=lambda: queue.put(rows.at(first, first)[0].input_ids.tolist()))
+    child = context.Process(target=lambda: queue.put(rows.at(first)[0].input_ids.tolist()))
     with ThreadPoolExecutor(1) as reading:
-        reading.submit(rows.at, first, first)
+        reading.submit(rows.at, first)
         SlowInParent.is_opening.wait(60)
         child.start()
         try:

@@ -17,28 +17,34 @@ so that data of a million tokens, and ranks that are read in turn, are decoded o
 
 import mmap
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from math import gcd
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowmill.core.arrays import Ints, Tokens, compute_offsets, find_distinct, view_numbers
+from rowmill.core.arrays import Ints, compute_offsets, group_equal, view_numbers
+from rowmill.core.caches import RecentValues
 from rowmill.core.errors import IntegrityError, PipelineError
 from rowmill.core.remote import read_end, read_range
 from rowmill.core.storage import Store, digest_bytes, digest_file
 from rowmill.reader.published import PublishedBuild, Shard, raise_missing
 from rowmill.reader.sequences import DecodedRowGroup, PackedSequence, list_columns
 from rowmill.reader.source_losses import SourceNames
-from rowmill.schema.indexed_shards import NEEDED_COLUMNS, ExampleCache, ExampleReferences, insert_tokens
+from rowmill.schema.indexed_shards import (
+    NEEDED_COLUMNS,
+    ExampleReferences,
+    ExampleTokenColumns,
+    insert_tokens,
+    load_example_tokens,
+)
 from rowmill.schema.manifest import File
 
 # A Parquet file ends with its footer's length and four magic bytes.
@@ -168,10 +174,8 @@ def _find_column_start(column: Any) -> int:
     return column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
 
 
-# ── Rows by shard and row ──
+# ── Files by number ──
 
-
-ResultT = TypeVar("ResultT")
 
 CHECKED_AT_ONCE = 16
 """Shards that are checked at the same time: a remote footer costs round trips."""
@@ -188,265 +192,167 @@ KEPT_FOOTER_BYTES = 16 << 20
 KEPT_EXAMPLES_BYTES = 64 << 20
 """Memory for files of examples, out of which sequences of shards without tokens are joined."""
 
-_SPARSE_SHARE = 4
-"""A sequence is copied out of its row group if it is not one of at least every fourth of it."""
-
-
-class StoredRows:
-    """Rows of some shards. `in_turn` is the number of shards that are read in turn, such as one per stored rank.
-
-    With `names` the sequences say where their segments come from.
-
-    Safe to share among threads. A copy in another process, forked or pickled, opens its own files.
-    """
-
-    def __init__(
-        self, store: Store, shards: Sequence[ExpectedShard], *, in_turn: int = 1, names: SourceNames | None = None
-    ) -> None:
-        self._store, self._shards, self._in_turn, self._names = store, shards, in_turn, names
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process, self._lock = os.getpid(), threading.Lock()
-        self._footers: OrderedDict[int, ShardFooter] = OrderedDict()
-        self._groups: OrderedDict[tuple[int, int], DecodedRowGroup] = OrderedDict()
-        self._kept_bytes = self._kept_footer_bytes = 0
-        self._threads: ThreadPoolExecutor | None = None
-        self._examples = ExampleCache(self._store, KEPT_EXAMPLES_BYTES)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments alone, so that another process opens its own files."""
-        return partial(StoredRows, in_turn=self._in_turn, names=self._names), (self._store, self._shards)
-
-    def require(self, numbers: Iterable[int], *, verify: bool) -> None:
-        """Check some shards concurrently; raises IntegrityError for the first one that is not the published file."""
-        with ThreadPoolExecutor(CHECKED_AT_ONCE) as threads:
-            named: dict[str, File] = {}
-            check = partial(check_shard, self._store, verify=verify)
-            wanted = {number: self._shards[number] for number in numbers}
-            for number, footer in zip(wanted, threads.map(check, wanted.values()), strict=True):
-                self._keep_footer(number, footer)
-                if verify and footer.references is not None:
-                    named |= {file.path: file for file in footer.references.files}
-            # Reading a file of examples compares its digest.
-            for _ in threads.map(self._store.content, named.values()):
-                pass
-
-    def at(self, shards: Ints, rows: Ints) -> list[PackedSequence]:
-        """Return the sequences at these rows of these shards, which need not be sorted.
-
-        The sequences may be views of decoded row groups: copy those that are kept.
-        """
-        return self._gather(shards, rows, self._take_sequences)
-
-    def list_example_ids(self, shards: Ints, rows: Ints) -> list[list[str]]:
-        """Return the examples that the sequences at these rows are made of; a filler has none."""
-        return self._gather(shards, rows, self._take_example_ids)
-
-    def _gather(self, shards: Ints, rows: Ints, take: Callable[[tuple[int, Ints]], list[ResultT]]) -> list[ResultT]:
-        if self._process != os.getpid():
-            # Forked: an inherited lock may stay locked, and threads are not inherited.
-            self._begin()
-        order = np.lexsort((rows, shards))
-        used, begins = np.unique(shards[order], return_index=True)
-        places = np.split(order, begins[1:])
-        tasks = [(shard, rows[some]) for shard, some in zip(used.tolist(), places, strict=True)]
-        results: Iterable[list[ResultT]]
-        if self._store.is_local or len(tasks) < 2:
-            results = map(take, tasks)
-        else:
-            with self._lock:
-                self._threads = self._threads or ThreadPoolExecutor(READ_AT_ONCE, thread_name_prefix="rowmill-rows")
-            results = self._threads.map(take, tasks)
-        values: list[Any] = [None] * len(rows)
-        for some, fetched in zip(places, results, strict=True):
-            for place, value in zip(some.tolist(), fetched, strict=True):
-                values[place] = value
-        return values
-
-    # ── One shard ──────────────────────────────────────────────────────────────────────────────────
-
-    def _take_sequences(self, task: tuple[int, Ints]) -> list[PackedSequence]:
-        shard, rows = task
-        footer = self._load_footer(shard)
-        offsets = footer.offsets
-        groups = np.searchsorted(offsets, rows, "right") - 1
-        sequences: list[PackedSequence] = []
-        # Rows are sorted: a row group has a run of them.
-        runs = np.unique(groups, return_index=True, return_counts=True)
-        for group, first, count in zip(*(column.tolist() for column in runs), strict=True):
-            begin, chosen = int(offsets[group]), rows[first : first + count]
-            if footer.references is not None:
-                sequences += self._join_examples(shard, group, chosen - begin)
-                continue
-            decoded = self._load_group(shard, group)
-            some = [decoded.row(row - begin) for row in chosen.tolist()]
-            # A few sequences must not keep the memory of a whole row group while they wait.
-            is_sparse = _SPARSE_SHARE * count < offsets[group + 1] - begin
-            sequences += [sequence.copy() for sequence in some] if is_sparse else some
-        return sequences
-
-    def _join_examples(self, shard: int, group: int, rows: Ints) -> list[PackedSequence]:
-        """Return sequences of a row group that names their tokens; each file of examples is looked up once."""
-        footer = self._load_footer(shard)
-        assert footer.references is not None
-        with_sources = self._names is not None
-        columns = list_columns(footer.references.list_columns(footer.columns), with_sources=with_sources)
-        stored = [name for name in footer.columns if name in {*columns, *NEEDED_COLUMNS}]
-        path = self._shards[shard].shard.path
-        table = read_row_group(self._store, path, footer, group, stored).take(pa.array(rows))
-        joined = insert_tokens(table, footer.references, self._examples.load, columns).combine_chunks()
-        decoded = DecodedRowGroup.of({name: joined.column(name).combine_chunks() for name in columns}, self._names)
-        return [decoded.row(row) for row in range(len(rows))]
-
-    def _take_example_ids(self, task: tuple[int, Ints]) -> list[list[str]]:
-        shard, rows = task
-        offsets = self._load_footer(shard).offsets
-        groups = (np.searchsorted(offsets, rows, "right") - 1).tolist()
-        read = {group: self._read_columns(shard, group, ["example_ids"]) for group in set(groups)}
-        pairs = zip(rows.tolist(), groups, strict=True)
-        # The only segment of a filler has an empty id.
-        return [
-            [name for name in read[group]["example_ids"][row - int(offsets[group])].as_py() if name]
-            for row, group in pairs
-        ]
-
-    def _load_footer(self, shard: int) -> ShardFooter:
-        with self._lock:
-            footer = self._footers.get(shard)
-            if footer is not None:
-                self._footers.move_to_end(shard)
-                return footer
-        footer = check_shard(self._store, self._shards[shard], verify=False)
-        self._keep_footer(shard, footer)
-        return footer
-
-    def _keep_footer(self, shard: int, footer: ShardFooter) -> None:
-        with self._lock:
-            before = self._footers.get(shard)
-            self._kept_footer_bytes += footer.memory_bytes - (before.memory_bytes if before else 0)
-            self._footers[shard] = footer
-            while self._kept_footer_bytes > KEPT_FOOTER_BYTES and len(self._footers) > self._in_turn:
-                self._kept_footer_bytes -= self._footers.popitem(last=False)[1].memory_bytes
-
-    def _load_group(self, shard: int, number: int) -> DecodedRowGroup:
-        key = (shard, number)
-        with self._lock:
-            group = self._groups.get(key)
-            if group is not None:
-                self._groups.move_to_end(key)
-                return group
-        columns = list_columns(self._load_footer(shard).columns, with_sources=self._names is not None)
-        group = DecodedRowGroup.of(self._read_columns(shard, number, columns), self._names)
-        with self._lock:
-            self._kept_bytes += group.size_bytes - (self._groups[key].size_bytes if key in self._groups else 0)
-            self._groups[key] = group
-            while self._kept_bytes > KEPT_BYTES and len(self._groups) > self._in_turn:
-                self._kept_bytes -= self._groups.popitem(last=False)[1].size_bytes
-        return group
-
-    def _read_columns(self, shard: int, group: int, names: Sequence[str]) -> dict[str, Any]:
-        path, footer = self._shards[shard].shard.path, self._load_footer(shard)
-        table = read_row_group(self._store, path, footer, group, names)
-        return {name: table.column(name).chunk(0) for name in names}
-
-
 CHECKED_REMOTE_SHARDS = 64
 """Shards that are checked before the first batch on remote storage: 256 take half a second of processor time in
 every rank. The others are checked when they are first read; `verify` checks all. Local shards are all checked."""
 
-KEPT_INDEX_GROUPS = 64
-"""Decoded row groups of indexes that stay in memory: half a megabyte each."""
+KEPT_INDEX_BYTES = 32 << 20
+"""Memory for decoded row groups of indexes."""
+
+_SPARSE_SHARE = 4
+"""A sequence is copied out of its row group if it is not one of at least every fourth of it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class ShardFiles:
+    """Some published files, shards or indexes of ranks, each checked before it is read.
+
+    `in_turn` is the number of files that are read in turn, such as one per stored rank.
+    """
+
+    def __init__(self, store: Store, shards: Sequence[ExpectedShard], in_turn: int = 1) -> None:
+        self.store, self.in_turn, self._shards = store, in_turn, shards
+        self._footers = RecentValues[int, ShardFooter](KEPT_FOOTER_BYTES, attrgetter("memory_bytes"), in_turn)
+
+    def require(self, numbers: Iterable[int], *, verify: bool) -> None:
+        """Check some files concurrently; raises IntegrityError for the first one that is not the published file."""
+        with ThreadPoolExecutor(CHECKED_AT_ONCE) as threads:
+            named: dict[str, File] = {}
+            for footer in threads.map(partial(self.load_footer, verify=verify), numbers):
+                if verify and footer.references is not None:
+                    named |= {file.path: file for file in footer.references.files}
+            # Reading a file of examples compares its digest.
+            for _ in threads.map(self.store.content, named.values()):
+                pass
+
+    def load_footer(self, number: int, *, verify: bool = False) -> ShardFooter:
+        """Return the footer of a file, which is checked first if that was not done."""
+        return self._footers.get(number, partial(check_shard, self.store, self._shards[number], verify=verify))
+
+    def read_group(self, number: int, group: int, columns: Sequence[str]) -> pa.Table:
+        """Return columns of a row group."""
+        return read_row_group(self.store, self._shards[number].shard.path, self.load_footer(number), group, columns)
+
+    def split_by_group(self, number: int, rows: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+        """Yield each row group that holds some rows of a file, ascending: their places in `rows`, and in the group."""
+        offsets = self.load_footer(number).offsets
+        for group, places in group_equal(np.searchsorted(offsets, rows, "right") - 1):
+            yield group, places, rows[places] - offsets[group]
+
+
+# ── Sequences by place ──
+
+
+ResultT = TypeVar("ResultT")
+
+
 class SequenceSource:
-    """The sequences of an order by place."""
+    """The sequences of an order; `locate` returns the shard and the row of each place.
 
-    rows: StoredRows
-    places: "CopiedPlaces | IndexedPlaces"
+    With `names` the sequences say where their segments come from. Safe to share among threads. A copy in another
+    process, forked or pickled, opens its own files.
+    """
+
+    def __init__(
+        self, files: ShardFiles, locate: Callable[[Ints], tuple[Ints, Ints]], names: SourceNames | None = None
+    ) -> None:
+        self._files, self._locate, self._names = files, locate, names
+        by_size = attrgetter("size_bytes")
+        self._groups = RecentValues[tuple[int, int], DecodedRowGroup](KEPT_BYTES, by_size, files.in_turn)
+        self._examples = RecentValues[str, ExampleTokenColumns](KEPT_EXAMPLES_BYTES, by_size)
 
     def at(self, places: Ints) -> list[PackedSequence]:
-        """Return the sequences at these places; the places need not be sorted.
+        """Return the sequences at these places, which need not be sorted.
 
-        The sequences are views of decoded row groups: copy those that are kept.
+        The sequences may be views of decoded row groups: copy those that are kept.
         """
-        return self.rows.at(*self.places.locate(places))
+        return self._gather(places, self._take_sequences)
 
     def list_example_ids(self, places: Ints) -> list[list[str]]:
-        """Return the examples that are in the sequences at these places; a filler has none."""
-        return self.rows.list_example_ids(*self.places.locate(places))
+        """Return the examples that the sequences at these places are made of; a filler has none."""
+        return self._gather(places, self._take_example_ids)
+
+    def _gather(self, places: Ints, take: Callable[[int, Ints], list[ResultT]]) -> list[ResultT]:
+        shards, rows = self._locate(places)
+        order = np.lexsort((rows, shards))
+        of_shards = [(shard, order[some]) for shard, some in group_equal(shards[order])]
+        wanted = [shard for shard, _ in of_shards], [rows[some] for _, some in of_shards]
+        if self._files.store.is_local or len(of_shards) < 2:
+            results = list(map(take, *wanted))
+        else:
+            with ThreadPoolExecutor(min(READ_AT_ONCE, len(of_shards)), thread_name_prefix="rowmill-rows") as threads:
+                results = list(threads.map(take, *wanted))
+        values: list[Any] = [None] * len(rows)
+        for (_, some), fetched in zip(of_shards, results, strict=True):
+            for place, value in zip(some.tolist(), fetched, strict=True):
+                values[place] = value
+        return values
+
+    def _take_sequences(self, shard: int, rows: Ints) -> list[PackedSequence]:
+        """Return the sequences at some rows of a shard, which are sorted."""
+        footer = self._files.load_footer(shard)
+        sequences: list[PackedSequence] = []
+        for group, _, inside in self._files.split_by_group(shard, rows):
+            if footer.references is not None:
+                sequences += self._join_examples(shard, footer.references, group, inside)
+                continue
+            decoded = self._groups.get((shard, group), partial(self._decode_group, shard, group))
+            some = [decoded.row(row) for row in inside.tolist()]
+            # A few sequences must not keep the memory of a whole row group while they wait.
+            is_sparse = _SPARSE_SHARE * len(inside) < footer.offsets[group + 1] - footer.offsets[group]
+            sequences += [sequence.copy() for sequence in some] if is_sparse else some
+        return sequences
+
+    def _decode_group(self, shard: int, group: int) -> DecodedRowGroup:
+        columns = list_columns(self._files.load_footer(shard).columns, with_sources=self._names is not None)
+        table = self._files.read_group(shard, group, columns)
+        return DecodedRowGroup.of({name: table.column(name).chunk(0) for name in columns}, self._names)
+
+    def _join_examples(self, shard: int, references: ExampleReferences, group: int, rows: Ints) -> list[PackedSequence]:
+        """Return sequences of a row group that names their tokens; each file of examples is looked up once."""
+        held = self._files.load_footer(shard).columns
+        columns = list_columns(references.list_columns(held), with_sources=self._names is not None)
+        stored = [name for name in held if name in {*columns, *NEEDED_COLUMNS}]
+        table = self._files.read_group(shard, group, stored).take(pa.array(rows))
+        joined = insert_tokens(table, references, self._load_examples, columns)
+        decoded = DecodedRowGroup.of({name: joined.column(name).combine_chunks() for name in columns}, self._names)
+        return [decoded.row(row) for row in range(len(rows))]
+
+    def _load_examples(self, file: File, token_fields: Sequence[str]) -> ExampleTokenColumns:
+        return self._examples.get(file.path, partial(load_example_tokens, self._files.store, file, token_fields))
+
+    def _take_example_ids(self, shard: int, rows: Ints) -> list[list[str]]:
+        names: list[list[str]] = []
+        for group, _, inside in self._files.split_by_group(shard, rows):
+            names += self._files.read_group(shard, group, ["example_ids"]).column(0).take(pa.array(inside)).to_pylist()
+        # The only segment of a filler has an empty id.
+        return [[name for name in of_sequence if name] for of_sequence in names]
 
 
-# ── Layout copied ──────────────────────────────────────────────────────────────────────────────────
+# ── Places ──
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CopiedPlaces:
-    """Shards in order of ranks: `starts` int64[S + 1] are their first rows, where each rank has `per_rank` rows."""
-
-    world_size: int
-    per_rank: int
-    starts: Ints
-
-    def locate(self, places: Ints) -> tuple[Ints, Ints]:
-        """Return the shard and the row of each place."""
-        rows = places % self.world_size * self.per_rank + places // self.world_size
-        shards = np.searchsorted(self.starts, rows, "right") - 1
-        return shards, rows - self.starts[shards]
+def locate_copied(world_size: int, starts: Ints, places: Ints) -> tuple[Ints, Ints]:
+    """Return the shard and the row of each place; `starts` int64[S + 1] are the first rows of shards, rank by rank."""
+    rows = places % world_size * (int(starts[-1]) // world_size) + places // world_size
+    shards = np.searchsorted(starts, rows, "right") - 1
+    return shards, rows - starts[shards]
 
 
-# ── Layout index ───────────────────────────────────────────────────────────────────────────────────
-
-
-class IndexedPlaces:
-    """The indexes of some stored ranks, of which the row groups read last stay in memory."""
-
-    def __init__(self, build: PublishedBuild, indexes: Sequence[ExpectedShard], filler: int) -> None:
-        self._build, self._indexes, self._filler = build, indexes, filler
-        self._footers: dict[int, ShardFooter] = {}
-        self._groups: OrderedDict[tuple[int, int], tuple[Tokens, Tokens]] = OrderedDict()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments alone: footers cannot be pickled."""
-        return IndexedPlaces, (self._build, self._indexes, self._filler)
-
-    def require(self, ranks: Iterable[int], *, verify: bool) -> None:
-        """Check the indexes of some ranks; errors as in `check_shard`."""
-        for rank in ranks:
-            self._footers[rank] = check_shard(self._build.store, self._indexes[rank], verify=verify)
-
-    def locate(self, places: Ints) -> tuple[Ints, Ints]:
-        """Return the shard and the row of each place."""
-        ranks, lines = places % self._build.world_size, places // self._build.world_size
-        shards, rows = np.empty(len(places), np.int64), np.empty(len(places), np.int64)
-        for rank in find_distinct(ranks).tolist():
-            of_rank = np.flatnonzero(ranks == rank)
-            offsets = self._load_footer(rank).offsets
-            groups = np.searchsorted(offsets, lines[of_rank], "right") - 1
-            for group in find_distinct(groups).tolist():
-                some = of_rank[groups == group]
-                named = self._load_group(rank, group)
-                inside = lines[some] - offsets[group]
-                shards[some], rows[some] = named[0][inside], named[1][inside]
-        return np.where(shards < 0, self._filler, shards), rows
-
-    def _load_footer(self, rank: int) -> ShardFooter:
-        if rank not in self._footers:
-            self.require([rank], verify=False)
-        return self._footers[rank]
-
-    def _load_group(self, rank: int, group: int) -> tuple[Tokens, Tokens]:
-        # Not locked: at worst two threads read the same group. One operation of a dictionary is atomic.
-        kept = self._groups.get((rank, group))
-        if kept is None:
-            path, footer = self._indexes[rank].shard.path, self._load_footer(rank)
-            table = read_row_group(self._build.store, path, footer, group, ["shard", "row"])
-            kept = view_numbers(table.column("shard")), view_numbers(table.column("row"))
-            self._groups[(rank, group)] = kept
-            if len(self._groups) > KEPT_INDEX_GROUPS:
-                self._groups.popitem(last=False)
-        return kept
+def locate_indexed(
+    world_size: int,
+    indexes: ShardFiles,
+    groups: RecentValues[tuple[int, int], pa.Table],
+    filler: int,
+    places: Ints,
+) -> tuple[Ints, Ints]:
+    """Return the shard and the row of each place, which the index of its rank names; `filler` is a shard."""
+    lines = places // world_size
+    found = np.empty((2, len(places)), np.int64)
+    for rank, of_rank in group_equal(places % world_size):
+        for group, some, inside in indexes.split_by_group(rank, lines[of_rank]):
+            table = groups.get((rank, group), partial(indexes.read_group, rank, group, ("shard", "row")))
+            found[:, of_rank[some]] = [view_numbers(table.column(name))[inside] for name in ("shard", "row")]
+    return np.where(found[0] < 0, filler, found[0]), found[1]
 
 
 # ── Opening ────────────────────────────────────────────────────────────────────────────────────────
@@ -469,22 +375,23 @@ def open_order(
         ]
         shards = [shard for name in build.datasets for shard in list_set(build, name, "train")]
         filler = ExpectedShard(build.fillers[rank_names[needed[0]]], _make_rank_card(build, needed[0]))
-        rows = StoredRows(build.store, [*shards, filler], names=names)
-        places = IndexedPlaces(build, indexes, len(shards))
-        places.require(needed, verify=verify)
-        rows.require(_choose_checked(build, [len(shards), *range(len(shards))], verify=verify), verify=verify)
-        return SequenceSource(rows, places)
+        of_ranks = ShardFiles(build.store, indexes, len(needed))
+        of_ranks.require(needed, verify=verify)
+        files = ShardFiles(build.store, [*shards, filler])
+        files.require(_choose_checked(build, [len(shards), *range(len(shards))], verify=verify), verify=verify)
+        groups = RecentValues[tuple[int, int], pa.Table](KEPT_INDEX_BYTES, attrgetter("nbytes"))
+        return SequenceSource(files, partial(locate_indexed, build.world_size, of_ranks, groups, len(shards)), names)
     of_ranks = list(build.ranks.values())
     cards = [_make_rank_card(build, rank) for rank in range(len(of_ranks))]
     shards = [ExpectedShard(shard, card) for card, of_rank in zip(cards, of_ranks, strict=True) for shard in of_rank]
     firsts = compute_offsets([len(of_rank) for of_rank in of_ranks])
-    rows = StoredRows(build.store, shards, in_turn=len(needed), names=names)
+    files = ShardFiles(build.store, shards, len(needed))
     # Side by side, as they are read: the first shards of all ranks, then the second ones.
     by_rank = (range(firsts[rank], firsts[rank + 1]) for rank in needed)
     numbers_needed = [number for numbers in zip_longest(*by_rank) for number in numbers if number is not None]
-    rows.require(_choose_checked(build, numbers_needed, verify=verify), verify=verify)
+    files.require(_choose_checked(build, numbers_needed, verify=verify), verify=verify)
     starts = compute_offsets([expected.shard.rows for expected in shards])
-    return SequenceSource(rows, CopiedPlaces(build.world_size, build.places // build.world_size, starts))
+    return SequenceSource(files, partial(locate_copied, build.world_size, starts), names)
 
 
 def open_split(
@@ -492,10 +399,10 @@ def open_split(
 ) -> SequenceSource:
     """Open a dataset's sequences of a split, in the order of its plan, and check their files; errors as above."""
     shards = list_set(build, dataset, split)
-    rows = StoredRows(build.store, shards, names=names)
-    rows.require(_choose_checked(build, range(len(shards)), verify=verify), verify=verify)
+    files = ShardFiles(build.store, shards)
+    files.require(_choose_checked(build, range(len(shards)), verify=verify), verify=verify)
     starts = compute_offsets([expected.shard.rows for expected in shards])
-    return SequenceSource(rows, CopiedPlaces(1, int(starts[-1]), starts))
+    return SequenceSource(files, partial(locate_copied, 1, starts), names)
 
 
 def list_set(build: PublishedBuild, dataset: str, split: str) -> list[ExpectedShard]:

@@ -12,8 +12,6 @@ read.
 """
 
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -126,31 +124,6 @@ def load_example_tokens(store: Store, file: File, token_fields: Sequence[str]) -
         weights=flatten(WEIGHT_COLUMN) if WEIGHT_COLUMN in table.column_names else None,
         token_fields={name: flatten(name) for name in token_fields if name in table.column_names},
     )
-
-
-class ExampleCache:
-    """The files of examples that were read last, within a limit of memory; safe to share among threads."""
-
-    def __init__(self, store: Store, limit_bytes: int) -> None:
-        self._store, self._limit_bytes, self._size_bytes = store, limit_bytes, 0
-        self._lock = threading.Lock()
-        self._loaded: OrderedDict[str, ExampleTokenColumns] = OrderedDict()
-
-    def load(self, file: File, token_fields: Sequence[str]) -> ExampleTokenColumns:
-        """Return the tokens of a file."""
-        with self._lock:
-            if file.path in self._loaded:
-                self._loaded.move_to_end(file.path)
-                return self._loaded[file.path]
-        # Not locked: at worst two threads read the same file.
-        columns = load_example_tokens(self._store, file, token_fields)
-        with self._lock:
-            if file.path not in self._loaded:
-                self._loaded[file.path] = columns
-                self._size_bytes += columns.size_bytes
-            while self._size_bytes > self._limit_bytes and len(self._loaded) > 1:
-                self._size_bytes -= self._loaded.popitem(last=False)[1].size_bytes
-        return columns
 
 
 def read_sequences(store: Store, file: File, columns: Sequence[str] | None = None) -> pa.Table:

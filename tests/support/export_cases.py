@@ -1,6 +1,7 @@
 """Sequences without a build, and writing them with one export; for tests of single formats."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ VECTOR = [[([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])]]
 TERMS: dict[str, Any] = {
     "seq_len": 64, "vocab_size": 100, "bos_id": None, "eos_id": 2, "kinds": frozenset({"conversation"}),
 }  # fmt: skip
+
+
+_TERM_NAMES = {field.name for field in fields(ExportContext)}
 
 
 def sequences(
@@ -53,19 +57,14 @@ def export(**options: Any) -> Export:
 def shape(lengths: Sequence[int], per_sequence: Sequence[int], **changes: Any) -> ExportIndex:
     """Return the shape that an export gets for segments of these lengths."""
     values: dict[str, Any] = {
-        **TERMS,
+        "context": terms(**{name: changes.pop(name) for name in (*changes,) if name in _TERM_NAMES}),
         "lengths": np.array(lengths, np.int64),
         "sequence_offsets": _firsts(per_sequence),
         "domains": np.zeros(len(lengths), np.int64),
         "domain_values": (None,),
         "name_of": lambda number: f"e{number}#0",
-        "best_fit": _one_each,
     }
     return ExportIndex(**{**values, **changes})
-
-
-def _one_each(lengths: Any, limit: int) -> tuple[Any, Any]:
-    return np.arange(len(lengths)), np.arange(len(lengths) + 1)
 
 
 def terms(**changes: Any) -> ExportContext:

@@ -41,7 +41,6 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    FileCounts,
     RecipeSummary,
     WrittenFile,
     split_into_runs,
@@ -101,10 +100,10 @@ class AstrAI(Export):
         notes = {
             "domains": {names[i]: index.domain_values[i] for i in used},
             "segments_without_domain": int((index.domains == missing).sum()),
-            "train_type": choose_train_type(index.kinds),
+            "train_type": choose_train_type(index.context.kinds),
             "boundaries": "where position_ids begin again: train type sft parts segments there, seq does not",
             "loss_mask": "written"
-            if needs_loss_mask(index.kinds)
+            if needs_loss_mask(index.context.kinds)
             else "left out: every dataset is text, all of it trains",
         }
         return ExportLayout(jobs, notes=notes | self.NOTES)
@@ -200,19 +199,18 @@ class AstrAIBin(AstrAI):
         """Write one shard's files."""
         at = folder / "data" / job.name
         at.mkdir(parents=True)
-        names, tally = list_array_names(context.kinds), FileCounts()
+        names, sequence = list_array_names(context.kinds), WrittenFile(f"data/{job.name}/sequence.bin")
         with ExitStack() as opened:
-            files = {name: opened.enter_context((at / f"{name}.bin").open("wb")) for name in names}
+            sinks = {name: opened.enter_context((at / f"{name}.bin").open("wb")) for name in names}
             for chunk in chunks:
                 values = make_arrays(chunk)
-                for name, file in files.items():
-                    file.write(values[name].tobytes())
-                tally.add(chunk, trained=int(values["loss_mask"].sum()))
-        shape = {"dtype": "int64", "shape": [tally.tokens]}
+                for name, sink in sinks.items():
+                    sink.write(values[name].tobytes())
+                sequence.add(chunk, trained=int(values["loss_mask"].sum()))
+        shape = {"dtype": "int64", "shape": [sequence.tokens]}
         (at / "meta.json").write_bytes(orjson.dumps(dict.fromkeys(names, shape), option=orjson.OPT_SORT_KEYS))
-        path = f"data/{job.name}"
         beside = [*(f"{name}.bin" for name in names if name != "sequence"), "meta.json"]
-        return [tally.written(f"{path}/sequence.bin"), *(WrittenFile(f"{path}/{name}") for name in beside)]
+        return [sequence, *(WrittenFile(f"data/{job.name}/{name}") for name in beside)]
 
 
 class AstrAIH5(AstrAI):
@@ -237,9 +235,9 @@ class AstrAIH5(AstrAI):
         """Write one file."""
         # Untyped, and optional.
         h5py: Any = import_module("h5py")
-        path, tally = f"data/{job.name}", FileCounts()
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(folder / path, "w") as file:
+        written = WrittenFile(f"data/{job.name}")
+        (folder / written.path).parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(folder / written.path, "w") as file:
             # Creation times would change the bytes of every build.
             datasets = {
                 name: file.create_group(name).create_dataset(
@@ -248,8 +246,8 @@ class AstrAIH5(AstrAI):
                 for name in list_array_names(context.kinds)
             }
             for chunk in chunks:
-                begin, values = tally.tokens, make_arrays(chunk)
-                tally.add(chunk, trained=int(values["loss_mask"].sum()))
+                begin, values = written.tokens, make_arrays(chunk)
+                written.add(chunk, trained=int(values["loss_mask"].sum()))
                 for name, dataset in datasets.items():
-                    dataset[begin : tally.tokens] = values[name]
-        return [tally.written(path)]
+                    dataset[begin : written.tokens] = values[name]
+        return [written]

@@ -13,6 +13,7 @@
 A job's files depend on the plan alone, so that they are the same for any number of workers.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
@@ -72,27 +73,37 @@ class RecipeSummary:
     datasets: Mapping[str, DatasetSummary]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExportIndex:
-    """The segments to export, without their tokens.
-
-    Segments have numbers in the order of the export: `lengths` int64[K], `sequence_offsets` int64[S + 1] cut
-    them into sequences. `domains` int64[K] index `domain_values`; None is a row without a domain. `name_of` returns the
-    name of a segment's example; `best_fit(lengths, limit)` plans sequences: (indices into the lengths, offsets).
-    """
+@dataclass(frozen=True, slots=True)
+class ExportContext:
+    """Facts of a build that decide files besides the tokens; `card` is the identity card as text."""
 
     seq_len: int
     vocab_size: int
     bos_id: int | None
     eos_id: int | None
     kinds: frozenset[str]
+    card: str = "{}"
+    pad_id: int | None = None
+    objective: Objective = "next_token"
+    segment_multiple_of: int = 1
+    """What the recipe pads its segments to a multiple of."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExportIndex:
+    """The segments to export, without their tokens.
+
+    Segments have numbers in the order of the export: `lengths` int64[K], `sequence_offsets` int64[S + 1] cut
+    them into sequences. `domains` int64[K] index `domain_values`; None is a row without a domain. `name_of` returns the
+    name of a segment's example.
+    """
+
+    context: ExportContext
     lengths: Ints
     sequence_offsets: Ints
     domains: Ints
     domain_values: tuple[str | None, ...]
     name_of: Callable[[int], str]
-    best_fit: Callable[[Ints, int], tuple[Ints, Ints]]
-    objective: Objective = "next_token"
 
     @property
     def tokens(self) -> Ints:
@@ -121,31 +132,25 @@ class ExportJob:
             yield self.segments[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WrittenFile:
-    """A file below the export's folder, with its counts; they are 0 for files that hold no tokens.
+    """A file below the export's folder, counted while it is written; counts are 0 for files that hold no tokens.
 
     `note` is what `finish` needs to know of it, and nobody else: the jobs of an export may run on several hosts.
     """
 
     path: str
+    first_sequence: int = 0
+    """The number of the file's first sequence in the order of the export."""
     sequences: int = 0
     segments: int = 0
     tokens: int = 0
     trained_tokens: int = 0
     note: Any = field(default=None, compare=False, repr=False)
-
-
-@dataclass(slots=True)
-class FileCounts:
-    """Counts of a file while it is written, the number of its first sequence, and its note."""
-
-    first_sequence: int = 0
-    sequences: int = 0
-    segments: int = 0
-    tokens: int = 0
-    trained_tokens: int = 0
-    note: Any = None
+    size_bytes: int = 0
+    sha256: str = ""
+    """For users; `digest`, BLAKE2b, is that of rowmill's manifests. Both are set by `compute_digests`."""
+    digest: str = ""
 
     def add(self, sequences: SequenceBatch, *, trained: int, tokens: int | None = None) -> None:
         """Count a chunk; `trained` are the targets and `tokens` the tokens that the format stores."""
@@ -154,9 +159,15 @@ class FileCounts:
         self.tokens += len(sequences.ids) if tokens is None else tokens
         self.trained_tokens += trained
 
-    def written(self, path: str) -> WrittenFile:
-        """Return a file with these counts."""
-        return WrittenFile(path, self.sequences, self.segments, self.tokens, self.trained_tokens, self.note)
+    def compute_digests(self, folder: Path) -> None:
+        """Read the file once, and set its size and digests."""
+        sha, blake, self.size_bytes = sha256(), blake2b(digest_size=16), 0
+        with (folder / self.path).open("rb") as handle:
+            while block := handle.read(_BLOCK_BYTES):
+                self.size_bytes += len(block)
+                sha.update(block)
+                blake.update(block)
+        self.sha256, self.digest = sha.hexdigest(), blake.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,22 +180,6 @@ class ExportLayout:
     jobs: Sequence[ExportJob]
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class ExportContext:
-    """Facts that a writer needs besides the tokens: `seq_len`, the tokenizer's ids, kinds and objective, the card."""
-
-    seq_len: int
-    vocab_size: int
-    bos_id: int | None
-    eos_id: int | None
-    kinds: frozenset[str]
-    card: str = "{}"
-    pad_id: int | None = None
-    objective: Objective = "next_token"
-    segment_multiple_of: int = 1
-    """What the recipe pads its segments to a multiple of."""
 
 
 # ── The kinds' base ────────────────────────────────────────────────────────────────────────────────
@@ -324,7 +319,7 @@ class Sharded(Export):
 
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files of whole sequences, or of whole blocks of segments."""
-        count, together = len(index.lengths), self.count_together(index.objective)
+        count, together = len(index.lengths), self.count_together(index.context.objective)
         if together is None:
             return ExportLayout(self.cut(index.tokens, index.sequence_offsets, np.arange(count)))
         offsets = np.append(np.arange(0, count, together), count)
@@ -362,7 +357,7 @@ class TableExport(Sharded):
     STORES_CARD: ClassVar[bool] = True
     """Whether files have the card in their schema."""
 
-    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, file: WrittenFile, context: ExportContext) -> pa.Table:
         """Return a chunk's rows, and count them."""
         raise NotImplementedError
 
@@ -370,15 +365,15 @@ class TableExport(Sharded):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file: zstd, row groups of `ROW_GROUP`; all chunks but the last hold whole ones."""
-        path, tally = f"data/{job.name}.{self.SUFFIX}", FileCounts(first_sequence=job.first_sequence)
-        tables = (self.make_table(chunk, tally, context) for chunk in chunks)
+        file = WrittenFile(f"data/{job.name}.{self.SUFFIX}", job.first_sequence)
+        tables = (self.make_table(chunk, file, context) for chunk in chunks)
         first = next(tables)
         schema = first.schema.with_metadata({"rowmill": context.card}) if self.STORES_CARD else first.schema
         coded = [column.name for column in schema if pa.types.is_dictionary(column.type)]
-        with pq.ParquetWriter(str(folder / path), schema, compression="zstd", use_dictionary=coded) as writer:
+        with pq.ParquetWriter(str(folder / file.path), schema, compression="zstd", use_dictionary=coded) as writer:
             for table in chain([first], tables):
                 writer.write_table(table.cast(schema), row_group_size=ROW_GROUP)
-        return [tally.written(path)]
+        return [file]
 
 
 # ── The identity card and the manifest ──
@@ -403,41 +398,16 @@ def encode_json(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
-@dataclass(frozen=True, slots=True)
-class FileDigests:
-    """A written file with its size and two digests: SHA-256 for users, BLAKE2b for rowmill's manifests."""
-
-    written: WrittenFile
-    size_bytes: int
-    sha256: str
-    digest: str
-
-
-def digest_written_file(folder: Path, written: WrittenFile) -> FileDigests:
-    """Read a written file once and return its size and digests."""
-    sha, blake, size = sha256(), blake2b(digest_size=16), 0
-    with (folder / written.path).open("rb") as handle:
-        while block := handle.read(_BLOCK_BYTES):
-            size += len(block)
-            sha.update(block)
-            blake.update(block)
-    return FileDigests(written, size, sha.hexdigest(), blake.hexdigest())
-
-
-def encode_manifest(files: Sequence[FileDigests], card: bytes) -> bytes:
+def encode_manifest(files: Sequence[WrittenFile], card: bytes) -> bytes:
     """Return the manifest of some files and their card."""
-    named = {
-        file.written.path: {
-            "bytes": file.size_bytes,
-            "sha256": file.sha256,
-            "sequences": file.written.sequences,
-            "segments": file.written.segments,
-            "tokens": file.written.tokens,
-            "trained_tokens": file.written.trained_tokens,
-        }
-        for file in files
-    }
+    counts = ("sha256", "sequences", "segments", "tokens", "trained_tokens")
+    named = {file.path: {"bytes": file.size_bytes} | {name: getattr(file, name) for name in counts} for file in files}
     return encode_json({"version": MANIFEST_VERSION, "card_sha256": sha256(card).hexdigest(), "files": named})
+
+
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,14 +465,14 @@ def open_export(
                 f"{path}: {path.stat().st_size} bytes; {MANIFEST_FILE} says {expected['bytes']}; copy it again, or "
                 "export again"
             )
-        if verify and digest_written_file(path.parent, WrittenFile(path.name)).sha256 != expected["sha256"]:
+        if verify and _digest_file(path) != expected["sha256"]:
             raise IntegrityError(f"{path}: its SHA-256 is not that of {MANIFEST_FILE}; copy it again, or export again")
     if kind is not None and card.get("format") != kind:
         raise IntegrityError(f"{at}: its format is {card.get('format')}, not {kind}; name another export")
     expected = {} if tokenizer is None else cast("dict[str, str]", card["tokenizer_files"])
     for name, digest in expected.items():
         path = Path(tokenizer or "") / name
-        actual = sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        actual = _digest_file(path) if path.is_file() else None
         if actual != digest:
             what = "missing" if actual is None else f"SHA-256 {actual[:16]}…"
             raise IntegrityError(

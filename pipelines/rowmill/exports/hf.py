@@ -26,7 +26,6 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    FileCounts,
     RecipeSummary,
     TableExport,
     Unit,
@@ -70,10 +69,10 @@ class Native(TableExport):
         """Return the rows of a group: 1,024, fewer if sequences are long."""
         return count_group_rows(context.seq_len)
 
-    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, file: WrittenFile, context: ExportContext) -> pa.Table:
         """Return sequences whose segments are padded to a multiple as in the shards of the recipe."""
         pad_id = choose_pad_id({"pad_id": context.pad_id, "eos_id": context.eos_id})
-        return count_labels(make_packed_table(chunk, context.segment_multiple_of, pad_id), chunk, tally)
+        return count_labels(make_packed_table(chunk, context.segment_multiple_of, pad_id), chunk, file)
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return TRL's configuration."""
@@ -92,10 +91,10 @@ def count_group_rows(seq_len: int) -> int:
     return max(1, min(ROW_GROUP, GROUP_TOKENS // seq_len))
 
 
-def count_labels(table: pa.Table, chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
+def count_labels(table: pa.Table, chunk: SequenceBatch, file: WrittenFile) -> pa.Table:
     """Count a chunk and the labels of its rows, and return the rows."""
     labels = table.column("labels").combine_chunks().flatten().to_numpy()
-    tally.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
+    file.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
     return table
 
 
@@ -178,10 +177,10 @@ class HuggingFaceExport(TableExport):
             return save_dataset_dict(self, job, chunks, folder, context)
         return super().write(job, chunks, folder, context)
 
-    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, file: WrittenFile, context: ExportContext) -> pa.Table:
         """Return sequences or segments as rows."""
         table = make_packed_table(chunk) if self.unit == "packed" else make_unpacked_table(chunk)
-        return count_labels(table, chunk, tally)
+        return count_labels(table, chunk, file)
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the code that loads it, and the collator with which `Trainer` packs."""
@@ -220,8 +219,8 @@ def save_dataset_dict(
     """Write the tables of a job of `join_jobs` as a `DatasetDict` below `data/`."""
     import datasets
 
-    tally, staged = FileCounts(), folder / f"{job.name}.arrow"
-    tables = (_decode_dictionaries(export.make_table(chunk, tally, context)) for chunk in chunks)
+    counted, staged = WrittenFile(""), folder / f"{job.name}.arrow"
+    tables = (_decode_dictionaries(export.make_table(chunk, counted, context)) for chunk in chunks)
     first = next(tables)
     with pa.OSFile(str(staged), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
         for table in chain([first], tables):
@@ -239,8 +238,8 @@ def save_dataset_dict(
     del rows
     staged.unlink()
     files = sorted(path.relative_to(folder).as_posix() for path in (folder / "data").rglob("*") if path.is_file())
-    main = next(file for file in files if file.endswith(".arrow"))
-    return [tally.written(file) if file == main else WrittenFile(file) for file in files]
+    counted.path = next(file for file in files if file.endswith(".arrow"))
+    return [counted if file == counted.path else WrittenFile(file) for file in files]
 
 
 def _decode_dictionaries(table: pa.Table) -> pa.Table:
@@ -268,7 +267,7 @@ class Axolotl(TableExport):
 
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files; ConfigError if a segment is longer than axolotl takes."""
-        limit = self.sequence_len or index.seq_len
+        limit = self.sequence_len or index.context.seq_len
         longer = np.flatnonzero(index.lengths > limit)
         if len(longer):
             raise ConfigError(
@@ -284,11 +283,11 @@ class Axolotl(TableExport):
         """Write one file."""
         if self.ds_type == "parquet":
             return super().write(job, chunks, folder, context)
-        tally, path = FileCounts(), f"data/{job.name}.jsonl"
-        with (folder / path).open("wb") as sink:
+        file = WrittenFile(f"data/{job.name}.jsonl")
+        with (folder / file.path).open("wb") as sink:
             for chunk in chunks:
                 labels = label_conventions.make_unshifted_labels(chunk.ids, chunk.trained)
-                tally.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
+                file.add(chunk, trained=int((labels != IGNORED_LABEL).sum()))
                 for begin, end in zip(chunk.offsets[:-1].tolist(), chunk.offsets[1:].tolist(), strict=True):
                     row = {
                         "attention_mask": [1] * (end - begin),
@@ -296,11 +295,11 @@ class Axolotl(TableExport):
                         "labels": labels[begin:end].tolist(),
                     }
                     sink.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
-        return [tally.written(path)]
+        return [file]
 
-    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, file: WrittenFile, context: ExportContext) -> pa.Table:
         """Return segments as rows."""
-        return count_labels(make_unpacked_table(chunk), chunk, tally)
+        return count_labels(make_unpacked_table(chunk), chunk, file)
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the block of axolotl's YAML."""
@@ -323,10 +322,10 @@ class MaskedRows(TableExport):
 
     CONVENTION: ClassVar[LabelConvention] = "unshifted_mask"
 
-    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, file: WrittenFile, context: ExportContext) -> pa.Table:
         """Return segments as rows."""
         mask = label_conventions.make_unshifted_mask(chunk.trained).astype(np.int8)
-        tally.add(chunk, trained=int(mask.sum()))
+        file.add(chunk, trained=int(mask.sum()))
         columns = [make_list_array(chunk.offsets, values) for values in (chunk.ids, mask)]
         return pa.Table.from_arrays(columns, schema=MASKED_SCHEMA)
 

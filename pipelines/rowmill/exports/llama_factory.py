@@ -25,7 +25,6 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    FileCounts,
     RecipeSummary,
     TableExport,
     Unit,
@@ -78,7 +77,7 @@ class LLaMAFactory(TableExport):
 
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Return one job of all rows; pairs and blocks of exchanged answers stay together."""
-        notes = {"kl_block": self.kl_block} if index.objective == "unpaired" else {}
+        notes = {"kl_block": self.kl_block} if index.context.objective == "unpaired" else {}
         return ExportLayout(hf.join_jobs([*super().lay_out(index).jobs], self.split), notes=notes)
 
     def write(
@@ -87,9 +86,9 @@ class LLaMAFactory(TableExport):
         """Write the whole `DatasetDict`."""
         return hf.save_dataset_dict(self, job, chunks, folder, context)
 
-    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, file: WrittenFile, context: ExportContext) -> pa.Table:
         """Return the columns of the objective's trainer."""
-        tally.add(chunk, trained=int(chunk.trained.sum()))
+        file.add(chunk, trained=int(chunk.trained.sum()))
         segments = _FlatRows(
             chunk.ids, label_conventions.make_unshifted_labels(chunk.ids, chunk.trained), chunk.offsets
         )

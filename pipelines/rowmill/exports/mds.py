@@ -97,7 +97,7 @@ class MDS(Export):
         if self.profile == "finetune":
             return ExportLayout([ExportJob("data", numbers, index.sequence_offsets)])
         counts = np.diff(index.sequence_offsets)
-        is_full = index.tokens == index.seq_len
+        is_full = index.tokens == index.context.seq_len
         kept = np.repeat(is_full, counts)
         offsets = compute_offsets(counts[is_full])
         notes = {
@@ -200,9 +200,8 @@ def describe_shards(folder: Path, counts: Sequence[tuple[int, int, int]]) -> lis
         shard_counts = counts[first : first + int(shard["samples"])]
         first += len(shard_counts)
         segments, tokens, trained = (sum(values) for values in zip(*shard_counts, strict=True))
-        written.append(
-            WrittenFile(f"data/{shard['raw_data']['basename']}", len(shard_counts), segments, tokens, trained)
-        )
+        path = f"data/{shard['raw_data']['basename']}"
+        written.append(WrittenFile(path, 0, len(shard_counts), segments, tokens, trained))
     return [*written, WrittenFile("data/index.json")]
 
 

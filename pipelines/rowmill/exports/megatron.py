@@ -19,7 +19,6 @@ The reader shifts each segment and drops its last token, so a sequence is as lon
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -37,11 +36,11 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    FileCounts,
     RecipeSummary,
     TableExport,
     WrittenFile,
 )
+from rowmill.packing.pack_plan import plan_best_fit
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention, make_unshifted_mask
 from rowmill.shards.sequences import SequenceBatch
@@ -92,7 +91,7 @@ class Megatron(Export):
 
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Return one job: a split is one pair of files."""
-        if index.eos_id is None:
+        if index.context.eos_id is None:
             raise ConfigError(
                 f"exports.{self.name}: documents end in EOD, for which Megatron takes the tokenizer's EOS, but it has "
                 "none; one is needed; name one in tokenizer_config.json, or delete the export"
@@ -105,10 +104,10 @@ class Megatron(Export):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write the pair of tokens, and that of masks."""
-        tally, untrained, first_untrained = FileCounts(), 0, ""
+        untrained, first_untrained = 0, ""
         dtype = "<u2" if context.vocab_size < FIRST_WIDE_VOCABULARY else "<i4"
         tokens = _PairWriter(folder, f"data/{job.name}_text_document", dtype)
-        masks = _PairWriter(folder, f"data/{job.name}_loss_mask_document", "u1")
+        file, masks = WrittenFile(tokens.data), _PairWriter(folder, f"data/{job.name}_loss_mask_document", "u1")
         with tokens, masks:
             for chunk in chunks:
                 _refuse_padding(chunk, context, where=f"exports.{self.name}")
@@ -127,9 +126,9 @@ class Megatron(Export):
                 untrained += int(missing.sum())
                 tokens.write(ids, lengths)
                 masks.write(mask, lengths)
-                tally.add(chunk, trained=int(mask.sum()))
+                file.add(chunk, trained=int(mask.sum()))
         if self.loss_mask == "companion":
-            return [tally.written(tokens.finish()), *map(WrittenFile, (tokens.index, masks.finish(), masks.index))]
+            return [file, *map(WrittenFile, (tokens.finish(), masks.data, masks.finish()))]
         if untrained and not self.accept_untrained_as_trained:
             raise ConfigError(
                 f"exports.{self.name}: tokens without loss: {untrained}, the first in {first_untrained}; ends "
@@ -138,7 +137,7 @@ class Megatron(Export):
                 "accept_untrained_as_trained: true"
             )
         (folder / masks.data).unlink()
-        return [tally.written(tokens.finish()), WrittenFile(tokens.index)]
+        return [file, WrittenFile(tokens.finish())]
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the options of Megatron's or FlagScale's training script."""
@@ -189,7 +188,7 @@ class _PairWriter:
         self._lengths.append(lengths)
 
     def finish(self) -> str:
-        """Write the index and return the path of the data."""
+        """Write the index and return its path."""
         lengths = np.concatenate([*self._lengths, np.empty(0, np.int64)])
         size = np.int64(self._dtype.itemsize)
         code = next(code for name, code in _CODES.items() if np.dtype(name) == self._dtype)
@@ -198,7 +197,7 @@ class _PairWriter:
             sink.write(lengths.astype("<i4").tobytes())
             sink.write(((np.cumsum(lengths) - lengths) * size).astype("<i8").tobytes())
             sink.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
-        return self.data
+        return self.index
 
 
 ROW_GROUP = 500
@@ -252,10 +251,10 @@ class MegatronBridge(TableExport):
 
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files, after planning again if segments grow or sequences have another size."""
-        size = self.pack_size or index.seq_len
-        if not self.needs_new_plan(index.seq_len):
+        size = self.pack_size or index.context.seq_len
+        if not self.needs_new_plan(index.context.seq_len):
             return super().lay_out(index)
-        if self.pad_segments_to is not None and index.eos_id is None:
+        if self.pad_segments_to is not None and index.context.eos_id is None:
             raise ConfigError(
                 f"exports.{self.name}.pad_segments_to: segments are padded with EOS, but the tokenizer has "
                 "none; one is needed; name one in tokenizer_config.json, or delete pad_segments_to"
@@ -268,9 +267,9 @@ class MegatronBridge(TableExport):
                 f"longest has {int(read.max())} tokens ({index.name_of(int(longer[0]))} is the first); raise "
                 "pack_size, or lower seq_len"
             )
-        segments, offsets = index.best_fit(read, size)
-        before = compute_offsets(index.lengths[segments])
-        return ExportLayout(self.cut(np.diff(before[offsets]), offsets, segments))
+        plan = plan_best_fit(read, size, None)
+        before = compute_offsets(index.lengths[plan.examples])
+        return ExportLayout(self.cut(np.diff(before[plan.sequence_offsets]), plan.sequence_offsets, plan.examples))
 
     def _pad_lengths(self, lengths: Ints) -> Ints:
         step = self.pad_segments_to or 1
@@ -287,7 +286,7 @@ class MegatronBridge(TableExport):
         ends[offsets[1:] - 1] = table.column("input_ids").combine_chunks().value_lengths().to_numpy()
         lengths = ends.astype(np.int64) - values - 1
         segments, tokens = np.diff(offsets), np.add.reduceat(lengths, offsets[:-1])
-        packs = {
+        file.note = {
             "packs": table.num_rows,
             "segments": int(segments.sum()),
             "tokens": int(tokens.sum()),
@@ -295,9 +294,9 @@ class MegatronBridge(TableExport):
             "most_segments": int(segments.max()),
             "fewest_tokens": int(tokens.min()),
         }
-        return [replace(file, note=packs)]
+        return [file]
 
-    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, file: WrittenFile, context: ExportContext) -> pa.Table:
         """Return sequences as rows, padded if `pad_segments_to` is set."""
         borders, in_sequences = chunk.spans()
         ids, mask, spans = chunk.ids, label_conventions.make_rolled_mask(chunk.trained, borders), borders
@@ -312,7 +311,7 @@ class MegatronBridge(TableExport):
             mask = padded
         token_offsets = spans[in_sequences]
         starts = spans[:-1] - np.repeat(token_offsets[:-1], np.diff(in_sequences))
-        tally.add(chunk, trained=int(mask.sum()))
+        file.add(chunk, trained=int(mask.sum()))
         columns = [
             make_list_array(token_offsets, ids),
             make_list_array(in_sequences, starts.astype(np.int32)),

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import ExportContext, ExportJob, FileCounts, Sharded, WrittenFile
+from rowmill.exports.base import ExportContext, ExportJob, Sharded, WrittenFile
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
@@ -43,7 +43,7 @@ class OLMoCore(Sharded):
         """Write one part."""
         part = f"token_ids_{job.name.replace('-', '_')}"
         mask_name = part.replace("token_ids", "labels_mask")
-        data, tally, dtype = folder / "data", FileCounts(), choose_token_dtype(context.vocab_size)
+        data, file, dtype = folder / "data", WrittenFile(f"data/{part}.npy"), choose_token_dtype(context.vocab_size)
         where, bos_id = f"exports.{self.name}", context.bos_id if self.bos_id == "tokenizer" else self.bos_id
         if context.eos_id is None:
             raise ConfigError(
@@ -59,14 +59,14 @@ class OLMoCore(Sharded):
             for chunk in chunks:
                 trained = label_conventions.make_unshifted_mask(chunk.trained)
                 require_exact_cuts(chunk, where, context.eos_id, bos_id)
-                begin = tally.tokens
+                begin = file.tokens
                 ids.write(chunk.ids.astype(dtype).tobytes())
                 mask.write(trained.astype(np.uint8).tobytes())
                 lines = np.stack((chunk.offsets[:-1], chunk.offsets[1:]), axis=1) + begin
                 borders.write("".join(f"{first},{last}\n" for first, last in lines.tolist()).encode())
-                tally.add(chunk, trained=int(trained.sum()))
+                file.add(chunk, trained=int(trained.sum()))
         side = (f"data/{mask_name}.npy", f"data/{part}.csv.gz")
-        return [tally.written(f"data/{part}.npy"), *(WrittenFile(path) for path in side)]
+        return [file, *(WrittenFile(path) for path in side)]
 
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return its dataset's configuration."""

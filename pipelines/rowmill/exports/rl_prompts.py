@@ -27,7 +27,6 @@ from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
     ExportLayout,
-    FileCounts,
     RecipeSummary,
     TableExport,
     WrittenFile,
@@ -129,16 +128,16 @@ class RLPrompts(TableExport):
         }
         return ExportLayout(super().lay_out(index).jobs, notes=notes)
 
-    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, file: WrittenFile, context: ExportContext) -> pa.Table:
         """Return prompts as rows; the note counts those that the layout cannot hold, with the first row by problem."""
         names = ("messages", "tools", "template_kwargs", "ground_truth", "data_source", "extra")
         values = zip(*(chunk.columns[name].to_pylist() for name in names), strict=True)
         abilities = chunk.datasets.take(pa.array(np.repeat(np.arange(len(chunk)), np.diff(chunk.sequence_offsets))))
         about = zip(chunk.example_ids.to_pylist(), abilities.to_pylist(), strict=True)
-        refused: dict[PromptProblem, tuple[int, str]] = tally.note or {}
+        refused: dict[PromptProblem, tuple[int, str]] = file.note or {}
         rows: list[dict[str, Any]] = []
         for index, ((messages, tools, kwargs, truth, sources, extra), (example_id, ability)) in enumerate(
-            zip(values, about, strict=True), tally.first_sequence + tally.sequences
+            zip(values, about, strict=True), file.first_sequence + file.sequences
         ):
             row_id = example_id.rpartition("#")[0]
             prompt = self._read_prompt(messages, tools, kwargs, truth, len(sources))
@@ -148,8 +147,8 @@ class RLPrompts(TableExport):
             else:
                 info = {"split": self.split, "index": index, "row_id": row_id, "extra": extra}
                 rows.append(self._make_row(*prompt, sources, ability, info))
-        tally.note = refused
-        tally.add(chunk, trained=0)
+        file.note = refused
+        file.add(chunk, trained=0)
         columns = [pa.field(name, dtype) for name, dtype in _COLUMNS[self.layout].items()]
         return pa.Table.from_pylist(rows, schema=pa.schema(columns))
 
@@ -206,7 +205,7 @@ class RLPrompts(TableExport):
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Raise ConfigError if the layout cannot hold a prompt of any file."""
         refused: dict[PromptProblem, tuple[int, str]] = {}
-        for problem, (count, row_id) in (entry for file in written for entry in file.note.items()):
+        for problem, (count, row_id) in (entry for one in written for entry in one.note.items()):
             before, first_row = refused.get(problem, (0, row_id))
             refused[problem] = before + count, first_row
         if refused:

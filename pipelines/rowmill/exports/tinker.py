@@ -26,7 +26,6 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    FileCounts,
     Sharded,
     WrittenFile,
     open_export,
@@ -65,14 +64,14 @@ class Tinker(Sharded):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
         """Write one file of lines; its note is the ids of the lines, which `finish` joins."""
-        path, names, tally = f"data/{job.name}.jsonl", BytesIO(), FileCounts()
-        with (folder / path).open("wb") as sink:
+        file, names = WrittenFile(f"data/{job.name}.jsonl"), BytesIO()
+        with (folder / file.path).open("wb") as sink:
             for chunk in chunks:
                 token_weights = chunk.trained if chunk.weights is None else chunk.weights
                 datums = label_conventions.make_shifted_targets(chunk.ids, token_weights, chunk.offsets)
                 # A weight may be 0 on a token that has a label.
                 mask = datums.weights if chunk.weights is None else chunk.trained
-                tally.add(chunk, trained=int((mask != 0).sum()))
+                file.add(chunk, trained=int((mask != 0).sum()))
                 weights = datums.weights
                 if self.reduction == "mean":
                     # A span whose weights are all 0 keeps them.
@@ -93,8 +92,8 @@ class Tinker(Sharded):
                     }
                     sink.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
                 names.write("".join(f"{name}\n" for name in chunk.example_ids.to_pylist()).encode())
-        tally.note = names.getvalue()
-        return [tally.written(path)]
+        file.note = names.getvalue()
+        return [file]
 
     def finish(self, folder: Path, written: Sequence[WrittenFile], context: ExportContext) -> list[WrittenFile]:
         """Join the ids of all files: line n names line n of all files together."""

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, make_list_array
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import ExportContext, ExportIndex, ExportLayout, FileCounts, RecipeSummary, TableExport
+from rowmill.exports.base import ExportContext, ExportIndex, ExportLayout, RecipeSummary, TableExport, WrittenFile
 from rowmill.exports.hf import PARQUET_LOAD
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
@@ -80,13 +80,13 @@ class TRLPreference(TableExport):
         }
         return ExportLayout(super().lay_out(index).jobs, notes=notes)
 
-    def make_table(self, chunk: SequenceBatch, tally: FileCounts, context: ExportContext) -> pa.Table:
+    def make_table(self, chunk: SequenceBatch, file: WrittenFile, context: ExportContext) -> pa.Table:
         """Return pairs, or marked answers, as rows."""
         kl = {} if self.kl_block is None else {_KL_COLUMN: _IDS}
         types = {**_COLUMNS[self.trainer], **kl}
         schema = pa.schema([pa.field(name, dtype, nullable=False) for name, dtype in types.items()])
         columns, tokens = self._make_columns(chunk, context.seq_len)
-        tally.add(chunk, trained=int(chunk.trained.sum()), tokens=tokens)
+        file.add(chunk, trained=int(chunk.trained.sum()), tokens=tokens)
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _make_columns(self, chunk: SequenceBatch, seq_len: int) -> tuple[dict[str, pa.Array], int]:

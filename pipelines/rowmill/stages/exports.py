@@ -12,7 +12,7 @@ moves complete files; a killed build leaves only files without a manifest under 
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,10 +44,8 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    FileDigests,
     WrittenFile,
 )
-from rowmill.packing.pack_plan import plan_best_fit
 from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part
 from rowmill.recipe.recipe import Recipe
@@ -60,10 +58,6 @@ from rowmill.shards.sequences import SequenceBatch, require_valid_tokens, take_s
 from rowmill.stages import inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
-
-
-def _resolve_export_vocab_size(context: StageContext, card: Mapping[str, Any]) -> int:
-    return context.recipe.vocab_size or int(card["vocab_size"])
 
 
 def _read_segment_domains(context: StageContext, exported: Sequence[File]) -> tuple[tuple[str | None, ...], Ints]:
@@ -94,7 +88,6 @@ def build_export_card(
 ) -> dict[str, Any]:
     """Return the identity card that is written next to the files."""
     packed = inputs.get_packed_shards(context)
-    own = next(iter(packed.values())).card
     datasets: dict[str, Any] = {}
     for name, one in packed.items():
         raw = inputs.load_origin(context, one, RAW_DATASET)
@@ -112,13 +105,8 @@ def build_export_card(
         "unit": export.form,
         "split": export.split,
         "passes": export.passes,
-        **{name: own[name] for name in ("tokenizer_files", "tokenizer_digest")},
-        "vocab_size": _resolve_export_vocab_size(context, own),
-        **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
-        "seq_len": context.recipe.seq_len,
-        "segment_multiple_of": context.recipe.segment_multiple_of,
-        "kinds": sorted({dataset.row_kind for dataset in context.recipe.datasets.values()}),
-        "objective": context.recipe.objective,
+        **{name: next(iter(packed.values())).card[name] for name in ("tokenizer_files", "tokenizer_digest")},
+        **describe_tokens(context),
         "recipe": context.recipe.name,
         "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
         "datasets": datasets,
@@ -131,19 +119,23 @@ def build_export_card(
     }
 
 
-def build_export_context(card: Mapping[str, Any], *, text: str = "{}") -> ExportContext:
-    """Return a writer's context from a card."""
-    return ExportContext(
-        seq_len=int(card["seq_len"]),
-        vocab_size=int(card["vocab_size"]),
-        bos_id=card["bos_id"],
-        eos_id=card["eos_id"],
-        kinds=frozenset(card["kinds"]),
-        card=text,
-        pad_id=card["pad_id"],
-        objective=card["objective"],
-        segment_multiple_of=int(card["segment_multiple_of"]),
-    )
+def describe_tokens(context: StageContext) -> dict[str, Any]:
+    """Return the entries of a card that are fields of an `ExportContext`."""
+    own, recipe = next(iter(inputs.get_packed_shards(context).values())).card, context.recipe
+    return {
+        "vocab_size": recipe.vocab_size or int(own["vocab_size"]),
+        **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
+        "seq_len": recipe.seq_len,
+        "segment_multiple_of": recipe.segment_multiple_of,
+        "kinds": sorted({dataset.row_kind for dataset in recipe.datasets.values()}),
+        "objective": recipe.objective,
+    }
+
+
+def build_export_context(card: Mapping[str, Any]) -> ExportContext:
+    """Return a context from a card's entries."""
+    own = {field.name: card[field.name] for field in fields(ExportContext) if field.name != "card"}
+    return ExportContext(**own | {"kinds": frozenset(card["kinds"])})
 
 
 _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
@@ -178,7 +170,7 @@ class _ExportTask:
     context: ExportContext
 
 
-def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[FileDigests], int]:
+def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[WrittenFile], int]:
     """Write one job's files; return them with their digests, and the content hash of the written segments."""
     # This host's copies of the shards, of which those that hold the job's segments are there.
     opened.copies.require(
@@ -202,9 +194,9 @@ def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[File
     return files, found % native.HASH_MODULUS
 
 
-def _publish_written_files(store: Store, folder: Path, written: Sequence[WrittenFile], at: str) -> list[FileDigests]:
-    files = [base.digest_written_file(folder, file) for file in written]
+def _publish_written_files(store: Store, folder: Path, written: Sequence[WrittenFile], at: str) -> list[WrittenFile]:
     for file in written:
+        file.compute_digests(folder)
         source, target = folder / file.path, f"{at}/{file.path}"
         if store.is_local:
             path = store.local(target)
@@ -214,7 +206,7 @@ def _publish_written_files(store: Store, folder: Path, written: Sequence[Written
         else:
             with source.open("rb") as content, store.create(target) as sink:
                 shutil.copyfileobj(content, sink, 1 << 20)
-    return files
+    return list(written)
 
 
 VERSION = 6
@@ -295,7 +287,6 @@ def _index_segments(
     context: StageContext, export: Export, packed: Mapping[str, Manifest], parts: Sequence[Part]
 ) -> tuple[ExportIndex, Ints, Ints]:
     """Return what an export is laid out by, its segments by number over all shards, and each shard's first number."""
-    tokenizer = next(iter(packed.values())).card
     lineage = [part.files["segments"] for part in parts]
     counts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for part in parts:
@@ -332,23 +323,13 @@ def _index_segments(
         which = int(np.searchsorted(firsts, segment, "right")) - 1
         return str(context.store.table(lineage[which], ("example_id",)).column(0)[segment - int(firsts[which])].as_py())
 
-    def plan_best(lengths: Ints, limit: int) -> tuple[Ints, Ints]:
-        plan = plan_best_fit(lengths, limit, None)
-        return plan.examples, plan.sequence_offsets
-
     index = ExportIndex(
-        seq_len=context.recipe.seq_len,
-        vocab_size=_resolve_export_vocab_size(context, tokenizer),
-        bos_id=tokenizer["bos_id"],
-        eos_id=tokenizer["eos_id"],
-        kinds=frozenset(dataset.row_kind for dataset in context.recipe.datasets.values()),
+        context=build_export_context(describe_tokens(context)),
         lengths=lengths[segments],
         sequence_offsets=compute_offsets(in_rows[rows]),
         domains=domains[segments],
         domain_values=domain_values,
         name_of=name_segment,
-        best_fit=plan_best,
-        objective=context.recipe.objective,
     )
     return index, segments, first_segments[first_rows]
 
@@ -385,7 +366,7 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         )
         card = build_export_card(context, export, layout, totals, content)
         text = base.encode_json(card)
-        export_context = build_export_context(card, text=text.decode())
+        export_context = replace(index.context, card=text.decode())
         tasks = [
             _ExportTask(export, replace(job, segments=segments[job.segments]), at, export_context)
             for job in layout.jobs
@@ -393,26 +374,24 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         # Leftovers of a build that was killed.
         if context.store.exists(at):
             context.store.remove(at)
-        files: list[FileDigests] = []
+        files: list[WrittenFile] = []
         total = 0
         for own, of_job in context.pool.map(write_export_job, tasks, size_bytes=4 * totals["tokens"], shared=opened):
             files += own
             total += of_job
         with scratch.open_folder() as folder:
             (folder / DATA_FOLDER).mkdir()
-            last = export.finish(folder, [file.written for file in files], export_context)
+            last = export.finish(folder, files, export_context)
             files += _publish_written_files(context.store, folder, last, at)
         found = native.format_content_hash(total)
         facts = totals | {
             "content_hash": content,
-            "conserved": found == content
-            and sum(file.written.trained_tokens for file in files) == totals["trained_tokens"],
+            "conserved": found == content and sum(file.trained_tokens for file in files) == totals["trained_tokens"],
             "left_out": sum(layout.left_out.values()),
         }
         # Card and manifest are written last of all.
         published = {
-            file.written.path: File(f"{at}/{file.written.path}", file.size_bytes, file.digest, file.written.segments)
-            for file in files
+            file.path: File(f"{at}/{file.path}", file.size_bytes, file.digest, file.segments) for file in files
         }
         for name, written in ((CARD_FILE, text), (MANIFEST_FILE, base.encode_manifest(files, text))):
             published[name] = context.store.put(f"{at}/{name}", written)

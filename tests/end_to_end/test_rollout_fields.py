@@ -153,9 +153,9 @@ def test_ranks_hold_the_numbers_of_all_rows_and_fillers_none(mixed: Built) -> No
 
 
 def test_content_hash_covers_every_number() -> None:
-    one = native.make_fillers(1, pad_id=3, dataset="a", weighted=False, token_fields={"logprobs": pa.float32()})
+    one = native.make_filler(pad_id=3, token_types={"logprobs": pa.float32()})
     pairs = {"logprobs": pa.list_(pa.float16(), 2)}
-    fillers = native.make_fillers(1, pad_id=3, dataset="a", weighted=False, token_fields=pairs, multiple=4)
+    fillers = native.make_filler(pad_id=3, token_types=pairs, multiple=4)
     assert one.column("logprobs").to_pylist() == [[0, 0]]
     assert fillers.column("logprobs").to_pylist() == [[[0, 0]] * 4]
     changes: list[tuple[pa.Table, Any]] = [(one, np.array([0, -0.5], np.float32))]
@@ -165,7 +165,7 @@ def test_content_hash_covers_every_number() -> None:
         changes.append((fillers, changed))
     for table, changed in changes:
         segments = native.recover_segments(table)
-        other = replace(segments, token_fields={"logprobs": changed})
+        other = replace(segments, token_values={"logprobs": changed})
         assert native.hash_sequences(segments) != native.hash_sequences(other)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.kinds.shared.canonicalization import hash_row_content
 from rowmill.recipe import recipe
-from rowmill.schema.examples import RolloutFields, find_token_fields, join_fields
+from rowmill.schema.examples import WEIGHT_COLUMN, RolloutFields, find_token_fields, join_fields
 from rowmill.schema.rows import Rejected, Row
 from rowmill.shards.native import SEQUENCE_SCHEMA, extend_schema
 from tests.support.row_reading import load, read
@@ -263,7 +263,8 @@ def test_only_types_other_than_float32_change_the_identity_and_foreign_columns_a
     number = pa.float32()
     several = RolloutFields({"a": number, "b": number}), RolloutFields({"b": number, "c": number}, ("reward",))
     fields = join_fields({"one": several[0], "other": several[1], "none": RolloutFields()})
-    schema = extend_schema(SEQUENCE_SCHEMA, weighted=True, token_fields=fields.per_token, columns=fields.row_columns)
+    types = {WEIGHT_COLUMN: number, **fields.per_token}
+    schema = extend_schema(SEQUENCE_SCHEMA, types, fields.row_columns)
 
     assert (tuple(fields.per_token), fields.per_row) == (("a", "b", "c"), ("reward",))
     assert find_token_fields(schema.names) == ["a", "b", "c"]

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from rowmill.core.arrays import compute_offsets
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import pack_plan
+from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.manifest import File
 from rowmill.shards import host_scratch, native
 from rowmill.shards.native import Segments
 from tests.support.export_cases import sequences
 from tests.support.tiers import draw
+
+WEIGHED = {WEIGHT_COLUMN: pa.float32()}
 
 
 def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int]) -> Segments:
@@ -114,14 +117,15 @@ def test_content_hash_sees_a_shifted_mask_and_a_swapped_name() -> None:
 def test_content_hash_sees_a_weight_moved_or_changed() -> None:
     segments = _segments(*TWO)
     weights = [np.array(one, np.float32) for one in ([0, 0.5, 2, 0, 1], [0, 2, 0.5, 0, 1], [0, 0.5, 2, 0, 0.5])]
-    assert len({_hash(replace(segments, weights=one)) for one in (*weights, None)}) == 4
+    values = [{WEIGHT_COLUMN: one} for one in weights]
+    assert len({_hash(replace(segments, token_values=one)) for one in (*values, {})}) == 4
 
 
 def test_weights_are_read_back_with_the_content_hash_that_they_were_written_with() -> None:
-    weighted = replace(_segments(*TWO), weights=np.array([0, 0.5, 2, 0, 1], np.float32))
+    weighted = replace(_segments(*TWO), token_values={WEIGHT_COLUMN: np.array([0, 0.5, 2, 0, 1], np.float32)})
     table = _back(_table(weighted))
 
-    assert table.schema.equals(native.extend_schema(native.SHARD_SCHEMA, weighted=True))
+    assert table.schema.equals(native.extend_schema(native.SHARD_SCHEMA, WEIGHED))
     back = native.recover_segments(table)
     assert back.weights is not None
     assert back.weights.tolist() == [0, 0.5, 2, 0, 1]
@@ -129,11 +133,11 @@ def test_weights_are_read_back_with_the_content_hash_that_they_were_written_with
 
 
 def test_fillers_have_two_tokens_no_target_and_no_weight() -> None:
-    row = native.make_fillers(2, pad_id=3, dataset="", weighted=False).to_pylist()[1]
+    row = native.make_filler(pad_id=3, token_types={}).to_pylist()[0]
     assert row["input_ids"] == [3, 3]
     assert row["labels"] == [-100, -100]
     assert (row["filler"], row["sequence_id"], row["trained_tokens"]) == (True, -1, 0)
-    assert native.make_fillers(1, pad_id=3, dataset="", weighted=True).to_pylist()[0]["loss_weights"] == [0, 0]
+    assert native.make_filler(pad_id=3, token_types=WEIGHED).to_pylist()[0]["loss_weights"] == [0, 0]
 
 
 @settings(deadline=None, max_examples=draw(30))

@@ -6,6 +6,7 @@ import pytest
 
 from rowmill.packing import pack_plan
 from rowmill.packing.pack_plan import SequencePlan
+from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.shards import native
 from rowmill.shards.native import drop_padding
 
@@ -25,7 +26,7 @@ def _make_table(multiple: int, *, blocked: bool) -> pa.Table:
         sequence_offsets=PLAN.sequence_offsets,
         example_ids=pa.array(list("abcd")),
         starts=np.zeros(4, np.int32),
-        weights=np.ones(len(ids), np.float32),
+        token_values={WEIGHT_COLUMN: np.ones(len(ids), np.float32)},
     )
     own = pack_plan.count_padding(PLAN, multiple, block_cross_document_attention=blocked)
     padded = lengths + (own if blocked else np.add.reduceat(own, PLAN.sequence_offsets[:-1]))
@@ -64,7 +65,7 @@ def test_a_shard_without_its_padding_is_the_one_that_was_not_padded(multiple: in
 
 
 def test_fillers_are_padded_like_segments() -> None:
-    row = native.make_fillers(1, pad_id=3, dataset="", weighted=False, multiple=8).to_pylist()[0]
+    row = native.make_filler(pad_id=3, token_types={}, multiple=8).to_pylist()[0]
     assert row["input_ids"] == [3] * 8
     assert row["position_ids"] == list(range(8))
     assert (row["seq_lengths"], row["segment_lengths"], row["segment_padding"]) == ([8], [2], [6])

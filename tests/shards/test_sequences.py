@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import IntegrityError
 from rowmill.exports import hf
+from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.shards.host_scratch import drop_scratch_maps, write_scratch_file
 from rowmill.shards.sequences import SequenceBatch, require_valid_tokens, take_segments
 from tests.support.export_cases import VECTOR, sequences
@@ -75,7 +76,7 @@ def test_take_carries_weights_and_open_attention(tmp_path: Path) -> None:
         ({"ids": np.array([10, 11, 2, -1, 2], np.int32)}, r"token id -1 in example e1#0"),
         ({"offsets": np.array([0, 5, 5])}, r"an empty segment of example e1#0"),
         ({"trained": np.array([False, True, True, False])}, r"a mask of 4 positions for 5 tokens"),
-        ({"weights": np.zeros(6, np.float32)}, r"a mask of 6 positions for 5 tokens"),
+        ({"token_values": {WEIGHT_COLUMN: np.zeros(6, np.float32)}}, r"a mask of 6 positions for 5 tokens"),
         ({"trained": np.array([False, True, True, True, True])}, r"example e1#0 trains on the first token"),
     ],
 )

@@ -26,7 +26,7 @@ from rowmill.packing.prefix_trees import find_cuts, plan_trees, sort_by_tokens
 from rowmill.reader import Reader
 from rowmill.reports import console, report_page, row_view
 from rowmill.reports.summary import summarize_recipe
-from rowmill.schema.examples import SPAN_KINDS
+from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.shards import native
 from rowmill.stages.packed_shards.pack_group import GroupTokens, gather_trees, has_whole_spans
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
@@ -52,8 +52,7 @@ def join_examples(examples: Sequence[Sequence[tuple[int, bool, float]]], least: 
     return GroupTokens(
         ids=ids.astype(np.int32),
         mask=mask,
-        weights=np.where(mask, weights, 0).astype(np.float32),
-        fields={},
+        values={WEIGHT_COLUMN: np.where(mask, weights, 0).astype(np.float32)},
         offsets=np.cumsum([0, *lengths]),
         example_ids=pa.array([f"part:{number}#0" for number in range(len(examples))]),
         own=pa.table({}),

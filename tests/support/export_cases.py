@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from rowmill.exports import AnyExport, Export
 from rowmill.exports.base import ExportContext, ExportIndex, ExportJob, WrittenFile
+from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.shards.sequences import SequenceBatch
 
 VECTOR = [[([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])]]
@@ -34,7 +35,7 @@ def sequences(
     return SequenceBatch(
         ids=np.array([i for ids, _ in segments for i in ids], np.int32),
         trained=np.array([bool(m) for _, mask in segments for m in mask], bool),
-        weights=None if weights is None else np.array(weights, np.float32),
+        token_values={} if weights is None else {WEIGHT_COLUMN: np.array(weights, np.float32)},
         offsets=_firsts([len(ids) for ids, _ in segments]),
         sequence_offsets=_firsts([len(one) for one in content]),
         is_open=np.full(len(content), is_open),

@@ -130,7 +130,7 @@ def make_unpacked_table(sequences: SequenceBatch) -> pa.Table:
     """Return segments as rows."""
     ones = np.ones(len(sequences.ids), np.int8)
     labels = label_conventions.make_unshifted_labels(sequences.ids, sequences.trained)
-    fields = {name: make_list_array(sequences.offsets, values) for name, values in sequences.token_fields.items()}
+    fields = {name: make_list_array(sequences.offsets, values) for name, values in sequences.token_values.items()}
     of_tokens = (make_list_array(sequences.offsets, values) for values in (sequences.ids, ones, labels))
     columns = [*of_tokens, *fields.values(), *sequences.columns.values()]
     # The fields that token rows carry are after the others.

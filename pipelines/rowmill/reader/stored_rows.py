@@ -317,8 +317,8 @@ class SequenceSource:
         decoded = DecodedRowGroup.of({name: joined.column(name).combine_chunks() for name in columns}, self._names)
         return [decoded.row(row) for row in range(len(rows))]
 
-    def _load_examples(self, file: File, token_fields: Sequence[str]) -> ExampleTokenColumns:
-        return self._examples.get(file.path, partial(load_example_tokens, self._files.store, file, token_fields))
+    def _load_examples(self, file: File, names: Sequence[str]) -> ExampleTokenColumns:
+        return self._examples.get(file.path, partial(load_example_tokens, self._files.store, file, names))
 
     def _take_example_ids(self, shard: int, rows: Ints) -> list[list[str]]:
         names: list[list[str]] = []

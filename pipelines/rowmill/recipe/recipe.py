@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
+import pyarrow as pa
 from pydantic import Field, ValidationError, model_validator
 
 from rowmill.alerts import AnyAlert
@@ -33,7 +34,7 @@ from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.kinds.shared.splits import Splits
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
-from rowmill.schema.examples import Objective, RolloutFields, join_fields
+from rowmill.schema.examples import WEIGHT_COLUMN, Objective, RolloutFields, join_fields
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource, Source
 from rowmill.tokenization.tokenizer_source import (
@@ -701,6 +702,11 @@ class Recipe(Config):
     def rollout_fields(self) -> RolloutFields:
         """The fields that token rows carry: all shards have those of every dataset."""
         return join_fields({name: dataset.format.get_rollout_fields() for name, dataset in self.datasets.items()})
+
+    @property
+    def token_types(self) -> dict[str, pa.DataType]:
+        """The types of what shards have of each token beside id, label and position: its weight, and its fields."""
+        return ({WEIGHT_COLUMN: pa.float32()} if self.has_loss_weights else {}) | dict(self.rollout_fields.per_token)
 
     @property
     def segment_multiple_of(self) -> int:

@@ -258,7 +258,7 @@ class RolloutFields:
 
 
 def make_token_columns(types: Mapping[str, pa.DataType]) -> tuple[pa.Field, ...]:
-    """Return the columns of fields per token, in rows, examples and shards."""
+    """Return the columns of values per token, in rows, examples and shards."""
     return tuple(pa.field(name, pa.list_(kind), nullable=False) for name, kind in types.items())
 
 
@@ -284,3 +284,8 @@ def join_fields(several: Mapping[str, RolloutFields]) -> RolloutFields:
 def find_token_fields(names: Iterable[str]) -> list[str]:
     """Return which columns of a shard are fields per token, in their order."""
     return [name for name in names if name not in TAKEN_NAMES]
+
+
+def find_token_values(names: Iterable[str]) -> list[str]:
+    """Return which columns of a shard are loss weights or fields per token, in their order."""
+    return [name for name in names if name == WEIGHT_COLUMN or name not in TAKEN_NAMES]

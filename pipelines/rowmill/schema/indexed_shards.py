@@ -26,7 +26,6 @@ from rowmill.core.arrays import (
     Ints,
     Numbers,
     Tokens,
-    Weights,
     compute_offsets,
     expand_ranges,
     flatten_lists,
@@ -35,7 +34,7 @@ from rowmill.core.arrays import (
     make_zeros,
 )
 from rowmill.core.storage import Store
-from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD, make_token_columns
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, make_token_columns
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import PADDING_COLUMN, REFERENCE_FIELDS
 
@@ -54,19 +53,17 @@ NEEDED_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExampleTokenColumns:
-    """The tokens of a file of examples, end to end: `offsets` int64[N + 1] cut them."""
+    """The tokens of a file of examples, end to end: `offsets` int64[N + 1] cut them; `values` are weights, fields."""
 
     offsets: Ints
     ids: Tokens
     mask: Bools
-    weights: Weights | None
-    token_fields: Mapping[str, Numbers]
+    values: Mapping[str, Numbers]
 
     @property
     def size_bytes(self) -> int:
         """The memory that they take."""
-        numbers = [*self.token_fields.values(), *([] if self.weights is None else [self.weights])]
-        return self.offsets.nbytes + self.ids.nbytes + self.mask.nbytes + sum(values.nbytes for values in numbers)
+        return sum(values.nbytes for values in (self.offsets, self.ids, self.mask, *self.values.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +92,26 @@ class ExampleReferences:
         return cls(tuple(File(**file) for file in files), token_fields=tuple(map(tuple, fields)), **values)
 
     @property
-    def field_types(self) -> dict[str, pa.DataType]:
-        """The Arrow types of the values of fields per token."""
-        types = {name: pa.from_numpy_dtype(np.dtype(kind)) for name, kind, _ in self.token_fields}
-        return {name: pa.list_(types[name], size) if size else types[name] for name, _, size in self.token_fields}
+    def token_types(self) -> dict[str, pa.DataType]:
+        """The Arrow types of the loss weights and fields of each token."""
+        types = {WEIGHT_COLUMN: pa.float32()} if self.weighted else {}
+        for name, kind, size in self.token_fields:
+            number = pa.from_numpy_dtype(np.dtype(kind))
+            types[name] = pa.list_(number, size) if size else number
+        return types
 
     def list_columns(self, stored: Collection[str]) -> list[str]:
         """Return all columns that a shard has with its tokens; `stored` are those in its file."""
         own = (name for name in stored if name not in _REFERENCE_NAMES)
-        return [*list_token_columns(weighted=self.weighted, token_fields=self.field_types), *own]
+        return [*list_token_columns(self.token_types), *own]
 
 
 _REFERENCE_NAMES = frozenset(field.name for field in REFERENCE_FIELDS)
 
 
-def load_example_tokens(store: Store, file: File, token_fields: Sequence[str]) -> ExampleTokenColumns:
-    """Read the tokens of a file of examples, with those of the fields that it has, and compare the file's digest."""
-    columns = ("tokens", "input_ids", "loss_mask", WEIGHT_COLUMN, *token_fields)
-    table = store.table(file, columns).combine_chunks()
+def load_example_tokens(store: Store, file: File, names: Sequence[str]) -> ExampleTokenColumns:
+    """Read the tokens of a file of examples, with those of their values that it has, and compare the file's digest."""
+    table = store.table(file, ("tokens", "input_ids", "loss_mask", *names)).combine_chunks()
 
     def flatten(name: str) -> NDArray[Any]:
         return flatten_lists(table.column(name))
@@ -121,8 +120,7 @@ def load_example_tokens(store: Store, file: File, token_fields: Sequence[str]) -
         offsets=compute_offsets(table.column("tokens").to_numpy()),
         ids=flatten("input_ids"),
         mask=flatten("loss_mask"),
-        weights=flatten(WEIGHT_COLUMN) if WEIGHT_COLUMN in table.column_names else None,
-        token_fields={name: flatten(name) for name in token_fields if name in table.column_names},
+        values={name: flatten(name) for name in names if name in table.column_names},
     )
 
 
@@ -150,9 +148,9 @@ def drop_tokens(table: pa.Table, files: Ints, rows: Ints, token_columns: Collect
     return kept
 
 
-def list_token_columns(*, weighted: bool, token_fields: Iterable[str]) -> list[str]:
-    """Return the columns of a shard that its references replace."""
-    return [*(field.name for field in _TOKEN_FIELDS), *([WEIGHT_COLUMN] if weighted else []), *token_fields]
+def list_token_columns(token_values: Iterable[str]) -> list[str]:
+    """Return the columns of a shard that its references replace, the weights and fields of tokens among them."""
+    return [*(field.name for field in _TOKEN_FIELDS), *token_values]
 
 
 def insert_tokens(
@@ -162,11 +160,7 @@ def insert_tokens(
     columns: Collection[str] | None = None,
 ) -> pa.Table:
     """Return rows of a shard with their tokens, in the columns of a copied shard; `columns` None: with all of them."""
-    fields = [
-        *_TOKEN_FIELDS,
-        *([WEIGHT_FIELD] if references.weighted else []),
-        *make_token_columns(references.field_types),
-    ]
+    fields = (*_TOKEN_FIELDS, *make_token_columns(references.token_types))
     made = [field for field in fields if columns is None or field.name in columns]
     table = table.combine_chunks()
     found = _make_token_columns(table, references, load, {field.name for field in made}) if made else {}
@@ -197,20 +191,17 @@ def _make_token_columns(
     total = int(begins[-1])
     ids = np.full(total, references.pad_id or 0, np.int32)
     mask = np.zeros(total, np.bool_)
-    named = {WEIGHT_COLUMN: pa.float32()} | references.field_types
-    numbers = {name: make_zeros(total, kind) for name, kind in named.items() if name in wanted}
+    types = references.token_types
+    numbers = {name: make_zeros(total, kind) for name, kind in types.items() if name in wanted}
     for number, some in group_equal(files):
-        examples = load(references.files[number], [*references.field_types])
+        examples = load(references.files[number], [*types])
         taken = expand_ranges(examples.offsets[rows[some]] + starts[some], lengths[some])
         places = expand_ranges(begins[some], lengths[some])
         ids[places] = examples.ids[taken]
         mask[places] = examples.mask[taken]
         for name, values in numbers.items():
-            if name != WEIGHT_COLUMN:
-                # A dataset without the field has 0.0 everywhere.
-                held = examples.token_fields.get(name)
-            else:
-                held = examples.mask if examples.weights is None else examples.weights
+            # A dataset without weights has 1 where the mask is true, one without a field 0.0 everywhere.
+            held = examples.values.get(name, examples.mask if name == WEIGHT_COLUMN else None)
             if held is not None:
                 values[places] = held[taken]
     spans = table.column("seq_lengths").combine_chunks()

@@ -22,7 +22,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -50,14 +49,14 @@ from rowmill.core.arrays import (
 )
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store
-from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, WEIGHT_FIELD, find_token_fields, make_token_columns
+from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, find_token_values, make_token_columns
 from rowmill.schema.indexed_shards import METADATA_KEY, ExampleReferences, read_sequences
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import PADDING_COLUMN, PARENTS_COLUMN, TREE_FIELDS
 from rowmill.shards.label_conventions import make_unshifted_labels
 from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
 
-_TOKEN_COLUMNS = ("input_ids", "labels", "position_ids", WEIGHT_COLUMN)
+_TOKEN_COLUMNS = ("input_ids", "labels", "position_ids")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,13 +82,10 @@ class PaddedSegments:
         return padded
 
 
-def count_padding_tokens(table: pa.Table) -> int:
-    """Return the pad tokens in some rows of a shard."""
-    return int(flatten_lists(table.column(PADDING_COLUMN)).sum()) if PADDING_COLUMN in table.column_names else 0
-
-
 def list_padding_tokens(table: pa.Table) -> Ints:
-    """Return the pad tokens of each row of a shard that has padding: int64[R]."""
+    """Return the pad tokens of each row of a shard: int64[R]; they are 0 where segments are not padded."""
+    if PADDING_COLUMN not in table.column_names:
+        return np.zeros(table.num_rows, np.int64)
     padding, segments = read_lists(table.column(PADDING_COLUMN))
     return np.diff(compute_offsets(padding)[segments])
 
@@ -104,7 +100,7 @@ def drop_padding(table: pa.Table) -> pa.Table:
     padded = PaddedSegments.of(lengths, padding)
     kept = compute_offsets(lengths)[segments]
     columns = {name: table.column(name) for name in table.column_names if name != PADDING_COLUMN}
-    for name in (*_TOKEN_COLUMNS, *find_token_fields(table.column_names)):
+    for name in (*_TOKEN_COLUMNS, *find_token_values(table.column_names)):
         if name in columns:
             columns[name] = make_list_array(kept, flatten_lists(columns[name])[padded.places])
     if "seq_lengths" in columns:
@@ -162,23 +158,17 @@ SHARD_SCHEMA = SEQUENCE_SCHEMA.remove(SEQUENCE_SCHEMA.get_field_index("sequence_
 """The columns of a packed shard. The numbers of its sequences follow from its manifest, and change when earlier shards
 do."""
 
-_NO_FIELDS: Mapping[str, pa.DataType] = {}
-
 
 def extend_schema(
-    schema: pa.Schema,
-    *,
-    weighted: bool,
-    token_fields: Mapping[str, pa.DataType] = _NO_FIELDS,
-    columns: Iterable[pa.Field] = (),
+    schema: pa.Schema, token_types: Mapping[str, pa.DataType], columns: Iterable[pa.Field] = ()
 ) -> pa.Schema:
     """Return the columns of sequences or of a packed shard with those that not all recipes have.
 
-    `weighted` adds the loss weights. `token_fields` are the types of further values of each token, `columns` those of a
-    segment: of one kind of rows (`rows.SEGMENT_COLUMNS`), fields of a row, padding.
+    `token_types` are those of further values of each token, weights first, `columns` those of a segment: of one kind of
+    rows (`rows.SEGMENT_COLUMNS`), fields of a row, padding.
     """
     lists = (pa.field(column.name, pa.list_(column.type), nullable=False) for column in columns)
-    return pa.schema([*schema, *((WEIGHT_FIELD,) if weighted else ()), *make_token_columns(token_fields), *lists])
+    return pa.schema([*schema, *make_token_columns(token_types), *lists])
 
 
 def number_sequences(table: pa.Table, numbers: Ints) -> pa.Table:
@@ -193,8 +183,8 @@ class Segments:
 
     `ids` and `trained`, which are the targets, have one entry per token; `offsets` int64[K + 1] cut them into segments;
     `sequence_offsets` int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per
-    segment. `weights` have one entry per token, 0 for one without a label; None: the recipe has no weights.
-    `token_fields` have one entry per token, too, and `columns` one entry per segment; most recipes have none.
+    segment. `token_values` have one entry per token, too: the loss weights, 0 for a token without a label, and fields
+    of token rows; `columns` have one entry per segment. Most recipes have none of them.
 
     With `trees`, examples share segments: `example_ids` and `starts` have one entry per example.
     """
@@ -205,10 +195,14 @@ class Segments:
     sequence_offsets: Ints
     example_ids: pa.Array
     starts: Tokens
-    weights: Weights | None = None
-    token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
+    token_values: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     columns: Mapping[str, pa.Array] = field(default_factory=dict[str, pa.Array])
     trees: ExampleTrees | None = None
+
+    @property
+    def weights(self) -> Weights | None:
+        """The loss weights; None: the recipe has none."""
+        return self.token_values.get(WEIGHT_COLUMN)
 
 
 def locate_tokens(row_offsets: Ints, rows: Ints, starts: Integers, lengths: Integers) -> Runs:
@@ -239,15 +233,14 @@ def make_shard_table(
     """
     token_offsets = segments.offsets[segments.sequence_offsets]
     count = len(segments.sequence_offsets) - 1
-    ids, weights, token_fields = segments.ids, segments.weights, segments.token_fields
+    ids, token_values = segments.ids, segments.token_values
     labels = make_unshifted_labels(ids, segments.trained)
     # These cut the tokens, with their padding, into rows.
     row_offsets = token_offsets
     if padding is not None:
         padded = PaddedSegments.of(np.diff(segments.offsets), padding.lengths)
         ids, labels = padded.insert(ids, padding.pad_id), padded.insert(labels, IGNORED_LABEL)
-        weights = None if weights is None else padded.insert(weights, 0)
-        token_fields = {name: padded.insert(values, 0) for name, values in token_fields.items()}
+        token_values = {name: padded.insert(values, 0) for name, values in token_values.items()}
         row_offsets = padded.offsets[segments.sequence_offsets]
     trees, example_offsets = segments.trees, segments.sequence_offsets
     positions = make_position_ids(span_lengths)
@@ -267,9 +260,7 @@ def make_shard_table(
         pa.array(count_true(segments.trained, token_offsets).astype(np.int32)),
         pa.array(np.full(count, filler)),
     ]
-    if weights is not None:
-        columns.append(make_list_array(row_offsets, weights))
-    of_tokens = {name: make_list_array(row_offsets, values) for name, values in token_fields.items()}
+    of_tokens = {name: make_list_array(row_offsets, values) for name, values in token_values.items()}
     columns += of_tokens.values()
     values = dict(segments.columns)
     if padding is not None:
@@ -281,8 +272,7 @@ def make_shard_table(
         columns += trees.to_columns().values()
         fields += TREE_FIELDS
     types = {name: column.type.value_type for name, column in of_tokens.items()}
-    schema = extend_schema(SHARD_SCHEMA, weighted=weights is not None, token_fields=types, columns=fields)
-    return pa.Table.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=extend_schema(SHARD_SCHEMA, types, fields))
 
 
 def choose_pad_id(card: Mapping[str, Any]) -> int:
@@ -290,43 +280,38 @@ def choose_pad_id(card: Mapping[str, Any]) -> int:
     return int(next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0))
 
 
-def make_fillers(
-    count: int,
+def make_filler(
     *,
     pad_id: int,
-    dataset: str,
-    weighted: bool,
-    token_fields: Mapping[str, pa.DataType] = _NO_FIELDS,
+    token_types: Mapping[str, pa.DataType],
     columns: Iterable[pa.Field] = (),
     multiple: int = 1,
     has_trees: bool = False,
 ) -> pa.Table:
-    """Return sequences of two pad tokens without a target, which give all ranks the same number of sequences.
+    """Return a sequence of two pad tokens without a target, which gives all ranks the same number of sequences.
 
-    If segments are padded to a multiple, these are, too; if examples share segments, each is a tree of one.
+    If segments are padded to a multiple, this is, too; if examples share segments, it is a tree of one.
     """
-    trees = None
+    trees, one = None, np.arange(2)
     if has_trees:
-        numbers, nothing = np.arange(count + 1), np.empty(0, np.int32)
-        targets = TargetRuns(np.zeros(count + 1, np.int64), nothing, nothing, np.empty(0, np.float32))
-        roots, ends = np.full(count, -1, np.int32), np.zeros(count, np.int32)
-        trees = ExampleTrees(np.full(count, FILLER_TOKENS, np.int32), roots, numbers, ends, numbers, targets)
+        nothing, (tokens, root, end) = np.empty(0, np.int32), np.array([[FILLER_TOKENS], [-1], [0]], np.int32)
+        targets = TargetRuns(np.zeros(2, np.int64), nothing, nothing, np.empty(0, np.float32))
+        trees = ExampleTrees(tokens, root, one, end, one, targets)
     segments = Segments(
-        ids=np.full(2 * count, pad_id, np.int32),
-        trained=np.zeros(2 * count, bool),
-        offsets=np.arange(0, 2 * count + 1, 2),
-        sequence_offsets=np.arange(count + 1),
-        example_ids=pa.array([""] * count, pa.string()),
-        starts=np.zeros(count, np.int32),
-        weights=np.zeros(2 * count, np.float32) if weighted else None,
-        token_fields={name: make_zeros(2 * count, kind) for name, kind in token_fields.items()},
-        columns={column.name: pa.nulls(count, column.type) for column in columns},
+        ids=np.full(FILLER_TOKENS, pad_id, np.int32),
+        trained=np.zeros(FILLER_TOKENS, bool),
+        offsets=one * FILLER_TOKENS,
+        sequence_offsets=one,
+        example_ids=pa.array([""], pa.string()),
+        starts=np.zeros(1, np.int32),
+        token_values={name: make_zeros(FILLER_TOKENS, kind) for name, kind in token_types.items()},
+        columns={column.name: pa.nulls(1, column.type) for column in columns},
         trees=trees,
     )
-    padded = np.full(count, 2 + -2 % multiple, np.int32)
-    padding = Padding(padded - np.int32(2), pad_id) if multiple > 1 else None
-    table = make_shard_table(segments, padded, np.arange(count + 1), dataset=dataset, filler=True, padding=padding)
-    return number_sequences(table, np.full(count, -1, np.int64))
+    added = np.array([-FILLER_TOKENS % multiple], np.int32)
+    padding = Padding(added, pad_id) if multiple > 1 else None
+    table = make_shard_table(segments, added + np.int32(FILLER_TOKENS), one, dataset="", filler=True, padding=padding)
+    return number_sequences(table, np.array([-1]))
 
 
 def count_group_rows(seq_len: int) -> int:
@@ -384,7 +369,7 @@ def recover_segments(table: pa.Table) -> Segments:
         targets, weights = trees.list_target_tokens(offsets)
         trained, of_tokens = np.zeros(len(places), np.bool_), np.zeros(len(places), np.float32)
         trained[targets], of_tokens[targets] = True, weights
-        return Segments(ids[places], trained, offsets, cut, names.flatten(), starts, of_tokens)
+        return Segments(ids[places], trained, offsets, cut, names.flatten(), starts, {WEIGHT_COLUMN: of_tokens})
     return Segments(
         ids=ids,
         trained=labels != IGNORED_LABEL,
@@ -392,8 +377,7 @@ def recover_segments(table: pa.Table) -> Segments:
         sequence_offsets=cut,
         example_ids=names.flatten(),
         starts=starts,
-        weights=flatten_lists(table.column(WEIGHT_COLUMN)) if WEIGHT_COLUMN in table.column_names else None,
-        token_fields={name: flatten_lists(table.column(name)) for name in find_token_fields(table.column_names)},
+        token_values={name: flatten_lists(table.column(name)) for name in find_token_values(table.column_names)},
     )
 
 
@@ -415,8 +399,9 @@ def hash_segments(segments: Segments) -> Iterator[int]:
     from xxhash import xxh3_128_intdigest
 
     tokens, flags = _view_bytes(segments.ids, "<i4"), _view_bytes(segments.trained, "?")
-    numbers = [] if segments.weights is None else [(4, _view_bytes(segments.weights, "<f4"))]
-    for _, values in sorted(segments.token_fields.items(), key=itemgetter(0)):
+    numbers: list[tuple[int, memoryview]] = []
+    # Weights come first, then fields by name, whatever the order of the columns is.
+    for _, values in sorted(segments.token_values.items(), key=lambda named: (named[0] != WEIGHT_COLUMN, named[0])):
         width = values.dtype.itemsize * math.prod(values.shape[1:])
         numbers.append((width, _view_bytes(values, values.dtype.newbyteorder("<"))))
     starts: list[bytes] = segments.starts.astype("<i8").view("V8").tolist()

@@ -29,7 +29,7 @@ from rowmill.core.arrays import (
     view_numbers,
 )
 from rowmill.core.errors import IntegrityError
-from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
+from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, find_token_values
 from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import host_scratch, native
 from rowmill.shards.native import Segments
@@ -171,7 +171,6 @@ def take_segments(files: Sequence[str], first_segments: Ints, segments: Ints, se
     return SequenceBatch(
         ids=tokens["input_ids"],
         trained=tokens["labels"] != IGNORED_LABEL,
-        weights=tokens.get(WEIGHT_COLUMN),
         offsets=compute_offsets(lengths),
         sequence_offsets=sequence_offsets,
         is_open=of_sequences.column("is_open").combine_chunks().to_numpy(zero_copy_only=False),
@@ -179,7 +178,7 @@ def take_segments(files: Sequence[str], first_segments: Ints, segments: Ints, se
         starts=table.column("starts").to_numpy(),
         datasets=of_sequences.column("dataset").combine_chunks(),
         numbers=of_sequences.column("sequence_id").to_numpy(),
-        token_fields={name: tokens[name] for name in find_token_fields(tokens)},
+        token_values={name: tokens[name] for name in find_token_values(tokens)},
         columns={name: table.column(name).combine_chunks() for name in _SEGMENT_COLUMN_NAMES if name in names},
     )
 
@@ -192,8 +191,7 @@ def _select_file_segments(table: pa.Table, selected: Ints) -> tuple[pa.Table, di
     is_open = np.diff(np.asarray(stored["seq_lengths"].offsets, np.int64)) < np.diff(segments)
     lengths = view_numbers(stored["segment_lengths"].values)
     tokens = expand_ranges(compute_offsets(lengths)[selected], lengths[selected])
-    of_tokens = [name for name in ("input_ids", "labels", WEIGHT_COLUMN) if name in stored]
-    of_tokens += find_token_fields(table.column_names)
+    of_tokens = ["input_ids", "labels", *find_token_values(table.column_names)]
     names = ("segment_lengths", "example_ids", "starts", *_SEGMENT_COLUMN_NAMES)
     of_segments = {name: stored[name].values.take(pa.array(selected)) for name in names if name in stored}
     of_sequences = {name: stored[name].take(pa.array(rows)) for name in ("dataset", "sequence_id")}
@@ -228,9 +226,7 @@ def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: st
             f"{where}: an empty segment of example {sequences.example_ids[empty].as_py()}; each has at least one "
             f"token; {_REBUILD_ADVICE}"
         )
-    of_tokens = [sequences.trained] if sequences.weights is None else [sequences.trained, sequences.weights]
-    of_tokens = [*of_tokens, *sequences.token_fields.values()]
-    for token in of_tokens:
+    for token in (sequences.trained, *sequences.token_values.values()):
         if len(token) != len(ids):
             raise IntegrityError(
                 f"{where}: a mask of {len(token)} positions for {len(ids)} tokens; both must have the same length; "

@@ -35,13 +35,12 @@ from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part, write_parquet
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.schema.rows import PADDING_COLUMN, RowKind
 from rowmill.shards import host_scratch, native
 from rowmill.shards.host_scratch import NumberedShard, ShardCopies
-from rowmill.shards.native import count_padding_tokens, find_content_damage, list_padding_tokens
+from rowmill.shards.native import find_content_damage, list_padding_tokens
 from rowmill.shards.sequences import SequenceHashes, join_hashes, tabulate_hashes
 from rowmill.stages import inputs
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
@@ -131,12 +130,9 @@ class RankSources:
     def filler(self) -> pa.Table:
         """One sequence without a target, which fills a place that no sequence has."""
         recipe, card = self.context.recipe, next(iter(self.packed.values())).card
-        return native.make_fillers(
-            1,
+        return native.make_filler(
             pad_id=native.choose_pad_id(card),
-            dataset="",
-            weighted=recipe.has_loss_weights,
-            token_fields=recipe.rollout_fields.per_token,
+            token_types=recipe.token_types,
             columns=inputs.list_filled_columns(recipe, get_row_kind(recipe)),
             multiple=recipe.segment_multiple_of,
             has_trees=recipe.shares_prefixes,
@@ -409,10 +405,8 @@ def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _Wr
         typed = table.set_column(
             table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), dataset_column
         )
-        weighted = WEIGHT_COLUMN in table.column_names
-        added = typed.schema.names[len(native.extend_schema(native.SEQUENCE_SCHEMA, weighted=weighted)) :]
-        added_fields = [pa.field(name, typed.schema.field(name).type.value_type) for name in added]
-        table = typed.cast(native.extend_schema(native.SEQUENCE_SCHEMA, weighted=weighted, columns=added_fields))
+        added = [field.with_type(field.type.value_type) for field in [*typed.schema][len(native.SEQUENCE_SCHEMA) :]]
+        table = typed.cast(native.extend_schema(native.SEQUENCE_SCHEMA, {}, added))
         content = native.encode_native_shard(table, task.card, group_rows=task.group_rows)
         name = f"data/part-{number:05d}.parquet"
         files[name] = store.put(f"{task.folder}/{name}", content, table.num_rows)
@@ -425,7 +419,7 @@ def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _Wr
         sums = plain.group_by("dataset").aggregate([("tokens", "count"), ("tokens", "sum"), ("trained_tokens", "sum")])
         columns = ("dataset", "tokens_count", "tokens_sum", "trained_tokens_sum")
         lines += zip(*(sums.column(column).to_pylist() for column in columns), strict=True)
-        padding += count_padding_tokens(back)
+        padding += int(list_padding_tokens(back).sum())
     return files, lines, found % native.HASH_MODULUS, padding
 
 
@@ -568,10 +562,7 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
     has_index = recipe.partitions.layout == "index"
     if not has_index:
         columns = inputs.list_segment_columns(recipe, get_row_kind(recipe))
-        weighted, token_fields = recipe.has_loss_weights, recipe.rollout_fields.per_token
-        schema = native.extend_schema(
-            native.SEQUENCE_SCHEMA, weighted=weighted, token_fields=token_fields, columns=columns
-        )
+        schema = native.extend_schema(native.SEQUENCE_SCHEMA, recipe.token_types, columns)
     # Ranks can be built one at a time; those of an older order must not be mixed with it.
     known = {name for one in manifest.list_versions(context.store, context.key) for name in one.card.get("ranks", ())}
     return StageOutput(

@@ -33,7 +33,6 @@ from rowmill.core.arrays import (
     Numbers,
     Runs,
     Tokens,
-    Weights,
     compute_offsets,
     flatten_lists,
     make_list_array,
@@ -56,7 +55,7 @@ from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import DOMAIN_COLUMN, DOMAIN_FIELD, EXAMPLE_COLUMNS, PADDING_COLUMN, PARENTS_COLUMN
 from rowmill.shards import native
-from rowmill.shards.native import count_padding_tokens, drop_padding
+from rowmill.shards.native import drop_padding, list_padding_tokens
 from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
 from rowmill.shards.sequences import SEQUENCE_HASHES, join_hashes, tabulate_hashes
 from rowmill.stages.packed_shards.split_plans import (
@@ -115,7 +114,8 @@ class PackGroupInputs(PartInputs):
     rules: PackingRules = field(compare=False)
     tokens: int = field(compare=False)
     card: Mapping[str, str] = field(compare=False)
-    weighted: bool = field(compare=False)
+    token_types: Mapping[str, pa.DataType] = field(compare=False)
+    """What the shards have of each token beside its id, label and position."""
     fields: RolloutFields = field(compare=False)
     columns: tuple[pa.Field, ...] = field(compare=False)
     """What the shards have of each segment beside its tokens."""
@@ -251,14 +251,13 @@ SEGMENTS = pa.schema(
 class GroupTokens:
     """The examples of a group end to end: `offsets` int64[N + 1] cut their tokens.
 
-    `weights` are None if the recipe has none; `fields` are its further numbers of each token, by name. The arrays may
-    be mapped from a file.
+    `values` are the loss weights and the fields of each token, if the recipe has such. The arrays may be mapped from a
+    file.
     """
 
     ids: Tokens
     mask: Bools
-    weights: Weights | None
-    fields: Mapping[str, Numbers]
+    values: Mapping[str, Numbers]
     offsets: Ints
     example_ids: pa.Array
     own: pa.Table
@@ -268,13 +267,12 @@ class GroupTokens:
     min_shared: int = 0
     """The least tokens that examples share, if they do."""
 
-    def weights_at(self, runs: Runs, targets: Bools) -> Weights | None:
-        """Return the weights of some tokens, 0 on those that are no `targets`."""
-        return None if self.weights is None else np.where(targets, runs.take(self.weights), np.float32(0))
-
-    def fields_at(self, runs: Runs) -> dict[str, Numbers]:
-        """Return the further numbers of some tokens."""
-        return {name: runs.take(values) for name, values in self.fields.items()}
+    def values_at(self, runs: Runs, targets: Bools) -> dict[str, Numbers]:
+        """Return the weights of some tokens, 0 on those that are no `targets`, and their fields."""
+        found = {name: runs.take(values) for name, values in self.values.items()}
+        if WEIGHT_COLUMN in found:
+            found[WEIGHT_COLUMN] = np.where(targets, found[WEIGHT_COLUMN], np.float32(0))
+        return found
 
     def sort_pieces(self, pieces: ExampleSlices) -> SortedPieces:
         """Sort pieces of examples by their tokens."""
@@ -294,10 +292,8 @@ class GroupTokens:
             "trained_tokens": trained[numbers],
             "input_ids": make_list_array(cut, runs.take(self.ids)),
             "loss_mask": make_list_array(cut, runs.take(self.mask)),
+            **{name: make_list_array(cut, runs.take(values)) for name, values in self.values.items()},
         }
-        if self.weights is not None:
-            columns[WEIGHT_COLUMN] = make_list_array(cut, runs.take(self.weights))
-        columns |= {name: make_list_array(cut, runs.take(values)) for name, values in self.fields.items()}
         own = self.own.take(pa.array(numbers))
         return pa.table(columns | {name: own.column(name) for name in own.column_names})
 
@@ -323,8 +319,7 @@ def hash_planned_segments(tokens: GroupTokens, plan: SequencePlan, packing: Pack
             np.array([0, len(some)]),
             tokens.example_ids.take(pa.array(examples)),
             ranges[:, 0],
-            tokens.weights_at(runs, targets),
-            tokens.fields_at(runs),
+            tokens.values_at(runs, targets),
         )
         total += sum(native.hash_segments(segments))
     return total
@@ -376,15 +371,16 @@ class ShardWriter:
             used, files = np.unique(numbers, return_inverse=True)
             references = ExampleReferences(
                 files=tuple(inputs.files[number] for number in used.tolist()),
-                weighted=self.tokens.weights is not None,
+                weighted=WEIGHT_COLUMN in self.tokens.values,
                 token_fields=tuple(
                     (name, str(values.dtype), values.shape[1] if values.ndim == 2 else 0)
-                    for name, values in self.tokens.fields.items()
+                    for name, values in self.tokens.values.items()
+                    if name != WEIGHT_COLUMN
                 ),
                 ignore_token_id=ignored,
                 pad_id=inputs.pad_id,
             )
-            names = list_token_columns(weighted=references.weighted, token_fields=self.tokens.fields)
+            names = list_token_columns(self.tokens.values)
             index = drop_tokens(table, files, plan.examples - self.first_rows[numbers], names)
             content = native.encode_native_shard(index, inputs.card, group_rows=group_rows, references=references)
         shard = store.put(f"{folder}/data/{split}/{name}.parquet", content, table.num_rows)
@@ -415,7 +411,7 @@ class ShardWriter:
             "segments": len(plan.examples),
             "tokens": int(plan.ranges[:, 1].sum()),
             "trained_tokens": int(table.column("trained_tokens").to_numpy().sum()),
-            "padding": 0 if inputs.pad_id is None else count_padding_tokens(table),
+            "padding": int(list_padding_tokens(table).sum()),
         }
         if DOMAIN_COLUMN in table.column_names:
             domains = table.column(DOMAIN_COLUMN).combine_chunks().flatten().unique().drop_null()
@@ -441,8 +437,7 @@ class ShardWriter:
             sequence_offsets=plan.sequence_offsets,
             example_ids=tokens.example_ids.take(pa.array(plan.examples)),
             starts=starts,
-            weights=tokens.weights_at(runs, trained),
-            token_fields=tokens.fields_at(runs),
+            token_values=tokens.values_at(runs, trained),
             columns={field.name: _take(tokens.own, field.name, plan).cast(field.type) for field in inputs.columns},
         )
         padding = None
@@ -463,8 +458,8 @@ def gather_trees(
     # An example's first token follows no other one.
     begins = np.ones(len(leaves.examples), np.bool_)
     runs, bounds, _, targets = _take_targets(tokens, leaves.examples, leaves.ranges, begins, ignore_token_id)
-    of_leaves = tokens.weights_at(runs, targets)
-    assert of_leaves is not None, "a recipe that shares prefixes has weights"
+    # A recipe that shares prefixes has weights.
+    of_leaves = tokens.values_at(runs, targets)[WEIGHT_COLUMN]
     trees = ExampleTrees(
         lengths=plan.ranges[:, 1],
         parents=planned.parents,
@@ -481,7 +476,7 @@ def gather_trees(
         sequence_offsets=plan.sequence_offsets,
         example_ids=tokens.example_ids.take(pa.array(leaves.examples)),
         starts=leaves.ranges[:, 0],
-        weights=weights,
+        token_values={WEIGHT_COLUMN: weights},
         trees=trees,
     )
     return native.make_shard_table(segments, trees.lengths, plan.sequence_offsets, dataset=dataset)
@@ -535,11 +530,11 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         shards = _map_in_threads(place.threads, writer.write_shard, cuts)
         expected = sum(hash_planned_segments(tokens, plan.whole, inputs.rules.packing) for _, plan in parted)
         files: dict[str, File] = {}
-        if len(left.examples):
-            names: list[str] = tokens.example_ids.take(pa.array(left.examples)).to_pylist()
+        if left:
+            numbers, *columns = map(list, zip(*left, strict=True))
+            names: list[str] = tokens.example_ids.take(pa.array(numbers)).to_pylist()
             row_ids = [name.rsplit("#", 1)[0] for name in names]
-            columns = [list(column) for column in zip(*left.fates, strict=True)]
-            table = pa.table([names, row_ids, *columns, left.tokens, lengths.tokens[left.examples]], schema=LEFT_OUT)
+            table = pa.table([names, row_ids, *columns, lengths.tokens[numbers]], schema=LEFT_OUT)
             files["left_out"] = place.write("left_out", table)
         if inputs.splits is not None and inputs.planned is None:
             held_out = np.flatnonzero(lengths.splits[:own_examples] == VALIDATION_CODE)
@@ -552,17 +547,13 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         again = (drop_padding(read_sequences(store, shard)) for shard in paired)
         pairs = sum_counts(count_damaged_pairs(table, tokens.own) for table in again)
     joined = join_hashes([hashes for _, hashes in back])
-    fates = Counter(f"{state}/{reason}" for _, state, reason in left.fates)
+    fates = Counter(f"{one.state}/{one.reason}" for one in left)
     splits = lengths.splits[:own_examples]
     # What is set aside is counted by the group that packs it.
     entered = splits != SURPLUS_CODE
     if inputs.splits is not None and inputs.planned is None:
         entered &= splits != VALIDATION_CODE
-    tails = sum(
-        min(int(lengths.trained[number]), tokens)
-        for number, tokens, (_, state, _) in zip(left.examples.tolist(), left.tokens.tolist(), left.fates, strict=True)
-        if state == "tail"
-    )
+    tails = sum(min(int(lengths.trained[one.number]), one.tokens) for one in left if one.state == "tail")
     counted = entered | (splits == SURPLUS_CODE)
     fills = np.concatenate([plan.plan.tokens for plan in plans] or [np.empty(0, np.int64)]) / inputs.rules.seq_len
     shared = sum(int(one.plan.whole.tokens.sum() - one.plan.tokens.sum()) for one in plans)
@@ -586,15 +577,10 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         **({"shared": shared} if inputs.rules.packing.share_prefixes else {}),
         "pairs": pairs,
     }
-    named = {f"shard-{i:05d}": written.shard for i, written in enumerate(shards)}
-    lineage = {f"segments-{i:05d}": written.segments for i, written in enumerate(shards)}
-    hashes: dict[str, File] = {}
-    for i, (written, (_, table)) in enumerate(zip(shards, back, strict=True)):
-        # `…/data/train/part-00000.parquet` has `…/sequences/train-part-00000.arrow`.
-        folder, split, name = written.shard.path.rsplit("/", 2)
-        path = f"{folder.removesuffix('/data')}/sequences/{split}-{name.removesuffix('.parquet')}.arrow"
-        hashes[f"sequences-{i:05d}"] = write_table(store, path, table)
-    return PartResult(named | lineage | hashes | files, facts)
+    for i, ((split, name, _), written, (_, table)) in enumerate(zip(cuts, shards, back, strict=True)):
+        hashes = write_table(store, f"{place.folder}/sequences/{split}-{name}.arrow", table)
+        files |= {f"shard-{i:05d}": written.shard, f"segments-{i:05d}": written.segments, f"sequences-{i:05d}": hashes}
+    return PartResult(files, facts)
 
 
 ItemT = TypeVar("ItemT")
@@ -654,11 +640,10 @@ def _read_group(inputs: PackGroupInputs, place: PartPlace) -> Generator[tuple[Gr
 def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) -> tuple[GroupTokens, ExampleLengths]:
     ids = _make_array(scratch, "ids", np.int32, inputs.tokens)
     mask = _make_array(scratch, "mask", np.bool_, inputs.tokens)
-    weights = _make_array(scratch, "weights", np.float32, inputs.tokens) if inputs.weighted else None
-    fields: dict[str, Numbers] = {}
-    for name, kind in inputs.fields.per_token.items():
+    values: dict[str, Numbers] = {}
+    for name, kind in inputs.token_types.items():
         like = make_zeros(0, kind)
-        fields[name] = _make_array(scratch, name, like.dtype, inputs.tokens, *like.shape[1:])
+        values[name] = _make_array(scratch, name, like.dtype, inputs.tokens, *like.shape[1:])
     kind_columns = [field.name for field in EXAMPLE_COLUMNS.get(inputs.rules.row_kind, ())]
     kind_columns += ["domain"] if DOMAIN_FIELD in inputs.columns else []
     packing = inputs.rules.packing
@@ -678,20 +663,19 @@ def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) 
         end = at + len(flat)
         ids[at:end] = flat
         mask[at:end] = flatten_lists(table.column("loss_mask"))
-        if weights is not None:
-            # Examples of a dataset without loss weights weigh 1 where the mask is true.
-            weights[at:end] = flatten_lists(table.column(WEIGHT_COLUMN if inputs.stores_weights else "loss_mask"))
         if cuts is not None:
             cuts[at:end] = find_cuts(table)
-        for name, values in fields.items():
-            values[at:end] = flatten_lists(table.column(name)) if name in table.column_names else 0
+        for name, numbers in values.items():
+            # Examples of a dataset without loss weights weigh 1 where the mask is true.
+            held = "loss_mask" if name == WEIGHT_COLUMN and not inputs.stores_weights else name
+            numbers[at:end] = flatten_lists(table.column(held)) if held in table.column_names else 0
         at = end
     assert at == inputs.tokens, (at, inputs.tokens)
     columns = pa.concat_tables(small)
     offsets = compute_offsets(columns.column("tokens").to_numpy())
     example_ids = columns.column("example_id").combine_chunks()
     of_kind = columns.select([*kind_columns, *inputs.fields.per_row]).combine_chunks()
-    tokens = GroupTokens(ids, mask, weights, fields, offsets, example_ids, of_kind, cuts, packing.min_shared)
+    tokens = GroupTokens(ids, mask, values, offsets, example_ids, of_kind, cuts, packing.min_shared)
     counts = [table.num_rows for table in small]
     firsts = compute_offsets(counts)
 

@@ -14,7 +14,7 @@ because a count says nothing about one row alone; that is why shares are the bet
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -223,38 +223,32 @@ def slice_examples(
 # ── What is in no sequence ─────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LeftOutExamples:
-    """Examples that are not whole in the sequences: number, tokens left out, `(split, state, reason)` of each."""
+class LeftOutExample(NamedTuple):
+    """An example, by its number, that is not whole in the sequences: how many of its tokens are in none, and why."""
 
-    examples: Ints
-    tokens: Ints
-    fates: list[tuple[str, str, str]]
+    number: int
+    split: str
+    state: str
+    reason: str
+    tokens: int
 
 
-def find_left_out(lengths: ExampleLengths, plans: "list[SplitPlan]", surplus: Ints) -> LeftOutExamples:
-    """Find the examples with tokens in no sequence, and the state of each; `surplus` were held out and not needed."""
-    fates: list[tuple[str, str, str]] = []
-    numbers: list[Ints] = []
-    tokens: list[Ints] = []
+def find_left_out(lengths: ExampleLengths, plans: Sequence[SplitPlan], surplus: Ints) -> list[LeftOutExample]:
+    """Return the examples with tokens in no sequence by their numbers; `surplus` were held out and not needed."""
+    found = [
+        LeftOutExample(number, "", "validation_surplus", "", tokens)
+        for number, tokens in zip(surplus.tolist(), lengths.tokens[surplus].tolist(), strict=True)
+    ]
     for plan in plans:
         reasons = {number: reason for reason, some in plan.rejected.items() for number in some.tolist()}
         here = np.flatnonzero(plan.left)
-        numbers.append(plan.numbers[here])
-        tokens.append(plan.left[here])
-        for number, left in zip(numbers[-1].tolist(), tokens[-1].tolist(), strict=True):
+        for number, left in zip(plan.numbers[here].tolist(), plan.left[here].tolist(), strict=True):
+            # Only concat leaves whole documents out without rejecting them.
+            state, reason = (REJECTED, reasons[number]) if number in reasons else ("tail", "")
             if left < lengths.tokens[number]:
-                fates.append((plan.split, KEPT, ""))
-            else:
-                # Only concat leaves whole documents out without rejecting them.
-                is_rejected = number in reasons
-                fates.append((plan.split, REJECTED, reasons[number]) if is_rejected else (plan.split, "tail", ""))
-    numbers.append(surplus)
-    tokens.append(lengths.tokens[surplus])
-    fates += [("", "validation_surplus", "")] * len(surplus)
-    joined = np.concatenate(numbers)
-    order = np.argsort(joined, kind="stable")
-    return LeftOutExamples(joined[order], np.concatenate(tokens)[order], [fates[i] for i in order.tolist()])
+                state, reason = KEPT, ""
+            found.append(LeftOutExample(number, plan.split, state, reason, left))
+    return sorted(found)
 
 
 MOVED_SCHEMA = pa.schema(

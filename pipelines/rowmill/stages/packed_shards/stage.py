@@ -200,7 +200,7 @@ def _get_common_inputs(context: StageContext, files: Sequence[File]) -> dict[str
         "options": {"recipe": identify_packed_shards(context.recipe, name), "card": card, **paths},
         "dataset": name,
         "card": {field: str(value) for field, value in card.items()},
-        "weighted": context.recipe.has_loss_weights,
+        "token_types": context.recipe.token_types,
         "fields": context.recipe.rollout_fields,
         "columns": tuple(inputs.list_filled_columns(context.recipe, context.dataset.row_kind)),
         "pad_id": native.choose_pad_id(card) if context.recipe.segment_multiple_of > 1 else None,
@@ -356,14 +356,12 @@ _NO_SPLIT = {"split": ""}
 
 def _make_schema(context: StageContext) -> pa.Schema:
     """Return the columns of the shards' files."""
-    weighted, token_fields = context.recipe.has_loss_weights, context.recipe.rollout_fields.per_token
     columns = inputs.list_segment_columns(context.recipe, context.dataset.row_kind)
-    schema = native.extend_schema(native.SHARD_SCHEMA, weighted=weighted, token_fields=token_fields, columns=columns)
+    schema = native.extend_schema(native.SHARD_SCHEMA, context.recipe.token_types, columns)
     if context.dataset.packing.layout == "copied":
         return schema
     none = np.zeros(0, np.int64)
-    names = list_token_columns(weighted=weighted, token_fields=token_fields)
-    return drop_tokens(schema.empty_table(), none, none, names).schema
+    return drop_tokens(schema.empty_table(), none, none, list_token_columns(context.recipe.token_types)).schema
 
 
 _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("validation_surplus", ""))

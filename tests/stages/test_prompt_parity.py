@@ -10,15 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rowmill.conversation.loss_mask import Masker
-from rowmill.conversation.options import Loss, MaskRules, RendererSpec
-from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_registry import read_named_template
-from rowmill.conversation.turn_layouts import TurnLayout
-from rowmill.core.json import Json, to_json
+from rowmill.core.json import to_json
 from rowmill.recipe import recipe
-from rowmill.schema.rows import Message, Rejected
-from rowmill.stages.tokenized_examples.plain_examples import ASKS_FOR_ANSWER, RENDERED_FIRST, PlainPromptPrinter
 from rowmill.stages.tokenized_examples.prompt_parity import choose_rows
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder, PreparedExamples
@@ -180,46 +174,3 @@ def test_rows_are_chosen_alike_whichever_of_them_the_fast_path_built(qwen3: Enco
     assert share < 1 or expected.tolist() == free.tolist()
     for built in (free, free[1:], free[5:], free[::2], free[-1:]):
         assert choose_rows(table, built, share, control).tolist() == expected.tolist()
-
-
-# ── prompts of plain chats ──
-
-
-class CountingRenderer(Renderer):
-    """Counts plain renders."""
-
-    renders = 0
-
-    def plain(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> str | Rejected:
-        self.renders += 1
-        return super().plain(messages, tools, kwargs)
-
-
-def _open_renderer(name: str) -> CountingRenderer:
-    return CountingRenderer(RendererSpec(text=read_named_template(name), special_tokens={"bos_token": "<s>"}))
-
-
-@pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
-def test_prompt_of_a_layout_is_the_plain_render(name: str) -> None:
-    renderer = _open_renderer(name)
-    printer = PlainPromptPrinter(renderer, Masker(_open_renderer(name), Loss(), MaskRules()).find_prompt_layout)
-    chats = [[{"role": m["role"], "content": m["content"]} for m in one[:-1]] for one in _make_chats(150)]
-    printed = [printer.print_prompt(messages) for messages in chats]
-    rendered = renderer.renders
-
-    assert printed == [renderer.plain(messages, None, ASKS_FOR_ANSWER) for messages in chats]
-    assert rendered < len(chats)
-
-
-def test_layout_that_does_not_print_the_prompt_of_a_row_is_not_used() -> None:
-    def find_other_layout(roles: Sequence[str]) -> TurnLayout | None:
-        return Masker(_open_renderer("llama3.1"), Loss(), MaskRules()).find_layout(roles)
-
-    renderer = _open_renderer("chatml")
-    printer = PlainPromptPrinter(renderer, find_other_layout)
-    questions = [f"Question number {i}" for i in range(RENDERED_FIRST + 3)]
-    printed = [printer.print_prompt([{"role": "user", "content": one}]) for one in questions]
-
-    assert printed == [f"<|im_start|>user\n{one}<|im_end|>\n<|im_start|>assistant\n" for one in questions]

@@ -68,10 +68,6 @@ class TurnLayout:
                 return False
         return True
 
-    def prints(self, contents: Sequence[str]) -> bool:
-        """Return whether contents satisfy all conditions of the layout, `literals` too."""
-        return self.holds(contents) and not any(one in content for one in self.literals for content in contents)
-
     def mask(self, contents: Sequence[str]) -> MaskedConversation:
         """Return the mask of one row as objects, for comparison with the reference path."""
         moved = [0]

@@ -5,8 +5,7 @@ text        encode ─► BOS text EOS ─► too long? windows, or the first to
 preference  prompt "The sea is"  chosen " calm."  rejected " loud."   ─► ids of each prompt + answer + EOS
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -16,9 +15,6 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from rowmill.conversation.loss_mask import ASKS_FOR_ANSWER
-from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.turn_layouts import MAX_CACHED_LAYOUTS, TurnLayout
 from rowmill.core.arrays import Bools, Ints, Numbers, Tokens, split_lists
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import from_json, from_json_columns
@@ -26,7 +22,7 @@ from rowmill.kinds.base import BuildContext, TokenBuilder
 from rowmill.kinds.python import check_built_example
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.examples import SPAN_KINDS, RolloutFields
-from rowmill.schema.rows import Message, Rejected, RowKind
+from rowmill.schema.rows import Rejected, RowKind
 from rowmill.stages.tokenized_examples.conversation_examples import (
     CHOSEN,
     REJECTED,
@@ -327,36 +323,3 @@ class RawPreferenceExampleBuilder:
             )
             for own, margin in zip(answers, margins, strict=True)
         ]
-
-
-RENDERED_FIRST = 4
-"""Prompts of a sequence of roles that are rendered; learning its layout costs about as much."""
-
-
-class PlainPromptPrinter:
-    """Prints the prompts of chats whose messages have only a role and a content, without tools or template values.
-
-    `find_layout` learns the layout of prompts with given roles (`PromptRenderer.find_layout`).
-    """
-
-    def __init__(self, renderer: Renderer, find_layout: Callable[[Sequence[str]], TurnLayout | None]) -> None:
-        self._renderer = renderer
-        self._find_layout = find_layout
-        self._rendered = Counter[tuple[str, ...]]()
-        self._layouts: dict[tuple[str, ...], TurnLayout] = {}
-
-    def print_prompt(self, messages: Sequence[Message]) -> str | Rejected:
-        """Return the text of `Renderer.plain` with the generation prompt."""
-        roles, contents = zip(*[(message["role"], message["content"]) for message in messages], strict=True)
-        layout = self._layouts.get(roles)
-        if layout is not None and layout.prints(contents):
-            return layout.text(contents)
-        prompt = self._renderer.plain(messages, None, ASKS_FOR_ANSWER)
-        if self._rendered[roles] == RENDERED_FIRST:
-            layout = self._find_layout(roles)
-            # The layout is proven; that it also prints this row's prompt costs no further render.
-            if layout is not None and (not layout.prints(contents) or layout.text(contents) == prompt):
-                self._layouts[roles] = layout
-        if roles in self._rendered or len(self._rendered) < MAX_CACHED_LAYOUTS:
-            self._rendered[roles] += 1
-        return prompt

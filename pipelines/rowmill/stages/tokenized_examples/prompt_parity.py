@@ -26,7 +26,6 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
     decode_conversations,
 )
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, choose_by_hash
-from rowmill.stages.tokenized_examples.plain_examples import PlainPromptPrinter
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_masked_texts
 from rowmill.tokenization.reference_sample import find_border
@@ -57,7 +56,6 @@ class PromptComparison:
     def __init__(self, encoder: ConversationEncoder, chats: BatchedChatPath | None) -> None:
         self._steps = encoder
         self._chats = chats
-        self._prompts = PlainPromptPrinter(encoder.printer, encoder.masker.find_prompt_layout)
 
     def compare(self, table: pa.Table, built: Ints, counts: TokenizationCounts) -> None:
         """Compare some conversations of a part, and count them; `built` are the rows of those of the fast path."""
@@ -97,7 +95,7 @@ class PromptComparison:
         # A plain chat whose last message trains is its own example up to that answer.
         assert self._chats is not None
         text = self._chats.print_text(conversation.messages)
-        prompt = self._prompts.print_prompt(conversation.messages[:-1])
+        prompt = self._steps.printer.plain(conversation.messages[:-1], None, ASKS_FOR_ANSWER)
         if isinstance(prompt, Rejected) or not text.startswith(prompt):
             return None
         return cut_ending(prompt, text, ())
@@ -159,17 +157,8 @@ PROBES: Sequence[Sequence[Message]] = (
 """Conversations to render tools with; some templates refuse one that ends with a user message."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolLengths:
-    """The number of rows with tools, the tokens that tools add in total, and the most in one row."""
-
-    rows: int = 0
-    tokens: int = 0
-    most: int = 0
-
-
-def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> ToolLengths:
-    """Measure a column of tools as JSON text; null if the row has none.
+def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> dict[str, int]:
+    """Count the rows with tools in a column of JSON text, and the tokens that tools add: in total, and most in one row.
 
     If a template prints tools only in some contexts, they are measured on the first probe that it accepts; if it
     accepts none, the schemas' JSON text is counted.
@@ -197,7 +186,7 @@ def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -
     known = dict(zip(set(without), _count_text_tokens(encoder, list(set(without))), strict=True))
     added = [max(length - known[plain], 0) for length, plain in zip(lengths, without, strict=True)]
     total = sum(count * tokens for count, tokens in zip(rows, added, strict=True))
-    return ToolLengths(rows=sum(rows), tokens=total, most=max(added, default=0))
+    return {"rows_with_tools": sum(rows), "tool_tokens": total, "most_tool_tokens": max(added, default=0)}
 
 
 def _render_text(printer: Renderer, probe: Sequence[Message]) -> str | None:

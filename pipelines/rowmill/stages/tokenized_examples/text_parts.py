@@ -350,9 +350,10 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
         "documents": int((tokens > 0).sum()),
         "short_documents": int(((tokens > 0) & (tokens < SHORT_TOKENS)).sum()),
     }
-    tools, printed = prompt_parity.ToolLengths(), kept.column("tools")
-    if preparer.printer is not None and printed.null_count < len(printed):
-        tools = prompt_parity.measure_tools(printed, preparer.printer, open_encoder(store.root, inputs.tokenizer))
+    tools = {"rows_with_tools": 0, "tool_tokens": 0, "most_tool_tokens": 0}
+    if preparer.printer is not None:
+        encoder = open_encoder(store.root, inputs.tokenizer)
+        tools = prompt_parity.measure_tools(kept.column("tools"), preparer.printer, encoder)
     kept_ids = kept.column("row_id")
     table = prepared.examples
     names = {"trained": "trained_tokens", "context": "context_tokens", "template": "template_tokens"}
@@ -399,9 +400,7 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
         "dropped_tokens": counts.dropped_tokens,
         "dropped_trained": counts.dropped_trained,
         "trained_removed": int(table.column("trained_removed").to_numpy().sum()),
-        "rows_with_tools": tools.rows,
-        "tool_tokens": tools.tokens,
-        "most_tool_tokens": tools.most,
+        **tools,
         **dict(sorted(counts.of_kind.items())),
     }
     files = {"examples": place.write("examples", table), **write_accounts(place, kept_ids, log)}

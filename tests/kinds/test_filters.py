@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +13,8 @@ from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.kinds.shared.filters import (
     Filters,
     hash_record_prefix,
-    mark_first_occurrences,
 )
 from rowmill.schema.rows import Rejected, Row
-
-HASHES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=40)
 
 
 def row_of(record: Json) -> Row:
@@ -104,25 +100,3 @@ def test_prefix_hash_counts_characters_not_bytes(text: str) -> None:
     """The record begins with six characters of its own: `{"a":"`."""
     assert hash_record_prefix({"a": text}) == hash_record_prefix({"a": text[:194] + "x"})
     assert hash_record_prefix({"a": text}) != hash_record_prefix({"a": text[:193] + "x" + text[194:]})
-
-
-@pytest.mark.slow
-@given(HASHES)
-def test_first_occurrences_are_those_of_a_plain_loop(pairs: list[tuple[int, int]]) -> None:
-    hashes = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
-    expected = [pairs.index(pair) == index for index, pair in enumerate(pairs)]
-
-    assert mark_first_occurrences(hashes).tolist() == expected
-    assert mark_first_occurrences(hashes.view("V16").reshape(-1)).tolist() == expected
-
-
-def test_first_occurrences_of_stored_hashes() -> None:
-    digests = [hash_row_content(row_of(dialogue(content=text))) for text in "ABACB"]
-
-    assert mark_first_occurrences(np.frombuffer(b"".join(digests), dtype="V16")).tolist() == [
-        True,
-        True,
-        False,
-        True,
-        False,
-    ]

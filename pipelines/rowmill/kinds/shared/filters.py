@@ -18,11 +18,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from rowmill.core.arrays import find_distinct
 from rowmill.core.config import Config
 from rowmill.core.json import Json, canonical_json, from_json
 from rowmill.core.remote import public_url
@@ -160,33 +157,6 @@ def hash_record_prefix(record: Mapping[str, Json]) -> bytes:
     # A character has at most four bytes, so the prefix is cut before decoding.
     start = canonical_json(record)[: 4 * PREFIX_CHARACTERS].decode(errors="ignore")[:PREFIX_CHARACTERS]
     return hashlib.md5(start.encode(), usedforsecurity=False).digest()
-
-
-def mark_first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Mark each hash that did not occur before, in the given order.
-
-    `hashes` are n values of 16 bytes: an array of `V16`, or of shape (n, 2) and dtype uint64. The first
-    halves are sorted, which is most of the time: two to three seconds for 10 million.
-    """
-    halves = np.ascontiguousarray(hashes).view(np.uint64).reshape(-1, 2)
-    firsts = halves[:, 0].copy()
-    order = np.argsort(firsts)
-    ordered = firsts[order]
-    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(order)])
-    if len(starts) == len(order):
-        return np.ones(len(order), dtype=np.bool_)
-    # The sort need not be stable: within a run of equal halves, the lowest index is used.
-    earliest = np.minimum.reduceat(order, starts)
-    keep = np.zeros(len(order), dtype=np.bool_)
-    keep[earliest] = True
-    lengths = np.diff(np.append(starts, len(order)))
-    differs = halves[order, 1] != np.repeat(halves[earliest, 1], lengths)
-    for run in find_distinct(np.repeat(np.arange(len(starts)), lengths)[differs]):
-        # Equal first halves with different second halves.
-        members = np.sort(order[starts[run] : starts[run] + lengths[run]])
-        _, firsts_of_run = np.unique(halves[members, 1], return_index=True)
-        keep[members[firsts_of_run]] = True
-    return keep
 
 
 _CLASSES: Final = (re.compile(r"\w+"), re.compile(r"\s+"), re.compile(r"[^\w\s]+"))

@@ -11,12 +11,13 @@ hashes of a block are kept: the next build hashes new parts only.
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, are_among, compute_offsets, find_distinct
+from rowmill.core.arrays import compute_offsets
 from rowmill.core.storage import File
 from rowmill.kinds.shared import filters
 from rowmill.parts.accounts import RewriteInputs, rewrite_parts, tabulate_removed
@@ -101,16 +102,11 @@ def hash_block(inputs: BlockRows, place: PartPlace) -> PartResult:
     joined = pa.concat_tables(tables).combine_chunks()
     hashes, row_ids = (joined.column(name) for name in (column, "row_id"))
     lines = pa.table([hashes, np.arange(len(joined)), row_ids], schema=_LINE_SCHEMA)
-    of_bucket = choose_buckets(_view_halves(lines).view(np.uint8)[:, 0], inputs.buckets)
+    # The hashes end to end, without a Python object for any of them.
+    stored = lines.column("hash").combine_chunks().buffers()[1] if len(lines) else b""
+    first_bytes = np.frombuffer(stored, np.uint8)[:: filters.HASH_BYTES]
+    of_bucket = choose_buckets(first_bytes, inputs.buckets)
     return PartResult(write_buckets(place, lines, of_bucket, inputs.buckets), {"rows": len(lines)})
-
-
-def _view_halves(lines: pa.Table) -> NDArray[np.uint64]:
-    """Return the hashes as uint64[N, 2], without a Python object for any of them."""
-    hashes = lines.column("hash").combine_chunks()
-    if not len(hashes):
-        return np.empty((0, 2), np.uint64)
-    return np.frombuffer(hashes.buffers()[1], np.uint64, 2 * len(hashes), 16 * hashes.offset).reshape(-1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,33 +119,21 @@ class BucketLines(PartInputs):
 @part_function(version=1)
 def find_bucket_repeats(inputs: BucketLines, place: PartPlace) -> PartResult:
     """Write the rows of a bucket that equal an earlier one, in a file per block."""
-    tables = [place.store.table(block.lines) for block in inputs.blocks]
-    starts = compute_offsets([len(table) for table in tables])
-    lines = pa.concat_tables(tables).combine_chunks()
-    places, originals = match_repeats(_view_halves(lines))
-    borders = np.searchsorted(places, starts)
+    tables = [cast("pl.DataFrame", pl.from_arrow(place.store.table(block.lines))) for block in inputs.blocks]
+    blocks = [table.with_columns(block=pl.lit(one.block)) for table, one in zip(tables, inputs.blocks, strict=True)]
+    repeats = match_repeats(pl.concat(blocks))
     files: dict[str, File] = {}
-    for block, (begin, end) in zip(inputs.blocks, pairwise(borders.tolist()), strict=True):
-        if begin < end:
-            rows = lines.column("row").take(places[begin:end])
-            repeats = pa.table([rows, lines.column("row_id").take(originals[begin:end])], schema=_REPEAT_SCHEMA)
-            files[str(block.block)] = place.write(f"block-{block.block:05d}", repeats)
-    return PartResult(files, {"repeats": len(places)})
+    for (block,), of_block in repeats.partition_by("block", as_dict=True).items():
+        lines = of_block.select(_REPEAT_SCHEMA.names).to_arrow().cast(_REPEAT_SCHEMA)
+        files[str(block)] = place.write(f"block-{block:05d}", lines)
+    return PartResult(files, {"repeats": len(repeats)})
 
 
-def match_repeats(halves: NDArray[np.uint64]) -> tuple[Ints, Ints]:
-    """Return the places of hashes that occurred before, ascending, and the first place of each such hash."""
-    places = np.flatnonzero(~filters.mark_first_occurrences(halves))
-    if not len(places):
-        return places, places
-    # Only hashes that repeat are sorted in full, each first occurrence before its repeats.
-    halves = np.ascontiguousarray(halves)
-    alike = np.flatnonzero(are_among(halves[:, 0], find_distinct(halves[places, 0])))
-    order = alike[np.lexsort((alike, halves[alike, 1], halves[alike, 0]))]
-    is_new = np.append(True, (halves[order[1:]] != halves[order[:-1]]).any(axis=1))
-    firsts = np.empty(len(halves), np.int64)
-    firsts[order] = order[is_new][np.cumsum(is_new) - 1]
-    return places, firsts[places]
+def match_repeats(lines: pl.DataFrame) -> pl.DataFrame:
+    """Return the lines whose hash occurred before, in their order, and as `original` the first line's row id."""
+    is_first = lines["hash"].is_first_distinct()
+    originals = lines.filter(is_first).select("hash", original="row_id")
+    return lines.filter(~is_first).join(originals, on="hash", how="left", maintain_order="left")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ process.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -25,7 +26,7 @@ from rowmill.core.arrays import Integers, Ints, compute_offsets, expand_ranges, 
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
 from rowmill.parts.accounts import RewriteInputs, plan_removal, rewrite_parts
-from rowmill.parts.context import scratch_folder
+from rowmill.parts.context import scan_rows, scratch_folder
 from rowmill.parts.functions import (
     PartInputs,
     PartPlace,
@@ -100,12 +101,10 @@ def collect_groups(context: StageContext, signed: Sequence[Part], starts: Ints) 
     return np.concatenate(groups), np.concatenate(rows)
 
 
-def _read_band_lines(store: Store, bands: Sequence[File], starts: Sequence[int]) -> pa.Table:
+def _read_band_lines(store: Store, bands: Sequence[File], starts: Sequence[int]) -> pl.DataFrame:
     """Return the lines of some parts, their rows counted from the parts' `starts`."""
-    tables = [store.table(file, ("key", "row")) for file in bands]
-    keys = [table.column("key").to_numpy() for table in tables]
-    rows = [table.column("row").to_numpy() + start for table, start in zip(tables, starts, strict=True)]
-    return pa.table({"key": np.concatenate(keys), "row": np.concatenate(rows)})
+    tables = (cast("pl.DataFrame", pl.from_arrow(store.table(file, ("key", "row")))) for file in bands)
+    return pl.concat(table.with_columns(pl.col("row") + start) for table, start in zip(tables, starts, strict=True))
 
 
 # ── Blocks and buckets ───────────────────────────────────────────────────────────────────────────────
@@ -124,8 +123,9 @@ class BlockBands(PartInputs):
 def split_block_bands(inputs: BlockBands, place: PartPlace) -> PartResult:
     """Write the lines of a block's parts in a file per bucket, their rows counted through the block."""
     lines = _read_band_lines(place.store, inputs.bands, inputs.starts)
-    first_bytes = (lines.column("key").to_numpy() >> np.uint64(56)).astype(np.uint8)
-    return PartResult(write_buckets(place, lines, choose_buckets(first_bytes, inputs.buckets), inputs.buckets))
+    first_bytes = (lines["key"].to_numpy() >> np.uint64(56)).astype(np.uint8)
+    of_bucket = choose_buckets(first_bytes, inputs.buckets)
+    return PartResult(write_buckets(place, lines.to_arrow(), of_bucket, inputs.buckets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +140,10 @@ class BucketBands(PartInputs):
 def compare_band_bucket(inputs: BucketBands, place: PartPlace) -> PartResult:
     """Write the rows of a bucket that share a key with another."""
     lines = _read_band_lines(place.store, inputs.lines, inputs.starts)
-    keys, rows = lines.column("key").to_numpy(), lines.column("row").to_numpy()
-    order = np.argsort(keys, kind="stable")
-    keys, rows = keys[order], rows[order]
-    is_same = keys[1:] == keys[:-1]
-    is_shared = (np.append(is_same, False) | np.append(False, is_same))[: len(keys)]
-    keys, rows = keys[is_shared], rows[is_shared]
-    groups = np.cumsum(np.append(True, keys[1:] != keys[:-1])[: len(keys)]).astype(np.int64)
+    shared = lines.filter(pl.col("key").is_duplicated()).sort("key", maintain_order=True)
+    groups, rows = shared["key"].rle_id().cast(pl.Int64).to_numpy(), shared["row"].to_numpy()
     is_kept = drop_equal_groups(groups, rows)
-    shared = pa.table({"group": groups[is_kept], "row": rows[is_kept]})
-    return PartResult({"groups": place.write("groups", shared)})
+    return PartResult({"groups": place.write("groups", pa.table({"group": groups[is_kept], "row": rows[is_kept]}))})
 
 
 NEAR_DUPLICATES_FILE = "near_duplicates"
@@ -181,47 +175,23 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> RowSearc
     ).parts
     starts = compute_offsets([int(part.facts["kept"]) for part in parts])
     removed = _find_removed(context, signed, starts, options.threshold)
-    asked = find_distinct(np.concatenate((removed.rows, removed.kept)))
-    row_ids: list[pa.Array] = []
-    for number, part in enumerate(parts):
-        first, last = np.searchsorted(asked, starts[number : number + 2])
-        if first < last:
-            places = pa.array(asked[first:last] - starts[number])
-            ids = context.store.table(part.files["rows"], ["row_id"]).column(0)
-            row_ids.append(ids.take(places).combine_chunks().cast(pa.large_string()))
-    # One array: taking from many looks up the chunk of every row.
-    names = _RowNames(asked, pa.chunked_array([pa.concat_arrays(row_ids)] if row_ids else [], pa.large_string()))
+    named = _name_rows(context, parts, removed)
     found: list[dict[str, File]] = []
     changes: list[RewriteInputs | None] = []
     for number, part in enumerate(parts):
         # Part by part: lines as Python objects take ten times the memory of the columns that they become.
         first, last = np.searchsorted(removed.rows, starts[number : number + 2]).tolist()
-        columns = zip(
-            removed.rows[first:last].tolist(),
-            removed.kept[first:last].tolist(),
-            removed.similarity[first:last].tolist(),
-            names.take(removed.rows[first:last]),
-            names.take(removed.kept[first:last]),
-            strict=True,
+        lines = named.slice(first, last - first).with_columns(
+            place=pl.col("row") - int(starts[number]),
+            similarity=pl.col("similarity").round(9),
+            displaced=pl.col("kept") > pl.col("row"),
         )
-        lines: list[dict[str, Any]] = [
-            {
-                "place": row - int(starts[number]),
-                "row_id": row_id,
-                "kept_row_id": kept_row_id,
-                "similarity": round(similarity, 9),
-                "displaced": kept > row,
-            }
-            for row, kept, similarity, row_id, kept_row_id in columns
-        ]
-        table = pa.Table.from_pylist(lines, schema=NEAR_DUPLICATE_SCHEMA)
+        table = lines.select(NEAR_DUPLICATE_SCHEMA.names).to_arrow().cast(NEAR_DUPLICATE_SCHEMA)
         place = context.place("near duplicates", part, table)
-        found.append({NEAR_DUPLICATES_FILE: place.write("near_duplicates", table)} if lines else {})
+        found.append({NEAR_DUPLICATES_FILE: place.write("near_duplicates", table)} if len(lines) else {})
         rejects = {
-            line["place"]: Rejected(
-                "near_duplicate", to_json({"row_id": line["kept_row_id"], "similarity": round(line["similarity"], 4)})
-            )
-            for line in lines
+            row: Rejected("near_duplicate", to_json({"row_id": kept, "similarity": round(similarity, 4)}))
+            for row, kept, similarity in lines.select("place", "kept_row_id", "similarity").iter_rows()
         }
         changes.append(plan_removal(part, rejects) if options.action == "reject" else None)
     return RowSearch(
@@ -229,7 +199,7 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> RowSearc
         found=found,
         rows={"near_duplicates": len(removed.rows)},
         facts={"displaced": int((removed.kept > removed.rows).sum())},
-        tables=_tabulate_pairs(context, parts, removed, names, starts),
+        tables=_tabulate_pairs(context, parts, named, starts),
     )
 
 
@@ -312,27 +282,27 @@ def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, t
     return Removed(rows[in_order], kept[in_order], found.similarity[in_order])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _RowNames:
-    """Ids of some rows, which are numbered through all parts and sorted."""
-
-    rows: Integers
-    row_ids: pa.ChunkedArray
-
-    def take(self, rows: Integers) -> list[str]:
-        """Return the ids of some of the rows."""
-        return self.row_ids.take(pa.array(np.searchsorted(self.rows, rows))).to_pylist()
+def _name_rows(context: StageContext, parts: Sequence[Part], removed: Removed) -> pl.DataFrame:
+    """Return a line per row that goes, in their order: `row`, `kept`, `similarity`, `row_id` and `kept_row_id`."""
+    rows = {"row": removed.rows, "kept": removed.kept, "similarity": removed.similarity}
+    lines = pl.DataFrame(rows, {"row": pl.Int64, "kept": pl.Int64, "similarity": pl.Float64})
+    if not len(lines):
+        return lines.with_columns(row_id=pl.lit(""), kept_row_id=pl.lit(""))
+    every = scan_rows(context.store, [part.files["rows"] for part in parts], ["row_id"]).with_row_index("row")
+    asked = pl.concat([lines["row"], lines["kept"]]).unique().to_frame().lazy()
+    ids = every.with_columns(pl.col("row").cast(pl.Int64)).join(asked, on="row", how="semi").collect(engine="streaming")
+    of_kept = ids.rename({"row": "kept", "row_id": "kept_row_id"})
+    return lines.join(ids, on="row", maintain_order="left").join(of_kept, on="kept", maintain_order="left")
 
 
 def _tabulate_pairs(
-    context: StageContext, parts: Sequence[Part], removed: Removed, names: _RowNames, starts: Ints
+    context: StageContext, parts: Sequence[Part], named: pl.DataFrame, starts: Ints
 ) -> dict[str, DisplayTable]:
     """Tabulate rows that go beside those that stay; the least similar first, which are the ones to look at."""
-    shown = np.lexsort((removed.rows, removed.similarity))[:SHOWN_ROWS]
+    shown = named.sort("similarity", "row").head(SHOWN_ROWS)
     if not len(shown):
         return {}
-    rows, kept = removed.rows[shown].tolist(), removed.kept[shown].tolist()
-    asked = find_distinct(np.array([*rows, *kept], np.int64))
+    asked = pl.concat([shown["row"], shown["kept"]]).unique().sort().to_numpy()
     texts: dict[int, str] = {}
     source = TextSource.of_dataset(context)
     for number, part in enumerate(parts):
@@ -344,14 +314,7 @@ def _tabulate_pairs(
             )
             for k, row in enumerate(asked[first:last].tolist()):
                 texts[row] = shorten_text("\n".join(row_texts.of_row(k)))
-    of_rows, of_kept = names.take(removed.rows[shown]), names.take(removed.kept[shown])
-    lines = zip(of_rows, rows, of_kept, kept, removed.similarity[shown].tolist(), strict=True)
+    pairs = shown.select("row_id", "row", "kept_row_id", "kept", "similarity").iter_rows()
     columns = ("row_id", "text", "kept_row_id", "kept_text", "similarity")
-    return {
-        NEAR_DUPLICATES_FILE: DisplayTable(
-            columns,
-            tuple(
-                (row_id, texts[row], name, texts[other], round(share, 4)) for row_id, row, name, other, share in lines
-            ),
-        )
-    }
+    cells = ((row_id, texts[row], name, texts[kept], round(share, 4)) for row_id, row, name, kept, share in pairs)
+    return {NEAR_DUPLICATES_FILE: DisplayTable(columns, tuple(cells))}

@@ -17,16 +17,16 @@ from typing import BinaryIO
 
 import orjson
 
-from rowmill.sources.parts import FileFormat, FileOptions, FileScan, OpenStream, PartContent, cut_rows
+from rowmill.sources.parts import FileFormat, FileScan, OpenStream, PartContent, SourceFile, cut_rows
 
 
 class _Cards(FileFormat):
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
         cards = (line.decode().rstrip("\\n").partition("|") for line in stream)
         rows = (orjson.dumps({"prompt": front, "response": back}) for front, _, back in cards)
         return cut_rows(rows, file.limits.max_record_bytes)
 
-    def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str]:
+    def read_columns(self, scan: FileScan, file: SourceFile, open_stream: OpenStream) -> dict[str, str]:
         return {"prompt": "text", "response": "text"}
 
 

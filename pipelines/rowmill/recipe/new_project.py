@@ -31,7 +31,8 @@ from rowmill.kinds.shared.recognition import (
 )
 from rowmill.recipe.recipe import find_recipes, parse_recipe
 from rowmill.sources.delimited import UnnamedColumnError
-from rowmill.sources.files import FORMATS_BY_SUFFIX, SUFFIXES, Files, SourceFile, choose_file_format, find_files
+from rowmill.sources.files import FORMATS_BY_SUFFIX, SUFFIXES, Files, find_files
+from rowmill.sources.parts import SourceFile
 from rowmill.sources.reading import read_first_records
 
 DEFAULT_DATA = "data"
@@ -175,14 +176,8 @@ def _read_sample(file: SourceFile, folder: Path) -> tuple[Sample, dict[str, Any]
 
 def _take_sample(file: SourceFile, folder: Path) -> Sample:
     records = read_first_records(file, folder)[:RECORDS_LOOKED_AT]
-    chosen = choose_file_format(file.url)
-    has_columns = chosen is not None and chosen[0].has_cells
-    numbers = (
-        chosen is not None
-        and chosen[0].is_arrow
-        and any(type(value) in (int, float) for record in records for value in record.values())
-    )
-    return Sample(records, is_table_file=has_columns or numbers)
+    has_numbers = any(type(value) in (int, float) for record in records for value in record.values())
+    return Sample(records, is_table_file=file.format.has_cells or (file.format.is_arrow and has_numbers))
 
 
 def _require_format(url: str, sample: Sample) -> Recognition:

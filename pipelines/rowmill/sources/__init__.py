@@ -18,9 +18,7 @@ from rowmill.sources import urls
 from rowmill.sources.files import (
     ContentStager,
     Files,
-    SourceFile,
     StoreStager,
-    choose_file_format,
     describe_reading,
     find_file_format,
     find_files,
@@ -28,7 +26,7 @@ from rowmill.sources.files import (
 )
 from rowmill.sources.generated import GeneratedSource, GenerationStage
 from rowmill.sources.huggingface import HuggingFaceSource, scan_dataset
-from rowmill.sources.parts import SCAN_VERSION, FileScan, SourcePart, number_equal_parts
+from rowmill.sources.parts import SCAN_VERSION, FileScan, SourceFile, SourcePart, number_equal_parts
 from rowmill.sources.reading import (
     PartGroup,
     RawRecord,
@@ -117,9 +115,7 @@ def scan_source(
             files = find_files(source, base, keeps_non_finite=keeps_non_finite)
             if first_records is not None:
                 # One of each format and split shows every way in which the files are read.
-                first = {
-                    (file.split_hint, choose_file_format(file.url, source.file_format)): file for file in files[::-1]
-                }
+                first = {(file.split_hint, file.format, file.suffix, file.codec): file for file in files[::-1]}
                 files = [file for file in files if any(file is one for one in first.values())]
             scans = [scan_file(file, base, stager, earlier_scans, first_records=first_records) for file in files]
         case HuggingFaceSource():

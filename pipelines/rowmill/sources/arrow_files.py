@@ -20,7 +20,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, BinaryIO, cast
 
@@ -33,10 +33,10 @@ import pyarrow.parquet as pq
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.sources.parts import (
     FileFormat,
-    FileOptions,
     FileScan,
     OpenStream,
     PartContent,
+    SourceFile,
     cut_rows,
     require_columns,
     require_expansion,
@@ -49,7 +49,7 @@ _BATCH_ROWS = 256
 _FILE_MAGIC = b"ARROW1"
 
 
-def _open_arrow(content: BinaryIO, url: str, file: FileOptions) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _open_arrow(content: BinaryIO, url: str, file: SourceFile) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     magic = content.read(len(_FILE_MAGIC))
     content.seek(0)
     reader = pa.ipc.open_file(content) if magic == _FILE_MAGIC else pa.ipc.open_stream(content)
@@ -64,7 +64,7 @@ def _open_arrow(content: BinaryIO, url: str, file: FileOptions) -> tuple[pa.Sche
     return reader.schema, iterate()
 
 
-def _open_parquet(content: BinaryIO, url: str, file: FileOptions) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _open_parquet(content: BinaryIO, url: str, file: SourceFile) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     reader = pq.ParquetFile(content, pre_buffer=False)
     groups = [reader.metadata.row_group(index) for index in range(reader.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
@@ -78,29 +78,23 @@ def _open_parquet(content: BinaryIO, url: str, file: FileOptions) -> tuple[pa.Sc
 class _TypedFormat(FileFormat):
     """A format whose files declare the types of their columns."""
 
-    open_batches: Callable[[BinaryIO, str, FileOptions], tuple[pa.Schema, Iterator[pa.RecordBatch]]] = _open_arrow
+    open_batches: Callable[[BinaryIO, str, SourceFile], tuple[pa.Schema, Iterator[pa.RecordBatch]]] = _open_arrow
     """Returns a file's schema and its batches of at most 256 rows."""
 
-    def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
-        return replace(scan, keeps_non_finite=file.keeps_non_finite)
-
-    def is_current(self, scan: FileScan, file: FileOptions) -> bool:
-        return super().is_current(scan, file) and scan.keeps_non_finite == file.keeps_non_finite
-
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
         with self._read_batches(stream, scan.url, file) as (schema, batches):
             added = {name: value for name, value in read_folder_columns(scan.url).items() if name not in schema.names}
             encoded = (encode_batch(one, keeps_non_finite=file.keeps_non_finite, added=added) for one in batches)
             yield from cut_rows(chain.from_iterable(encoded), file.limits.max_record_bytes)
 
-    def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str]:
+    def read_columns(self, scan: FileScan, file: SourceFile, open_stream: OpenStream) -> dict[str, str]:
         with open_stream() as stream, self._read_batches(stream, scan.url, file) as (schema, _):
             declared = {field.name: str(field.type) for field in schema}
             return declared | {name: "string" for name in read_folder_columns(scan.url) if name not in declared}
 
     @contextmanager
     def _read_batches(
-        self, stream: BinaryIO, url: str, file: FileOptions
+        self, stream: BinaryIO, url: str, file: SourceFile
     ) -> Generator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
         """Give a file's schema and its batches; raises SourceError for an error in either.
 

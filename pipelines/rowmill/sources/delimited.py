@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import BinaryIO, NamedTuple
 
 import orjson
@@ -24,14 +24,14 @@ import orjson
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
-from rowmill.sources.dialect import DELIMITER_LINE, Dialect, DialectOptions, find_dialect
+from rowmill.sources.dialect import DELIMITER_LINE, DIALECT_OPTIONS, Dialect, find_dialect
 from rowmill.sources.parts import (
     FileFormat,
-    FileOptions,
     FileScan,
     Limits,
     OpenStream,
     PartContent,
+    SourceFile,
     cut_rows,
     make_too_long_line,
     require_columns,
@@ -262,16 +262,16 @@ DEFAULT_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 class _Delimited(FileFormat):
-    def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
+    def note_options(self, scan: FileScan, file: SourceFile, open_stream: OpenStream) -> FileScan:
         default = DEFAULT_DELIMITERS[file.suffix]
         with open_stream() as stream:
-            dialect = find_dialect(stream, scan.url, default=default, options=file.dialect)
+            dialect = find_dialect(stream, scan.url, default=default, options=file.source)
         if dialect.unnamed:
             with open_stream() as stream:
                 require_no_values(stream, scan.url, dialect)
         return replace(scan, dialect=dialect)
 
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
         assert scan.dialect is not None
         rows = _encode_delimited_rows(stream, scan.url, file.limits, scan.dialect)
         return cut_rows(rows, file.limits.max_record_bytes)
@@ -300,7 +300,7 @@ FORMAT = _Delimited(
     "delimited",
     version=2,
     suffixes=tuple(DEFAULT_DELIMITERS),
-    options=frozenset({*(field.name for field in fields(DialectOptions)), "encoding"}),
+    options=frozenset({*DIALECT_OPTIONS, "encoding"}),
     is_text=True,
     has_cells=True,
 )

@@ -15,7 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -23,6 +23,8 @@ from rowmill.core.errors import SchemaError
 
 if TYPE_CHECKING:
     from _csv import Reader
+
+    from rowmill.sources.files import Files
 
 _HEAD_BYTES = 256 << 10
 _HEAD_RECORDS = 200
@@ -98,26 +100,11 @@ class Dialect:
         return notes
 
 
-@dataclass(frozen=True, slots=True)
-class DialectOptions:
-    """What a recipe says about the dialect; None: not said."""
-
-    delimiter: str | None = None
-    quote: str | None = None
-    escape: str | None = None
-    header: bool | None = None
-    skip: int | None = None
-    comment: str | None = None
-    column_names: tuple[str, ...] = ()
-
-    def list_asked(self) -> dict[str, Any]:
-        """Return the options that are said."""
-        options = {name: value for name, value in asdict(self).items() if value not in (None, ())}
-        # As it is read back from a manifest.
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+DIALECT_OPTIONS = ("delimiter", "quote", "escape", "header", "skip", "comment", "column_names")
+"""The options of a source that say something about the dialect."""
 
 
-def find_dialect(stream: BinaryIO, url: str, *, default: str, options: DialectOptions) -> Dialect:
+def find_dialect(stream: BinaryIO, url: str, *, default: str, options: "Files") -> Dialect:
     """Return the dialect of a file from its first records; what the recipe says is used if it fits.
 
     `default` is the delimiter of files with this suffix: it is used unless its header is one column and another
@@ -147,7 +134,7 @@ def find_dialect(stream: BinaryIO, url: str, *, default: str, options: DialectOp
         _require_double_quotes(head, url, chosen)
     dialect = Dialect(
         chosen, enclosing, options.escape, skip=skip, comment=options.comment, header=options.header is not False,
-        column_names=options.column_names,
+        column_names=tuple(options.column_names or ()),
     )  # fmt: skip
     dialect = replace(dialect, trims=_has_blanks_after_delimiters(head, dialect))
     if not options.escape and f"{BACKSLASH}{dialect.quote}" in head:
@@ -161,7 +148,7 @@ def find_dialect(stream: BinaryIO, url: str, *, default: str, options: DialectOp
         dialect,
         # A header in which no column has a name is left as it is.
         unnamed=unnamed if len(unnamed) < len(named) else (),
-        looks_headless=options.header is None and _looks_headless(records),
+        looks_headless=options.header == "auto" and _looks_headless(records),
     )
 
 

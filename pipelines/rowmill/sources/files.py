@@ -21,17 +21,17 @@ from rowmill.core.errors import ConfigError, SourceError, join_choices
 from rowmill.core.remote import public_url
 from rowmill.core.storage import Store
 from rowmill.sources import arrow_files, delimited, json_files, plain_text, urls
-from rowmill.sources.dialect import QUOTE, DialectOptions
+from rowmill.sources.dialect import DIALECT_OPTIONS, QUOTE
 from rowmill.sources.encodings import CODECS, check_encoding, open_content, open_utf8
 from rowmill.sources.parts import (
     SCAN_VERSION,
     FileFormat,
-    FileOptions,
     FileScan,
     Limits,
     PartContent,
     RecordLimits,
     SampleBy,
+    SourceFile,
     SourcePart,
     SplitHint,
     take_first_records,
@@ -203,20 +203,12 @@ class Files(Config):
                 require_known_suffixes(urls_of)
         return self
 
-    @property
-    def dialect(self) -> DialectOptions:
-        """What the recipe says about the dialect of CSV files."""
-        return DialectOptions(
-            self.delimiter, self.quote, self.escape, None if self.header == "auto" else self.header, self.skip,
-            self.comment, tuple(self.column_names or ()),
-        )  # fmt: skip
-
 
 _FORMAT_OPTIONS = {
     "sample_by": ".txt",
     "encoding": "text",
     "field": "JSON",
-    **dict.fromkeys(("delimiter", "quote", "escape", "header", "skip", "comment", "column_names"), "CSV and TSV"),
+    **dict.fromkeys(DIALECT_OPTIONS, "CSV and TSV"),
 }
 """Options that apply to the files of some formats only."""
 
@@ -243,16 +235,6 @@ def _explain_unknown_suffix(url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A file of a source, not read yet; `url` is the recipe's URL, including its secrets."""
-
-    url: str
-    split_hint: SplitHint | None
-    source: Files
-    keeps_non_finite: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class StoreStager:
     """A `ContentStager` in a folder of a store; an existing copy is not written again."""
 
@@ -276,28 +258,31 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
     suffixes = SUFFIXES if source.file_format is None else ("",)
-    files: list[SourceFile] = []
+    found: list[tuple[str, SplitHint | None]] = []
     for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True):
         for pattern in itertools.chain.from_iterable(map(urls.expand_braces, patterns)):
             matches = urls.find_urls(pattern, base, suffixes)
             if not matches:
                 misses.append(public_url(pattern))
-            files += (SourceFile(url, hint, source, keeps_non_finite) for url in matches)
+            found += ((url, hint) for url in matches)
     if misses:
         raise SourceError(
             f"found no data at {', '.join(misses)} (relative paths start at {base}); a source must not be missing, "
             "since its share would go to the others; correct the URLs or fetch the files"
         )
-    if len(files) > source.limits.max_files:
+    if len(found) > source.limits.max_files:
         raise SourceError(
-            f"the source has {len(files):,} files; at most {source.limits.max_files:,} are allowed; join them into "
+            f"the source has {len(found):,} files; at most {source.limits.max_files:,} are allowed; join them into "
             "larger ones, narrow the glob, or raise source.limits.max_files"
         )
     seen: dict[str, str] = {}
-    for file in files:
-        if choose_file_format(file.url, file.source.file_format) is None:
-            raise ConfigError(_explain_unknown_suffix(file.url))
-        where = urls.locate_url(file.url, base)
+    files: list[SourceFile] = []
+    for url, hint in found:
+        chosen = choose_file_format(url, source.file_format)
+        if chosen is None:
+            raise ConfigError(_explain_unknown_suffix(url))
+        files.append(SourceFile(url, hint, source, *chosen, keeps_non_finite=keeps_non_finite))
+        where = urls.locate_url(url, base)
         identity = where.identity
         if identity in seen:
             raise ConfigError(
@@ -323,19 +308,16 @@ def scan_file(
     """
     where = urls.locate_url(file.url, base)
     if first_records is not None:
-        return _FileScanner(file, where, "", stager).scan(first_records=first_records)
+        return _read_file(file, where, "", stager, first_records)
     # Taken before reading: a file that changes meanwhile will not match the stamp the next time.
-    scanner = _FileScanner(file, where, stamp := urls.stamp_file(where), stager)
+    stamp = urls.stamp_file(where)
     earlier = earlier_scans.get(where.url)
-    if (
-        earlier is not None
-        and earlier.sample_by in (None, file.source.sample_by)
-        and find_file_format(earlier.reader).is_current(earlier, scanner.options)
-        and is_valid_scan(earlier, stamp, file.source.limits, base)
-    ):
-        parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
-        return replace(earlier, split_hint=file.split_hint, parts=parts)
-    return scanner.scan()
+    if earlier is not None and is_valid_scan(earlier, stamp, file.limits, base):
+        actual = find_file_format(earlier.reader)
+        if (earlier.reader_version, earlier.asked) == (actual.version, file.list_asked(actual)):
+            parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
+            return replace(earlier, split_hint=file.split_hint, parts=parts)
+    return _read_file(file, where, stamp, stager, None)
 
 
 def is_valid_scan(scan: FileScan, stamp: str, limits: RecordLimits, base: Path) -> bool:
@@ -348,56 +330,37 @@ def is_valid_scan(scan: FileScan, stamp: str, limits: RecordLimits, base: Path) 
     )
 
 
-class _FileScanner:
-    """Scans one file."""
+def _read_file(
+    file: SourceFile, where: urls.Location, stamp: str, stager: ContentStager, first_records: int | None
+) -> FileScan:
+    encoding: str | None = None
 
-    def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stager: ContentStager) -> None:
-        source = file.source
-        choice = choose_file_format(file.url, source.file_format)
-        assert choice is not None
-        self._format, suffix, self._codec = choice
-        self.options = FileOptions(
-            suffix, source.limits, self._format.is_seekable and self._codec == "", source.sample_by, source.dialect,
-            source.encoding, source.field, source.file_format, file.keeps_non_finite,
-        )  # fmt: skip
-        self._file = file
-        self._where = where
-        self._stamp = stamp
-        self._stage = stager
-        self._encoding: str | None = None
-
-    def scan(self, *, first_records: int | None = None) -> FileScan:
-        """Return the file's scan with its parts; with `first_records`, only those are read."""
-        self._format = self._format.detect(self._open_content, self.options)
-        scan = FileScan(
-            self._where.url, self._file.split_hint, self._format.name, self._stamp, records=0, parts=(),
-            max_record_bytes=self.options.limits.max_record_bytes,
-            asked=self.options.list_asked(self._format.options),
-            reader_version=self._format.version,
-        )  # fmt: skip
-        scan = self._format.note_options(scan, self.options, self._open_content)
-        with self._open_content() as stream:
-            cut = self._format.cut_parts(stream, scan, self.options)
-            # A URL with a secret is recorded without the secret, so the recorded URL cannot be opened again.
-            can_reopen = self._where.url == self._file.url and not urls.is_web(self._where.url)
-            is_staged = (
-                not self._format.is_own_lines or self._codec != "" or not can_reopen or self._encoding is not None
-            )
-            cut = cut if first_records is None else take_first_records(cut, first_records)
-            parts = stage_parts(cut, scan, self._stage, is_staged=is_staged, is_arrow=self._format.is_arrow)
-        records = sum(part.records for part in parts)
-        scan = replace(scan, parts=parts, records=records, encoding=self._encoding)
-        return replace(scan, columns=self._format.read_columns(scan, self.options, self._open_content))
-
-    def _open_content(self) -> BinaryIO:
-        raw, url = urls.open_raw(self._where), self._where.url
-        if self.options.is_seekable:
+    def open_decoded() -> BinaryIO:
+        nonlocal encoding
+        raw = urls.open_raw(where)
+        if file.is_seekable:
             return raw
-        content = open_content(raw, self._codec, url, max_expansion=self.options.limits.max_expansion)
-        if not self._format.is_text:
+        content = open_content(raw, file.codec, where.url, max_expansion=file.limits.max_expansion)
+        if not file.format.is_text:
             return content
-        stream, self._encoding = open_utf8(content, url, self.options.encoding)
+        stream, encoding = open_utf8(content, where.url, file.source.encoding)
         return stream
+
+    actual = file.format.detect(open_decoded, file)
+    scan = FileScan(
+        where.url, file.split_hint, actual.name, stamp, records=0, parts=(),
+        max_record_bytes=file.limits.max_record_bytes, asked=file.list_asked(actual), reader_version=actual.version,
+    )  # fmt: skip
+    scan = actual.note_options(scan, file, open_decoded)
+    with open_decoded() as stream:
+        cut = actual.cut_parts(stream, scan, file)
+        # A URL with a secret is recorded without the secret, so the recorded URL cannot be opened again.
+        can_reopen = where.url == file.url and not urls.is_web(where.url)
+        is_staged = not actual.is_own_lines or file.codec != "" or not can_reopen or encoding is not None
+        cut = cut if first_records is None else take_first_records(cut, first_records)
+        parts = stage_parts(cut, scan, stager, is_staged=is_staged, is_arrow=actual.is_arrow)
+    scan = replace(scan, parts=parts, records=sum(part.records for part in parts), encoding=encoding)
+    return replace(scan, columns=actual.read_columns(scan, file, open_decoded))
 
 
 def stage_parts(

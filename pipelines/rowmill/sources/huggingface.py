@@ -79,8 +79,8 @@ def scan_dataset(
     With `first_records`, read no more of each split than that.
     """
     path, revision, stamp = _pin_dataset(source, base)
-    earlier = _find_earlier_scans(source, stamp, earlier_scans, base)
-    if earlier is not None and all(scan.keeps_non_finite == keeps_non_finite for scan in earlier):
+    earlier, asked = _find_earlier_scans(source, stamp, earlier_scans, base), {"keeps_non_finite": keeps_non_finite}
+    if earlier is not None and all(scan.asked == asked for scan in earlier):
         return earlier
     import datasets
 
@@ -100,7 +100,7 @@ def scan_dataset(
         columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
         scan = FileScan(
             _make_split_url(source, split), hint, "huggingface", stamp, 0, (), columns, revision,
-            max_record_bytes=limit, keeps_non_finite=keeps_non_finite,
+            max_record_bytes=limit, asked=asked,
         )  # fmt: skip
         rows = _encode_dataset_rows(source, dataset, keeps_non_finite)
         parts = stage_parts(cut_rows(islice(rows, first_records), limit), scan, stager, is_staged=True, is_arrow=True)

@@ -34,10 +34,10 @@ from rowmill.core.errors import SourceError
 from rowmill.sources.parts import (
     BOM,
     FileFormat,
-    FileOptions,
     FileScan,
     OpenStream,
     PartContent,
+    SourceFile,
     cut_lines,
     cut_rows,
     make_too_long_line,
@@ -45,9 +45,9 @@ from rowmill.sources.parts import (
 
 
 class _JsonLines(FileFormat):
-    def detect(self, open_stream: OpenStream, file: FileOptions) -> FileFormat:
+    def detect(self, open_stream: OpenStream, file: SourceFile) -> FileFormat:
         """Return the format of a list, or of objects that are laid out otherwise, under the name of JSON Lines."""
-        if file.field is not None:
+        if file.source.field is not None:
             return VALUE_FORMAT
         with open_stream() as stream:
             head = read_head(stream)
@@ -64,7 +64,7 @@ class _JsonLines(FileFormat):
             return STREAM_FORMAT
         return self
 
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
         return cut_lines(stream, file.limits.max_record_bytes)
 
 
@@ -318,12 +318,12 @@ def remove_line_ends(text: bytes) -> bytes:
 
 
 class _JsonArray(FileFormat):
-    def detect(self, open_stream: OpenStream, file: FileOptions) -> FileFormat:
+    def detect(self, open_stream: OpenStream, file: SourceFile) -> FileFormat:
         """Return what a `.json` file holds: a list, one record per line, objects one after another, or one value.
 
         If the first line alone is a JSON value, or too long to be examined, records are lines.
         """
-        if file.field is not None:
+        if file.source.field is not None:
             return VALUE_FORMAT
         limit = file.limits.max_record_bytes
         with open_stream() as stream:
@@ -346,17 +346,17 @@ class _JsonArray(FileFormat):
         has_two = first is not None and first[1].lstrip(BETWEEN.decode()).startswith("{")
         return STREAM_FORMAT if has_two else VALUE_FORMAT
 
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
         limit = file.limits.max_record_bytes
         elements = split_elements(stream, scan.url, limit)
         return cut_rows(map(remove_line_ends, elements), limit)
 
 
 class _JsonValue(FileFormat):
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
         limit = file.limits.max_record_bytes
-        if file.field is not None:
-            elements = split_elements(open_list(stream, scan.url, file.field), scan.url, limit, is_alone=False)
+        if file.source.field is not None:
+            elements = split_elements(open_list(stream, scan.url, file.source.field), scan.url, limit, is_alone=False)
             return cut_rows(map(remove_line_ends, elements), limit)
         # White space around the value does not count, but must be read to be recognized.
         value = stream.read(limit + BLOCK_BYTES)
@@ -394,7 +394,7 @@ def _read_first_object(head: bytes) -> tuple[str, str] | None:
 
 
 class _JsonStream(FileFormat):
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
         limit = file.limits.max_record_bytes
         return cut_rows(map(remove_line_ends, _split_objects(stream, scan.url, limit)), limit)
 

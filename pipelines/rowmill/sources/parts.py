@@ -17,8 +17,8 @@ the rest is skipped, and a placeholder line, which cannot be the start of any JS
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, BinaryIO, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from pydantic import Field
 
@@ -26,7 +26,10 @@ from rowmill.core.config import Config, describe_type
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
-from rowmill.sources.dialect import Dialect, DialectOptions
+from rowmill.sources.dialect import Dialect
+
+if TYPE_CHECKING:
+    from rowmill.sources.files import Files
 
 # ── Limits ──
 
@@ -177,11 +180,9 @@ class FileScan:
     """Everything recorded about one file (or one Hugging Face split) after reading it once.
 
     `stamp` shows cheaply whether the file changed since; "" never matches. `columns` are the names and types that a
-    typed format declares. `revision` is the commit of a Hugging Face dataset. `sample_by` is the unit that a text file
-    was cut into, None for other files; `max_record_bytes` the limit it was read under. `dialect` is that of a CSV file,
-    and `encoding` that of a text file that is not UTF-8; `asked` are the options for both that the recipe sets, and
-    `reader_version` is that of the code that read it. `keeps_non_finite`: NaN and infinity of a typed file are text in
-    its parts, not null.
+    typed format declares. `revision` is the commit of a Hugging Face dataset. `max_record_bytes` is the limit that it
+    was read under. `dialect` is that of a CSV file, and `encoding` that of a text file that is not UTF-8; `asked` are
+    the options that it was read with (`SourceFile.list_asked`), and `reader_version` is that of the code that read it.
     """
 
     url: str
@@ -192,13 +193,11 @@ class FileScan:
     parts: tuple[SourcePart, ...]
     columns: dict[str, str] | None = None
     revision: str | None = None
-    sample_by: SampleBy | None = None
     max_record_bytes: int | None = None
     dialect: Dialect | None = None
     encoding: str | None = None
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
     reader_version: int = 0
-    keeps_non_finite: bool = False
     version: int = SCAN_VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -210,7 +209,8 @@ class FileScan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
         """Return the scan that `to_json` wrote."""
-        arguments: dict[str, Any] = {**values, "parts": tuple(SourcePart(**part) for part in values["parts"])}
+        arguments: dict[str, Any] = {own.name: values[own.name] for own in fields(cls) if own.name in values}
+        arguments["parts"] = tuple(SourcePart(**part) for part in values["parts"])
         if (stored := arguments["dialect"]) is not None:
             dialect: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
             arguments["dialect"] = Dialect(**dialect)
@@ -369,28 +369,35 @@ OpenStream = Callable[[], BinaryIO]
 
 
 @dataclass(frozen=True, slots=True)
-class FileOptions:
-    """The recipe's options for a file, and how it can be read.
+class SourceFile:
+    """A file of a source, not read yet; `url` is the recipe's URL, including its secrets.
 
-    `suffix` selected the format. `is_seekable`: the stream is the file itself, not its decompressed content. `field` is
-    the path of the list in a JSON object whose elements are the records.
+    `format`, `suffix` and `codec` are what its name, or the recipe, says of it; its content may be of another format.
     """
 
+    url: str
+    split_hint: SplitHint | None
+    source: "Files"
+    format: "FileFormat"
     suffix: str
-    limits: Limits
-    is_seekable: bool = False
-    sample_by: SampleBy = "document"
-    dialect: DialectOptions = DialectOptions()  # noqa: RUF009  (frozen)
-    encoding: str | None = None
-    field: str | None = None
-    file_format: str | None = None
+    codec: str
     keeps_non_finite: bool = False
 
-    def list_asked(self, options: frozenset[str]) -> dict[str, Any]:
-        """Return the options for reading that the recipe sets, of those that a format has."""
-        general = {"encoding": self.encoding, "field": self.field, "file_format": self.file_format}
-        requested = self.dialect.list_asked() | {name: value for name, value in general.items() if value is not None}
-        return {name: value for name, value in requested.items() if name in options or name == "file_format"}
+    @property
+    def limits(self) -> Limits:
+        """Limits of its records, of the file, and of the source."""
+        return self.source.limits
+
+    @property
+    def is_seekable(self) -> bool:
+        """Whether its content is read from the file itself, in which the reader seeks."""
+        return self.format.is_seekable and not self.codec
+
+    def list_asked(self, actual: "FileFormat") -> dict[str, Any]:
+        """Return the options that decide how a file of a format is read, without those left to its content."""
+        options = {name: getattr(self.source, name) for name in sorted({*actual.options, "file_format"})}
+        asked = {name: value for name, value in options.items() if value is not None and value != "auto"}
+        return asked | ({"keeps_non_finite": self.keeps_non_finite} if actual.is_arrow else {})
 
 
 @dataclass(frozen=True)
@@ -422,23 +429,19 @@ class FileFormat:
     syntax_hint: str = ""
     """Text added to the error of a record that is not valid JSON."""
 
-    def detect(self, open_stream: OpenStream, file: FileOptions) -> "FileFormat":
+    def detect(self, open_stream: OpenStream, file: SourceFile) -> "FileFormat":
         """Return the actual format of a file, decided by its content if the suffix is ambiguous."""
         return self
 
-    def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
+    def note_options(self, scan: FileScan, file: SourceFile, open_stream: OpenStream) -> FileScan:
         """Return the scan with the options that decide the file's parts."""
         return scan
 
-    def is_current(self, scan: FileScan, file: FileOptions) -> bool:
-        """Return whether an earlier scan of the same bytes is valid under the current options."""
-        return scan.reader_version == self.version and scan.asked == file.list_asked(self.options)
-
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
         """Cut the file into parts; raises SourceError when the file cannot be read."""
         raise NotImplementedError
 
-    def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str] | None:
+    def read_columns(self, scan: FileScan, file: SourceFile, open_stream: OpenStream) -> dict[str, str] | None:
         """Return the columns that the file declares, and their types; None for formats that declare none."""
         return None
 

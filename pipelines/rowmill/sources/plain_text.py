@@ -16,7 +16,6 @@ In the staged copy, each record is on the line on which it starts in the file, s
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import BinaryIO
 
@@ -27,12 +26,11 @@ from rowmill.sources.parts import (
     BLANKS,
     BOM,
     FileFormat,
-    FileOptions,
     FileScan,
     Limits,
-    OpenStream,
     PartContent,
     SampleBy,
+    SourceFile,
     bound_line,
     cut_pieces,
     explain_too_long,
@@ -122,11 +120,8 @@ def _encode_text(text: bytes) -> bytes:
 
 
 class _PlainText(FileFormat):
-    def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
-        return replace(scan, sample_by=file.sample_by)
-
-    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
-        return cut_plain_text(stream, scan.url, file.sample_by, file.limits)
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
+        return cut_plain_text(stream, scan.url, file.source.sample_by, file.limits)
 
 
 FORMAT = _PlainText(

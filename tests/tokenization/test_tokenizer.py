@@ -79,7 +79,7 @@ def test_trained_tokens_touch_the_span_and_no_other_messages_text(
     places = [np.array([value], np.int64) for value in (0, start, end, before, behind)]
     spans = FlatSpans(places[0], places[1], places[2], places[3], places[4])
 
-    mask, boundary_tokens = find_trained_tokens(encoded, locate_in_batch(encoded), spans)
+    mask, _, boundary_tokens = find_trained_tokens(encoded, locate_in_batch(encoded), spans)
 
     inside = (encoded.starts >= start) & (encoded.ends <= end)
     touches = (encoded.starts < end) & (encoded.ends > start)

@@ -77,14 +77,17 @@ def locate_in_batch(encoded: EncodedTexts) -> BatchPositions:
     return BatchPositions(bases, encoded.starts + per_token, encoded.ends + per_token)
 
 
-def find_trained_tokens(encoded: EncodedTexts, positions: BatchPositions, spans: FlatSpans) -> tuple[Bools, int]:
-    """Return which tokens train, bool[T], and how many of them cross an edge of a span.
+def find_trained_tokens(
+    encoded: EncodedTexts, positions: BatchPositions, spans: FlatSpans
+) -> tuple[Bools, Weights | None, int]:
+    """Return which tokens train, bool[T], their loss weights, float32[T], and how many cross an edge of a span.
 
     A token trains if one of its bytes is in a trained span and none belongs to foreign text, as in `transformers` and
-    TRL, at both edges. The first token of a text never trains, because no token precedes it.
+    TRL, at both edges. The first token of a text never trains, because no token precedes it. A token that does not
+    train weighs 0, one in two spans as much as the later span says; without weights of spans there are none of tokens.
     """
     if not len(encoded.ids):
-        return np.zeros(0, bool), 0
+        return np.zeros(0, bool), None, 0
     first, last, boundary_tokens = _find_token_ranges(positions, spans)
     edges = np.zeros(len(encoded.ids) + 1, np.int64)
     np.add.at(edges, first, 1)
@@ -92,23 +95,12 @@ def find_trained_tokens(encoded: EncodedTexts, positions: BatchPositions, spans:
     mask = np.cumsum(edges[:-1]) > 0
     nonempty = np.diff(encoded.offsets) > 0
     mask[encoded.offsets[:-1][nonempty]] = False
-    return mask, boundary_tokens
-
-
-def compute_token_weights(positions: BatchPositions, spans: FlatSpans, mask: Bools) -> Weights:
-    """Return the loss weight of every token, float32[T]: the weight of its span if it trains, else 0.
-
-    `mask` is the result of `find_trained_tokens` for the same spans. A token in two spans gets the later span's weight.
-    """
-    weights = np.zeros(len(mask), np.float32)
-    if spans.weights is None or not len(mask):
-        return mask.astype(np.float32)
-    first, last, _ = _find_token_ranges(positions, spans)
-    sizes = last - first
-    index = expand_ranges(first, sizes)
-    weights[index] = np.repeat(spans.weights, sizes)
+    if spans.weights is None:
+        return mask, None, boundary_tokens
+    weights, sizes = np.zeros(len(mask), np.float32), last - first
+    weights[expand_ranges(first, sizes)] = np.repeat(spans.weights, sizes)
     weights[~mask] = 0
-    return weights
+    return mask, weights, boundary_tokens
 
 
 def _find_token_ranges(positions: BatchPositions, spans: FlatSpans) -> tuple[Ints, Ints, int]:
@@ -216,45 +208,39 @@ def _is_foreign(piece: ContentSpan, trained: Span, one: MaskedConversation) -> b
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """Encoded texts with masks and spans, flat: `[offsets[i], offsets[i + 1])` are text i's tokens.
+    """Encoded texts as examples, text i that of row i; `bad` are those whose tokens have empty or backward offsets."""
 
-    `[span_offsets[i], span_offsets[i + 1])` are its spans, whose starts count from its first token. `trained`
-    int64[N] counts targets; `bad` are texts whose tokens have empty or backward offsets. `weights` float32 are
-    null where every target weighs 1.
-    """
-
-    ids: Tokens
-    mask: Bools
-    weights: Weights | None
-    offsets: Ints
-    span_starts: Ints
-    span_messages: Ints
-    span_kinds: NDArray[np.int8]
-    span_offsets: Ints
-    trained: Ints
+    columns: "ExampleColumns"
     bad: Bools
     boundary_tokens: int
 
     def example(self, i: int) -> "Example":
         """Return one text as views into the arrays."""
-        own = slice(int(self.span_offsets[i]), int(self.span_offsets[i + 1]))
-        left, right = int(self.offsets[i]), int(self.offsets[i + 1])
+        every = self.columns
+        own = slice(int(every.span_offsets[i]), int(every.span_offsets[i + 1]))
+        left, right = int(every.offsets[i]), int(every.offsets[i + 1])
         return Example(
-            ids=self.ids[left:right],
-            mask=self.mask[left:right],
-            weights=None if self.weights is None else self.weights[left:right],
-            span_starts=self.span_starts[own],
-            span_messages=self.span_messages[own],
-            span_kinds=self.span_kinds[own],
+            ids=every.ids[left:right],
+            mask=every.mask[left:right],
+            weights=None if every.weights is None else every.weights[left:right],
+            span_starts=every.span_starts[own],
+            span_messages=every.span_messages[own],
+            span_kinds=every.span_kinds[own],
             original_tokens=right - left,
-            original_trained=int(self.trained[i]),
+            original_trained=int(every.original_trained[i]),
         )
+
+    def select(self, rows: Ints, kept: Bools) -> "ExampleColumns":
+        """Return the kept texts as columns, text i as the only example of row `rows[i]`."""
+        if kept.all():
+            return replace(self.columns, rows=rows)
+        return make_columns([(int(rows[i]), 0, self.example(i)) for i in np.flatnonzero(kept).tolist()])
 
 
 def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpans) -> EncodedBatch:
     """Find the tokens of byte ranges for all texts of a batch."""
     positions = locate_in_batch(encoded)
-    mask, boundary_tokens = find_trained_tokens(encoded, positions, trained)
+    mask, weights, boundary_tokens = find_trained_tokens(encoded, positions, trained)
     counts = pieces.counts
     texts = np.repeat(np.arange(len(counts)), counts)
     places = np.stack((pieces.starts, pieces.ends), axis=1).ravel()
@@ -291,19 +277,22 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
         True
     )
     relative = starts - np.repeat(encoded.offsets[:-1], 2 * counts + 1)
-    return EncodedBatch(
+    columns = ExampleColumns(
+        rows=np.arange(len(counts)),
+        ks=np.zeros(len(counts), np.int64),
+        offsets=encoded.offsets,
         ids=encoded.ids,
         mask=mask,
-        weights=None if trained.weights is None else compute_token_weights(positions, trained, mask),
-        offsets=encoded.offsets,
+        span_offsets=offsets,
         span_starts=relative[kept],
         span_messages=messages[kept],
         span_kinds=kinds[kept],
-        span_offsets=offsets,
-        trained=count_true(mask, encoded.offsets),
-        bad=bad,
-        boundary_tokens=boundary_tokens,
+        original_tokens=np.diff(encoded.offsets),
+        original_trained=count_true(mask, encoded.offsets),
+        removed={},
+        weights=weights,
     )
+    return EncodedBatch(columns, bad, boundary_tokens)
 
 
 @dataclass(slots=True)
@@ -338,46 +327,30 @@ class Example:
 
     def cut(self, start: int, stop: int) -> "Example":
         """Keep tokens `[start, stop)`; removed tokens count as cut, and the new first token is not a target."""
-        inside = (self.span_starts < stop) & (np.append(self.span_starts[1:], len(self.ids)) > start)
-        mask, weights = self._select_targets(slice(start, stop))
-        return replace(
-            self,
-            ids=self.ids[start:stop],
-            mask=mask,
-            weights=weights,
-            token_fields={name: values[start:stop] for name, values in self.token_fields.items()},
-            span_starts=np.maximum(self.span_starts[inside] - start, 0),
-            span_messages=self.span_messages[inside],
-            span_kinds=self.span_kinds[inside],
-            tokens_cut=self.tokens_cut + len(self.ids) - (stop - start),
-            cut_trained=self.cut_trained + int(self.mask.sum()) - int(mask.sum()),
-        )
+        borders = np.append(self.span_starts, len(self.ids))
+        return self._select_tokens(slice(start, stop), np.clip(borders, start, stop) - start)
 
     def keep(self, kept: Bools) -> "Example":
         """Keep the marked tokens; removed tokens count as cut, and the new first token is not a target."""
-        before = compute_offsets(kept)
-        starts = before[self.span_starts]
-        ends = before[np.append(self.span_starts[1:], len(kept))]
-        nonempty = ends > starts
-        mask, weights = self._select_targets(kept)
+        return self._select_tokens(kept, compute_offsets(kept)[np.append(self.span_starts, len(kept))])
+
+    def _select_tokens(self, kept: "slice | Bools", borders: Ints) -> "Example":
+        """Keep some tokens; among them the spans have these borders, int64[J + 1]."""
+        nonempty = borders[1:] > borders[:-1]
+        mask = self.mask[kept].copy()
+        mask[:1] = False
         return replace(
             self,
             ids=self.ids[kept],
             mask=mask,
-            weights=weights,
+            weights=None if self.weights is None else np.where(mask, self.weights[kept], np.float32(0)),
             token_fields={name: values[kept] for name, values in self.token_fields.items()},
-            span_starts=starts[nonempty],
+            span_starts=borders[:-1][nonempty],
             span_messages=self.span_messages[nonempty],
             span_kinds=self.span_kinds[nonempty],
-            tokens_cut=self.tokens_cut + int((~kept).sum()),
+            tokens_cut=self.tokens_cut + len(self.ids) - len(mask),
             cut_trained=self.cut_trained + int(self.mask.sum()) - int(mask.sum()),
         )
-
-    def _select_targets(self, kept: "slice | Bools") -> tuple[Bools, Weights | None]:
-        """Return mask and weights of some tokens; the first of them is not a target, because no token precedes it."""
-        mask = self.mask[kept].copy()
-        mask[:1] = False
-        return mask, None if self.weights is None else np.where(mask, self.weights[kept], np.float32(0))
 
 
 # ── Encoding a batch ───────────────────────────────────────────────────────────────────────────────
@@ -679,27 +652,6 @@ def make_columns(parts: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
             name: np.concatenate((np.empty(0, kind), *held[name]), dtype=kind, casting="unsafe")
             for name, kind in _FLAT_TYPES.items()
         },
-    )
-
-
-def make_batch_columns(batch: EncodedBatch, rows: Ints, kept: Bools) -> ExampleColumns:
-    """Return the kept texts of a batch as columns; text i is the only example of row `rows[i]`."""
-    if not kept.all():
-        return make_columns([(int(rows[i]), 0, batch.example(i)) for i in np.flatnonzero(kept).tolist()])
-    return ExampleColumns(
-        rows=rows,
-        ks=np.zeros(len(rows), np.int64),
-        offsets=batch.offsets,
-        ids=batch.ids,
-        mask=batch.mask,
-        weights=batch.weights,
-        span_offsets=batch.span_offsets,
-        span_starts=batch.span_starts,
-        span_messages=batch.span_messages,
-        span_kinds=batch.span_kinds,
-        original_tokens=np.diff(batch.offsets),
-        original_trained=batch.trained,
-        removed={},
     )
 
 

@@ -74,13 +74,10 @@ def prepend_bos(example: Example, bos_id: int) -> Example:
 
 def truncate_tokens(example: Example, limit: int, side: Literal["left", "right"], bos_id: int | None) -> Example:
     """Cut an example to `limit` tokens on one side, the last stage of truncation; a BOS is kept."""
-    keep = np.ones(len(example.ids), bool)
-    leads = bos_id is not None and len(example.ids) > 0 and int(example.ids[0]) == bos_id
-    excess = len(example.ids) - limit
-    if side == "left":
-        keep[int(leads) : int(leads) + excess] = False
-    else:
-        keep[limit:] = False
+    if side == "right":
+        return example.cut(0, limit)
+    keep, first = np.ones(len(example.ids), bool), 1 if int(example.ids[0]) == bos_id else 0
+    keep[first : first + len(example.ids) - limit] = False
     return example.keep(keep)
 
 

@@ -40,7 +40,6 @@ from rowmill.tokenization.encoded_batch import (
     TokenizationCounts,
     encode_and_compare,
     make_batch,
-    make_batch_columns,
 )
 from rowmill.tokenization.tokenizer import Encoder, count_utf8_bytes
 
@@ -99,11 +98,11 @@ class BatchedChatPath:
         batch = self._encode_batch(chosen, counts)
         kept = ~batch.bad
         if self._trains:
-            kept &= batch.trained > 0
+            kept &= batch.columns.original_trained > 0
         if self._limit is not None:
-            kept &= np.diff(batch.offsets) <= self._limit
+            kept &= batch.columns.original_tokens <= self._limit
         counts.boundary_tokens += batch.boundary_tokens
-        return make_batch_columns(batch, places[chosen.places], kept)
+        return batch.select(places[chosen.places], kept)
 
     def print_text(self, messages: Sequence[Message]) -> str:
         """Return the text of a chat of which this path made the example."""

@@ -161,7 +161,7 @@ def measure_with_engine(texts: Callable[[], Iterator[str]], chars: int) -> dict[
     """Return the share of trials in which a build with a wrong engine notices it, and what a right one costs."""
     engine = WrongEngine()
     encoder = Encoder(open_tokenizer(str(corpus.TOKENIZER), corpus.DATA))
-    encoder.open_reference()
+    encoder.open_engines()
     parts, minimum = list(cut_parts(texts(), chars)), divide_minimum(count_parts(chars))
     drawn, noticed, compared = np.random.default_rng(1), 0, 0.0
     for _ in range(TRIALS_WITH_ENGINE):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
+from rowmill.core.storage import Store
 from rowmill.tokenization import stored_tokenizers, tokenizer
 from rowmill.tokenization.control_tokens import ControlStrings, restore_control_strings
 from rowmill.tokenization.encoded_batch import FlatSpans, find_trained_tokens, locate_in_batch
@@ -25,10 +26,11 @@ TEXTS = st.text(
 )
 
 
-def test_card_of_a_byte_level_tokenizer_names_the_preferred_engine(loaded: LoadedTokenizer) -> None:
+def test_card_of_a_byte_level_tokenizer_names_the_preferred_engine(loaded: LoadedTokenizer, tmp_path: Path) -> None:
     assert (loaded.card.engine, loaded.card.refused) == ("gigatoken", {})
     assert loaded.card.byte_level
-    assert stored_tokenizers.deserialize_tokenizer(stored_tokenizers.serialize_tokenizer(loaded)) == loaded
+    stored_tokenizers.write_tokenizer(Store(str(tmp_path)), "a.json", loaded)
+    assert stored_tokenizers.read_tokenizer(Store(str(tmp_path)), "a.json") == loaded
 
 
 @settings(deadline=None)

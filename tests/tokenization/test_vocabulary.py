@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from rowmill.core.storage import Store
 from rowmill.tokenization.reference_sample import Stretch
-from rowmill.tokenization.stored_tokenizers import deserialize_tokenizer, serialize_tokenizer
+from rowmill.tokenization.stored_tokenizers import read_tokenizer, write_tokenizer
 from rowmill.tokenization.tokenizer import EncodedTexts, Encoder, LoadedTokenizer, open_tokenizer, wrap_tokenizer
 from rowmill.tokenization.vocabulary import TokenLengths, read_token_lengths
 from tests.support.tiers import draw, mark_all_but
@@ -114,7 +115,7 @@ def test_fast_path_of_sentencepiece_equals_the_reference_for_any_text(encoder: E
     assert_same(encoder.encode(texts, continuation=True), reference.encode(texts, continuation=True))
 
 
-def test_fast_path_of_sentencepiece_takes_plain_controlled_and_empty_texts(encoder: Encoder) -> None:
+def test_fast_path_of_sentencepiece_takes_plain_controlled_and_empty_texts(encoder: Encoder, tmp_path: Path) -> None:
     texts = ["the a in", "日本 龘a\n", "<s>the</s>\n<s> a</s>", "e\u0301\0", ""]
     assert encoder.encode(texts).reference_texts == 0
     assert encoder.encode([f"a{SPACE}"]).reference_texts == 1
@@ -123,7 +124,8 @@ def test_fast_path_of_sentencepiece_takes_plain_controlled_and_empty_texts(encod
     for empty in (encoder.encode([]), reference.encode([]), encoder.encode_pieces([""], [[]]), reference.encode([""])):
         assert [len(empty.ids), len(empty.starts), len(empty.ends), int(empty.offsets[-1])] == [0, 0, 0, 0]
 
-    kept = deserialize_tokenizer(serialize_tokenizer(encoder.loaded)).token_lengths
+    write_tokenizer(Store(str(tmp_path)), "a.json", encoder.loaded)
+    kept = read_tokenizer(Store(str(tmp_path)), "a.json").token_lengths
     computed = read_token_lengths(encoder.loaded.backend, byte_level=False)
 
     assert isinstance(computed, TokenLengths)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.build.steps import Project
 from rowmill.core.arrays import compute_offsets, find_distinct, format_count, join_facts
-from rowmill.core.errors import ConfigError, IntegrityError, SourceError, hint_at_name
+from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, SourceError, hint_at_name
 from rowmill.core.segment_trees import list_paths, sum_over_ancestors
 from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
@@ -775,8 +775,8 @@ def _open_encoder(lineage: Lineage) -> Encoder:
     store, wanted = lineage.project.store, lineage.made[tokenized_examples.STAGE.name].card["tokenizer_digest"]
     for name in store.list("tokenizers"):
         # A damaged one is as good as none.
-        with suppress(ValueError):
-            loaded = stored_tokenizers.deserialize_tokenizer(store.read(f"tokenizers/{name}"))
+        with suppress(DamagedFileError):
+            loaded = stored_tokenizers.read_tokenizer(store, f"tokenizers/{name}")
             if loaded.card.digest == wanted:
                 return Encoder(loaded)
     raise IntegrityError(

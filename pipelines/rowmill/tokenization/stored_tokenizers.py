@@ -1,7 +1,5 @@
 """Tokenizers in a store: opened from their files once, kept as data, and opened from that once per process."""
 
-import base64
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import orjson
 
 from rowmill.core.errors import DamagedFileError
 from rowmill.core.storage import Store, digest_json
@@ -32,16 +29,15 @@ OpenedT = TypeVar("OpenedT")
 TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
 """Folders of a store: tokenizers as data, and the last known commit of each revision on the hub."""
 
-_FILE_VERSION = 2
+_FILE_VERSION = 3
 """Increase it when the layout of a stored tokenizer changes."""
 
 _MAX_OPEN = 2
 """Tokenizers that a process keeps open: each takes some 200 MB."""
 
-_STORED_TOKENIZERS: dict[str, LoadedTokenizer] = {}
 _ENCODERS: dict[str, Encoder] = {}
-"""Tokenizers as data, and open ones, by their path in a store, which names their content and never changes: a trial in
-memory reads and opens what the build needs."""
+"""Tokenizers by their path in a store, which names their content and never changes: a trial in memory reads and opens
+what the build needs."""
 
 
 class TokenizerContext(Protocol):
@@ -69,43 +65,22 @@ def open_recipe_tokenizer(context: TokenizerContext) -> tuple[LoadedTokenizer, s
     path = f"{TOKENIZER_FOLDER}/{name}.json"
     if context.store.exists(path):
         try:
-            return _read_stored_tokenizer(context.store.root, path), path
+            return open_encoder(context.store.root, path).loaded, path
         except DamagedFileError as error:
             _LOG.warning("%s; it is made again", error.damage)
     encoder = tokenizer.load_encoder(found)
-    context.store.write(path, serialize_tokenizer(encoder.loaded))
-    keep_latest(_ENCODERS, path, _MAX_OPEN, lambda: encoder)
-    return keep_latest(_STORED_TOKENIZERS, path, _MAX_OPEN, lambda: encoder.loaded), path
-
-
-def _read_stored_tokenizer(root: str, path: str) -> LoadedTokenizer:
-
-    def read() -> LoadedTokenizer:
-        try:
-            return deserialize_tokenizer(Store(root).read(path))
-        except ValueError as error:
-            raise DamagedFileError(
-                f"{Store(root).path(path)}: the stored tokenizer is damaged: {error}; expected the bytes of a build",
-                path,
-            ) from error
-
-    return keep_latest(_STORED_TOKENIZERS, path, _MAX_OPEN, read)
+    write_tokenizer(context.store, path, encoder.loaded)
+    return keep_latest(_ENCODERS, path, _MAX_OPEN, lambda: encoder).loaded, path
 
 
 def open_encoder(root: str, path: str) -> Encoder:
-    """Open a tokenizer of the store, once per process; the latest are kept."""
-    return keep_latest(_ENCODERS, path, _MAX_OPEN, lambda: Encoder(_read_stored_tokenizer(root, path)))
-
-
-def open_reference_encoder(root: str, path: str) -> Encoder:
-    """Return an encoder whose reference is wanted: the open one of a stored tokenizer, else one without an engine."""
-    opened = _ENCODERS.get(path)
-    return Encoder(_read_stored_tokenizer(root, path), fast_path=False) if opened is None else opened
+    """Return the encoder of a tokenizer of the store, one per process; the latest are kept."""
+    return keep_latest(_ENCODERS, path, _MAX_OPEN, lambda: Encoder(read_tokenizer(Store(root), path)))
 
 
 def open_shared_encoder(root: str, path: str) -> None:
-    """Open a tokenizer of the store and its reference, in a process from which workers are forked."""
-    open_encoder(root, path).open_reference()
+    """Open a tokenizer of the store, engine and reference, in a process from which workers are forked."""
+    open_encoder(root, path).open_engines()
 
 
 def keep_latest(kept: dict[str, OpenedT], key: str, most: int, make: Callable[[], OpenedT]) -> OpenedT:
@@ -140,42 +115,36 @@ def copy_tokenizers(source: Store, target: Store) -> None:
             target.write(f"{folder}/{name}", source.read(f"{folder}/{name}"))
 
 
-def serialize_tokenizer(loaded: LoadedTokenizer) -> bytes:
-    """Serialize a loaded tokenizer, so that workers and later builds do not need `transformers`."""
-    content: dict[str, Any] = {"card": asdict(loaded.card), "backend": _encode_base64(loaded.backend.encode())}
+def write_tokenizer(store: Store, path: str, loaded: LoadedTokenizer) -> None:
+    """Store a loaded tokenizer, so that workers and later builds do not need `transformers`."""
+    content: dict[str, Any] = {"card": asdict(loaded.card), "backend": loaded.backend}
     lengths = read_token_lengths(loaded.backend, byte_level=loaded.card.byte_level) if loaded.card.fast else ""
     if isinstance(lengths, TokenLengths):
         content["token_lengths"] = {
-            "lengths": _encode_base64(lengths.lengths.astype("<i8").tobytes()),
+            "lengths": lengths.lengths.tolist(),
             "added": np.flatnonzero(lengths.added).tolist(),
             "partial": np.flatnonzero(lengths.partial).tolist(),
             "prefix": lengths.prefix,
         }
-    stored = orjson.dumps(content)
-    return b"\n".join((_digest(stored), stored))
+    store.write_sealed_list([path], content)
 
 
-def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
-    """Rebuild a loaded tokenizer; raise ValueError if the bytes are not those that `serialize_tokenizer` returned."""
-    digest, _, stored = content.partition(b"\n")
-    if digest != _digest(stored):
-        raise ValueError("it is not what was written")
-    raw = orjson.loads(stored)
+def read_tokenizer(store: Store, path: str) -> LoadedTokenizer:
+    """Return a tokenizer of the store; raise DamagedFileError if it is not what `write_tokenizer` wrote."""
+    raw = store.read_sealed(path)
+    if raw is None:
+        raise DamagedFileError(
+            f"{store.path(path)}: the stored tokenizer is damaged: it is not what was written; expected the bytes of a "
+            "build",
+            path,
+        )
     card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
     kept = raw.get("token_lengths")
     token_lengths = None
     if kept is not None:
-        lengths = np.frombuffer(base64.b64decode(kept["lengths"]), "<i8").astype(np.int64)
+        lengths = np.array(kept["lengths"], np.int64)
         added, partial = np.zeros(len(lengths), bool), np.zeros(len(lengths), bool)
         added[kept["added"]] = True
         partial[kept["partial"]] = True
         token_lengths = TokenLengths(lengths, added, partial, DummyPrefix(kept["prefix"]))
-    return LoadedTokenizer(TokenizerCard(**card), base64.b64decode(raw["backend"]).decode(), token_lengths)
-
-
-def _digest(stored: bytes) -> bytes:
-    return hashlib.blake2b(stored, digest_size=16).hexdigest().encode()
-
-
-def _encode_base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
+    return LoadedTokenizer(TokenizerCard(**card), raw["backend"], token_lengths)

@@ -274,7 +274,7 @@ class FastEngine:
         return self._encode
 
     def encode(self, texts: Sequence[str]) -> EngineResult:
-        """Encode a batch; never raises because of a text."""
+        """Encode a batch, or text by text where that fails; never raises because of a text."""
         if self._panics < MAX_PANICS:
             # The engine is opened again once the words that it keeps may have filled their share of a worker's memory.
             self._characters += sum(map(len, texts))
@@ -286,30 +286,16 @@ class FastEngine:
             except BaseException as error:
                 if not is_engine_failure(error):
                     raise
-                self._recover(error)
-        rows, failed = list[NDArray[np.uint32]](), list[int]()
-        for place, text in enumerate(texts):
-            ids = _NO_IDS
-            try:
-                if self._panics < MAX_PANICS:
-                    ids = (self._encode or self._open())([text])[0]
-                else:
-                    failed.append(place)
-            except BaseException as error:
-                if not is_engine_failure(error):
-                    raise
-                self._recover(error)
-                failed.append(place)
-            rows.append(ids)
-        return EngineResult(np.concatenate((_NO_IDS, *rows)), np.cumsum([0, *map(len, rows)], dtype=np.int64), failed)
-
-    def _recover(self, error: BaseException) -> None:
-        """Close an engine that panicked: what it holds may be half changed."""
-        if isinstance(error, Exception):
-            return
-        self._panics += 1
-        self._encode = None
-        _LOG.warning("tokenizer: %s panicked (%s); its text takes the reference path", self._name, error)
+                if not isinstance(error, Exception):
+                    # What an engine that panicked holds may be half changed.
+                    self._panics += 1
+                    self._encode = None
+                    _LOG.warning("tokenizer: %s panicked (%s); its text takes the reference path", self._name, error)
+        if len(texts) == 1 or self._panics >= MAX_PANICS:
+            return EngineResult(_NO_IDS, np.zeros(len(texts) + 1, np.int64), [*range(len(texts))])
+        alone = [self.encode([text]) for text in texts]
+        ids, failed = [_NO_IDS, *(one.ids for one in alone)], [i for i, one in enumerate(alone) if one.failed]
+        return EngineResult(np.concatenate(ids), np.cumsum([*map(len, ids)], dtype=np.int64), failed)
 
 
 def is_engine_failure(error: BaseException) -> bool:
@@ -393,24 +379,28 @@ class Encoder:
     """Encodes and decodes with one tokenizer; opening one of 150,000 tokens takes a second, so once per process."""
 
     def __init__(self, tokenizer: LoadedTokenizer, *, fast_path: bool = True, reference: Any = None) -> None:
-        """Open the card's engine if the fast path is wanted; the reference opens at its first use.
+        """Store the arguments; engine and reference are opened at their first use.
 
-        An engine of another release than the one that was compared with the reference is not used. `reference` is the
-        backend of another encoder with the same backend text, which need not be opened twice.
+        `reference` is the backend of another encoder with the same backend text, which need not be opened twice.
         """
         self.loaded = tokenizer
         self.card = tokenizer.card
         self._backend = tokenizer.backend
         self._reference = reference
-        verified = tokenizer.card.fast and tokenizer.card.engine_version == get_engine_version(tokenizer.card.engine)
-        self._fast = FastEngine(tokenizer.card.engine, tokenizer.backend) if fast_path and verified else None
+        self._takes_fast_path = fast_path and tokenizer.card.fast
+
+    @cached_property
+    def _fast(self) -> FastEngine | None:
+        """The card's engine; none if another release of it is installed than was compared with the reference."""
+        is_compared = self.card.engine_version == get_engine_version(self.card.engine)
+        return FastEngine(self.card.engine, self._backend) if self._takes_fast_path and is_compared else None
 
     @cached_property
     def reference(self) -> Any:
         """The `tokenizers` backend that `transformers` calls."""
         return open_reference_backend(self._backend) if self._reference is None else self._reference
 
-    def open_reference(self) -> None:
+    def open_engines(self) -> None:
         """Open now what is otherwise opened at its first use, so that processes forked later share it."""
         _ = self.reference
         if self._fast is not None:
@@ -764,27 +754,20 @@ def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
 
 def _choose_engine(tokenizer: LoadedTokenizer) -> Encoder:
     """Compare the fast engines with the reference on the probe texts; open the first without a difference."""
-    reference = Encoder(tokenizer)
+    reference, refused = Encoder(tokenizer), dict[str, str]()
     lengths = read_token_lengths(tokenizer.backend, byte_level=tokenizer.card.byte_level)
     if isinstance(lengths, str):
-        return _refuse_engines(reference, dict.fromkeys(FAST_ENGINES, lengths))
-    texts = [*PROBE_TEXTS, *(_PROBE_OF_ADDED.replace("T", content) for _, content, _ in tokenizer.card.added)]
-    expected = _encode_both_ways(reference, texts)
-    refused: dict[str, str] = {}
-    for name in FAST_ENGINES:
-        card = replace(tokenizer.card, engine=name, engine_version=get_engine_version(name), refused=dict(refused))
-        candidate = replace(tokenizer, card=card)
-        found = _open_and_compare(candidate, reference, texts, expected)
-        if isinstance(found, Encoder):
-            return found
-        refused[name] = found
-    return _refuse_engines(reference, refused)
-
-
-def _refuse_engines(reference: Encoder, refused: dict[str, str]) -> Encoder:
-    """Return an encoder that takes the reference path and says why it takes no other."""
-    card = replace(reference.card, refused=refused)
-    return Encoder(replace(reference.loaded, card=card), reference=reference.reference)
+        refused = dict.fromkeys(FAST_ENGINES, lengths)
+    else:
+        texts = [*PROBE_TEXTS, *(_PROBE_OF_ADDED.replace("T", content) for _, content, _ in tokenizer.card.added)]
+        expected = _encode_both_ways(reference, texts)
+        for name in FAST_ENGINES:
+            card = replace(tokenizer.card, engine=name, engine_version=get_engine_version(name), refused=dict(refused))
+            found = _open_and_compare(replace(tokenizer, card=card), reference, texts, expected)
+            if isinstance(found, Encoder):
+                return found
+            refused[name] = found
+    return Encoder(replace(tokenizer, card=replace(tokenizer.card, refused=refused)), reference=reference.reference)
 
 
 _PROBE_OF_ADDED = "aTb T c\nT\n TT é"

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, cast
 
@@ -188,20 +188,12 @@ def _list_steps(node: Any, inner: str) -> list[dict[str, Any]]:
 class RoundTripDecoder:
     """Decodes ids to bytes and compares them with texts.
 
-    `byte_table`: the bytes by id of a byte-level vocabulary, None for others; `decode`: the tokenizer's own function.
+    `byte_table`: the bytes by id, None if a vocabulary has none; `decode`: the tokenizer's own function, used then.
     """
 
-    def __init__(
-        self, backend: str, byte_table: Sequence[bytes] | None, decode: Callable[[Sequence[int]], str]
-    ) -> None:
-        self._backend = backend
-        self._given = byte_table
+    def __init__(self, byte_table: Sequence[bytes] | None, decode: Callable[[Sequence[int]], str]) -> None:
+        self._byte_table = None if byte_table is None else pa.array(byte_table, pa.large_binary())
         self._decode = decode
-
-    @cached_property
-    def _byte_table(self) -> pa.LargeBinaryArray | None:
-        pieces = self._given if self._given is not None else read_sentencepiece_bytes(self._backend)
-        return None if pieces is None else pa.array(pieces, pa.large_binary())
 
     def altered(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: Ints) -> list[int]:
         """Return the indices of texts that differ from their decoded ids, `[offsets[i], offsets[i + 1])` for text i."""

@@ -60,7 +60,7 @@ from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.stored_tokenizers import open_encoder
 from rowmill.tokenization.tokenizer import Encoder
-from rowmill.tokenization.vocabulary import RoundTripDecoder, read_token_bytes
+from rowmill.tokenization.vocabulary import RoundTripDecoder, read_sentencepiece_bytes, read_token_bytes
 
 # ── Prompt ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -385,8 +385,8 @@ class EncodeInputs(RowFileInputs):
 def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
     encoder = open_encoder(root, path)
     backend = encoder.loaded.backend
-    table = read_token_bytes(backend) if encoder.card.byte_level else None
-    return encoder, RoundTripDecoder(backend, table, encoder.decode)
+    table = read_token_bytes(backend) if encoder.card.byte_level else read_sentencepiece_bytes(backend)
+    return encoder, RoundTripDecoder(table, encoder.decode)
 
 
 @part_function(version=1)

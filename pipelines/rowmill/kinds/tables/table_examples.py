@@ -105,7 +105,7 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Man
 from rowmill.schema.rows import Rejected
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.tokenization.reference_sample import divide_minimum
-from rowmill.tokenization.stored_tokenizers import open_reference_encoder
+from rowmill.tokenization.stored_tokenizers import open_encoder
 from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION, LoadedTokenizer
 
 ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
@@ -254,7 +254,7 @@ class _EncodedTable:
 def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> _EncodedTable:
     observed = load_observed_table(context.input(CANONICAL_ROWS).details)
     form, card = require_records(context.dataset), tokenizer.card
-    encoder = open_reference_encoder(context.store.root, path)
+    encoder = open_encoder(context.store.root, path)
     frame = record_tokens.build_prompt_frame(
         observed.schema,
         record_tokens.Vocabulary(

@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from rowmill.core.errors import IntegrityError
-from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES, HAS_FORK_SERVER, LocalPool, WorkerPool
+from rowmill.executors import local
+from rowmill.executors.local import FORKED_INLINE_BELOW_BYTES, HAS_FORK_SERVER, LocalPool
 from rowmill.executors.local import INLINE_BELOW_BYTES as LARGE
 from tests.support.meeting import meet
 
@@ -169,14 +170,15 @@ def test_an_error_that_cannot_be_sent_reaches_the_caller_by_its_text(
     start_workers(pool)
 
 
-def test_a_closed_pool_has_ended_its_processes_and_may_start_others() -> None:
-    pool = WorkerPool(1)
-    pool.start_in_background().result(timeout=60)
-    first = pool.wait_for_pool().submit(os.getpid).result(timeout=60)
+def test_a_closed_pool_has_ended_its_processes_and_may_start_others(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
+    [(_, first)] = pool.map(take_time, [1], size_bytes=1)
 
     pool.close()
 
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
-    assert pool.wait_for_pool().submit(os.getpid).result(timeout=60) != first
-    pool.close()
+    [(_, other)] = pool.map(take_time, [1], size_bytes=1)
+    assert other not in (first, os.getpid())

@@ -22,7 +22,7 @@ import pytest
 from rowmill.cli.main import main
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.executors import RayExecutor
-from rowmill.executors.ray_cluster import RayConnection, RayTasks
+from rowmill.executors.ray_cluster import RayTasks
 from tests.executors import test_ray_cluster
 from tests.support import teacher
 from tests.support.cli_project import list_files
@@ -181,10 +181,10 @@ def test_a_node_that_leaves_while_it_is_asked_is_left_out(cluster: Any, tasks: R
 
 
 def test_nodes_that_answer_are_not_waited_for(tasks: RayTasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wait(self: RayConnection) -> None:
+    def wait(self: RayTasks) -> None:
         raise AssertionError(self)
 
-    monkeypatch.setattr(RayConnection, "list_settled_nodes", wait)
+    monkeypatch.setattr(RayTasks, "list_settled_nodes", wait)
     assert len(tasks.run_on_hosts(os.getpid)) == 2
 
 

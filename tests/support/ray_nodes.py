@@ -11,7 +11,7 @@ import pytest
 
 from rowmill.build import prepare
 from rowmill.executors import RayExecutor
-from rowmill.executors.ray_cluster import RayConnection, import_ray
+from rowmill.executors.ray_cluster import import_ray
 from tests.support.recipes import CHAT, PAIR, Workspace, chat, pair
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def starting_cluster() -> Generator[Any]:
         head = {"num_cpus": 0, "include_dashboard": False, **SMALL_STORE}
         found = start_cluster(initialize_head=True, head_node_args=head)
         # Connected until the cluster is stopped: a connection is a job, and each job starts workers of its own.
-        RayConnection(found.address).open()
+        RayExecutor(kind="ray", address=found.address).open(workers=1).connect()
         for _ in range(2):
             start_node(found)
         yield found

@@ -45,6 +45,8 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 HAS_FORK_SERVER = sys.platform == "linux"
+START_METHOD = "forkserver" if HAS_FORK_SERVER else "spawn"
+"""How workers start, unless they are forked from the calling process."""
 
 _OPENED_IN_WORKERS: list[tuple[str, str, list[str]]] = []
 
@@ -64,12 +66,12 @@ def open_here() -> None:
     base.call_all(_OPENED_IN_WORKERS)
 
 
-def start_processes(workers: int) -> tuple[ProcessPoolExecutor, Any]:
+def start_processes(workers: int, method: str = START_METHOD) -> tuple[ProcessPoolExecutor, Any]:
     """Return a pool of processes, and the leash that they end at when it is closed."""
-    context = multiprocessing.get_context("forkserver" if HAS_FORK_SERVER else "spawn")
+    context: Any = multiprocessing.get_context(method)
     # Started now, because it lets interrupts through when it starts.
     resource_tracker.ensure_running()
-    if HAS_FORK_SERVER:
+    if method == "forkserver":
         # The process that workers are forked from reads once what it is to open.
         forkserver.set_forkserver_preload(["rowmill.executors.fork_server"])
         os.environ[base.VARIABLE] = json.dumps({"path": sys.path, "calls": _OPENED_IN_WORKERS})
@@ -79,7 +81,9 @@ def start_processes(workers: int) -> tuple[ProcessPoolExecutor, Any]:
         finally:
             del os.environ[base.VARIABLE]
     watched, leash = context.Pipe(duplex=False)
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(watched,)), leash
+    # A fork of this process has a copy of the leash.
+    ends = (watched, leash) if method == "fork" else (watched,)
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=ends), leash
 
 
 @contextmanager
@@ -175,36 +179,16 @@ THREAD_END_SECONDS = 0.05
 """How long a thread that ends is waited for, before workers come from a fork server instead."""
 
 
-def fork_processes(workers: int) -> tuple[ProcessPoolExecutor, Any] | None:
-    """Return a pool of processes that were forked from this one, and their leash; None if this one has threads.
-
-    What `open_in_workers` named is opened first, which this process will want as well.
-    """
-    if not HAS_FORK_SERVER:
-        return None
+def prepare_fork() -> bool:
+    """Open what `open_in_workers` named, which this process will want as well; return whether it has no threads."""
     # A thread that was told to end gets a moment for it.
     deadline = time.monotonic() + THREAD_END_SECONDS
     while _list_busy_threads():
         if time.monotonic() > deadline:
-            return None
+            return False
         time.sleep(0.001)
     open_here()
-    if _list_busy_threads():
-        return None
-    context = multiprocessing.get_context("fork")
-    # Started now, because it lets interrupts through when it starts.
-    resource_tracker.ensure_running()
-    with hold_interrupts():
-        watched, leash = context.Pipe(duplex=False)
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(watched, leash))
-        # What was opened stays: workers share it as long as nobody walks it.
-        gc.freeze()
-        with warnings.catch_warnings():
-            # Python 3.12 warns of any thread, the idle ones too.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            # The first task forks all processes, and then starts the thread that feeds them.
-            submit_task(pool, do_nothing)
-    return pool, leash
+    return not _list_busy_threads()
 
 
 def _list_busy_threads() -> list[str]:
@@ -218,86 +202,7 @@ def _list_busy_threads() -> list[str]:
     return [name for name in names if name not in IDLE_THREADS]
 
 
-# ── The processes of a pool ──
-
-
-class WorkerPool:
-    """Processes that start when they are first asked for, and again after they were lost; closed at exit at latest."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.are_forked = False
-        """Whether the processes were forked from the calling process."""
-        self._pool: ProcessPoolExecutor | None = None
-        self._starting: Future[None] | None = None
-        self._leash: Any = None
-
-    def fork(self) -> None:
-        """Fork the processes from this one, unless it has threads or others were started."""
-        if self._starting is not None or self._pool is not None:
-            return
-        # Interrupted between the fork and the note, nobody would end the processes.
-        with hold_interrupts():
-            forked = fork_processes(self.workers)
-            if forked is not None:
-                self._keep(*forked)
-                self.are_forked = True
-                self._starting = Future()
-                self._starting.set_result(None)
-
-    def start_in_background(self) -> "Future[None]":
-        """Start the fork server and the first process in a thread; done as soon as processes can be had."""
-        if self._starting is None:
-            starting: Future[None] = Future()
-
-            def start() -> None:
-                try:
-                    with hold_interrupts():
-                        submit_task(self._open(), do_nothing).result()
-                except BaseException as error:  # noqa: BLE001  (whoever waits for it gets it)
-                    starting.set_exception(error)
-                else:
-                    starting.set_result(None)
-
-            self._starting = starting
-            threading.Thread(target=start, daemon=True).start()
-        return self._starting
-
-    def wait_for_pool(self) -> ProcessPoolExecutor:
-        """Return the pool once its processes can be had; WorkerStartError, or that of the pool, if they cannot."""
-        try:
-            if self._starting is not None:
-                self._starting.result()
-            return self._open()
-        except (EOFError, OSError) as error:
-            # A fork server that died, or a limit of processes, memory or open files.
-            raise WorkerStartError(f"could not be started ({type(error).__name__}: {error})") from error
-
-    def _open(self) -> ProcessPoolExecutor:
-        return self._keep(*start_processes(self.workers)) if self._pool is None else self._pool
-
-    def _keep(self, pool: ProcessPoolExecutor, leash: Any) -> ProcessPoolExecutor:
-        self._pool, self._leash = pool, leash
-        atexit.register(self.close)
-        return pool
-
-    def end_now(self) -> None:
-        """End the processes at once, whatever they are doing."""
-        if self._leash is not None:
-            self._leash.close()
-        self.close()
-
-    def close(self) -> None:
-        """End the processes after what they are doing."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self.forget()
-
-    def forget(self) -> None:
-        """Note that the processes are gone."""
-        self._pool = self._starting = None
-        self.are_forked = False
-        atexit.unregister(self.close)
+# ── The executor ──
 
 
 INLINE_BELOW_BYTES = 8 << 20
@@ -320,13 +225,20 @@ class LocalExecutor(Config):
 
 
 class LocalPool:
-    """Ordered map over processes; with one worker, in the calling process. Closed at exit at the latest."""
+    """Ordered map over processes; with one worker, in the calling process.
+
+    Processes start when they are first needed, and again after they were lost; they end at exit at the latest.
+    """
 
     spans_hosts = False
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._processes = WorkerPool(workers)
+        self._pool: ProcessPoolExecutor | None = None
+        self._leash: Any = None
+        self._starting: Future[None] | None = None
+        self._are_forked = False
+        """Whether the processes were forked from the calling process."""
 
     def start(self, size_bytes: int) -> "Future[None] | None":
         """Start the workers, unless so little input is done before they are ready.
@@ -335,9 +247,53 @@ class LocalPool:
         """
         if not HAS_FORK_SERVER or self.workers == 1 or not INLINE_BELOW_BYTES:
             return None
-        if size_bytes >= FORKED_INLINE_BELOW_BYTES:
-            self._processes.fork()
-        return self._processes.start_in_background() if size_bytes >= self._inline_below else None
+        if size_bytes >= FORKED_INLINE_BELOW_BYTES and self._starting is None and self._pool is None:
+            self._fork()
+        return self._start_in_background() if size_bytes >= self._inline_below else None
+
+    def _fork(self) -> None:
+        """Fork the processes from this one, unless it has threads."""
+        # Interrupted between the fork and the note, nobody would end the processes.
+        with hold_interrupts():
+            if not prepare_fork():
+                return
+            pool, leash = start_processes(self.workers, "fork")
+            # What was opened stays: workers share it as long as nobody walks it.
+            gc.freeze()
+            with warnings.catch_warnings():
+                # Python 3.12 warns of any thread, the idle ones too.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                # The first task forks all processes, and then starts the thread that feeds them.
+                submit_task(pool, do_nothing)
+            self._keep(pool, leash)
+            self._are_forked, self._starting = True, Future()
+            self._starting.set_result(None)
+
+    def _start_in_background(self) -> "Future[None]":
+        """Start the fork server and the first process in a thread; done as soon as processes can be had."""
+        if self._starting is None:
+            starting: Future[None] = Future()
+
+            def start() -> None:
+                try:
+                    with hold_interrupts():
+                        submit_task(self._open(), do_nothing).result()
+                except BaseException as error:  # noqa: BLE001  (whoever waits for it gets it)
+                    starting.set_exception(error)
+                else:
+                    starting.set_result(None)
+
+            self._starting = starting
+            threading.Thread(target=start, daemon=True).start()
+        return self._starting
+
+    def _open(self) -> ProcessPoolExecutor:
+        return self._pool or self._keep(*start_processes(self.workers))
+
+    def _keep(self, pool: ProcessPoolExecutor, leash: Any) -> ProcessPoolExecutor:
+        self._pool, self._leash = pool, leash
+        atexit.register(self.close)
+        return pool
 
     def map(
         self, function: Callable[..., ResultT], tasks: Iterable[object], *, size_bytes: int, shared: object = None
@@ -349,7 +305,7 @@ class LocalPool:
             return
         waiting = iter(tasks)
         if HAS_FORK_SERVER and INLINE_BELOW_BYTES:
-            started = self._processes.start_in_background()
+            started = self._start_in_background()
             for task in waiting:
                 if started.done():
                     waiting = chain((task,), waiting)
@@ -372,7 +328,13 @@ class LocalPool:
         remote_index.forget_absences()
         pending: deque[Future[ResultT]] = deque()
         try:
-            pool = self._processes.wait_for_pool()
+            try:
+                if self._starting is not None:
+                    self._starting.result()
+                pool = self._open()
+            except (EOFError, OSError) as error:
+                # A fork server that died, or a limit of processes, memory or open files.
+                raise WorkerStartError(f"could not be started ({type(error).__name__}: {error})") from error
             for task in tasks:
                 pending.append(submit_task(pool, function, task))
                 # Two tasks per worker in flight keep all busy; more would only hold memory.
@@ -385,10 +347,12 @@ class LocalPool:
                 future.cancel()
             if not isinstance(error, Exception):
                 # Interrupted: nobody waits for what the workers are at, and the next build does it again.
-                self._processes.end_now()
+                if self._leash is not None:
+                    self._leash.close()
+                self.close()
             if isinstance(error, BrokenExecutor):
                 # The next map starts others. A broken pool ends its processes itself; waiting for that can hang.
-                self._processes.forget()
+                self._forget()
                 problem = str(error) if isinstance(error, WorkerStartError) else "died (killed, or out of memory)"
                 raise IntegrityError(
                     f"a worker process {problem}; finished parts are kept; build again, with fewer execution.workers "
@@ -401,8 +365,16 @@ class LocalPool:
     @property
     def _inline_below(self) -> int:
         """Bytes of input below which the calling process does the tasks itself."""
-        return min(FORKED_INLINE_BELOW_BYTES, INLINE_BELOW_BYTES) if self._processes.are_forked else INLINE_BELOW_BYTES
+        return min(FORKED_INLINE_BELOW_BYTES, INLINE_BELOW_BYTES) if self._are_forked else INLINE_BELOW_BYTES
 
     def close(self) -> None:
-        """Stop the workers."""
-        self._processes.close()
+        """End the processes after what they are doing."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Note that the processes are gone."""
+        self._pool = self._starting = None
+        self._are_forked = False
+        atexit.unregister(self.close)

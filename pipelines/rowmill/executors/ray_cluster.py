@@ -1,4 +1,4 @@
-"""Tasks on the nodes of a Ray cluster that the user runs: the connection, the nodes, one task, and the executor.
+"""Tasks on the nodes of a Ray cluster that the user runs: one task, and the executor, which joins the cluster.
 
     calling process ── task, shared value by reference ──► node A   task 1
          ▲                                                 node B   task 2 …
@@ -15,7 +15,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -35,73 +35,6 @@ _LOOKS, _LOOK_PAUSE_S = 10, 1.0
 
 _HEADS: dict[str, str] = {}
 """The head's own address of each cluster that this process has joined, by the address that a recipe gave."""
-
-
-class RayConnection:
-    """A process's connection to the cluster at an address."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._is_own = False
-        self._is_lost = False
-
-    def open(self) -> Any:
-        """Return Ray, connected; a connection that the process has already is used if it is to the same cluster."""
-        ray = import_ray()
-        if ray.is_initialized():
-            _require_same_cluster(self._address, str(ray.get_runtime_context().gcs_address))
-        else:
-            try:
-                # Ray itself tries an address at which nothing listens for a minute.
-                host, _, port = self._address.removeprefix("ray://").rpartition(":")
-                if host and port.isdigit():
-                    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
-                ray.init(self._address, log_to_driver=False, configure_logging=False)
-            except (OSError, RuntimeError, ValueError) as error:
-                raise ConfigError(
-                    f"execution.executor.address: no Ray cluster answers at {self._address!r} "
-                    f"({shorten_error(error)}); give the host:port of a running head node, ray://host:port, or auto on "
-                    "a machine of the cluster; start the cluster (`ray start --head`), or correct the address"
-                ) from error
-            self._is_own = True
-            _HEADS[self._address] = str(ray.get_runtime_context().gcs_address)
-            atexit.register(self.close)
-        return ray
-
-    def close(self) -> None:
-        """Leave the cluster, if this object has joined it."""
-        if self._is_own:
-            import_ray().shutdown()
-        self._is_own = self._is_lost = False
-
-    def list_nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes that are alive and have cores.
-
-        A lost cluster is an UnreachableError before Ray ends the process, a minute after its head has gone.
-        """
-        ray = self.open()
-        try:
-            # A lost cluster is not waited for again.
-            limit_s = 0.0 if self._is_lost else _ANSWER_TIMEOUT_S
-            nodes: list[dict[str, Any]] = call_with_time_limit(ray.nodes, limit_s)
-        except (TimeoutError, ray.exceptions.RayError) as error:
-            self._is_lost = True
-            raise UnreachableError(
-                f"execution.executor.address: the Ray cluster at {self._address!r} does not answer any more "
-                f"({shorten_error(error)}); its head must run to the end of a build; finished parts are kept; start "
-                "the cluster again, or set execution.executor to {kind: local}, and build again"
-            ) from error
-        return [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-
-    def list_settled_nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes once two looks show the same ones: some may be joining or leaving."""
-        nodes = self.list_nodes()
-        for _ in range(_LOOKS):
-            time.sleep(_LOOK_PAUSE_S)
-            before, nodes = nodes, self.list_nodes()
-            if {node["NodeID"] for node in before} == {node["NodeID"] for node in nodes}:
-                break
-        return nodes
 
 
 def shorten_error(error: Exception) -> str:
@@ -169,18 +102,11 @@ class FailedTask:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class TaskCall:
-    """A call of a function; `versions`, where given, are those that its host must have."""
-
-    function: Callable[..., object]
-    arguments: tuple[object, ...]
-    folder: str
-    versions: tuple[tuple[str, str], ...] | None = None
-
-    def pickle(self) -> bytes:
-        """Return the call for `run_call`."""
-        return pickle.dumps(self)
+def pickle_call(
+    function: Callable[..., object], *arguments: object, versions: Mapping[str, str] | None = None
+) -> bytes:
+    """Return a call for `run_call`; `versions`, where given, are those that its host must have."""
+    return pickle.dumps((function, arguments, os.getcwd(), versions))
 
 
 def run_call(content: bytes, shared: object) -> object:
@@ -190,13 +116,13 @@ def run_call(content: bytes, shared: object) -> object:
     """
     # Threads are limited before the libraries are imported that the function needs, so it comes pickled.
     _limit_threads()
-    call: TaskCall = pickle.loads(content)  # noqa: S301  (from our own calling process)
-    if os.path.isdir(call.folder):
+    function, arguments, folder, versions = pickle.loads(content)  # noqa: S301  (from our own calling process)
+    if os.path.isdir(folder):
         # Relative paths start where the calling process is.
-        os.chdir(call.folder)
+        os.chdir(folder)
     try:
-        _require_versions(call.versions)
-        return call.function(*call.arguments) if shared is None else call.function(*call.arguments, shared)
+        _require_versions(versions)
+        return function(*arguments) if shared is None else function(*arguments, shared)
     except Exception as error:
         if is_transient(error):
             raise TransientTaskError(error) from error
@@ -208,8 +134,8 @@ def _limit_threads() -> None:
     base.limit_to_one_thread()
 
 
-def _require_versions(expected: tuple[tuple[str, str], ...] | None) -> None:
-    if expected is not None and (different := describe_difference(dict(expected), describe_versions())):
+def _require_versions(expected: Mapping[str, str] | None) -> None:
+    if expected is not None and (different := describe_difference(expected, describe_versions())):
         raise ConfigError(
             f"execution.executor: the host {os.uname().nodename} has {different}; the same versions give the same "
             "bytes; install those of the calling process there, and build again"
@@ -245,7 +171,7 @@ def take_result(reference: Any, timeout_s: float | None = None) -> Any:
     return result
 
 
-# ── The nodes ──
+# ── The executor ──
 
 
 ResultT = TypeVar("ResultT")
@@ -253,15 +179,6 @@ ResultT = TypeVar("ResultT")
 CAPACITY_AGE_S = 2.0
 """How long a count of the cluster's cores is good for: nodes join and leave."""
 _HOST_TIMEOUT_S = 60.0
-
-
-def _name_node(node: dict[str, Any]) -> str:
-    return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
-
-
-# ── The executor ──
-
-
 _LEAST_WINDOW = 16
 """Tasks in flight at least, so that a cluster without nodes has a reason to start some."""
 _BUFFERED_WINDOWS = 8
@@ -289,20 +206,72 @@ class RayExecutor(Config):
 
 
 class RayTasks:
-    """Ordered map over the tasks of a cluster."""
+    """Ordered map over the tasks of a cluster, which it joins with its first use."""
 
     spans_hosts = True
 
     def __init__(self, options: RayExecutor) -> None:
         self._options = options
-        self._connection = RayConnection(options.address)
+        self._has_joined = self._is_lost = False
         self._capacity, self._capacity_at = 1, -CAPACITY_AGE_S
+
+    def connect(self) -> Any:
+        """Return Ray, connected; a connection that the process has already is used if it is to the same cluster."""
+        ray, address = import_ray(), self._options.address
+        if ray.is_initialized():
+            _require_same_cluster(address, str(ray.get_runtime_context().gcs_address))
+            return ray
+        try:
+            # Ray itself tries an address at which nothing listens for a minute.
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            if host and port.isdigit():
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+            ray.init(address, log_to_driver=False, configure_logging=False)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"execution.executor.address: no Ray cluster answers at {address!r} ({shorten_error(error)}); give the "
+                "host:port of a running head node, ray://host:port, or auto on a machine of the cluster; start the "
+                "cluster (`ray start --head`), or correct the address"
+            ) from error
+        self._has_joined = True
+        _HEADS[address] = str(ray.get_runtime_context().gcs_address)
+        atexit.register(self.close)
+        return ray
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes that are alive and have cores.
+
+        A lost cluster is an UnreachableError before Ray ends the process, a minute after its head has gone.
+        """
+        ray = self.connect()
+        try:
+            # A lost cluster is not waited for again.
+            limit_s = 0.0 if self._is_lost else _ANSWER_TIMEOUT_S
+            nodes: list[dict[str, Any]] = call_with_time_limit(ray.nodes, limit_s)
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            self._is_lost = True
+            raise UnreachableError(
+                f"execution.executor.address: the Ray cluster at {self._options.address!r} does not answer any more "
+                f"({shorten_error(error)}); its head must run to the end of a build; finished parts are kept; start "
+                "the cluster again, or set execution.executor to {kind: local}, and build again"
+            ) from error
+        return [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+
+    def list_settled_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes once two looks show the same ones: some may be joining or leaving."""
+        nodes = self.list_nodes()
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_PAUSE_S)
+            before, nodes = nodes, self.list_nodes()
+            if {node["NodeID"] for node in before} == {node["NodeID"] for node in nodes}:
+                break
+        return nodes
 
     @property
     def workers(self) -> int:
         """How many tasks the cluster runs at once now, at least 1."""
         if time.monotonic() - self._capacity_at > CAPACITY_AGE_S:
-            cores = [node["Resources"]["CPU"] for node in self._connection.list_nodes()]
+            cores = [node["Resources"]["CPU"] for node in self.list_nodes()]
             self._capacity = max(1, sum(int(core // self._options.cpus_per_task) for core in cores))
             self._capacity_at = time.monotonic()
         return self._capacity
@@ -310,7 +279,7 @@ class RayTasks:
     def _require_large_enough(self) -> None:
         """Check that some node takes a task; a cluster that has none yet may start one that does."""
         reserved = {"CPU": self._options.cpus_per_task, "memory": self._options.memory_per_task or 0}
-        resources = [node["Resources"] for node in self._connection.list_nodes()]
+        resources = [node["Resources"] for node in self.list_nodes()]
         fits = [all(node.get(name, 0) >= value for name, value in reserved.items()) for node in resources]
         if resources and not any(fits):
             best = max(resources, key=lambda node: (node.get("memory", 0), node["CPU"]))
@@ -325,33 +294,37 @@ class RayTasks:
 
         A node that joins the cluster meanwhile is asked too; one that leaves is left out, as no task reaches it.
         """
-        ray = self._connection.open()
-        call, results, failed = TaskCall(function, (), os.getcwd()).pickle(), dict[str, ResultT](), set[str]()
-        waiting = self._connection.list_nodes()
+
+        def name_node(node: dict[str, Any]) -> str:
+            return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
+
+        ray = self.connect()
+        call, results, failed = pickle_call(function), dict[str, ResultT](), set[str]()
+        waiting = self.list_nodes()
         while waiting:
             errors = dict[str, Exception]()
             for node, task in [(node, self._ask(call, node)) for node in waiting]:
                 try:
-                    results[_name_node(node)] = take_result(task, _HOST_TIMEOUT_S)
+                    results[name_node(node)] = take_result(task, _HOST_TIMEOUT_S)
                 except (ray.exceptions.RayError, IntegrityError) as error:
                     errors[node["NodeID"]] = error
             # A node that was joining or leaving may have failed. One that stays is asked again.
-            nodes = self._connection.list_settled_nodes() if errors else self._connection.list_nodes()
+            nodes = self.list_settled_nodes() if errors else self.list_nodes()
             for node in nodes:
                 if node["NodeID"] in failed & errors.keys():
                     error = errors[node["NodeID"]]
                     raise ConfigError(
-                        f"execution.executor: node {_name_node(node)} cannot run a task ({shorten_error(error)}); "
+                        f"execution.executor: node {name_node(node)} cannot run a task ({shorten_error(error)}); "
                         "every node needs this version of rowmill, with its extra `build`; install it there, or remove "
                         "the node"
                     ) from error
             failed |= errors.keys()
-            waiting = [node for node in nodes if _name_node(node) not in results]
+            waiting = [node for node in nodes if name_node(node) not in results]
         return results
 
     def _ask(self, call: bytes, node: dict[str, Any]) -> Any:
         """Give a node a task beside those that run there."""
-        ray = self._connection.open()
+        ray = self.connect()
         where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         return ray.remote(run_call).options(num_cpus=0, scheduling_strategy=where).remote(call, None)
 
@@ -364,13 +337,13 @@ class RayTasks:
     ) -> Iterator[ResultT]:
         """Yield the results in task order, as `Executor.map` says."""
         del size_bytes
-        ray = self._connection.open()
+        ray = self.connect()
         remote_index.forget_absences()
         self._require_large_enough()
         # One argument by reference for all tasks: a node fetches it once.
         reference = None if shared is None else ray.put(shared)
-        versions = tuple(describe_versions().items())
-        calls = (TaskCall(function, (task,), os.getcwd(), versions).pickle() for task in tasks)
+        versions = describe_versions()
+        calls = (pickle_call(function, task, versions=versions) for task in tasks)
         options = self._options
         run = import_ray().remote(run_call).options(
             num_cpus=options.cpus_per_task,
@@ -407,4 +380,6 @@ class RayTasks:
 
     def close(self) -> None:
         """Leave the cluster, if this executor has joined it."""
-        self._connection.close()
+        if self._has_joined:
+            import_ray().shutdown()
+        self._has_joined = self._is_lost = False

@@ -23,7 +23,7 @@ def search_rows(
     """Return each row's best item."""
     texts = [text for item in items for text in item]
     owners = np.repeat(np.arange(len(items)), [len(item) for item in items])
-    search = ItemSearch(build_index(hash_texts(texts), owners, len(items), n))
+    search = ItemSearch(build_index(hash_texts(texts), owners, len(items), n)[0])
     of_rows = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     covered = search.find_covered(hash_texts([text for row in rows for text in row]), of_rows, coverage)
     found: list[Match | None] = []

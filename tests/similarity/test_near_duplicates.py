@@ -15,7 +15,6 @@ from rowmill.similarity.near_duplicates import (
     BANDS,
     FUNCTIONS,
     Removed,
-    Shingles,
     collect_shingles,
     compute_signatures,
     compute_similarity,
@@ -23,15 +22,15 @@ from rowmill.similarity.near_duplicates import (
     find_near_duplicates,
     hash_bands,
 )
-from rowmill.similarity.words import hash_words
+from rowmill.similarity.words import HashedTexts, hash_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def join_sets(sets: Sequence[set[int]]) -> Shingles:
+def join_sets(sets: Sequence[set[int]]) -> HashedTexts:
     values = [value for one in sets for value in sorted(one)]
-    return Shingles(np.array(values, np.uint64), compute_offsets([len(one) for one in sets]))
+    return HashedTexts(np.array(values, np.uint64), compute_offsets([len(one) for one in sets]))
 
 
 def measure(one: set[int], other: set[int]) -> float:
@@ -40,8 +39,8 @@ def measure(one: set[int], other: set[int]) -> float:
 
 def test_shingles_are_the_distinct_ngrams_of_a_text() -> None:
     shingles = collect_shingles(hash_words(["a b a b", "", "b a"]), 2)
-    assert shingles.sizes.tolist() == [2, 0, 1]
-    assert shingles.values[2] in shingles.values[:2]
+    assert shingles.lengths.tolist() == [2, 0, 1]
+    assert shingles.hashes[2] in shingles.hashes[:2]
 
 
 SETS = st.lists(st.sets(st.integers(0, 12) | st.just(2**64 - 1), min_size=1, max_size=9), min_size=1, max_size=6)
@@ -67,7 +66,7 @@ def make_pairs(common: int, own: int, count: int) -> list[set[int]]:
 
 def sign(sets: Sequence[set[int]]) -> Any:
     shingles = join_sets(sets)
-    return compute_signatures(shingles.values, shingles.offsets)
+    return compute_signatures(shingles.hashes, shingles.offsets)
 
 
 def sketch(datasketch: Any, values: set[int]) -> Any:

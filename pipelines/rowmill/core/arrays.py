@@ -64,7 +64,7 @@ def group_equal(values: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each distinct value with the places that have it, both ascending: one sort, however many there are."""
     order = np.argsort(values, kind="stable")
     distinct, begins = np.unique(values[order], return_index=True)
-    return zip(distinct.tolist(), np.split(order, begins[1:]), strict=True)
+    return zip(distinct.tolist(), np.split(order, begins[1:]) if len(order) else (), strict=True)
 
 
 def mark_changes(*columns: NDArray[Any]) -> Bools:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, expand_ranges, mark_changes
+from rowmill.core.arrays import Ints, are_among, expand_ranges, mark_changes
 from rowmill.similarity.words import HashedTexts, Hashes, hash_ngrams, hash_whole_texts, join_texts, split_words
 
 FREQUENT_ITEMS = 10
@@ -30,32 +30,20 @@ _FILTER_SPARSENESS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class ItemNGrams:
-    """The n-grams of all items, sorted by hash: the item of each and the word of the item that it begins with."""
+class ItemIndex:
+    """What a row's n-grams are looked up in; items are numbered as in `words`, the number of words of each.
 
+    The n-grams of all items, sorted by hash, each have their item and the word of it that they begin with in `items`
+    and `starts`. The texts of items without any n-gram are beside them; a row has such an item if it has all its texts.
+    """
+
+    n: int
     hashes: Hashes
     items: Ints
     starts: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class ShortTexts:
-    """The texts of items without any n-gram, sorted by hash; a row has such an item if it has all its texts."""
-
-    hashes: Hashes
-    items: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class ItemIndex:
-    """What a row's n-grams are looked up in; items are numbered as in `words`, the number of words of each."""
-
-    n: int
-    ngrams: ItemNGrams
-    short: ShortTexts
+    short_hashes: Hashes
+    short_items: Ints
     words: Ints
-    ignored: int
-    """N-grams that are left out because too many items have them."""
 
 
 class Candidate(NamedTuple):
@@ -84,8 +72,11 @@ def number_distinct_items(texts: HashedTexts, owners: Ints, count: int) -> Ints:
     return first[which].astype(np.int64)
 
 
-def build_index(texts: HashedTexts, owners: Ints, count: int, n: int) -> ItemIndex:
-    """Index the n-grams of `count` distinct items; `owners` are the items of the texts, ascending."""
+def build_index(texts: HashedTexts, owners: Ints, count: int, n: int) -> tuple[ItemIndex, int]:
+    """Index the n-grams of `count` distinct items; return the number of those that too many items have, too.
+
+    `owners` are the items of the texts, ascending.
+    """
     ngrams = hash_ngrams(texts, n)
     words = join_texts(texts, owners, count)
     items = owners[ngrams.texts]
@@ -98,10 +89,10 @@ def build_index(texts: HashedTexts, owners: Ints, count: int, n: int) -> ItemInd
     begins, is_new = mark_changes(hashes), mark_changes(hashes, items)
     which = np.cumsum(begins) - 1
     is_frequent = np.bincount(which[is_new])[which] > FREQUENT_ITEMS if len(which) else begins
-    kept = ItemNGrams(hashes[~is_frequent], items[~is_frequent], starts[~is_frequent])
+    hashes, items, starts = hashes[~is_frequent], items[~is_frequent], starts[~is_frequent]
     short = np.flatnonzero(~has_ngrams[owners] & (texts.lengths > 0))
-    short_texts = ShortTexts(*_sort_distinct(hash_whole_texts(texts)[short], owners[short]))
-    return ItemIndex(n, kept, short_texts, words.lengths, int(is_frequent.sum()))
+    short_hashes, short_items = _sort_distinct(hash_whole_texts(texts)[short], owners[short])
+    return ItemIndex(n, hashes, items, starts, short_hashes, short_items, words.lengths), int(is_frequent.sum())
 
 
 class CoveredItems(NamedTuple):
@@ -118,9 +109,8 @@ class ItemSearch:
     def __init__(self, index: ItemIndex) -> None:
         """Prepare the lookup of an index."""
         self.index = index
-        hashes = index.ngrams.hashes
-        self._borders = np.append(np.flatnonzero(mark_changes(hashes)), len(hashes))
-        self._distinct = hashes[self._borders[:-1]]
+        self._borders = np.append(np.flatnonzero(mark_changes(index.hashes)), len(index.hashes))
+        self._distinct = index.hashes[self._borders[:-1]]
         # Most of a row's n-grams are in no item: one look into a small table leaves them out.
         bits = min(max(10, (_FILTER_SPARSENESS * len(self._distinct)).bit_length()), _MAX_FILTER_BITS)
         self._mask = np.uint64((1 << bits) - 1)
@@ -129,10 +119,8 @@ class ItemSearch:
 
     def find_covered(self, texts: HashedTexts, rows: Ints, coverage: float) -> CoveredItems:
         """Return the items that rows cover by hashes: by row, the best first, ties by item; `rows` own the texts."""
-        several = self._cover_items(texts, rows), self._match_short(texts, rows)
-        of_rows = np.concatenate([covered.rows for covered in several])
-        items = np.concatenate([covered.items for covered in several])
-        coverages = np.concatenate([covered.coverage for covered in several])
+        columns: Any = zip(self._cover_items(texts, rows), self._match_short(texts, rows), strict=True)
+        of_rows, items, coverages = map(np.concatenate, columns)
         order = np.lexsort((items, -coverages, of_rows))
         order = order[coverages[order] >= coverage]
         return CoveredItems(of_rows[order], items[order], coverages[order])
@@ -140,14 +128,13 @@ class ItemSearch:
     def _cover_items(self, texts: HashedTexts, rows: Ints) -> CoveredItems:
         ngrams = hash_ngrams(texts, self.index.n)
         likely = np.flatnonzero(self._is_known[ngrams.hashes & self._mask])
-        at = np.searchsorted(self._distinct, ngrams.hashes[likely])
-        is_found = np.append(self._distinct, np.uint64(0))[at] == ngrams.hashes[likely]
-        is_found &= at < len(self._distinct)
-        at, owners = at[is_found], rows[ngrams.texts[likely[is_found]]]
-        counts = (self._borders[1:] - self._borders[:-1])[at]
+        found = likely[are_among(ngrams.hashes[likely], self._distinct)]
+        at, owners = np.searchsorted(self._distinct, ngrams.hashes[found]), rows[ngrams.texts[found]]
+        counts = np.diff(self._borders)[at]
         places = expand_ranges(self._borders[at], counts)
-        indexed = self.index.ngrams
-        owners, items, starts = _sort_distinct(np.repeat(owners, counts), indexed.items[places], indexed.starts[places])
+        owners, items, starts = _sort_distinct(
+            np.repeat(owners, counts), self.index.items[places], self.index.starts[places]
+        )
         begins = mark_changes(owners, items)
         # An n-gram adds the words that the one before it has not.
         added = np.full(len(owners), self.index.n)
@@ -158,18 +145,18 @@ class ItemSearch:
 
     def _match_short(self, texts: HashedTexts, rows: Ints) -> CoveredItems:
         """Return the short items of which a row has every text."""
-        short = self.index.short
-        short_texts = np.flatnonzero((texts.lengths > 0) & (texts.lengths < self.index.n))
+        index = self.index
+        short_texts = np.flatnonzero((texts.lengths > 0) & (texts.lengths < index.n))
         hashes = hash_whole_texts(texts)[short_texts]
-        first, last = np.searchsorted(short.hashes, hashes, "left"), np.searchsorted(short.hashes, hashes, "right")
+        first, last = (np.searchsorted(index.short_hashes, hashes, side) for side in ("left", "right"))
         owners, places = _sort_distinct(np.repeat(rows[short_texts], last - first), expand_ranges(first, last - first))
-        items = short.items[places]
+        items = index.short_items[places]
         order = np.lexsort((items, owners))
         owners, items = owners[order], items[order]
         pairs = np.flatnonzero(mark_changes(owners, items))
         counts = np.diff(np.append(pairs, len(owners)))
         owners, items = owners[pairs], items[pairs]
-        needed = np.bincount(short.items, minlength=len(self.index.words))
+        needed = np.bincount(index.short_items, minlength=len(index.words))
         is_whole = counts == needed[items]
         return CoveredItems(owners[is_whole], items[is_whole], np.ones(int(is_whole.sum())))
 
@@ -207,9 +194,9 @@ class ItemSearch:
 
     @cached_property
     def _starts_by_item(self) -> tuple[Ints, Ints]:
-        items = self.index.ngrams.items
+        items = self.index.items
         order = np.argsort(items, kind="stable")
-        return np.searchsorted(items[order], np.arange(len(self.index.words) + 1)), self.index.ngrams.starts[order]
+        return np.searchsorted(items[order], np.arange(len(self.index.words) + 1)), self.index.starts[order]
 
 
 def _sort_distinct(*columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:

@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import LARGEST_INT32, Bools, Integers, Ints, expand_ranges, mark_changes
+from rowmill.core.arrays import LARGEST_INT32, Bools, Integers, Ints, mark_changes
 from rowmill.core.permutation import GAMMA, mix_array, mix_bits
 from rowmill.similarity.words import HashedTexts, Hashes, hash_ngrams
 
@@ -81,19 +81,6 @@ Compare = Callable[[Integers, Integers], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shingles:
-    """The distinct shingles of some rows, sorted: row r has `[offsets[r], offsets[r + 1])`."""
-
-    values: Hashes
-    offsets: Ints
-
-    @property
-    def sizes(self) -> Ints:
-        """Shingles of each row."""
-        return np.diff(self.offsets)
-
-
-@dataclass(frozen=True, slots=True)
 class Removed:
     """Rows that go, each with the row that stays instead and their similarity."""
 
@@ -102,18 +89,18 @@ class Removed:
     similarity: NDArray[np.float64]
 
 
-def collect_shingles(words: HashedTexts, n: int) -> Shingles:
-    """Return the distinct n-grams of each text."""
+def collect_shingles(words: HashedTexts, n: int) -> HashedTexts:
+    """Return the distinct n-grams of each text, sorted."""
     ngrams = hash_ngrams(words, n)
     order = np.lexsort((ngrams.hashes, ngrams.texts))
     values, texts = ngrams.hashes[order], ngrams.texts[order]
     is_new = mark_changes(values, texts)
-    return Shingles(values[is_new], np.searchsorted(texts[is_new], np.arange(len(words.lengths) + 1)))
+    return HashedTexts(values[is_new], np.searchsorted(texts[is_new], np.arange(len(words.lengths) + 1)))
 
 
-def compute_similarity(shingles: Shingles, first: Integers, second: Integers) -> NDArray[np.float64]:
+def compute_similarity(shingles: HashedTexts, first: Integers, second: Integers) -> NDArray[np.float64]:
     """Return the Jaccard similarity of pairs of rows: shingles in both by shingles in either."""
-    sizes = shingles.sizes
+    sizes = shingles.lengths
     both = sizes[first] + sizes[second]
     common = np.empty(len(first), np.int64)
     ends = np.cumsum(both)
@@ -126,20 +113,16 @@ def compute_similarity(shingles: Shingles, first: Integers, second: Integers) ->
     return common / np.maximum(both - common, 1)
 
 
-def _count_common(shingles: Shingles, first: Integers, second: Integers) -> Ints:
-    sizes = shingles.sizes
-    first_values, second_values = (
-        shingles.values[expand_ranges(shingles.offsets[side], sizes[side])] for side in (first, second)
-    )
+def _count_common(shingles: HashedTexts, first: Integers, second: Integers) -> Ints:
+    one, other = shingles.take(first), shingles.take(second)
     # Shingles become small numbers, so that a pair and a shingle fit one integer.
-    distinct, numbers = np.unique(first_values, return_inverse=True)
-    places = np.searchsorted(distinct, second_values)
-    is_known = np.append(distinct, np.uint64(0))[places] == second_values
+    distinct, numbers = np.unique(one.hashes, return_inverse=True)
+    places = np.searchsorted(distinct, other.hashes)
+    is_known = np.append(distinct, np.uint64(0))[places] == other.hashes
     is_known &= places < len(distinct)
-    pairs = np.arange(len(first))
-    width = len(distinct) + 1
-    of_one = np.repeat(pairs, sizes[first]) * width + numbers
-    of_other = np.repeat(pairs, sizes[second])[is_known] * width + places[is_known]
+    pairs, width = np.arange(len(first)), len(distinct) + 1
+    of_one = np.repeat(pairs, one.lengths) * width + numbers
+    of_other = np.repeat(pairs, other.lengths)[is_known] * width + places[is_known]
     at = np.minimum(np.searchsorted(of_one, of_other), len(of_one) - 1)
     is_common = of_one[at] == of_other
     return np.bincount(of_other[is_common] // width, minlength=len(first))

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, compute_offsets, find_distinct
+from rowmill.core.arrays import Integers, Ints, compute_offsets, expand_ranges, find_distinct
 from rowmill.core.permutation import GAMMA, mix_array
 
 Hashes: TypeAlias = NDArray[np.uint64]
@@ -42,15 +42,20 @@ _ALONE_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class HashedTexts:
-    """The words of some texts: text t has the hashes `[offsets[t], offsets[t + 1])`."""
+    """The words of some texts, or their distinct n-grams: text t has the hashes `[offsets[t], offsets[t + 1])`."""
 
     hashes: Hashes
     offsets: Ints
 
     @property
     def lengths(self) -> Ints:
-        """Words of each text."""
+        """Hashes of each text."""
         return np.diff(self.offsets)
+
+    def take(self, texts: Integers) -> "HashedTexts":
+        """Return some of the texts."""
+        lengths = self.lengths[texts]
+        return HashedTexts(self.hashes[expand_ranges(self.offsets[texts], lengths)], compute_offsets(lengths))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill import sources
-from rowmill.core.arrays import compute_offsets
+from rowmill.core.arrays import group_equal
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store
@@ -33,13 +33,11 @@ from rowmill.schema.rows import Rejected
 from rowmill.similarity.contamination import (
     Candidate,
     ItemIndex,
-    ItemNGrams,
     ItemSearch,
-    ShortTexts,
     build_index,
     number_distinct_items,
 )
-from rowmill.similarity.words import HashedTexts, hash_words, split_words
+from rowmill.similarity.words import hash_words, split_words
 from rowmill.sources import FileScan
 from rowmill.sources.reading import load_scans, read_records
 from rowmill.stages.base import StageContext
@@ -139,9 +137,7 @@ def index_benchmarks(inputs: IndexInputs, place: PartPlace) -> PartResult:
     words = hash_words(texts)
     kept = np.flatnonzero(number_distinct_items(words, owners, len(lines)) == np.arange(len(lines)))
     is_kept = np.isin(owners, kept)
-    lengths = words.lengths
-    words = HashedTexts(words.hashes[np.repeat(is_kept, lengths)], compute_offsets(lengths[is_kept]))
-    owners = np.searchsorted(kept, owners[is_kept])
+    words, owners = words.take(np.flatnonzero(is_kept)), np.searchsorted(kept, owners[is_kept])
     ngrams = int(np.maximum(words.lengths - ngram + 1, 0).sum())
     if ngrams > max_ngrams:
         raise ConfigError(
@@ -149,23 +145,19 @@ def index_benchmarks(inputs: IndexInputs, place: PartPlace) -> PartResult:
             f"{ngram} words; at most {max_ngrams:,} are allowed, since every worker holds "
             "them; raise max_ngrams, or name fewer fields or files"
         )
-    index = build_index(words, owners, len(kept), ngram)
+    index, ignored = build_index(words, owners, len(kept), ngram)
     items = pa.Table.from_pylist(
         [lines[k] | {"words": count} for k, count in zip(kept.tolist(), index.words.tolist(), strict=True)],
         schema=ITEM_SCHEMA,
     )
     files = {
         "items": place.write("items", items),
-        "ngrams": place.write("ngrams", _make_table(index.ngrams)),
-        "short": place.write("short", _make_table(index.short)),
+        "ngrams": place.write(
+            "ngrams", pa.table({"hashes": index.hashes, "items": index.items, "starts": index.starts})
+        ),
+        "short": place.write("short", pa.table({"hashes": index.short_hashes, "items": index.short_items})),
     }
-    return PartResult(files, {"files": counts, "items": len(kept), "ignored_ngrams": index.ignored})
-
-
-def _make_table(columns: ItemNGrams | ShortTexts) -> pa.Table:
-    if isinstance(columns, ShortTexts):
-        return pa.table({"hashes": columns.hashes, "items": columns.items})
-    return pa.table({"hashes": columns.hashes, "items": columns.items, "starts": columns.starts})
+    return PartResult(files, {"files": counts, "items": len(kept), "ignored_ngrams": ignored})
 
 
 def _list_texts_of(value: Json) -> Iterator[str]:
@@ -184,19 +176,8 @@ def load_items(store: Store, files: tuple[tuple[str, File], ...], n: int) -> tup
     """Load the search in an index, and its items by number; a worker loads them once."""
     by_name = dict(files)
     items = store.table(by_name["items"]).combine_chunks()
-    ngrams, short = (store.table(by_name[name]) for name in ("ngrams", "short"))
-
-    def column(table: pa.Table, name: str) -> Any:
-        return table.column(name).to_numpy()
-
-    index = ItemIndex(
-        n,
-        ItemNGrams(*(column(ngrams, name) for name in ("hashes", "items", "starts"))),
-        ShortTexts(*(column(short, name) for name in ("hashes", "items"))),
-        column(items, "words"),
-        ignored=0,
-    )
-    return ItemSearch(index), items
+    columns = [column for name in ("ngrams", "short") for column in store.table(by_name[name]).columns]
+    return ItemSearch(ItemIndex(n, *(column.to_numpy() for column in (*columns, items.column("words"))))), items
 
 
 CONTAMINATION_FILE = "contamination"
@@ -305,14 +286,10 @@ def search_part(inputs: SearchInputs, place: PartPlace) -> PartResult:
     search, items = load_items(place.store, tuple(sorted(inputs.index.files.items())), inputs.ngram)
     texts = inputs.texts.list_texts(place.store, rows)
     covered = search.find_covered(hash_words(texts.texts), texts.rows, inputs.coverage)
-    borders = np.append(np.flatnonzero(np.append(True, covered.rows[1:] != covered.rows[:-1])), len(covered.rows))
     lines: list[dict[str, Any]] = []
-    for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-        if begin == end:
-            continue
-        row = int(covered.rows[begin])
+    for row, places in group_equal(covered.rows):
         of_row = texts.of_row(row)
-        found = zip(covered.items[begin:end].tolist(), covered.coverage[begin:end].tolist(), strict=True)
+        found = zip(covered.items[places].tolist(), covered.coverage[places].tolist(), strict=True)
         candidates = (Candidate(item, items.column("texts")[item].as_py(), of) for item, of in found)
         match = search.find_best_match(of_row, candidates, inputs.coverage)
         if match is None:

@@ -22,7 +22,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.arrays import Integers, Ints, compute_offsets, expand_ranges, find_distinct, narrow_integers
+from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct, narrow_integers
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
 from rowmill.parts.accounts import RewriteInputs, plan_removal, rewrite_parts
@@ -44,7 +44,6 @@ from rowmill.schema.rows import Rejected
 from rowmill.similarity.near_duplicates import (
     BANDS,
     Removed,
-    Shingles,
     collect_shingles,
     compute_signatures,
     compute_similarity,
@@ -52,7 +51,7 @@ from rowmill.similarity.near_duplicates import (
     find_near_duplicates,
     hash_bands,
 )
-from rowmill.similarity.words import hash_words, join_texts
+from rowmill.similarity.words import HashedTexts, hash_words, join_texts
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.contaminated_rows import RowSearch
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
@@ -220,16 +219,13 @@ def sign_part(inputs: SignInputs, place: PartPlace) -> PartResult:
     # A dialogue is one text: what its turns say to each other counts, and turns shorter than an n-gram do.
     words = join_texts(hash_words(texts.texts), texts.rows, texts.count)
     shingles = collect_shingles(words, inputs.ngram)
-    asked = np.flatnonzero((words.lengths >= inputs.min_words) & (shingles.sizes > 0))
-    asked_sizes = shingles.sizes[asked]
-    chosen = Shingles(
-        shingles.values[expand_ranges(shingles.offsets[asked], asked_sizes)], compute_offsets(asked_sizes)
-    )
-    keys = hash_bands(compute_signatures(chosen.values, chosen.offsets)).ravel()
+    asked = np.flatnonzero((words.lengths >= inputs.min_words) & (shingles.lengths > 0))
+    chosen = shingles.take(asked)
+    keys = hash_bands(compute_signatures(chosen.hashes, chosen.offsets)).ravel()
     order = np.argsort(keys, kind="stable")
     sizes = np.zeros(texts.count, np.int64)
-    sizes[asked] = chosen.sizes
-    lists = pa.LargeListArray.from_arrays(compute_offsets(sizes), pa.array(chosen.values))
+    sizes[asked] = chosen.lengths
+    lists = pa.LargeListArray.from_arrays(compute_offsets(sizes), pa.array(chosen.hashes))
     bands = pa.table({"key": keys[order], "row": np.repeat(asked, BANDS)[order]})
     columns = {"characters": texts.characters, "content_hash": rows.column("content_hash"), "shingles": lists}
     files = {
@@ -265,7 +261,7 @@ def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, t
         of_rows, halves = np.concatenate(characters), np.concatenate(hashes)
         order = np.lexsort((candidates, halves[:, 1], halves[:, 0], -of_rows))
         values = np.memmap(path, np.uint64, "r") if path.stat().st_size else np.empty(0, np.uint64)
-        shingles = Shingles(values, compute_offsets(np.concatenate(sizes)))
+        shingles = HashedTexts(values, compute_offsets(np.concatenate(sizes)))
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
         ranked = narrow_integers(ranks)[np.searchsorted(candidates, rows)]

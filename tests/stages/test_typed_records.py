@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 from json.encoder import encode_basestring
 from typing import Any
@@ -13,18 +14,18 @@ from hypothesis import strategies as st
 
 from rowmill.core.config import validate_options
 from rowmill.kinds.tables import part_rows
-from rowmill.kinds.tables.inference import build_record_schema, infer_contract, merge_evidence, observe_records
+from rowmill.kinds.tables.inference import build_record_schema, infer_contract, merge_evidence
 from rowmill.kinds.tables.schema import SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer, shape_of
 from rowmill.kinds.tables.typed_cells import (
-    CellColumn,
     ColumnRoles,
     MismatchLog,
+    RowBuilder,
+    SourceColumn,
+    SourceRecords,
     TypedColumns,
-    ValueColumnBuilder,
-    observe_cells,
-    split_columns,
+    observe_records,
     write_cells,
     write_strings,
 )
@@ -115,26 +116,25 @@ def test_rows_made_by_column_equal_those_made_one_by_one(
     data: st.DataObject, content: list[str], roles: ColumnRoles
 ) -> None:
     records = [one for one in map(decoded, content) if isinstance(one, dict)]
-    seen = observe_records(records[: data.draw(st.integers(1, 30))])
-    evidence = merge_evidence([seen])
+    evidence = merge_evidence(observe_records(SourceRecords.of_objects(records[: data.draw(st.integers(1, 30))])))
     assume(evidence.columns)
     inferred = infer_contract(evidence, {}, order=roles.order if roles.order in evidence.columns else None)
     contract = tightened(data, inferred)
     schema = build_record_schema(contract, evidence, {}, ())
     order = data.draw(st.sampled_from([None, SortKey("iso8601"), SortKey("elapsed_seconds"), SortKey("text")]))
     many, one_by_one = (
-        ValueColumnBuilder(contract, schema, order, roles),
+        RowBuilder(contract, schema, order, roles),
         ValueRowBuilder(contract, schema, order, roles),
     )
     numbers = range(7, 7 + len(records))
 
     for _ in range(2):
-        columns, found, expected = split_columns(records), MismatchLog(), MismatchLog()
-        assert rows_of(many(records, columns, numbers, found)) == [
+        held, found, expected = SourceRecords.of_objects(records, numbers), MismatchLog(), MismatchLog()
+        assert rows_of(many(held, [found])) == [
             one_by_one(one, number, expected) for number, one in zip(numbers, records, strict=True)
         ]
         assert found.to_json() == expected.to_json()
-        assert part_rows.hash_records(records, columns) == [part_rows.hash_record(one) for one in records]
+        assert part_rows.hash_records(held) == [part_rows.hash_record(one) for one in records]
 
 
 def rows_of(typed: TypedColumns) -> list[TypedRecord | Rejected]:
@@ -167,13 +167,16 @@ CONTRACTS = st.sampled_from(
 )  # fmt: skip
 
 
+def cells_of(cells: list[str], numbers: Sequence[int], borders: Sequence[int]) -> SourceRecords:
+    return SourceRecords({"a": SourceColumn.of_cells(cells)}, numbers, borders)
+
+
 @settings(max_examples=draw(300))
 @given(st.lists(CELLS, min_size=1, max_size=40))
 def test_shapes_of_a_column_are_those_of_its_cells(cells: list[str]) -> None:
-    column = CellColumn.from_cells(cells)
     shapes = Counter(shape_of(cell) for cell in cells if cell)
 
-    found = observe_cells({"a": column}, range(5, 5 + len(cells)), (0, len(cells)))[0].columns["a"]
+    found = observe_records(cells_of(cells, range(5, 5 + len(cells)), (0, len(cells))))[0].columns["a"]
 
     assert {name: one.count for name, one in found.cells.items()} == shapes
     assert (found.present, found.nulls) == (len(cells), cells.count(""))
@@ -184,14 +187,14 @@ def test_shapes_of_a_column_are_those_of_its_cells(cells: list[str]) -> None:
 
 @given(st.lists(st.lists(CELLS, max_size=12), min_size=1, max_size=5))
 def test_evidence_of_parts_is_the_same_together_and_alone(parts: list[list[str]]) -> None:
-    together = CellColumn.from_cells([cell for part in parts for cell in part])
+    together = [cell for part in parts for cell in part]
     numbers = [number for part in parts for number in range(len(part))]
     borders = [0, *accumulate(map(len, parts))]
 
-    found = observe_cells({"a": together}, numbers, borders)
+    found = observe_records(cells_of(together, numbers, borders))
 
     for part, one in zip(parts, found, strict=True):
-        [alone] = observe_cells({"a": CellColumn.from_cells(part)}, range(len(part)), (0, len(part)))
+        [alone] = observe_records(cells_of(part, range(len(part)), (0, len(part))))
         assert json.dumps(one.to_json()) == json.dumps(alone.to_json())
 
 
@@ -207,7 +210,7 @@ def test_column_of_cells_is_written_like_its_cells(
 ) -> None:
     contract = validate_options(ColumnContract, {**options, "na": words, "on_mismatch": on_mismatch}, "column")
     write = make_cell_writer(contract.model_copy(update={"on_mismatch": "reject"}))
-    texts = CellColumn.from_cells(cells).texts
+    texts = SourceColumn.of_cells(cells).values
 
     assert write_cells(contract, texts).to_pylist() == [write(cell) for cell in cells]
     assert write_strings(texts).to_pylist() == [encode_basestring(cell) for cell in cells]
@@ -217,6 +220,7 @@ def test_column_of_cells_is_written_like_its_cells(
 def test_content_hash_of_cells_equals_that_of_their_record(rows: list[list[str]]) -> None:
     names = ['b"\u00e9', "a"]
     records = [dict(zip(names, row, strict=True)) for row in rows]
-    columns = {name: CellColumn.from_cells([one[name] for one in records]) for name in records[0]}
+    columns = {name: SourceColumn.of_cells([one[name] for one in records]) for name in records[0]}
+    held = SourceRecords(columns, range(len(rows)), (0, len(rows)))
 
-    assert part_rows.hash_cell_records(columns, len(rows)) == [part_rows.hash_record(one) for one in records]
+    assert part_rows.hash_records(held) == [part_rows.hash_record(one) for one in records]

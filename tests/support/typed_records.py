@@ -1,4 +1,4 @@
-"""Rows of decoded JSON objects made one by one: what `ValueColumnBuilder` is compared with."""
+"""Rows of decoded JSON objects made one by one: what `RowBuilder` is compared with."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -113,7 +113,7 @@ class ValueRowBuilder:
             if isinstance(text, Rejected):
                 return text
             texts.append(text)
-        return self._roles.key_of(texts)
+        return f"[{','.join(texts)}]" if self._roles.is_list else texts[0]
 
     def key_of(self, name: str, value: Json) -> str | Rejected:
         """Return a group column's contribution to the group key."""

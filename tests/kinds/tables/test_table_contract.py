@@ -18,18 +18,22 @@ from rowmill.kinds.tables.inference import (
     infer_contract,
     infer_sort_key,
     merge_evidence,
-    observe_records,
 )
 from rowmill.kinds.tables.schema import Column, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import RecordDecoder, Serialiser, read_json
 from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer, parse_declared_column
-from rowmill.kinds.tables.typed_cells import CellColumn, observe_cells, write_cells
+from rowmill.kinds.tables.typed_cells import SourceColumn, SourceRecords, observe_records, write_cells
 
 
 def seen(values: list[Any], *, are_cells: bool = True) -> TableEvidence:
     if are_cells:
-        return observe_cells({"a": CellColumn.from_cells(values)}, range(len(values)), (0, len(values)))[0]
-    return observe_records([{"a": value} for value in values])
+        return observe_records(cells_of(a=values))[0]
+    return observe_records(SourceRecords.of_objects([{"a": value} for value in values]))[0]
+
+
+def cells_of(**columns: list[str]) -> SourceRecords:
+    count = len(next(iter(columns.values())))
+    return SourceRecords({name: SourceColumn.of_cells(one) for name, one in columns.items()}, range(count), (0, count))
 
 
 def column_of(values: list[Any], *, are_cells: bool = True, order: str | None = None) -> ColumnContract:
@@ -135,7 +139,7 @@ def test_json_values_keep_their_types(values: list[Any], kind: str) -> None:
 
 
 def test_contract_and_evidence_of_two_files_round_trip_and_missing_columns_are_optional() -> None:
-    one = observe_cells({"a": CellColumn.from_cells(["1"]), "b": CellColumn.from_cells([""])}, range(1), (0, 1))[0]
+    one = observe_records(cells_of(a=["1"], b=[""]))[0]
     other = seen(["x"])
 
     evidence = merge_evidence([one, other])
@@ -392,8 +396,8 @@ ODD_CELLS = st.one_of(
 def test_contract_of_any_cells_is_one_and_reads_them(
     columns: dict[str, list[str]], delimiter: str, quote: str, is_order: bool
 ) -> None:
-    cells = {name: CellColumn.from_cells(texts) for name, texts in columns.items()}
-    [evidence] = observe_cells(cells, [0, 1, 2], [0, 3])
+    records = cells_of(**columns)
+    [evidence] = observe_records(records)
     order = next(iter(columns)) if is_order else None
 
     contract = infer_contract(evidence, {}, order=order, delimiter=delimiter, quote=quote)
@@ -401,8 +405,8 @@ def test_contract_of_any_cells_is_one_and_reads_them(
     assert TableContract.from_json(loads(dumps(contract.to_json()))) == contract
     schema = build_record_schema(contract, evidence, {}, ())
     for name, texts in columns.items():
-        written = write_cells(contract.columns[name], cells[name].texts).to_pylist()
-        distinct = cells[name].texts.to_pylist()
+        written = write_cells(contract.columns[name], records.columns[name].values).to_pylist()
+        distinct = records.columns[name].distinct
         assert written == [make_cell_writer(contract.columns[name])(text) for text in distinct]
         assert None not in written or len(set(texts)) > 1
         # What is written as a number is read back as the same number.

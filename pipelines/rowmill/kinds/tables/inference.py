@@ -6,10 +6,8 @@ merged, so that a contract never depends on how a table is cut into parts.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import TypeAlias
 
 from rowmill.core.errors import ConfigError
@@ -37,7 +35,6 @@ from rowmill.kinds.tables.table_contract import (
     is_absent_shape,
     is_ambiguous_shape,
     parse_declared_column,
-    time_shape_of,
 )
 
 CellLocation: TypeAlias = tuple[int, int]
@@ -47,10 +44,6 @@ MAX_EXAMPLES = 3
 """Distinct texts kept of each shape."""
 MAX_EXAMPLE_CHARS = 100
 """Characters kept of such a text."""
-_KINDS: dict[type, str] = {
-    int: "integer", Decimal: "decimal", float: "decimal", bool: "boolean", str: "string",
-    list: "container", dict: "container",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,56 +139,6 @@ class TableEvidence:
         """Read what `to_json` returned."""
         columns: dict[str, Json] = stored["columns"]
         return cls(stored["records"], {name: ColumnEvidence.from_json(one) for name, one in columns.items()})
-
-
-def observe_records(records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None) -> TableEvidence:
-    """Return the evidence of a part's JSON values; `rows` are the record numbers in the part."""
-    numbers = range(len(records)) if rows is None else rows
-    values: dict[str, list[Json]] = {}
-    having: dict[str, list[int]] = {}
-    whole: dict[str, None] = dict.fromkeys(records[0]) if records else {}
-    if all(record.keys() == whole.keys() for record in records):
-        values = {name: [record[name] for record in records] for name in whole}
-        having = {name: list(numbers) for name in whole}
-    else:
-        for number, record in zip(numbers, records, strict=True):
-            for name, value in record.items():
-                values.setdefault(name, []).append(value)
-                having.setdefault(name, []).append(number)
-    return TableEvidence(
-        len(records), {name: _observe_values(column, having[name], numbers) for name, column in values.items()}
-    )
-
-
-def _observe_values(values: Sequence[Json], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
-    types = list(map(type, values))
-    kinds: dict[str, ShapeTally] = {}
-    for value_type, count in Counter(types).items():
-        if value_type is not type(None):
-            examples: list[tuple[str, CellLocation]] = []
-            at = -1
-            for _ in range(min(MAX_EXAMPLES, count)):
-                at = types.index(value_type, at + 1)
-                examples.append((str(values[at])[:MAX_EXAMPLE_CHARS], (0, having[at])))
-            tally = ShapeTally(count, tuple(examples))
-            kind = _KINDS[value_type]
-            kinds[kind] = kinds[kind].plus(tally) if kind in kinds else tally
-    texts = Counter(value for value in values if type(value) is str and value) if "string" in kinds else Counter[str]()
-    by_shape: dict[str, list[str]] = {}
-    for text in texts:
-        by_shape.setdefault(time_shape_of(text), []).append(text)
-    times = {
-        shape: ShapeTally(
-            sum(texts[text] for text in held),
-            tuple((text[:MAX_EXAMPLE_CHARS], (0, having[values.index(text)])) for text in held[:MAX_EXAMPLES]),
-        )
-        for shape, held in by_shape.items()
-    }
-    gap: CellLocation | None = None
-    if len(having) != len(numbers):
-        present = set(having)
-        gap = (0, next(number for number in numbers if number not in present))
-    return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, gap)
 
 
 def merge_evidence(parts: Iterable[TableEvidence]) -> TableEvidence:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, groupby, pairwise
 from json.encoder import encode_basestring
 from pathlib import Path
@@ -34,23 +34,22 @@ from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_split
-from rowmill.kinds.tables.inference import TableEvidence, observe_records
+from rowmill.kinds.tables.inference import TableEvidence
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.schema import ISO8601, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json, refuse_constant
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.kinds.tables.typed_cells import (
     ABSENT,
-    CellColumn,
-    CellRowBuilder,
     ColumnRoles,
-    ColumnValues,
     MismatchLog,
+    RowBuilder,
+    SourceColumn,
+    SourceRecords,
     TypedColumns,
-    ValueColumnBuilder,
     join_members,
-    observe_cells,
-    split_columns,
+    observe_records,
+    write_members,
     write_strings,
 )
 from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
@@ -116,10 +115,7 @@ def observe_part(tasks: Sequence[tuple[ObserveInputs, PartPlace]]) -> list[PartR
     evidence: list[TableEvidence] = []
     # Observing types does not need exact digits.
     for _, decoded in _decode_parts([inputs for inputs, _ in tasks], is_exact=False):
-        if decoded.cells is None:
-            evidence.append(observe_records(decoded.values, decoded.numbers))
-        else:
-            evidence += observe_cells(decoded.cells, decoded.numbers, decoded.borders)
+        evidence += observe_records(decoded.records)
     return [
         PartResult({"seen": place.write_bytes("seen.json", orjson.dumps(seen.to_json()))})
         for (_, place), seen in zip(tasks, evidence, strict=True)
@@ -128,18 +124,11 @@ def observe_part(tasks: Sequence[tuple[ObserveInputs, PartPlace]]) -> list[PartR
 
 @dataclass(frozen=True, slots=True)
 class _DecodedParts:
-    """The records and rejects of one or more parts.
+    """The records and rejects of one or more parts."""
 
-    `numbers` are record numbers in a part, from 0, and `borders` the first record of each part, and the end. Records of
-    CSV are columns of `cells`, those of other files `values`: decoded JSON objects of a single part.
-    """
-
-    values: list[dict[str, Json]]
-    cells: dict[str, CellColumn] | None
-    numbers: Sequence[int]
+    records: SourceRecords
     raws: list[bytes]
     rejected: list[tuple[int, Rejected, bytes]]
-    borders: Sequence[int]
 
 
 _InputsT = TypeVar("_InputsT", ObserveInputs, TableRowsInputs)
@@ -163,27 +152,27 @@ def _decode_parts(
 
 def _decode_records(task: ObserveInputs | TableRowsInputs, *, is_exact: bool) -> _DecodedParts:
     """Decode a part's records one by one."""
-    part, numbers, read_exactly = task.part, list[int](), make_exact_line_reader()
-    found = _DecodedParts([], None, numbers, [], [], ())
+    part, has_cells, read_exactly = task.part, _has_cells(task.part), make_exact_line_reader()
+    values, numbers, raws = list[dict[str, Json]](), list[int](), list[bytes]()
+    rejected: list[tuple[int, Rejected, bytes]] = []
     for raw in sources.read_records(part, task.base):
         if task.take is not None and raw.number >= task.take:
             break
         if raw.value is None:
             value = raw.rejected or Rejected("not_an_object")
         else:
-            value = raw.value if _has_cells(part) or not is_exact else read_exactly(raw.raw, raw.value)
+            value = raw.value if has_cells or not is_exact else read_exactly(raw.raw, raw.value)
         if isinstance(value, Rejected):
-            found.rejected.append((raw.number, value, raw.raw))
+            rejected.append((raw.number, value, raw.raw))
         else:
-            found.values.append(value)
+            values.append(value)
             numbers.append(raw.number)
-            found.raws.append(raw.raw)
-    found = replace(found, borders=(0, len(numbers)))
-    if not _has_cells(part):
-        return found
-    header = found.values[0] if found.values else ()
-    cells = {name: CellColumn.from_cells([cast("str", one[name]) for one in found.values]) for name in header}
-    return replace(found, values=[], cells=cells)
+            raws.append(raw.raw)
+    if not has_cells:
+        return _DecodedParts(SourceRecords.of_objects(values, numbers), raws, rejected)
+    header = values[0] if values else ()
+    cells = {name: SourceColumn.of_cells([cast("str", one[name]) for one in values]) for name in header}
+    return _DecodedParts(SourceRecords(cells, numbers, (0, len(numbers))), raws, rejected)
 
 
 def _decode_cells(tasks: Sequence[ObserveInputs | TableRowsInputs]) -> _DecodedParts | None:
@@ -209,9 +198,9 @@ def _decode_cells(tasks: Sequence[ObserveInputs | TableRowsInputs]) -> _DecodedP
     table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
     if table.num_rows != len(lines) or any(column.null_count for column in table.columns):
         return None
-    cells = {name: CellColumn.from_cells(table.column(name).chunk(0)) for name in names}
+    cells = {name: SourceColumn.of_cells(table.column(name).chunk(0)) for name in names}
     numbers = list(chain.from_iterable(range(end - begin) for begin, end in pairwise(borders)))
-    return _DecodedParts([], cells, numbers, lines, [], borders)
+    return _DecodedParts(SourceRecords(cells, numbers, borders), lines, [])
 
 
 _FLAT_TYPES = frozenset({str, int, bool, float, type(None)})
@@ -266,19 +255,17 @@ def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Jso
 
 
 @lru_cache(maxsize=2)
-def _open_row_builders(
+def _open_row_builder(
     form_json: str, splits_json: str, contract_json: str, schema_json: str, order: SortKey | None
-) -> tuple[CellRowBuilder, ValueColumnBuilder, Splitter, bool]:
+) -> tuple[RowBuilder, Splitter]:
     form, splits = Records.model_validate_json(form_json), Splits.model_validate_json(splits_json)
     schema = RecordSchema.from_json(orjson.loads(schema_json))
     contract = TableContract.from_json(orjson.loads(contract_json))
-    roles = ColumnRoles.of(form, splits)
-    made = (contract, schema, order, roles)
+    builder = RowBuilder(contract, schema, order, ColumnRoles.of(form, splits))
     # Groups stay whole, however they are named; a single series is all train.
     if form.mode == "sequential" and not form.is_grouped:
         splits = splits.model_copy(update={"validation": 0, "test": 0})
-    splitter = Splitter(splits, by_group=form.is_grouped)
-    return CellRowBuilder(*made), ValueColumnBuilder(*made), splitter, roles.by_file
+    return builder, Splitter(splits, by_group=form.is_grouped)
 
 
 @part_function(version=1, makes_many=True)
@@ -296,46 +283,39 @@ def _make_decoded_parts(
     tasks: Sequence[TableRowsInputs], places: Iterator[PartPlace], decoded: _DecodedParts
 ) -> Iterator[PartResult]:
     """Make the rows of parts of one file, all columns at once, and save them part by part."""
-    task = tasks[0]
+    task, records = tasks[0], decoded.records
     if not task.contract:
         # No record has a column, so there is no contract.
         empty = ROW_SCHEMA.empty_table()
-        for task, (begin, end) in zip(tasks, pairwise(decoded.borders), strict=True):
+        for task, (begin, end) in zip(tasks, pairwise(records.borders), strict=True):
             rejects = _log_rejects(task, decoded)
-            for number, raw in zip(decoded.numbers[begin:end], decoded.raws[begin:end], strict=True):
+            for number, raw in zip(records.numbers[begin:end], decoded.raws[begin:end], strict=True):
                 rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
             yield _save_table_rows(task, next(places), empty, rejects, MismatchLog(), {})
         return
     made_by = (task.form.model_dump_json(), task.splits.model_dump_json(), task.contract, task.schema, task.order)
-    cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
+    make_rows, splitter = _open_row_builder(*made_by)
     mismatches = [MismatchLog() for _ in tasks]
-    if decoded.cells is None:
-        columns = split_columns(decoded.values)
-        typed = value_rows(decoded.values, columns, decoded.numbers, mismatches[0])
-        contents = hash_records(decoded.values, columns)
-    else:
-        typed = cell_rows(decoded.cells, decoded.numbers, decoded.borders, mismatches)
-        contents = hash_cell_records(decoded.cells, len(decoded.numbers))
-    if is_by_file:
+    typed, contents = make_rows(records, mismatches), hash_records(records)
+    if task.form.is_grouped_by_file:
         typed = replace(typed, groups=pl.repeat(encode_basestring(task.part.url), len(contents), eager=True))
     splits, refused = _assign_splits(task, splitter, typed, contents)
     # The times of the order column, of which each may have a zone unless its format decides that.
-    times: CellColumn | None = None
+    times: SourceColumn | None = None
     name = task.form.order_column
-    if name is not None and task.order == ISO8601 and decoded.cells is not None:
-        times = decoded.cells.get(name)
-    elif name is not None and task.order == ISO8601:
-        values = (one.get(name) for one in decoded.values)
-        times = CellColumn.from_cells([value if type(value) is str else "" for value in values])
+    if name in records.columns and task.order == ISO8601:
+        column = records.columns[name]
+        texts = [value if type(value) is str else "" for value in column.distinct]
+        times = SourceColumn(pa.array(texts, pa.large_string()), column.codes)
     prefixes: list[bytes] | None = None
     if task.hashes_prefixes:
-        shown: Sequence[Mapping[str, Json]] = decoded.values
-        if decoded.cells is not None:
-            shown = pl.select(one.spread(one.texts).alias(name) for name, one in decoded.cells.items()).to_dicts()
+        shown = records.objects
+        if shown is None:
+            shown = pl.select(one.spread(one.values).alias(name) for name, one in records.columns.items()).to_dicts()
         prefixes = [filters.hash_record_prefix(record) for record in shown]
-    parts = np.repeat(np.arange(len(tasks)), np.diff(decoded.borders))
+    parts = np.repeat(np.arange(len(tasks)), np.diff(records.borders))
     names = pl.Series([task.part.part_id for task in tasks], dtype=pl.String).gather(parts)
-    row_ids = pl.select(pl.format("{}:{}", names, pl.Series(decoded.numbers, dtype=pl.Int64))).to_series()
+    row_ids = pl.select(pl.format("{}:{}", names, pl.Series(records.numbers, dtype=pl.Int64))).to_series()
     table = _build_row_table(task, row_ids, typed, contents, splits, prefixes)
     limit = task.max_run_chars
     long_runs: dict[int, Rejected] = {}
@@ -347,13 +327,13 @@ def _make_decoded_parts(
     refused = long_runs | refused
     kept = np.ones(len(contents), bool)
     kept[list(refused)] = False
-    for task, log, (begin, end) in zip(tasks, mismatches, pairwise(decoded.borders), strict=True):
+    for task, log, (begin, end) in zip(tasks, mismatches, pairwise(records.borders), strict=True):
         rejects = _log_rejects(task, decoded)
         for place in (begin + np.flatnonzero(~kept[begin:end])).tolist():
             rejects.add(row_ids[place], refused[place], decoded.raws[place])
         part_rows = table.slice(begin, end - begin)
         part_rows = part_rows if kept[begin:end].all() else part_rows.filter(kept[begin:end])
-        zones = {} if times is None else _count_zones(times, kept[begin:end], begin, decoded.numbers[begin:end])
+        zones = {} if times is None else _count_zones(times, kept[begin:end], begin, records.numbers[begin:end])
         yield _save_table_rows(task, next(places), part_rows, rejects, log, zones)
 
 
@@ -399,40 +379,37 @@ def hash_record(decoded: Mapping[str, Json]) -> bytes:
     return hashlib.blake2b(text, digest_size=filters.HASH_BYTES).digest()
 
 
-def hash_records(records: Sequence[Mapping[str, Json]], columns: Mapping[str, ColumnValues]) -> list[bytes]:
-    """Return the content hash of each record; equal values of a column are serialized once."""
+def hash_records(records: SourceRecords) -> list[bytes]:
+    """Return the content hash of each record, as `hash_record` does; equal values of a column are serialized once."""
 
-    def write(name: bytes, value: Json) -> bytes:
-        """Return a member of an object, with the comma before it."""
-        if value is ABSENT:
-            return b""
-        return b",%b:%b" % (name, orjson.dumps(value, default=_tag_decimal, option=orjson.OPT_SORT_KEYS))
+    def write(name: str, column: SourceColumn) -> pl.Expr:
+        """Return a member of each object, null where it is absent."""
+        if records.objects is None:
+            return column.spread(write_members(name, write_strings(column.values)))
+        key, options = orjson.dumps(name), orjson.OPT_SORT_KEYS
+        return column.spread(
+            [
+                None if value is ABSENT else (key + b":" + orjson.dumps(value, _tag_decimal, options)).decode()
+                for value in column.values
+            ]
+        )
 
+    count = len(records.numbers)
     try:
-        named = sorted((name.encode(), name) for name in columns)
-        pieces = [columns[name].map(partial(write, orjson.dumps(name))) for _, name in named]
+        named = sorted(records.columns, key=str.encode)
+        texts = join_members([write(name, records.columns[name]) for name in named], count)
     except (TypeError, UnicodeEncodeError):
         # Integers beyond 64 bits.
-        return [hash_record(record) for record in records]
-    if not pieces:
-        return [hash_record(record) for record in records]
-    digest_of, size = hashlib.blake2b, filters.HASH_BYTES
-    return [digest_of(b"{%b}" % b"".join(row)[1:], digest_size=size).digest() for row in zip(*pieces, strict=True)]
+        return [hash_record(record) for record in records.objects or ()]
+    written = _as_arrow(pl.select(texts).to_series())
+    borders = np.frombuffer(written.buffers()[1], np.int64)[written.offset : written.offset + count + 1].tolist()
+    content, digest_of, size = memoryview(written.buffers()[2]), hashlib.blake2b, filters.HASH_BYTES
+    return [digest_of(content[begin:end], digest_size=size).digest() for begin, end in pairwise(borders)]
 
 
 def _tag_decimal(value: Any) -> list[str]:
     assert isinstance(value, Decimal)
     return ["decimal", str(value)]
-
-
-def hash_cell_records(cells: Mapping[str, CellColumn], count: int) -> list[bytes]:
-    """Return the content hash of each record of cells, as `hash_record` does."""
-    named = sorted(cells, key=lambda name: name.encode())
-    texts = join_members({name: cells[name].spread(write_strings(cells[name].texts)) for name in named}, count)
-    written = _as_arrow(pl.select(texts).to_series())
-    borders = np.frombuffer(written.buffers()[1], np.int64)[written.offset : written.offset + count + 1].tolist()
-    content, digest_of, size = memoryview(written.buffers()[2]), hashlib.blake2b, filters.HASH_BYTES
-    return [digest_of(content[begin:end], digest_size=size).digest() for begin, end in pairwise(borders)]
 
 
 def _as_arrow(column: pl.Series) -> pa.LargeStringArray:
@@ -480,16 +457,16 @@ def mark_zones(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
     return pc.fill_null(found, fill_value=False).to_numpy(zero_copy_only=False)
 
 
-def _count_zones(times: CellColumn, kept: Bools, begin: int, numbers: Sequence[int]) -> dict[str, list[int | str]]:
+def _count_zones(times: SourceColumn, kept: Bools, begin: int, numbers: Sequence[int]) -> dict[str, list[int | str]]:
     """Return how many rows of a part have a time with a zone, and without, each with the first cell and its record.
 
     `kept` bool[N] and `numbers` are those of the part, whose first record is `begin`.
     """
     codes = times.codes[begin : begin + len(kept)]
-    zoned = mark_zones(times.texts)[codes]
+    zoned = mark_zones(times.values)[codes]
     found = {"with": np.flatnonzero(zoned & kept), "without": np.flatnonzero(~zoned & kept)}
     return {
-        name: [len(places), times.texts[int(codes[places[0]])].as_py()[:80], numbers[int(places[0])]]
+        name: [len(places), times.values[int(codes[places[0]])].as_py()[:80], numbers[int(places[0])]]
         for name, places in found.items()
         if len(places)
     }

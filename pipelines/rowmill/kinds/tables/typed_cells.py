@@ -1,19 +1,19 @@
 """A record of a table as typed values, from cells of text, JSON or Arrow columns.
 
-    cells   north  south  north  north        texts  north south        codes  0 1 0 0
+    cells   north  south  north  north        values  north south        codes  0 1 0 0
 
-Most columns repeat their texts, so each distinct text is interpreted once. The most common shapes are found by patterns
-over all texts at once; only the rest goes through the function for one cell.
+Most columns repeat their values, so each distinct value is read once, and its text, its key and its position are spread
+over the records that have it. The most common shapes of cells are found by patterns over all texts at once; only the
+rest goes through the function for one cell.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property, partial
-from itertools import pairwise, repeat
+from itertools import pairwise
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -35,7 +35,7 @@ from rowmill.kinds.tables.inference import (
     describe_column_contract,
 )
 from rowmill.kinds.tables.options import Records
-from rowmill.kinds.tables.schema import Column, Position, RecordSchema, SortKey, Value
+from rowmill.kinds.tables.schema import Column, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
 from rowmill.kinds.tables.table_contract import (
     LONGEST_NA_WORD,
@@ -45,6 +45,7 @@ from rowmill.kinds.tables.table_contract import (
     TableContract,
     make_cell_writer,
     shape_of,
+    time_shape_of,
 )
 from rowmill.schema.rows import Rejected
 
@@ -52,29 +53,87 @@ QUICK_DIGITS = 400
 """Maximum length of the numbers that patterns over whole columns match."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CellColumn:
-    """Distinct texts in order of first occurrence, and `codes` int32[N] of the cells, which index them."""
+ABSENT = object()
+"""Placeholder in a column for records that lack it."""
 
-    texts: pa.LargeStringArray
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceColumn:
+    """Distinct values of a column in order of first occurrence, and `codes` int32[N] of the records, which index them.
+
+    Cells of CSV are texts of Arrow, none of which is null; values of JSON are a list, with `ABSENT` for records that
+    lack the key.
+    """
+
+    values: pa.LargeStringArray | list[Any]
     codes: NDArray[np.int32]
 
     @classmethod
-    def from_cells(cls, cells: pa.LargeStringArray | Sequence[str]) -> "CellColumn":
-        """Encode cells, none of which is null."""
+    def of_cells(cls, cells: pa.LargeStringArray | Sequence[str]) -> "SourceColumn":
+        """Return the column of some cells."""
         encoded = pa.array(cells, pa.large_string()).dictionary_encode()
         return cls(encoded.dictionary, encoded.indices.to_numpy())
 
-    def spread(self, values: pa.LargeStringArray) -> pl.Expr:
-        """Return the value of each cell, given one per text.
+    @classmethod
+    def of_values(cls, values: Sequence[Any]) -> "SourceColumn":
+        """Return the column of some decoded values; those are equal whose type and text are, since 1 == True."""
+        types = set(map(type, values)) - {type(None), type(ABSENT)}
+        keys = values if types in ({str}, {int}, {bool}) else list(map(id, values))
+        distinct = dict(zip(keys, values, strict=True))
+        numbers = {key: number for number, key in enumerate(distinct)}
+        return cls(list(distinct.values()), np.fromiter(map(numbers.__getitem__, keys), np.int32, len(keys)))
+
+    @property
+    def distinct(self) -> list[Any]:
+        """The distinct values as Python's own."""
+        return self.values if isinstance(self.values, list) else self.values.to_pylist()
+
+    def find_places(self, codes: Sequence[int]) -> Ints:
+        """Return the records whose value is one of some distinct ones."""
+        return np.flatnonzero(np.isin(self.codes, codes))
+
+    def read_value(self, place: int) -> Any:
+        """Return the value of a record."""
+        value = self.values[int(self.codes[place])]
+        return value.as_py() if isinstance(value, pa.Scalar) else value
+
+    def spread(self, texts: pa.LargeStringArray | Sequence[str | None]) -> pl.Expr:
+        """Return the text of each record, given one per distinct value.
 
         An expression, so that all columns of a part are evaluated at once: each evaluation has a fixed cost.
         """
-        return pl.lit(pl.Series("", values)).gather(pl.lit(pl.Series("", self.codes)))
+        try:
+            held = pl.Series("", texts, None if isinstance(texts, pa.LargeStringArray) else pl.String)
+        except UnicodeEncodeError:
+            # A lone surrogate, which JSON can escape but UTF-8 cannot hold, in a value outside the record's text.
+            held = pl.Series("", [one and one.encode("utf-8", "backslashreplace").decode() for one in texts], pl.String)
+        return pl.lit(held).gather(pl.lit(pl.Series("", self.codes)))
 
-    def mark(self, texts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the flag of each cell, given one per text: bool[N]."""
-        return texts[self.codes]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceRecords:
+    """Records of one or more parts of a file, by column.
+
+    `numbers` are record numbers in a part, from 0, and `borders` the first record of each part, and the end. `objects`
+    are those of JSON, of a single part; None if the columns are cells of CSV, of which each record has all.
+    """
+
+    columns: Mapping[str, SourceColumn]
+    numbers: Sequence[int]
+    borders: Sequence[int]
+    objects: Sequence[Mapping[str, Json]] | None = None
+
+    @classmethod
+    def of_objects(cls, objects: Sequence[Mapping[str, Json]], numbers: Sequence[int] | None = None) -> "SourceRecords":
+        """Return the records of a part's decoded objects; they are numbered from 0 unless `numbers` are given."""
+        first = objects[0].keys() if objects else {}
+        if all(record.keys() == first for record in objects):
+            values: dict[str, list[Any]] = {name: [record[name] for record in objects] for name in first}
+        else:
+            names = dict.fromkeys(name for one in objects for name in one)
+            values = {name: [record.get(name, ABSENT) for record in objects] for name in names}
+        columns = {name: SourceColumn.of_values(own) for name, own in values.items()}
+        return cls(columns, range(len(objects)) if numbers is None else numbers, (0, len(objects)), objects)
 
 
 def _matches(texts: pa.LargeStringArray, pattern: str) -> NDArray[np.bool_]:
@@ -89,59 +148,68 @@ def _replace(texts: pa.LargeStringArray, mask: NDArray[np.bool_], new: Sequence[
     return pc.replace_with_mask(texts, pa.array(mask), pa.array(new, pa.large_string()))
 
 
-def are_equal(texts: pa.LargeStringArray, text: str) -> NDArray[np.bool_]:
-    """Return which texts equal `text`; null does not."""
-    return pc.fill_null(pc.equal(texts, text), fill_value=False).to_numpy(zero_copy_only=False)
+# ── Evidence of values ───────────────────────────────────────────────────────────────────────────────
 
 
-# ── Evidence of cells ────────────────────────────────────────────────────────────────────────────────
+_KINDS: dict[type, str | None] = {
+    int: "integer", Decimal: "decimal", float: "decimal", bool: "boolean", str: "string",
+    list: "container", dict: "container", type(None): "", type(ABSENT): None,
+}  # fmt: skip
 
 
-def observe_cells(
-    columns: Mapping[str, CellColumn], rows: Sequence[int], borders: Sequence[int]
-) -> list[TableEvidence]:
-    """Return the evidence of each of some parts, whose cells are in the same columns.
-
-    `rows` are the records' numbers in their parts, and `borders` the first record of each part, and the end. Each
-    record has all columns.
-    """
-    parts = [(begin, rows[begin:end]) for begin, end in pairwise(borders)]
-    found: list[dict[str, ColumnEvidence]] = [{} for _ in parts]
-    for name, cells in columns.items():
-        # The shape of each text, an index of `names`: 0 if the text is empty.
-        is_given = ~are_equal(cells.texts, "")
-        given = name_shapes(cells.texts.filter(pa.array(is_given)))
-        names = ["", *dict.fromkeys(given)]
-        numbers = {shape: number for number, shape in enumerate(names)}
-        shapes = np.zeros(len(cells.texts), np.int32)
-        shapes[is_given] = [numbers[shape] for shape in given]
-        for evidence, (begin, records) in zip(found, parts, strict=True):
-            if records:
-                codes = cells.codes[begin : begin + len(records)]
-                evidence[name] = _observe_shapes(cells.texts, codes, shapes, names, records)
-    return [TableEvidence(len(records), evidence) for evidence, (_, records) in zip(found, parts, strict=True)]
+def observe_records(records: SourceRecords) -> list[TableEvidence]:
+    """Return the evidence of each part of some records."""
+    spans = [slice(begin, end) for begin, end in pairwise(records.borders)]
+    found: list[dict[str, ColumnEvidence]] = [{} for _ in spans]
+    for name, column in records.columns.items():
+        # The shapes of each distinct value: empty if it is not counted, as null is not, and None if it is absent.
+        shapes: dict[str, Sequence[str | None]]
+        if records.objects is None:
+            shapes = {"cells": name_shapes(column.values)}
+        else:
+            texts = (value if type(value) is str else "" for value in column.values)
+            shapes = {
+                "kinds": [_KINDS[type(value)] for value in column.values],
+                "times": [time_shape_of(text) if text else "" for text in texts],
+            }
+        numbered = {what: _number_shapes(names) for what, names in shapes.items()}
+        for evidence, span in zip(found, spans, strict=True):
+            if span.start < span.stop:
+                own = SourceColumn(column.values, column.codes[span])
+                evidence[name] = _observe_column(own, numbered, records.numbers[span])
+    return [TableEvidence(span.stop - span.start, own) for span, own in zip(spans, found, strict=True)]
 
 
-def _observe_shapes(
-    texts: pa.LargeStringArray,
-    codes: NDArray[np.int32],
-    shapes: NDArray[np.int32],
-    names: Sequence[str],
-    records: Sequence[int],
+_NumberedShapes = tuple[list[str | None], NDArray[np.int32]]
+"""The distinct shapes of values, and the number of each value's shape."""
+
+
+def _number_shapes(shapes: Sequence[str | None]) -> _NumberedShapes:
+    numbers = {shape: number for number, shape in enumerate(dict.fromkeys(shapes))}
+    return [*numbers], np.fromiter(map(numbers.__getitem__, shapes), np.int32, len(shapes))
+
+
+def _observe_column(
+    column: SourceColumn, shapes: Mapping[str, _NumberedShapes], records: Sequence[int]
 ) -> ColumnEvidence:
-    """Return the evidence of the cells of a part, whose texts are `codes` of the column's."""
-    counts = np.bincount(shapes[codes], minlength=len(names)).tolist()
-    firsts = _find_first_places(codes)
-    met = shapes[codes[firsts]]
-    tallies: dict[str, ShapeTally] = {}
-    for number in met[_find_first_places(met)].tolist():
-        shown = [
-            (texts[int(codes[place])].as_py()[:MAX_EXAMPLE_CHARS], (0, records[place]))
-            for place in firsts[met == number][:MAX_EXAMPLES].tolist()
-        ]
-        tallies[names[number]] = ShapeTally(counts[number], tuple(shown))
-    tallies.pop("", None)
-    return ColumnEvidence((0, records[0]), len(records), counts[0], tallies)
+    """Return the evidence of a part's column; `records` are the numbers of its records."""
+    codes, firsts = column.codes, _find_first_places(column.codes)
+    tallies: dict[str, dict[str, ShapeTally]] = {what: {} for what in shapes}
+    present, nulls, first, gap = len(codes), 0, 0, None
+    for what, (names, of_value) in shapes.items():
+        own = of_value[codes]
+        counts, met = np.bincount(own, minlength=len(names)).tolist(), own[firsts]
+        for number in met[_find_first_places(met)].tolist():
+            name, places = names[number], firsts[met == number][:MAX_EXAMPLES].tolist()
+            if name:
+                shown = [(str(column.read_value(at))[:MAX_EXAMPLE_CHARS], (0, records[at])) for at in places]
+                tallies[what][name] = ShapeTally(counts[number], tuple(shown))
+            elif name is None:
+                present -= counts[number]
+                first, gap = int(np.argmax(own != number)), (0, records[places[0]])
+            elif what != "times":
+                nulls = counts[number]
+    return ColumnEvidence((0, records[first]), present, nulls, gap=gap, **tallies)
 
 
 def _find_first_places(codes: NDArray[np.int32]) -> Ints:
@@ -154,9 +222,9 @@ def _find_first_places(codes: NDArray[np.int32]) -> Ints:
 
 
 def name_shapes(texts: pa.LargeStringArray) -> list[str]:
-    """Return the shape of each text, as `shape_of` does; no text is empty."""
+    """Return the shape of each text, as `shape_of` does, and none for an empty one."""
     names = np.full(len(texts), "", object)
-    left = np.arange(len(texts))
+    left = np.flatnonzero(_measure_bytes(texts))
     # The most common shapes by patterns, each among the texts that the ones before left; they may miss some.
     for name in ("integer", "point", "text"):
         if not len(left):
@@ -240,12 +308,6 @@ RefusedRecords = dict[int, Rejected]
 """Rejects by place; the first reason of a record counts."""
 
 
-def refuse(refused: RefusedRecords, places: Iterable[int], rejected: Rejected) -> None:
-    """Reject the records at some places."""
-    for place in places:
-        refused.setdefault(place, rejected)
-
-
 @dataclass(slots=True)
 class MismatchLog:
     """Values that do not fit their columns: by column, their count, and the first with its record's number."""
@@ -281,12 +343,8 @@ class ColumnRoles:
         groups = form.group_columns or given
         return cls(groups, is_list, form.is_grouped_by_file, form.order_column, splits.time_key, form.domain_key)
 
-    def key_of(self, texts: Sequence[str]) -> str:
-        """Return a group's key from the JSON texts of its values."""
-        return f"[{','.join(texts)}]" if self.is_list else texts[0]
 
-
-def format_position(position: Position) -> str:
+def format_position(position: Any) -> str:
     """Return the order key of a position in the order column."""
     return format(position, "f") if isinstance(position, Decimal) else str(position)
 
@@ -301,26 +359,108 @@ def reject_mismatch(name: str, column: ColumnContract, value: object) -> Rejecte
     return Rejected("type_mismatch", f"{name}: {value!r:.80} does not fit {describe_column_contract(column)}")
 
 
-def join_members(columns: Mapping[str, pl.Expr], count: int) -> pl.Expr:
-    """Join the JSON texts of columns to the texts of `count` objects; null if one of them is null."""
-    if not columns:
-        return repeat_text("{}", count)
-    pieces: list[pl.Expr] = []
-    for number, (name, texts) in enumerate(columns.items()):
-        pieces += [pl.lit(f"{',' if number else '{'}{encode_basestring(name)}:"), texts]
-    return pl.concat_str(*pieces, pl.lit("}"))
+class ReadValue(NamedTuple):
+    """A value as its column reads it: its member of the record's text, None if there is none, and its typed value.
+
+    `reason` says why it does not fit: one of `RecordProblem`, `time` if the column's format does not read it, `text` if
+    it cannot be written, as `detail` says; empty for a value that fits.
+    """
+
+    member: str | None
+    value: Value
+    reason: str = ""
+    detail: str = ""
 
 
-def repeat_text(text: str | None, count: int) -> pl.Expr:
-    """Return a column of `count` equal texts, or of nulls."""
-    return pl.repeat(text, count, dtype=pl.String)
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadColumn:
+    """The distinct values of `source` as its column reads them: members, and typed values (of cells: JSON texts).
+
+    `misfits` are those that do not fit, by their codes.
+    """
+
+    source: SourceColumn
+    members: pa.LargeStringArray | list[str | None]
+    values: pa.LargeStringArray | list[Value]
+    misfits: Mapping[int, ReadValue]
 
 
-# ── Cells of CSV ───────────────────────────────────────────────────────────────────────────────────
+class ValueReader:
+    """Reads values of JSON by a contract."""
+
+    _CACHED_TYPES = frozenset({str, int, bool})
+    _MAX_CACHED_CHARS = 64
+    _MAX_CACHED_VALUES = 1 << 16
+    """Short values of a column that are cached across parts: a part of a small file has few rows."""
+
+    def __init__(self, contract: TableContract, schema: RecordSchema) -> None:
+        self._contract = contract
+        alone = {column.name: RecordSchema((column,)) for column in schema.columns}
+        self._columns = {name: (RecordDecoder(one), Serialiser(one, special_tokens=())) for name, one in alone.items()}
+        self._words = {name: frozenset(one.na) for name, one in contract.used.items() if one.na}
+        self.times = {
+            name: SortKey(one.format)
+            for name, one in contract.used.items()
+            if one.type in TIMES and one.format is not None and schema.by_name[name].type == "string"
+        }
+        self._write_key = Serialiser(RecordSchema((Column("k", "json"),)), special_tokens=())
+        self._known = defaultdict[tuple[str, type], dict[Any, ReadValue]](dict)
+
+    def read_column(self, name: str, column: SourceColumn) -> ReadColumn:
+        """Read the distinct values of a column."""
+        read = [self._read_value(name, value) for value in column.values]
+        misfits = {code: one for code, one in enumerate(read) if one.reason}
+        return ReadColumn(column, [one.member for one in read], [one.value for one in read], misfits)
+
+    def write_key(self, name: str, value: Any) -> str | None:
+        """Return a value of a group column as JSON by its type, since 1 is not "1"; None if it is absent."""
+        if value is None or value is ABSENT or self._is_absent(name, value):
+            return None
+        line = self._write_key({"k": value})
+        assert isinstance(line, str), line
+        return line[len('{"k":') : -len("}\n")]
+
+    def _read_value(self, name: str, value: Any) -> ReadValue:
+        kind = type(value)
+        key = str(value) if kind is Decimal else value if kind in self._CACHED_TYPES else None
+        if key is None or (kind is str and len(value) > self._MAX_CACHED_CHARS):
+            return self._convert_value(name, value)
+        known = self._known[name, kind]
+        found = known.get(key)
+        if found is None:
+            if len(known) >= self._MAX_CACHED_VALUES:
+                known.clear()
+            found = known[key] = self._convert_value(name, value)
+        return found
+
+    def _convert_value(self, name: str, value: Any) -> ReadValue:
+        read, write = self._columns[name]
+        record = read({} if value is ABSENT else {name: None if self._is_absent(name, value) else value})
+        if isinstance(record, RecordProblem):
+            reason = record.reason
+        else:
+            time, order = record.get(name), self.times.get(name)
+            reason = "time" if order is not None and time is not None and order.read(time) is None else ""
+        if reason in ("type", "time") and self._contract.columns[name].on_mismatch == "na":
+            record = read({name: None})
+        elif reason:
+            return ReadValue(None, None, reason)
+        assert not isinstance(record, RecordProblem), "a column whose mismatches become null is nullable"
+        text = write(record)
+        if isinstance(text, Rejected):
+            return ReadValue(None, record.get(name), "text", text.detail)
+        return ReadValue(text[1:-2] if record else None, record.get(name), reason)
+
+    def _is_absent(self, name: str, value: Json) -> bool:
+        return type(value) is str and value in self._words.get(name, ())
 
 
-class CellRowBuilder:
-    """Makes rows of cells of CSV, column by column."""
+_UNSERIALISABLE = ("number_too_large", "missing_column", "null")
+"""Reasons for which a record is not written, in the decoder's order."""
+
+
+class RowBuilder:
+    """Makes rows of records, column by column."""
 
     def __init__(
         self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
@@ -329,364 +469,200 @@ class CellRowBuilder:
         self._names = schema.names
         self._order = order
         self._roles = roles
+        self._reader = ValueReader(contract, schema)
 
-    def __call__(
-        self,
-        cells: Mapping[str, CellColumn],
-        rows: Sequence[int],
-        borders: Sequence[int],
-        mismatches: Sequence[MismatchLog],
-    ) -> TypedColumns:
-        """Return the typed columns of the records of some parts, which all have the same columns.
-
-        `rows` are the records' numbers in their parts, and `borders` the first record of each part, and the end.
-        `mismatches` has a log for each part.
-        """
-        count, refused = len(rows), RefusedRecords()
+    def __call__(self, records: SourceRecords, mismatches: Sequence[MismatchLog]) -> TypedColumns:
+        """Return the typed columns of the records of some parts; `mismatches` has a log for each part."""
+        count, refused, are_cells = len(records.numbers), RefusedRecords(), records.objects is None
+        absent = SourceColumn([ABSENT], np.zeros(count, np.int32))
+        read: dict[str, ReadColumn] = {}
         # In schema order, so that a row's first mismatch is that of its first column.
-        texts = {
-            name: self._write_column(name, cells[name], rows, refused, borders, mismatches)
-            for name in self._names
-            if name in cells
-        }
-        domain, named = repeat_text(None, count), self._roles.domain
-        if named is not None:
-            column = self._columns.get(named)
-            domain = repeat_text(DEFAULT_DOMAIN, count)
-            if named in cells and column is not None and column.type not in ("integer", "number", "boolean"):
-                domains = [text if text.strip() else DEFAULT_DOMAIN for text in cells[named].texts.to_pylist()]
-                domain = cells[named].spread(pa.array(domains, pa.large_string()))
+        for name in self._names:
+            if not are_cells:
+                read[name] = self._reader.read_column(name, records.columns.get(name, absent))
+            elif name in records.columns:
+                read[name] = self._read_cells(name, records.columns[name])
+        self._refuse_misfits(records, read, refused, mismatches)
+        groups = self._write_group_keys(records, read, refused)
+        orders = self._read_positions(records, read, refused)
+        for one in read.values():
+            unwritable = {code: one.detail for code, one in one.misfits.items() if one.reason == "text"}
+            for place in one.source.find_places([*unwritable]).tolist() if unwritable else ():
+                refused.setdefault(place, Rejected("unserialisable", unwritable[one.source.codes[place]]))
         selected = pl.select(
-            text=join_members({name: cells[name].spread(written) for name, written in texts.items()}, count),
-            group=self._write_group_keys(cells, texts, count, refused),
-            order=self._read_positions(cells, texts, count, refused),
-            domain=domain,
+            text=join_members([one.source.spread(one.members) for one in read.values()], count),
+            group=groups,
+            order=orders,
+            domain=self._name_domains(records, read),
         )
         return TypedColumns(*selected.iter_columns(), refused=refused)
 
-    def _write_column(
+    def _read_cells(self, name: str, column: SourceColumn) -> ReadColumn:
+        contract = self._columns[name]
+        texts = write_cells(contract, column.values)
+        unread = np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False)).tolist()
+        texts = texts.fill_null(NULL) if unread and contract.on_mismatch == "na" else texts
+        misfits = dict.fromkeys(unread, ReadValue(None, None, "type"))
+        return ReadColumn(column, write_members(name, texts), texts, misfits)
+
+    def _refuse_misfits(
         self,
-        name: str,
-        cells: CellColumn,
-        rows: Sequence[int],
+        records: SourceRecords,
+        read: Mapping[str, ReadColumn],
         refused: RefusedRecords,
-        borders: Sequence[int],
         mismatches: Sequence[MismatchLog],
-    ) -> pa.LargeStringArray:
-        """Return the JSON text of each distinct cell of a column."""
-        column = self._columns[name]
-        written = write_cells(column, cells.texts)
-        if not written.null_count:
-            return written
-        places = np.flatnonzero(cells.mark(written.is_null().to_numpy(zero_copy_only=False)))
-        texts: list[str] = cells.texts.take(pa.array(cells.codes[places])).to_pylist()
-        cuts = np.searchsorted(places, borders).tolist()
-        for log, (begin, end) in zip(mismatches, pairwise(cuts), strict=True):
-            if begin < end:
-                log.add(name, texts[begin][:80], rows[int(places[begin])], end - begin)
-        if column.on_mismatch == "na":
-            return written.fill_null(NULL)
-        for place, text in zip(places.tolist(), texts, strict=True):
-            refused.setdefault(place, reject_mismatch(name, column, text))
-        return written
+    ) -> None:
+        """Log the values that do not fit, and refuse their records, each for its first reason in the decoder's order.
+
+        Of a JSON object those before its first reason are logged, of a line of cells all.
+        """
+        found = defaultdict[tuple[str, str], list[int]](list)
+        for name, one in read.items():
+            for code, misfit in one.misfits.items():
+                found[misfit.reason, name].append(code)
+        for reason, names in (*((one, read) for one in _UNSERIALISABLE), ("type", read), ("time", self._reader.times)):
+            for name in (one for one in names if (reason, one) in found):
+                column, contract = read[name].source, self._columns[name]
+                places = column.find_places(found[reason, name]).tolist()
+                if reason in _UNSERIALISABLE:
+                    _refuse(refused, places, Rejected("unserialisable", f"{name}: {reason}"))
+                    continue
+                if records.objects is not None:
+                    places = [place for place in places if place not in refused]
+                values = [column.read_value(place) for place in places]
+                cuts = np.searchsorted(places, records.borders).tolist()
+                for log, (begin, end) in zip(mismatches, pairwise(cuts), strict=True):
+                    if begin < end:
+                        log.add(name, str(values[begin])[:80], records.numbers[places[begin]], end - begin)
+                for place, value in zip(places, values, strict=True) if contract.on_mismatch == "reject" else ():
+                    refused.setdefault(place, reject_mismatch(name, contract, value))
 
     def _write_group_keys(
-        self,
-        cells: Mapping[str, CellColumn],
-        texts: Mapping[str, pa.LargeStringArray],
-        count: int,
-        refused: RefusedRecords,
+        self, records: SourceRecords, read: Mapping[str, ReadColumn], refused: RefusedRecords
     ) -> pl.Expr:
-        """Return the group keys: the cells as written, whatever the types of their columns."""
-        keys: list[pl.Expr] = []
+        """Return the group keys: the values as in the source, whatever the types of their columns."""
+        count, keys = len(records.numbers), list[pl.Expr]()
         for name in self._roles.group:
-            if name not in cells:
-                refuse(refused, range(count), reject_absent("group_missing", name))
+            absent = reject_absent("group_missing", name)
+            if records.objects is not None:
+                column = read[name].source if name in read else None
+                column = column or SourceColumn.of_values([get_at_path(record, name) for record in records.objects])
+                found = [self._reader.write_key(name, value) or absent for value in column.values]
+            elif name in records.columns:
+                column = records.columns[name]
+                texts = _list_values(read[name].values) if name in read else [None] * len(column.values)
+                found = [
+                    encode_basestring(cell) if cell and text != NULL else absent
+                    for cell, text in zip(column.distinct, texts, strict=True)
+                ]
+            else:
+                _refuse(refused, range(count), absent)
                 return repeat_text(None, count)
-            group_cells = cells[name]
-            written = texts.get(name)
-            is_empty = are_equal(group_cells.texts, "")
-            is_absent = group_cells.mark(is_empty if written is None else is_empty | are_equal(written, NULL))
-            refuse(refused, np.flatnonzero(is_absent).tolist(), reject_absent("group_missing", name))
-            keys.append(group_cells.spread(write_strings(group_cells.texts)))
+            keys.append(_spread_accepted(column, found, refused))
         if not keys:
             return repeat_text(None, count)
         joined = pl.concat_str(keys, separator=",")
         return pl.concat_str(pl.lit("["), joined, pl.lit("]")) if self._roles.is_list else joined
 
     def _read_positions(
-        self,
-        cells: Mapping[str, CellColumn],
-        texts: Mapping[str, pa.LargeStringArray],
-        count: int,
-        refused: RefusedRecords,
+        self, records: SourceRecords, read: Mapping[str, ReadColumn], refused: RefusedRecords
     ) -> pl.Expr:
-        name = self._roles.time_key or self._roles.order
-        if name is None or (self._roles.time_key is None and self._order is None):
-            return repeat_text(None, count)
-        if name not in cells:
-            refuse(refused, range(count), reject_absent("order_missing", name))
-            return repeat_text(None, count)
-        own = cells[name]
-        written = texts[name].to_pylist() if name in texts else [None] * len(own.texts)
-        found = [
-            self._read_position(name, cell, text) for cell, text in zip(own.texts.to_pylist(), written, strict=True)
-        ]
-        is_refused = np.array([isinstance(one, Rejected) for one in found], bool)
-        for place in np.flatnonzero(own.mark(is_refused)).tolist():
-            refused.setdefault(place, cast("Rejected", found[own.codes[place]]))
-        return own.spread(pa.array([None if isinstance(one, Rejected) else one for one in found], pa.large_string()))
-
-    def _read_position(self, name: str, cell: str, text: str | None) -> str | Rejected | None:
-        if text == NULL or not cell:
-            return reject_absent("order_missing", name)
-        if self._roles.time_key is not None:
-            return cell if text is None or text.startswith('"') else text
-        if text is None:
-            return None
-        column = self._columns[name]
-        assert self._order is not None
-        # A number's position is that of its value, a time's or text's that of the cell itself.
-        if column.type in ("integer", "number"):
-            position = self._order.read(Decimal(text) if any(sign in text for sign in ".eE") else int(text))
-        else:
-            position = self._order.read(cell.strip(" \t") if column.type != "text" else cell)
-        return reject_unparsable(name, cell, self._order) if position is None else format_position(position)
-
-
-# ── JSON objects ───────────────────────────────────────────────────────────────────────────────────
-
-
-ABSENT = object()
-"""Placeholder in a column for records that lack it."""
-_ResultT = TypeVar("_ResultT")
-
-
-class ColumnValues:
-    """The values of one key of many records; `ABSENT` if a record lacks it."""
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._values = values
-
-    @cached_property
-    def _identity_keys(self) -> Sequence[Any]:
-        """Keys that are equal only for equal type and text, since 1 == True and 1.5 == 1.50."""
-        types = set(map(type, self._values)) - {type(None), type(ABSENT)}
-        return self._values if types in ({str}, {int}, {bool}) else list(map(id, self._values))
-
-    @cached_property
-    def _distinct_values(self) -> dict[Any, Any]:
-        return dict(zip(self._identity_keys, self._values, strict=True))
-
-    def map(self, make: Callable[[Any], _ResultT]) -> list[_ResultT]:
-        """Apply a function to each value; it is called once for equal values."""
-        made = {key: make(value) for key, value in self._distinct_values.items()}
-        return [made[key] for key in self._identity_keys]
-
-
-def split_columns(records: Sequence[Mapping[str, Json]]) -> dict[str, ColumnValues]:
-    """Return the values of each key that some record has."""
-    if not records:
-        return {}
-    first = records[0].keys()
-    if all(record.keys() == first for record in records):
-        return {name: ColumnValues([record[name] for record in records]) for name in first}
-    names = dict.fromkeys(name for one in records for name in one)
-    return {name: ColumnValues([record.get(name, ABSENT) for record in records]) for name in names}
-
-
-_CACHED_TYPES = frozenset({str, int, bool})
-_MAX_CACHED_CHARS = 64
-_MAX_CACHED_VALUES = 1 << 16
-"""Short values of a column that are cached across parts: a part of a small file has few rows."""
-
-
-class _ReadValue(NamedTuple):
-    """A value as its column reads it: its piece of the record's text, with a comma before it, and its typed value.
-
-    `reason` says why it does not fit: one of `RecordProblem`, `time` if the column's format does not read it, `text` if
-    it cannot be written, as `detail` says; empty for a value that fits.
-    """
-
-    piece: str
-    value: Value
-    reason: str = ""
-    detail: str = ""
-
-
-class ValueColumnBuilder:
-    """Makes rows of decoded JSON objects, column by column."""
-
-    def __init__(
-        self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
-    ) -> None:
-        self._contract = contract
-        self._order = order
-        self._roles = roles
-        alone = {column.name: RecordSchema((column,)) for column in schema.columns}
-        self._columns = {name: (RecordDecoder(one), Serialiser(one, special_tokens=())) for name, one in alone.items()}
-        self._words = {name: frozenset(one.na) for name, one in contract.used.items() if one.na}
-        self._times = {
-            name: SortKey(one.format)
-            for name, one in contract.used.items()
-            if one.type in TIMES and one.format is not None and schema.by_name[name].type == "string"
-        }
-        self._write_key = Serialiser(RecordSchema((Column("k", "json"),)), special_tokens=())
-        self._known = defaultdict[tuple[str, type], dict[Any, _ReadValue]](dict)
-
-    def __call__(
-        self,
-        records: Sequence[Mapping[str, Json]],
-        columns: Mapping[str, ColumnValues],
-        rows: Sequence[int],
-        mismatches: MismatchLog,
-    ) -> TypedColumns:
-        """Return the typed columns of a part's records; `rows` are record numbers."""
-        absent = ColumnValues([ABSENT] * len(records))
-        by_name = {name: columns.get(name, absent) for name in self._columns}
-        pieces = [column.map(partial(self._write_piece, name)) for name, column in by_name.items()]
-        unfit = sorted({place for piece in pieces if None in piece for place, text in enumerate(piece) if text is None})
-        refused, unwritable = RefusedRecords(), RefusedRecords()
-        for place in unfit:
-            read = {name: self._read_value(name, records[place].get(name, ABSENT)) for name in self._columns}
-            rejected = self._reject_misfits(read, records[place], rows[place], mismatches)
-            if rejected is not None:
-                refused[place] = rejected
-            for piece, one in zip(pieces, read.values(), strict=True):
-                piece[place] = one.piece
-                if one.reason == "text":
-                    unwritable.setdefault(place, Rejected("unserialisable", one.detail))
-        groups = self._write_group_keys(records, by_name, refused)
-        orders = self._read_positions(records, by_name, refused)
-        domains: Sequence[str | None] = [None] * len(records)
-        if self._roles.domain is not None:
-            domains = by_name.get(self._roles.domain, absent).map(partial(self._read_domain, self._roles.domain))
-        texts = [
-            f"{{{''.join(members)[1:]}}}"
-            for members in (zip(*pieces, strict=True) if pieces else repeat((), len(records)))
-        ]
-        return TypedColumns(*map(_make_text_column, (texts, groups, orders, domains)), refused=unwritable | refused)
-
-    def _write_piece(self, name: str, value: Any) -> str | None:
-        read = self._read_value(name, value)
-        return None if read.reason else read.piece
-
-    def _read_value(self, name: str, value: Any) -> _ReadValue:
-        kind = type(value)
-        key = str(value) if kind is Decimal else value if kind in _CACHED_TYPES else None
-        if key is None or (kind is str and len(value) > _MAX_CACHED_CHARS):
-            return self._convert_value(name, value)
-        known = self._known[name, kind]
-        found = known.get(key)
-        if found is None:
-            if len(known) >= _MAX_CACHED_VALUES:
-                known.clear()
-            found = known[key] = self._convert_value(name, value)
-        return found
-
-    def _convert_value(self, name: str, value: Any) -> _ReadValue:
-        read, write = self._columns[name]
-        record = read({} if value is ABSENT else {name: None if self._is_absent(name, value) else value})
-        if isinstance(record, RecordProblem):
-            reason = record.reason
-        else:
-            time, order = record.get(name), self._times.get(name)
-            reason = "time" if order is not None and time is not None and order.read(time) is None else ""
-        if reason in ("type", "time") and self._contract.columns[name].on_mismatch == "na":
-            record = read({name: None})
-        elif reason:
-            return _ReadValue("", None, reason)
-        assert not isinstance(record, RecordProblem), "a column whose mismatches become null is nullable"
-        text = write(record)
-        if isinstance(text, Rejected):
-            return _ReadValue("", record.get(name), "text", text.detail)
-        return _ReadValue(f",{text[1:-2]}" if record else "", record.get(name), reason)
-
-    def _is_absent(self, name: str, value: Json) -> bool:
-        return type(value) is str and value in self._words.get(name, ())
-
-    def _reject_misfits(
-        self, read: Mapping[str, _ReadValue], record: Mapping[str, Json], row: int, mismatches: MismatchLog
-    ) -> Rejected | None:
-        """Log the values of a record that do not fit; return the first reason to reject it in the decoder's order."""
-        for reason in ("number_too_large", "missing_column", "null"):
-            for name, one in read.items():
-                if one.reason == reason:
-                    return Rejected("unserialisable", f"{name}: {reason}")
-        misfits = [name for name, one in read.items() if one.reason == "type"]
-        misfits += [name for name in self._times if read[name].reason == "time"]
-        for name in misfits:
-            column = self._contract.columns[name]
-            mismatches.add(name, str(record[name])[:80], row)
-            if column.on_mismatch == "reject":
-                return reject_mismatch(name, column, record[name])
-        return None
-
-    def _write_group_keys(
-        self, records: Sequence[Mapping[str, Json]], by_name: Mapping[str, ColumnValues], refused: RefusedRecords
-    ) -> Sequence[str | None]:
-        """Return the group keys: the values as in the source, written as JSON by their types, since 1 is not "1"."""
-
-        def write_key(name: str, value: Any) -> str | Rejected:
-            if value is None or value is ABSENT or self._is_absent(name, value):
-                return reject_absent("group_missing", name)
-            line = self._write_key({"k": value})
-            assert isinstance(line, str), line
-            return line[len('{"k":') : -len("}\n")]
-
-        keys: list[Sequence[str]] = []
-        for name in self._roles.group:
-            column = by_name.get(name) or ColumnValues([get_at_path(record, name) for record in records])
-            keys.append([text or "" for text in _collect_rejected(column.map(partial(write_key, name)), refused)])
-        return [self._roles.key_of(texts) for texts in zip(*keys, strict=True)] if keys else [None] * len(records)
-
-    def _read_positions(
-        self, records: Sequence[Mapping[str, Json]], by_name: Mapping[str, ColumnValues], refused: RefusedRecords
-    ) -> Sequence[str | None]:
-        time_key, order = self._roles.time_key, self._order
+        time_key, order, count = self._roles.time_key, self._order, len(records.numbers)
         name = time_key or self._roles.order
         if name is None or (time_key is None and order is None):
-            return [None] * len(records)
-
-        def position_of(value: Value) -> str | Rejected:
-            if value is None:
-                return reject_absent("order_missing", name)
-            if time_key is not None or order is None:
-                return str(value)
-            position = order.read(value)
-            return reject_unparsable(name, value, order) if position is None else format_position(position)
-
-        if time_key is not None and "." in time_key:
+            return repeat_text(None, count)
+        column = read[name].source if name in read else None
+        if records.objects is None:
+            column = records.columns.get(name)
+            values = [] if column is None else self._read_cell_positions(name, column, read.get(name))
+        elif time_key is not None and "." in time_key:
             # A column of this name, or a value inside another column.
-            held = [one for one in (name, name.partition(".")[0]) if one in self._columns]
-            values = [
-                get_at_path({one: self._read_value(one, record[one]).value for one in held if one in record}, name)
-                for record in records
-            ]
-            return _collect_rejected(ColumnValues(values).map(position_of), refused)
-        if name not in by_name:
-            refuse(refused, range(len(records)), reject_absent("order_missing", name))
-            return [None] * len(records)
-        found = by_name[name].map(lambda value: position_of(self._read_value(name, value).value))
-        return _collect_rejected(found, refused)
+            held = [one for one in (name, name.partition(".")[0]) if one in read]
+            typed = {one: [read[one].values[code] for code in read[one].source.codes.tolist()] for one in held}
+            column = SourceColumn.of_values(
+                [get_at_path({one: typed[one][place] for one in held}, name) for place in range(count)]
+            )
+            values = column.distinct
+        else:
+            values = _list_values(read[name].values) if name in read else []
+        if column is None:
+            _refuse(refused, range(count), reject_absent("order_missing", name))
+            return repeat_text(None, count)
+        shown = column.distinct if records.objects is None else values
+        found: list[str | Rejected | None] = []
+        for value, cell in zip(values, shown, strict=True):
+            if value is None:
+                found.append(reject_absent("order_missing", name))
+            elif time_key is not None or order is None:
+                found.append(str(value))
+            else:
+                position = order.read(value)
+                is_read = position is not None
+                found.append(format_position(position) if is_read else reject_unparsable(name, cell, order))
+        return _spread_accepted(column, found, refused)
 
-    def _read_domain(self, name: str, value: Any) -> str:
-        typed = self._read_value(name, value).value if name in self._columns else None
-        return typed if type(typed) is str and typed.strip() else DEFAULT_DOMAIN
+    def _read_cell_positions(self, name: str, column: SourceColumn, read: ReadColumn | None) -> list[Value]:
+        """Return what distinct cells are ordered by: a number's value, a time's or text's cell, None if absent."""
+        values: list[Value] = []
+        is_number = name in self._columns and self._columns[name].type in ("integer", "number")
+        is_text = name in self._columns and self._columns[name].type == "text"
+        texts = [None] * len(column.values) if read is None else _list_values(read.values)
+        for cell, text in zip(column.distinct, texts, strict=True):
+            if text == NULL or not cell:
+                values.append(None)
+            elif self._roles.time_key is not None:
+                values.append(cell if text is None or text.startswith('"') else text)
+            elif is_number and text is not None:
+                values.append(Decimal(text) if any(sign in text for sign in ".eE") else int(text))
+            else:
+                values.append(cell if is_text else cell.strip(" \t"))
+        return values
+
+    def _name_domains(self, records: SourceRecords, read: Mapping[str, ReadColumn]) -> pl.Expr:
+        named, count = self._roles.domain, len(records.numbers)
+        if named is None:
+            return repeat_text(None, count)
+        column = records.columns.get(named)
+        contract = self._columns.get(named)
+        if records.objects is None:
+            is_text = contract is not None and contract.type not in ("integer", "number", "boolean")
+            values = column.distinct if column is not None and is_text else None
+        else:
+            values = _list_values(read[named].values) if named in read else None
+        if column is None or values is None:
+            return repeat_text(DEFAULT_DOMAIN, count)
+        return column.spread([one if type(one) is str and one.strip() else DEFAULT_DOMAIN for one in values])
 
 
-def _collect_rejected(found: Sequence[str | Rejected], refused: RefusedRecords) -> list[str | None]:
-    """Return the texts, None for rejects; a record's first reason is kept."""
-    for place, one in enumerate(found):
-        if type(one) is Rejected:
-            refused.setdefault(place, one)
-    return [one if isinstance(one, str) else None for one in found]
+def _list_values(values: pa.LargeStringArray | list[Value]) -> list[Value]:
+    return values if isinstance(values, list) else values.to_pylist()
 
 
-def _make_text_column(texts: Sequence[str | None]) -> pl.Series:
-    try:
-        return pl.Series(texts, dtype=pl.String)
-    except UnicodeEncodeError:
-        # A lone surrogate, which JSON can escape but UTF-8 cannot hold, in a value outside the record's text.
-        held = [None if text is None else text.encode("utf-8", "backslashreplace").decode() for text in texts]
-        return pl.Series(held, dtype=pl.String)
+def _refuse(refused: RefusedRecords, places: Iterable[int], rejected: Rejected) -> None:
+    for place in places:
+        refused.setdefault(place, rejected)
+
+
+def _spread_accepted(column: SourceColumn, found: Sequence[str | Rejected | None], refused: RefusedRecords) -> pl.Expr:
+    """Return the text of each record, given one or a reject per distinct value; refuse the records of rejects."""
+    rejected = {code: one for code, one in enumerate(found) if isinstance(one, Rejected)}
+    for place in column.find_places([*rejected]).tolist() if rejected else ():
+        refused.setdefault(place, rejected[column.codes[place]])
+    return column.spread([None if isinstance(one, Rejected) else one for one in found])
+
+
+def join_members(members: Iterable[pl.Expr], count: int) -> pl.Expr:
+    """Join members of columns to the texts of `count` objects, without those that are null."""
+    joined = pl.concat_str([*members] or [repeat_text("", count)], separator=",", ignore_nulls=True)
+    return pl.concat_str(pl.lit("{"), joined, pl.lit("}"))
+
+
+def repeat_text(text: str | None, count: int) -> pl.Expr:
+    """Return a column of `count` equal texts, or of nulls."""
+    return pl.repeat(text, count, dtype=pl.String)
+
+
+def write_members(name: str, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Return members of objects, given the JSON texts of their values."""
+    key, nothing = (pa.scalar(text, pa.large_string()) for text in (f"{encode_basestring(name)}:", ""))
+    return pc.binary_join_element_wise(key, texts, nothing)

@@ -30,8 +30,7 @@ from rowmill.kinds.tables.partition_plan import (
     BudgetSampler,
     ExampleLimits,
     RecordLengths,
-    assemble_runs,
-    assemble_series,
+    assemble_examples,
     resample,
 )
 from rowmill.recipe.recipe import parse_recipe
@@ -69,14 +68,14 @@ def assembly() -> None:
     for cap in (1, 10, None):
         room, wide = ExampleLimits(4096, 40, cap), ExampleLimits(1 << 20, 40, cap)
         ways: dict[str, Callable[[], AssembledExamples]] = {
-            "tabular": lambda room=room: assemble_runs(
-                alone, resample(alone, None, shuffled, is_series=False), room, is_grouped=False
+            "tabular": lambda room=room: assemble_examples(
+                alone, resample(alone, None, shuffled, is_series=False), room, "tabular"
             ),
-            "grouped": lambda wide=wide: assemble_runs(
-                of, resample(of, None, shuffled, is_series=False), wide, is_grouped=True
+            "grouped": lambda wide=wide: assemble_examples(
+                of, resample(of, None, shuffled, is_series=False), wide, "grouped"
             ),
-            "sequential": lambda room=room: assemble_series(
-                of, resample(of, None, shuffled, is_series=True), room, draw(room)
+            "sequential": lambda room=room: assemble_examples(
+                of, resample(of, None, shuffled, is_series=True), room, "sequential", draw(room)
             ),
         }
         for mode, way in ways.items():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.core.arrays import Ints, expand_ranges
+from rowmill.core.arrays import Ints
 from rowmill.core.permutation import make_feistel
 from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
@@ -18,8 +18,7 @@ from rowmill.kinds.tables.partition_plan import (
     ExampleLimits,
     RecordLengths,
     RecordPass,
-    assemble_runs,
-    assemble_series,
+    assemble_examples,
     resample,
     split_large_runs,
 )
@@ -74,7 +73,7 @@ def drawn(budget: int) -> BudgetSampler:
 def test_tabular_page_of_four_records_gives_the_sizes_of_the_specification(limit: int, sizes: list[int]) -> None:
     of, room = alone(PAGE), ExampleLimits(limit, 36, 3)
 
-    made = assemble_runs(of, resample(of, None, AS_GIVEN, is_series=False), room, is_grouped=False)
+    made = assemble_examples(of, resample(of, None, AS_GIVEN, is_series=False), room, "tabular")
 
     assert lengths_of(made, of, room) == sizes
 
@@ -87,7 +86,7 @@ def test_grouped_page_of_two_groups_gives_the_sizes_of_the_specification(
 ) -> None:
     of, room = records((85, 80, 74), (80, 80, 85)), ExampleLimits(limit, 36, cap)
 
-    made = assemble_runs(of, resample(of, None, AS_GIVEN, is_series=False), room, is_grouped=True)
+    made = assemble_examples(of, resample(of, None, AS_GIVEN, is_series=False), room, "grouped")
 
     assert lengths_of(made, of, room) == sizes
 
@@ -101,7 +100,7 @@ def test_sequential_page_of_two_series_gives_the_sizes_of_the_specification(
 ) -> None:
     of, room = records(A, B), ExampleLimits(limit, 35, cap)
 
-    made = assemble_series(of, resample(of, None, AS_GIVEN, is_series=True), room, None)
+    made = assemble_examples(of, resample(of, None, AS_GIVEN, is_series=True), room, "sequential")
 
     assert lengths_of(made, of, room) == sizes
     assert ended(made)[-1] == "end"
@@ -120,8 +119,12 @@ def test_budget_of_a_thousand_flushes_as_specified(
 ) -> None:
     of, room = records(tokens), ExampleLimits(1000 + 10 + DELIMITERS_PER_UNIT, 10, None)
 
-    made = assemble_series(
-        of, resample(of, None, AS_GIVEN, is_series=True), room, None if draw is None else drawn(draw)
+    made = assemble_examples(
+        of,
+        resample(of, None, AS_GIVEN, is_series=True),
+        room,
+        "sequential",
+        None if draw is None else drawn(draw),
     )
 
     assert [[int(of.tokens[i]) for i in one] for one in examples_of(made)] == wanted
@@ -131,7 +134,7 @@ def test_budget_of_a_thousand_flushes_as_specified(
 def test_budget_is_at_least_seven_tenths_and_the_size_of_a_record_above_it() -> None:
     of, room = records((900, 50)), ExampleLimits(1012, 10, None)
 
-    made = assemble_series(of, resample(of, None, AS_GIVEN, is_series=True), room, drawn(700))
+    made = assemble_examples(of, resample(of, None, AS_GIVEN, is_series=True), room, "sequential", drawn(700))
 
     assert made.budgets.tolist() == [900, 700]
 
@@ -144,7 +147,7 @@ def test_budget_is_at_least_seven_tenths_and_the_size_of_a_record_above_it() -> 
 def test_flush_names_the_first_reason_in_order_and_a_pass_always_ends_with_one() -> None:
     of, room = records((5, 5, 5), (5,), (5, 5)), ExampleLimits(12 + 10, 10, 2)
 
-    made = assemble_series(of, resample(of, 12, AS_GIVEN, is_series=True), room, None)
+    made = assemble_examples(of, resample(of, 12, AS_GIVEN, is_series=True), room, "sequential")
 
     assert ended(made) == [
         "max_records", "group_change", "group_change", "restart", "max_records", "group_change", "group_change", "end",
@@ -152,7 +155,7 @@ def test_flush_names_the_first_reason_in_order_and_a_pass_always_ends_with_one()
 
     of, room = alone((5, 5, 5)), ExampleLimits(1000, 10, None)
 
-    made = assemble_runs(of, resample(of, 7, SHUFFLED, is_series=False), room, is_grouped=False)
+    made = assemble_examples(of, resample(of, 7, SHUFFLED, is_series=False), room, "tabular")
 
     assert [len(one) for one in examples_of(made)] == [3, 3, 1]
     assert ended(made) == ["restart", "restart", "end"]
@@ -163,27 +166,23 @@ def test_flush_names_the_first_reason_in_order_and_a_pass_always_ends_with_one()
 
 
 def shown(passes: list[RecordPass]) -> list[int]:
-    return [one for own in passes for one in records_of(own)]
-
-
-def records_of(one: RecordPass) -> list[int]:
-    return expand_ranges(one.firsts, one.lasts - one.firsts).tolist()
+    return [one for own in passes for one in own.records.tolist()]
 
 
 def test_resampled_passes_show_as_many_records_as_asked_for_in_other_orders() -> None:
     passes = resample(alone([7] * 10), 25, SHUFFLED, is_series=False)
 
     assert len(shown(passes)) == 25
-    assert [sorted(records_of(one)) for one in passes[:2]] == [list(range(10))] * 2
-    assert len(set(records_of(passes[2]))) == 5
+    assert [sorted(one.records.tolist()) for one in passes[:2]] == [list(range(10))] * 2
+    assert len(set(passes[2].records.tolist())) == 5
 
     of = records(*([1] * 3 for _ in range(30)))
 
     first, second = resample(of, 180, SHUFFLED, is_series=True)
 
-    assert records_of(first) == list(range(90))
-    assert second.firsts.tolist() != first.firsts.tolist()
-    assert sorted(records_of(second)) == list(range(90))
+    assert first.records.tolist() == list(range(90))
+    assert second.records.tolist() != first.records.tolist()
+    assert sorted(second.records.tolist()) == list(range(90))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -192,10 +191,10 @@ def test_grouped_resampling_adds_whole_groups_until_six(seed: int) -> None:
 
     [only] = resample(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)), is_series=False)
 
-    count = len(records_of(only))
+    count = len(only.records)
     assert 6 <= count <= 10
-    assert count - int((only.lasts - only.firsts)[-1]) < 6
-    assert all(int(b - a) in {1, 2, 3, 4, 5} for a, b in zip(only.firsts, only.lasts, strict=True))
+    assert count - int(only.sizes[-1]) < 6
+    assert set(only.sizes.tolist()) <= {1, 2, 3, 4, 5}
 
 
 @pytest.mark.parametrize("wanted", range(1, 16))
@@ -204,8 +203,8 @@ def test_sequential_partial_pass_cuts_its_last_series_to_a_prefix(wanted: int) -
 
     [only] = resample(of, wanted, SHUFFLED, is_series=True)
 
-    assert len(records_of(only)) == wanted
-    assert all(first in of.groups.tolist() for first in only.firsts.tolist())
+    assert len(only.records.tolist()) == wanted
+    assert all(first in of.groups.tolist() for first in only.records[np.cumsum(only.sizes) - only.sizes].tolist())
 
 
 # ── Invariants ───────────────────────────────────────────────────────────────────────────────────────
@@ -225,7 +224,7 @@ def test_tabular_examples_contain_every_record_of_a_pass_once_within_limits(
     of, limits = alone(lengths), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
     passes = resample(of, wanted, SHUFFLED, is_series=False)
 
-    made = assemble_runs(of, passes, limits, is_grouped=False)
+    made = assemble_examples(of, passes, limits, "tabular")
 
     assert made.records.tolist() == shown(passes)
     _keeps_limits(made, of, limits, np.diff(made.record_offsets))
@@ -239,7 +238,7 @@ def test_grouped_examples_never_cut_a_group(
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
     passes = resample(of, wanted, SHUFFLED, is_series=False)
 
-    made = assemble_runs(of, passes, limits, is_grouped=True)
+    made = assemble_examples(of, passes, limits, "grouped")
 
     units = [made.records[a:b].tolist() for a, b in zip(made.units, made.units[1:], strict=False)]
     whole = [list(range(a, b)) for a, b in zip(of.groups, of.groups[1:], strict=False)]
@@ -252,12 +251,13 @@ def test_grouped_examples_never_cut_a_group(
 def test_oversized_groups_are_split_between_records_and_lose_none(groups: list[list[int]], room: int) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, None)
 
-    firsts, lasts = split_large_runs(of, of.groups[:-1], of.groups[1:], limits)
+    [whole] = resample(of, None, AS_GIVEN, is_series=False)
+    made = split_large_runs(of, whole, limits)
 
-    pieces = [list(range(a, b)) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    pieces = [one.tolist() for one in np.split(made.records, np.cumsum(made.sizes)[:-1])]
     assert [one for piece in pieces for one in piece] == list(range(len(of.tokens)))
     assert all(int(of.tokens[piece].sum()) <= limits.records for piece in pieces)
-    assert set(of.groups.tolist()) <= {*firsts.tolist(), len(of.tokens)}
+    assert set(of.groups.tolist()) <= {*(piece[0] for piece in pieces), len(of.tokens)}
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_sequential_examples_contain_one_group_in_order_within_their_budgets(
     draws = drawing(limits, seed)
     passes = resample(of, wanted, SHUFFLED, is_series=True)
 
-    made = assemble_series(of, passes, limits, draws)
+    made = assemble_examples(of, passes, limits, "sequential", draws)
 
     assert made.records.tolist() == shown(passes)
     _keeps_limits(made, of, limits, np.diff(made.record_offsets))
@@ -301,8 +301,8 @@ def test_plan_without_records_is_empty(cap: int | None) -> None:
     nothing: Ints = np.empty(0, np.int64)
 
     for made in (
-        assemble_runs(of, resample(of, None, AS_GIVEN, is_series=False), room, is_grouped=False),
-        assemble_runs(of, resample(of, 5, AS_GIVEN, is_series=False), room, is_grouped=True),
-        assemble_series(of, resample(of, 5, AS_GIVEN, is_series=True), room, None),
+        assemble_examples(of, resample(of, None, AS_GIVEN, is_series=False), room, "tabular"),
+        assemble_examples(of, resample(of, 5, AS_GIVEN, is_series=False), room, "grouped"),
+        assemble_examples(of, resample(of, 5, AS_GIVEN, is_series=True), room, "sequential"),
     ):
         assert made.lengths(nothing, room).tolist() == []

@@ -20,13 +20,14 @@ example, never per record, so planning is linear in the records whatever the cap
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from itertools import chain, islice
+from dataclasses import dataclass
+from itertools import chain, count, islice, pairwise, repeat
 from typing import Any, Literal
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
@@ -39,8 +40,7 @@ from rowmill.kinds.tables.serialization import read_json
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import DisplayTable
 
-Flush = Literal["restart", "group_change", "max_records", "budget", "end"]
-FLUSHES: tuple[Flush, ...] = ("restart", "group_change", "max_records", "budget", "end")
+FLUSHES = ("restart", "group_change", "max_records", "budget", "end")
 """Why an example ended: a new pass, another group, the cap, the budget, no more records. Stored as an index."""
 
 DELIMITERS_PER_UNIT = 2
@@ -87,13 +87,13 @@ class RecordLengths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordPass:
-    """A full or partial pass over the records, as runs `[first, last)` of records that stay together in order.
+    """A full or partial pass: the records in their order, and the sizes of the runs that stay together.
 
     In tabular mode a run is one record, otherwise a group (a partial pass may cut a series to a prefix).
     """
 
-    firsts: Ints
-    lasts: Ints
+    records: Ints
+    sizes: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,124 +127,83 @@ BudgetSampler = Callable[[int, int], Callable[[int], int]]
 """Samples the budgets of a series' examples: (pass, group) → index of the example in the group → tokens of records."""
 
 
-def cut_runs(costs: Ints, starts: Ints, budget: int, cap: int | None) -> Ints:
-    """Cut elements into the longest runs that fit into one example each; return the runs' offsets, the end included.
-
-    `costs[i]` is at most `budget`; a run also ends after `cap` elements and where the next pass begins (`starts` are
-    the offsets of the passes, the end included). One search over cumulative sums finds the end of a run from every
-    index, so that only the runs are looped over.
-    """
-    count = len(costs)
-    sums = compute_offsets(costs)
-    ends = np.searchsorted(sums, sums[:-1] + budget, "right") - 1
-    if cap is not None:
-        ends = np.minimum(ends, np.arange(count) + cap)
-    jump: list[int] = np.minimum(ends, starts[np.searchsorted(starts, np.arange(count), "right")]).tolist()
-    offsets, position = [0], 0
-    while position < count:
-        position = jump[position]
-        offsets.append(position)
-    return np.array(offsets, np.int64)
-
-
 _RESTART, _GROUP, _CAP, _BUDGET, _END = range(len(FLUSHES))
 
 
-def join_passes(passes: Sequence[RecordPass]) -> tuple[Ints, Ints, Ints]:
-    """Return the concatenated runs of all passes, and the passes' offsets (the end included)."""
-    none = np.empty(0, np.int64)
-    firsts = np.concatenate([none, *(one.firsts for one in passes)])
-    lasts = np.concatenate([none, *(one.lasts for one in passes)])
-    return firsts, lasts, compute_offsets([len(one.firsts) for one in passes])
+def cut_runs(
+    sums: Sequence[int], borders: Sequence[int], cap: int | None, budgets: Iterable[Iterator[int]]
+) -> tuple[list[int], list[int]]:
+    """Cut elements into the longest runs that fit into one example each; return their offsets, and their budgets.
 
-
-def assemble_runs(
-    records: RecordLengths, passes: Sequence[RecordPass], limits: ExampleLimits, *, is_grouped: bool
-) -> AssembledExamples:
-    """Assemble the runs of the passes: each into a unit of its own if `is_grouped`, else all of an example into one.
-
-    Every run fits into an example.
+    `sums` are the cumulated costs. A run also ends after `cap` elements and at the next of `borders`, which begin with
+    0 and end with the elements; `budgets` are those of the runs between two borders. One element always fits.
     """
-    firsts, lasts, starts = join_passes(passes)
-    sums = compute_offsets(records.tokens)
-    costs, budget = sums[lasts] - sums[firsts], limits.records
-    if is_grouped:
-        costs, budget = costs + DELIMITERS_PER_UNIT, limits.limit - limits.prompt
-    offsets = cut_runs(costs, starts, budget, limits.cap)
-    count = len(offsets) - 1
-    flushes = np.full(count, _BUDGET, np.int8)
+    offsets, used = [0], list[int]()
+    for (begin, end), own in zip(pairwise(borders), budgets, strict=False):
+        here = begin
+        while here < end:
+            budget, most = next(own), end if cap is None else min(here + cap, end)
+            here = most if most == here + 1 else bisect_right(sums, sums[here] + budget, here + 2, most + 1) - 1
+            offsets.append(here)
+            used.append(budget)
+    return offsets, used
+
+
+def assemble_examples(
+    records: RecordLengths,
+    passes: Sequence[RecordPass],
+    limits: ExampleLimits,
+    mode: Mode,
+    draw: BudgetSampler | None = None,
+) -> AssembledExamples:
+    """Assemble the runs of the passes, each of which fits into an example; `draw` is None for full budgets.
+
+    Examples are cut from records, in grouped mode from runs, each a unit of its own. No example goes on in another
+    pass, or of a series in another run.
+    """
+    none = np.empty(0, np.int64)
+    order = np.concatenate([none, *(one.records for one in passes)])
+    runs = compute_offsets(np.concatenate([none, *(one.sizes for one in passes)]))
+    # Where passes end: of runs, and of what examples are cut from.
+    pass_runs = compute_offsets([len(one.sizes) for one in passes])
+    tokens, ends, costs = records.tokens[order], runs[pass_runs], 0
+    sums = compute_offsets(tokens)
+    if mode == "grouped":
+        sums, ends, costs = sums[runs] + DELIMITERS_PER_UNIT * np.arange(len(runs)), pass_runs, DELIMITERS_PER_UNIT
+    borders = runs if mode == "sequential" else ends
+    budgets: Iterable[Iterator[int]] = repeat(repeat(limits.records + costs))
+    if draw is not None:
+        numbers = np.repeat(np.arange(len(passes)), np.diff(pass_runs)).tolist()
+        groups = (np.searchsorted(records.groups, order[runs[:-1]], "right") - 1).tolist()
+        budgets = (map(draw(*of_run), count()) for of_run in zip(numbers, groups, strict=True))
+    cuts, used = cut_runs(sums.tolist(), borders.tolist(), limits.cap, budgets)
+    offsets, own_budgets = np.array(cuts, np.int64), np.array(used, np.int64) - costs
+    flushes = np.full(len(used), _BUDGET, np.int8)
     if limits.cap is not None:
         flushes[np.diff(offsets) == limits.cap] = _CAP
-    flushes[np.isin(offsets[1:], starts)] = _RESTART
+    if mode == "sequential":
+        flushes[np.isin(offsets[1:], borders)] = _GROUP
+    flushes[np.isin(offsets[1:], ends)] = _RESTART
     flushes[-1:] = _END
+    is_grouped = mode == "grouped"
     return AssembledExamples(
-        records=expand_ranges(firsts, lasts - firsts),
-        units=compute_offsets(lasts - firsts) if is_grouped else offsets,
-        examples=offsets if is_grouped else np.arange(count + 1, dtype=np.int64),
-        passes=np.searchsorted(starts, offsets[:-1], "right") - 1,
-        budgets=np.full(count, limits.records, np.int64),
+        records=order,
+        units=runs if is_grouped else offsets,
+        examples=offsets if is_grouped else np.arange(len(offsets), dtype=np.int64),
+        passes=np.searchsorted(ends, offsets[:-1], "right") - 1,
+        budgets=own_budgets if is_grouped else np.maximum(own_budgets, tokens[offsets[:-1]]),
         flushes=flushes,
     )
 
 
-def split_large_runs(records: RecordLengths, firsts: Ints, lasts: Ints, limits: ExampleLimits) -> tuple[Ints, Ints]:
-    """Split the runs that are too large for an example at record boundaries, each piece as long as fits.
+def split_large_runs(records: RecordLengths, one: RecordPass, limits: ExampleLimits) -> RecordPass:
+    """Split the runs of a pass that are too large for an example between records, each piece as long as fits.
 
-    Every record fits `limits.records`; pieces of a run stay consecutive.
+    Every record fits `limits.records`.
     """
-    sums = compute_offsets(records.tokens)
-    large = sums[lasts] - sums[firsts] > limits.records
-    if not large.any():
-        return firsts, lasts
-    begins: list[Ints] = []
-    ends: list[Ints] = []
-    for first, last, is_large in zip(firsts.tolist(), lasts.tolist(), large.tolist(), strict=True):
-        borders = np.array([first, last])
-        if is_large:
-            own = records.tokens[first:last]
-            borders = first + cut_runs(own, np.array([0, len(own)]), limits.records, None)
-        begins.append(borders[:-1])
-        ends.append(borders[1:])
-    return np.concatenate(begins), np.concatenate(ends)
-
-
-def assemble_series(
-    records: RecordLengths, passes: Sequence[RecordPass], limits: ExampleLimits, draw: BudgetSampler | None
-) -> AssembledExamples:
-    """Assemble the series of the passes into examples of one unit each; `draw` is None for held-out splits."""
-    firsts, lasts, starts = join_passes(passes)
-    order = expand_ranges(firsts, lasts - firsts)
-    sums: list[int] = compute_offsets(records.tokens[order]).tolist()
-    groups: list[int] = (np.searchsorted(records.groups, firsts, "right") - 1).tolist()
-    bounds: list[int] = compute_offsets(lasts - firsts).tolist()
-    pass_of: list[int] = (np.searchsorted(starts, np.arange(len(firsts)), "right") - 1).tolist()
-    offsets, budgets, flushes, numbers = [0], list[int](), list[int](), list[int]()
-    cap = limits.cap if limits.cap is not None else len(order)
-    for run, group in enumerate(groups):
-        here, end, ordinal = bounds[run], bounds[run + 1], 0
-        budget_of = None if draw is None else draw(pass_of[run], group)
-        while here < end:
-            budget = limits.records if budget_of is None else budget_of(ordinal)
-            most = min(here + cap, end)
-            # One record always fits, so the search begins after it.
-            stop = most if most == here + 1 else bisect_right(sums, sums[here] + budget, here + 2, most + 1) - 1
-            offsets.append(stop)
-            budgets.append(budget)
-            numbers.append(pass_of[run])
-            flushes.append(_GROUP if stop == end else _CAP if stop == most else _BUDGET)
-            here, ordinal = stop, ordinal + 1
-    units = np.array(offsets, np.int64)
-    reasons = np.array(flushes, np.int8)
-    reasons[np.isin(units[1:], np.array(bounds, np.int64)[starts])] = _RESTART
-    reasons[-1:] = _END
-    return AssembledExamples(
-        records=order,
-        units=units,
-        examples=np.arange(len(offsets), dtype=np.int64),
-        passes=np.array(numbers, np.int64),
-        budgets=np.maximum(np.array(budgets, np.int64), records.tokens[order[units[:-1]]]),
-        flushes=reasons,
-    )
+    sums, borders = compute_offsets(records.tokens[one.records]), compute_offsets(one.sizes)
+    cuts, _ = cut_runs(sums.tolist(), borders.tolist(), None, repeat(repeat(limits.records)))
+    return RecordPass(one.records, np.diff(cuts))
 
 
 # ── Passes over records ────────────────────────────────────────────────────────────────────────────
@@ -270,10 +229,10 @@ def resample(records: RecordLengths, wanted: int | None, permute: Permute, *, is
         order = np.arange(len(sizes)) if is_in_order else permute(number, len(sizes))
         ends = np.cumsum(sizes[order])
         kept = order[: int(np.searchsorted(ends, size)) + 1]
-        lasts = records.groups[kept + 1]
+        own = sizes[kept]
         if is_series:
-            lasts[-1:] -= ends[len(kept) - 1] - size
-        passes.append(RecordPass(records.groups[kept], lasts))
+            own[-1:] -= ends[len(kept) - 1] - size
+        passes.append(RecordPass(expand_ranges(records.groups[kept], own), own))
     return passes
 
 
@@ -330,20 +289,6 @@ class SplitFacts:
             counts |= {f"{name}_{what}": value for what, value in zip(SPREAD, spread, strict=True)}
         return counts
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON."""
-        sizes = {name: [[*one], [*one.values()]] for name, one in self.sizes.items()}
-        return {
-            "split": self.split, "counts": dict(self.counts), "sizes": sizes, "shown_tokens": self.shown_tokens,
-            "longest_group": self.longest_group,
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "SplitFacts":
-        """Read what `to_json` returned."""
-        sizes = {name: dict(zip(*one, strict=True)) for name, one in stored["sizes"].items()}
-        return cls(stored["split"], stored["counts"], sizes, stored["shown_tokens"], stored["longest_group"])
-
 
 @dataclass(frozen=True, slots=True)
 class TableOverflow:
@@ -357,11 +302,6 @@ class TableOverflow:
     limit: int
     records: int
     widest: str = ""
-
-    @property
-    def reason(self) -> str:
-        """Its reject reason."""
-        return f"{self.kind}_overflow"
 
     @property
     def description(self) -> str:
@@ -392,16 +332,9 @@ class OverflowFacts:
         worst = _select_worst([overflow for one in several for overflow in one.worst])
         return cls(sum(one.count for one in several), first, worst)
 
-    def to_json(self) -> list[Any]:
-        """Return the facts as JSON."""
-        return [self.count, *([[*astuple(one)] for one in some] for some in (self.first, self.worst))]
 
-    @classmethod
-    def from_json(cls, stored: Sequence[Any]) -> "OverflowFacts":
-        """Read what `to_json` returned."""
-        count, *lists = stored
-        first, worst = (tuple(TableOverflow(*one) for one in some) for some in lists)
-        return cls(count, first, worst)
+PLAN_FACTS = TypeAdapter(tuple[tuple[SplitFacts, ...], OverflowFacts])
+"""The facts of a partition, as its part stores them: of each split with rows, and of what does not fit."""
 
 
 def _select_worst(overflows: Iterable[TableOverflow]) -> tuple[TableOverflow, ...]:
@@ -651,11 +584,8 @@ def _plan_table_split(
     wanted, draw = (request.wanted, draw_budgets) if split == "train" else (None, None)
     passes = resample(records, wanted, permute, is_series=form.mode == "sequential")
     if form.assembly.on_overflow == "split":
-        passes = [RecordPass(*split_large_runs(records, one.firsts, one.lasts, limits)) for one in passes]
-    if form.mode == "sequential":
-        assembled = assemble_series(records, passes, limits, draw)
-    else:
-        assembled = assemble_runs(records, passes, limits, is_grouped=form.mode == "grouped")
+        passes = [split_large_runs(records, one, limits) for one in passes]
+    assembled = assemble_examples(records, passes, limits, form.mode, draw if form.mode == "sequential" else None)
     return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, limits))
 
 

@@ -50,6 +50,7 @@ from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
     KEPT_STATE,
+    PLAN_FACTS,
     ExampleLimits,
     OverflowFacts,
     SplitFacts,
@@ -196,7 +197,7 @@ class PartitionPlanInputs(PartitionInputs):
     prefill: PrefillOptions
 
 
-@part_function(version=1)
+@part_function(version=2)
 def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartResult:
     """Plan a partition, and write its slices and the states of its rows."""
     store = place.store
@@ -232,8 +233,10 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
         for number, (begin, end) in zip(numbers.tolist(), borders, strict=True)
     }
     facts: dict[str, Any] = {
-        "splits": [summarize_split(plan.mode, split).to_json() for split in plan.splits],
-        "overflows": OverflowFacts.of(plan.overflows).to_json(),
+        "plan": PLAN_FACTS.dump_python(
+            (tuple(summarize_split(plan.mode, split) for split in plan.splits), OverflowFacts.of(plan.overflows)),
+            mode="json",
+        ),
         "slices": slices,
         "states": digests,
         "prefills": [one.fingerprint for one in prefills],
@@ -361,10 +364,10 @@ def _plan_table(
         for partition, (own,) in zip(partitions, requests, strict=True)
     ]
     written = context.map(plan_partition_part, plans).parts
-    overflows = OverflowFacts.join([OverflowFacts.from_json(part.facts["overflows"]) for part in written])
+    counted = [PLAN_FACTS.validate_python(part.facts["plan"]) for part in written]
+    overflows = OverflowFacts.join([own for _, own in counted])
     require_fitting_units(name, trained, overflows)
-    splits = [SplitFacts.from_json(facts) for part in written for facts in part.facts["splits"]]
-    by_split = [[one for one in splits if one.split == split] for split in SPLITS]
+    by_split = [[one for splits, _ in counted for one in splits if one.split == split] for split in SPLITS]
     joined = tuple(SplitFacts.join(own) for own in by_split if own)
     described = {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,

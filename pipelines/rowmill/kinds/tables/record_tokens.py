@@ -14,21 +14,21 @@ The generation prompt, prompt and first BOS, is token for token the start of eve
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 import orjson
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from rowmill.core.arrays import Ints, compute_offsets, find_distinct, make_list_array
+from rowmill.core.arrays import compute_offsets, find_distinct, flatten_lists, make_list_array, read_lists
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
-from rowmill.core.storage import File, Store, digest_bytes, digest_json
+from rowmill.core.storage import File, Store, digest_json
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, PartitionPlan
 from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
@@ -47,8 +47,8 @@ from rowmill.parts.functions import (
     PartResult,
     RowFileInputs,
     cut_blocks,
+    identify,
     part_function,
-    write_table,
 )
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import Part
@@ -289,50 +289,12 @@ def copy_part(part: RowPart, root: str, target: str) -> None:
     host_scratch.write_scratch_file(rows.add_column(0, "input_ids", ids.column(0)), target)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExampleSlice:
-    """A run of examples of one split.
-
-    `parts` are the numbers of the parts of rows that it has records of, `rows[r]` is the row of record r, counted over
-    all rows of these parts. Unit u has records `[units[u], units[u + 1])`, example e units
-    `[examples[e], examples[e + 1])`; `numbers[e]` numbers the examples that begin with the same row.
-    """
-
-    fingerprint: str
-    split: str
-    tokens: int
-    parts: Ints
-    rows: Ints
-    units: Ints
-    examples: Ints
-    numbers: Ints
-    starts: Ints
-    passes: Ints
-    budgets: Ints
-    flushes: NDArray[np.int8]
-
-    @property
-    def records(self) -> int:
-        """How many records its examples show."""
-        return len(self.rows)
-
-    def save(self, store: Store, path: str) -> File:
-        """Write the slice as a table of one line."""
-        return write_table(store, path, pa.table({name: pa.array([getattr(self, name)]) for name in _SLICE_FIELDS}))
-
-    @classmethod
-    def load(cls, store: Store, file: File) -> "ExampleSlice":
-        """Read what `save` wrote."""
-        table = store.table(file)
-        columns = {name: table.column(name).combine_chunks() for name in _SLICE_FIELDS}
-        values = {
-            name: column.flatten().to_numpy() if pa.types.is_list(column.type) else column[0].as_py()
-            for name, column in columns.items()
-        }
-        return cls(**values)
-
-
-_SLICE_FIELDS = [field.name for field in fields(ExampleSlice)]
+SLICE_SCHEMA = make_required_schema(
+    rows=pa.list_(pa.int64()), units=pa.list_(pa.int64()), number=pa.int64(), record_start=pa.int64(),
+    **{"pass": pa.int32()}, budget=pa.int64(), flush=pa.string(),
+)  # fmt: skip
+"""An example of a run of one split's plan: the rows of its records, counted over all parts of the partition, and the
+number of records of each of its units; `number` counts the examples that begin with the same row."""
 
 
 PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
@@ -470,6 +432,7 @@ class BuildExamplesInputs(PartInputs):
     """A slice of a partition's plan, which `slice_fingerprint` identifies with its records, and all its parts."""
 
     slice_fingerprint: str
+    split: str
     is_grouped: bool
     vocab_size: int
     records: int = field(compare=False)
@@ -493,8 +456,7 @@ class BuildExamplesInputs(PartInputs):
 @part_function(version=1)
 def build_part(inputs: BuildExamplesInputs, place: PartPlace) -> PartResult:
     """Gather the records of a slice of the plan and write them as examples."""
-    piece = ExampleSlice.load(place.store, inputs.piece)
-    table = _build_examples_table(place.store, inputs, piece)
+    table = _build_examples_table(place.store, inputs)
     tokens = table.column("tokens").to_numpy().astype(np.int64)
     classes = {
         "trained": int(table.column("trained_tokens").to_numpy().sum()),
@@ -505,15 +467,15 @@ def build_part(inputs: BuildExamplesInputs, place: PartPlace) -> PartResult:
     # The source parts of the first rows of examples, which lineage names.
     parts = pc.replace_substring_regex(table.column("example_id"), ":[^:]*$", "")
     facts: dict[str, Any] = {
-        "split": piece.split,
+        "split": inputs.split,
         "examples": table.num_rows,
-        "records": len(piece.rows),
+        "records": inputs.records,
         "tokens": int(tokens.sum()),
-        "tokens_by_split": {piece.split: classes},
+        "tokens_by_split": {inputs.split: classes},
         "outside_vocabulary": encoded_batch.count_outside_vocabulary(table, inputs.vocab_size),
         "verified": count_verified(table),
         "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
-        "flushes": dict(Counter(FLUSHES[flush] for flush in piece.flushes.tolist())),
+        "flushes": dict(Counter(table.column("flush").to_pylist())),
         "source_parts": sorted(pc.unique(parts).to_pylist()),
     }
     return PartResult({"examples": place.write("examples", table)}, facts)
@@ -524,42 +486,47 @@ def count_verified(table: pa.Table) -> int:
 
     Checked against the stored spans, which are computed independently of the mask, and against the stored count.
     """
-    mask, lengths, starts = _flatten_lists(table.column("loss_mask"))
-    span_starts, span_counts, _ = _flatten_lists(table.column("span_starts"))
-    kinds, _, _ = _flatten_lists(table.column("span_kinds"))
-    places = span_starts + np.repeat(starts, span_counts)
+    mask, offsets = read_lists(table.column("loss_mask"))
+    span_starts, span_offsets = read_lists(table.column("span_starts"))
+    kinds = flatten_lists(table.column("span_kinds"))
+    span_counts = np.diff(span_offsets)
+    places = span_starts + np.repeat(offsets[:-1], span_counts)
     sizes = np.diff(np.append(places, len(mask)))
     sums = compute_offsets(mask)
     wanted = np.where(kinds == PROMPT, 0, sizes - (span_starts == 0))
     is_wrong = sums[places + sizes] - sums[places] != wanted
-    wrong = np.bincount(np.repeat(np.arange(len(lengths)), span_counts)[is_wrong], minlength=len(lengths)) > 0
-    wrong |= sums[starts + lengths] - sums[starts] != table.column("trained_tokens").to_numpy()
+    wrong = np.bincount(np.repeat(np.arange(table.num_rows), span_counts)[is_wrong], minlength=table.num_rows) > 0
+    wrong |= np.diff(sums[offsets]) != table.column("trained_tokens").to_numpy()
     return int((~wrong).sum())
 
 
-def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: ExampleSlice) -> pa.Table:
+def _build_examples_table(store: Store, inputs: BuildExamplesInputs) -> pa.Table:
     """Return a slice of the plan as `RECORD_EXAMPLES`."""
-    sources, frame = [inputs.sources[number] for number in piece.parts.tolist()], inputs.frame
-    wanted, back = np.unique(piece.rows, return_inverse=True)
-    first_rows = compute_offsets([source.rows.rows for source in sources])
+    piece, frame = store.table(inputs.piece), inputs.frame
+    # Example e has units `[unit_offsets[e], unit_offsets[e + 1])`, unit u records `[firsts[u], firsts[u + 1])`.
+    (rows, record_offsets), (unit_sizes, unit_offsets) = (read_lists(piece.column(name)) for name in ("rows", "units"))
+    firsts = compute_offsets(unit_sizes)
+    wanted, back = np.unique(rows, return_inverse=True)
+    first_rows = compute_offsets([source.rows.rows for source in inputs.sources])
     # This host's copies of the parts, after those that it lacks are made.
-    inputs.scratch.require({name_copy(source): partial(copy_part, source, store.root) for source in sources})
-    copies = [inputs.scratch.locate(name_copy(source)) for source in sources]
+    used = [inputs.sources[at] for at in find_distinct(np.searchsorted(first_rows, wanted, "right") - 1).tolist()]
+    inputs.scratch.require({name_copy(source): partial(copy_part, source, store.root) for source in used})
+    copies = [inputs.scratch.locate(name_copy(source)) for source in inputs.sources]
     taken = host_scratch.take_rows(copies, first_rows, wanted)
-    ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
-    lengths, prompt = lengths[back], np.array(frame.prompt_ids, np.int32)
+    ids, offsets = read_lists(taken.column("input_ids"))
+    lengths, begins, prompt = np.diff(offsets)[back], offsets[:-1][back], np.array(frame.prompt_ids, np.int32)
     # Where units and records begin in the concatenated examples.
     record_ends = compute_offsets(lengths)
-    unit_lengths = np.diff(record_ends[piece.units]) + DELIMITERS_PER_UNIT
+    unit_lengths = np.diff(record_ends[firsts]) + DELIMITERS_PER_UNIT
     unit_ends = compute_offsets(unit_lengths)
-    example_lengths = len(prompt) + np.diff(unit_ends[piece.examples])
+    example_lengths = len(prompt) + np.diff(unit_ends[unit_offsets])
     example_offsets = compute_offsets(example_lengths)
     starts, total, examples = example_offsets[:-1], int(example_offsets[-1]), len(example_lengths)
-    example_of_unit = np.repeat(np.arange(examples), np.diff(piece.examples))
-    unit_of_record = np.repeat(np.arange(len(unit_lengths)), np.diff(piece.units))
-    before = unit_ends[:-1] - unit_ends[piece.examples[:-1]][example_of_unit]
+    example_of_unit = np.repeat(np.arange(examples), np.diff(unit_offsets))
+    unit_of_record = np.repeat(np.arange(len(unit_lengths)), unit_sizes)
+    before = unit_ends[:-1] - unit_ends[unit_offsets[:-1]][example_of_unit]
     unit_starts = starts[example_of_unit] + len(prompt) + before
-    inside = record_ends[:-1] - record_ends[piece.units[:-1]][unit_of_record]
+    inside = record_ends[:-1] - record_ends[firsts[:-1]][unit_of_record]
     record_starts = unit_starts[unit_of_record] + 1 + inside
     # Ids and mask.
     out = np.empty(total, np.int32)
@@ -568,7 +535,7 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: Exam
     out[unit_starts] = frame.bos_id
     out[unit_starts + unit_lengths - 1] = frame.eos_id
     steps = np.arange(int(record_ends[-1]))
-    source_places = steps + np.repeat(begins[back] - record_ends[:-1], lengths)
+    source_places = steps + np.repeat(begins - record_ends[:-1], lengths)
     out[steps + np.repeat(record_starts - record_ends[:-1], lengths)] = ids[source_places]
     mask = np.ones(total, bool)
     mask[in_prompt] = False
@@ -576,7 +543,7 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: Exam
     mask[starts] = False
     # Spans: prompt, BOS, each record, EOS.
     units, records, prompts = len(unit_starts), len(record_starts), examples if len(prompt) else 0
-    numbers = np.arange(records) - piece.units[piece.examples[:-1]][example_of_unit[unit_of_record]]
+    numbers = np.arange(records) - record_offsets[:-1][example_of_unit[unit_of_record]]
     span_starts = np.concatenate((starts[:prompts], unit_starts, record_starts, unit_starts + unit_lengths - 1))
     kinds = np.repeat(np.array([PROMPT, TEMPLATE, RECORD, TEMPLATE], np.int8), (prompts, units, records, units))
     messages = np.concatenate((np.full(prompts + units, -1), numbers, np.full(units, -1)))
@@ -585,20 +552,19 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: Exam
     span_counts = np.diff(np.searchsorted(span_starts, example_offsets))
     span_offsets = compute_offsets(span_counts)
     # Names, keys and counts.
-    record_offsets = piece.units[piece.examples]
     row_ids = taken.column("row_id").combine_chunks().take(pa.array(back))
-    firsts = pa.array(record_offsets[:-1])
-    names = row_ids.take(firsts).to_pylist()
+    first_places = pa.array(record_offsets[:-1])
+    names = row_ids.take(first_places).to_pylist()
     trained = example_lengths - max(len(prompt), 1)
-    keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(piece.units[:-1]))
-    by_unit = piece.examples if inputs.is_grouped else np.arange(examples + 1)
+    keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(firsts[:-1]))
+    by_unit = unit_offsets if inputs.is_grouped else np.arange(examples + 1)
     # Offsets into the non-null keys: rows without groups have none.
     key_offsets = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
     columns: dict[str, Any] = {
-        "example_id": [f"{name}#{k}" for name, k in zip(names, piece.numbers.tolist(), strict=True)],
+        "example_id": [f"{name}#{k}" for name, k in zip(names, piece.column("number").to_pylist(), strict=True)],
         "row_ids": make_list_array(record_offsets, row_ids),
-        "split": [piece.split] * examples,
-        "domain": taken.column("domain").combine_chunks().take(pa.array(back)).take(firsts),
+        "split": [inputs.split] * examples,
+        "domain": taken.column("domain").combine_chunks().take(pa.array(back)).take(first_places),
         "input_ids": make_list_array(example_offsets, out),
         "loss_mask": make_list_array(example_offsets, mask),
         "span_starts": make_list_array(span_offsets, (span_starts - np.repeat(starts, span_counts)).astype(np.int32)),
@@ -609,22 +575,12 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs, piece: Exam
         "trained_tokens": trained.astype(np.int32),
         "context_tokens": (example_lengths - trained).astype(np.int32),
         "group_keys": make_list_array(key_offsets[by_unit], keys.drop_null()),
-        "record_start": piece.starts,
-        "record_stop": piece.starts + np.diff(record_offsets),
-        "pass": piece.passes.astype(np.int32),
-        "budget": piece.budgets,
-        "flush": [FLUSHES[flush] for flush in piece.flushes.tolist()],
+        **{name: piece.column(name) for name in ("record_start", "pass", "budget", "flush")},
+        "record_stop": pc.add(piece.column("record_start"), pa.array(np.diff(record_offsets))),
     }
     # Nothing is truncated: an example of records is complete, or it is not made.
     nothing = np.zeros(examples, np.int32)
     return pa.table([columns.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
-
-
-def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
-    lists = column.combine_chunks()
-    offsets = np.asarray(lists.offsets, np.int64)
-    values = lists.flatten().to_numpy(zero_copy_only=False)
-    return values, np.diff(offsets), offsets[:-1] - offsets[0]
 
 
 # ── The initial prefill of generated series ────────────────────────────────────────────────────────
@@ -713,55 +669,42 @@ PART_TOKENS = 1 << 20
 
 def cut_slices(
     plan: PartitionPlan, index: RowIndex, parts: Sequence[RowPart], frame: PromptFrame
-) -> Iterator[ExampleSlice]:
-    """Yield the plan of each split in slices; `parts` are those that the index counts."""
-    part_rows = np.array([part.rows.rows for part in parts], np.int64)
+) -> Iterator[tuple[tuple[str, str, int, int], pa.Table]]:
+    """Yield the plan of each split in slices, each with its fingerprint, split, records and tokens.
+
+    `parts` are those that the index counts.
+    """
+    first_rows = compute_offsets([part.rows.rows for part in parts])
     for split in plan.splits:
-        # The numbers of the examples that begin with the same row, in plan order.
-        firsts = split.rows[split.assembled.records[split.assembled.record_offsets[:-1]]]
-        order = np.argsort(firsts, kind="stable")
-        ordered = firsts[order]
-        begins = np.flatnonzero(np.diff(ordered, prepend=-1))
-        numbers = np.empty(len(firsts), np.int64)
-        numbers[order] = np.arange(len(firsts)) - np.repeat(begins, np.diff(np.append(begins, len(firsts))))
+        made = split.assembled
+        offsets = made.record_offsets
+        which, places = index.locate_rows(split.rows[made.records])
+        rows = first_rows[which] + places
+        starts = offsets[:-1]
+        if plan.mode == "sequential":
+            own = made.records[starts]
+            starts = own - split.records.groups[np.searchsorted(split.records.groups, own, "right") - 1]
+        # In plan order.
+        numbers = pl.DataFrame({"row": rows[offsets[:-1]]}).select(pl.int_range(pl.len()).over("row")).to_series()
+        columns = [
+            make_list_array(offsets, rows),
+            make_list_array(made.examples, np.diff(made.units)),
+            numbers.to_arrow(),
+            starts,
+            made.passes.astype(np.int32),
+            made.budgets,
+            np.array(FLUSHES)[made.flushes],
+        ]
+        examples = pa.table(columns, schema=SLICE_SCHEMA)
         # Runs of about `PART_TOKENS`; later examples do not affect earlier boundaries.
         part_numbers = np.cumsum(split.lengths) // PART_TOKENS
         borders = [0, *(np.flatnonzero(np.diff(part_numbers)) + 1).tolist(), len(split.lengths)]
-        made = split.assembled
         for first, last in pairwise(borders):
             if first == last:
                 continue
-            units = made.examples[first : last + 1]
-            records = made.units[units[0] : units[-1] + 1]
-            starts = made.record_offsets[first:last]
-            if plan.mode == "sequential":
-                own = made.records[starts]
-                starts = own - split.records.groups[np.searchsorted(split.records.groups, own, "right") - 1]
-            arrays: dict[str, NDArray[Any]] = {
-                "units": records - records[0],
-                "examples": units - units[0],
-                "numbers": numbers[first:last],
-                "starts": starts,
-                "passes": made.passes[first:last],
-                "budgets": made.budgets[first:last],
-                "flushes": made.flushes[first:last],
-            }
-            which, places = index.locate_rows(split.rows[made.records[records[0] : records[-1]]])
-            used, local = np.unique(which, return_inverse=True)
+            piece, records = examples.slice(first, last - first), slice(offsets[first], offsets[last])
             # Rows are identified by the fingerprints of their parts and their places in these.
-            identity = [
-                [parts[i].fingerprint for i in used.tolist()],
-                digest_bytes(local.astype(np.int64).tobytes()),
-                digest_bytes(places.tobytes()),
-            ]
-            digests = {name: digest_bytes(values.tobytes()) for name, values in arrays.items()}
-            yield ExampleSlice(
-                fingerprint=digest_json(
-                    "examples", VERSION, frame.to_json(), split.split, plan.mode, identity, digests
-                ),
-                split=split.split,
-                tokens=int(split.lengths[first:last].sum()),
-                parts=used,
-                rows=places + compute_offsets(part_rows[used])[local],
-                **arrays,
-            )
+            used, local = np.unique(which[records], return_inverse=True)
+            shown = [[parts[i].fingerprint for i in used.tolist()], local, places[records], piece.drop_columns("rows")]
+            fingerprint = digest_json("examples", VERSION, frame.to_json(), split.split, plan.mode, identify(shown))
+            yield (fingerprint, split.split, len(local), int(split.lengths[first:last].sum())), piece

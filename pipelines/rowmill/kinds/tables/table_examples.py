@@ -41,7 +41,7 @@ from rowmill.core.arrays import Ints
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
-from rowmill.core.storage import File, Store, digest_bytes, digest_json, read_tables
+from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice, KindContext
 from rowmill.kinds.shared.splits import SPLITS
@@ -96,8 +96,8 @@ from rowmill.parts.functions import (
     PartPlace,
     PartResult,
     RowFileInputs,
+    identify,
     part_function,
-    write_table,
 )
 from rowmill.schema import manifest
 from rowmill.schema.facts import TokenizedExamplesFacts, TruncationStatsFacts, read_facts, require_counted
@@ -208,28 +208,22 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     plan = plan_partition(inputs.request, index, lengths, read_column=read_column)
     prefills = write_prefill(store, place.stage_folder, inputs.prefill, row_files, index, plan)
     files: dict[str, File] = {one.fingerprint: one.files["prefill"] for one in prefills}
-    slices: list[tuple[str, int, int]] = []
-    for number, piece in enumerate(cut_slices(plan, index, parts, inputs.prefill.frame)):
-        files[piece.fingerprint] = piece.save(store, f"{place.folder}/slice-{number:05d}.arrow")
-        slices.append((piece.fingerprint, piece.records, piece.tokens))
+    slices: list[tuple[str, str, int, int]] = []
+    for number, (described, piece) in enumerate(cut_slices(plan, index, parts, inputs.prefill.frame)):
+        files[described[0]] = place.write(f"slice-{number:05d}", piece)
+        slices.append(described)
     # Parts are numbered as in the index, so that the file of states does not depend on other partitions.
     rows = np.flatnonzero(plan.states != KEPT_STATE)
     which, places = index.locate_rows(rows)
     texts = np.full(len(rows), "", object)
     for overflow, of in zip(plan.overflows, plan.overflow_rows, strict=True):
         texts[np.searchsorted(rows, of)] = overflow.description
-    places, states = places.astype(np.int32), plan.states[rows]
-    files["states"] = write_table(
-        store, f"{place.folder}/states.arrow", pa.table([which, places, states, texts], schema=_STATE_SCHEMA)
-    )
+    states = pa.table([which, places, plan.states[rows], texts], schema=_STATE_SCHEMA)
+    files["states"] = place.write("states", states)
     numbers, begins = np.unique(which, return_index=True)
     borders = pairwise([*begins.tolist(), len(rows)])
     digests = {
-        str(number): digest_json(
-            digest_bytes(places[begin:end].tobytes()),
-            digest_bytes(states[begin:end].tobytes()),
-            texts[begin:end].tolist(),
-        )
+        str(number): identify(states.slice(begin, end - begin).drop_columns("part"))
         for number, (begin, end) in zip(numbers.tolist(), borders, strict=True)
     }
     facts: dict[str, Any] = {
@@ -387,9 +381,9 @@ def _plan_table(
         is_grouped, files = form.mode == "grouped", part.files
         examples += [
             BuildExamplesInputs(
-                fingerprint, is_grouped, vocab_size, records, tokens, sources, files[fingerprint], frame, scratch
+                name, split, is_grouped, vocab_size, records, tokens, sources, files[name], frame, scratch
             )
-            for fingerprint, records, tokens in part.facts["slices"]
+            for name, split, records, tokens in part.facts["slices"]
         ]
         for number, digest in part.facts["states"].items():
             states[partition.first + int(number)].append(PartStates(digest, files["states"], int(number)))

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
 from rowmill.kinds.tables.schema import RecordSchema, SortKey
-from rowmill.kinds.tables.serialization import serialise_record
 from tests.support.recipes import Built
+from tests.support.typed_records import serialise_record
 
 RECORDS: dict[str, Any] = {"kind": "records"}
 

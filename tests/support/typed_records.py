@@ -7,7 +7,7 @@ from rowmill.core.json import Json
 from rowmill.kinds.shared.canonicalization import DEFAULT_DOMAIN
 from rowmill.kinds.shared.messages import get_at_path
 from rowmill.kinds.tables.schema import Column, Record, RecordSchema, SortKey, Value
-from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire
 from rowmill.kinds.tables.table_contract import TIMES, TableContract
 from rowmill.kinds.tables.typed_cells import (
     ColumnRoles,
@@ -75,7 +75,7 @@ class ValueRowBuilder:
         if self._words and any(self._is_absent(name, decoded.get(name)) for name in self._words):
             decoded = {name: None if self._is_absent(name, value) else value for name, value in decoded.items()}
         while True:
-            record = self._read(decoded)
+            record = self._read(dict(decoded))
             misfit = record.column if isinstance(record, RecordProblem) else self._find_unreadable_time(record)
             if misfit is None:
                 assert not isinstance(record, RecordProblem)
@@ -142,3 +142,10 @@ class ValueRowBuilder:
     def domain_of(self, value: Value) -> str:
         """Return the domain that a value names."""
         return value if type(value) is str and value.strip() else DEFAULT_DOMAIN
+
+
+def serialise_record(
+    record: Mapping[str, Value], schema: RecordSchema, *, special_tokens: tuple[str, ...] = (), wire: Wire = "lossless"
+) -> str | Rejected:
+    """Return the line of one record."""
+    return Serialiser(schema, special_tokens=special_tokens, wire=wire)(record)

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.kinds.tables.schema import Column, ColumnType, RecordSchema
-from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, read_json, serialise_record
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.schema.rows import Rejected
 from tests.support.record_strategies import SPECIAL, records, schemas, schemas_with_record
 from tests.support.tiers import draw
+from tests.support.typed_records import serialise_record
 
 
 def same(one: Any, other: Any) -> bool:

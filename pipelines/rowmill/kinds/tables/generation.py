@@ -29,7 +29,6 @@ from rowmill.kinds.tables.serialization import (
     Serialiser,
     Wire,
     read_json,
-    serialise_record,
 )
 from rowmill.schema.facts import SpanCounts
 from rowmill.schema.rows import Rejected
@@ -621,7 +620,7 @@ class SeriesState:
             text = self.shared.serialise(record)
             if isinstance(text, Rejected):
                 # A model may write escapes that the reference format cannot.
-                text = serialise_record(record, trained.schema, special_tokens=trained.special_tokens)
+                text = Serialiser(trained.schema, special_tokens=trained.special_tokens)(record)
                 assert isinstance(text, str), "a decoded record can be serialized"
             position = parsed[chosen].positions[index] if parsed[chosen].positions else None
             if self.stop is not None and position is not None and position > self.stop:

@@ -39,7 +39,6 @@ from rowmill.kinds.tables.serialization import (
     Serialiser,
     Wire,
     read_json,
-    serialise_record,
 )
 from rowmill.parts.functions import (
     PartInputs,
@@ -247,8 +246,8 @@ def _format_prompt_body(
     if style == "keys":
         quoted: list[str] = []
         for name in schema.names:
-            record_schema = RecordSchema((Column(name, "string", nullable=True),))
-            line = serialise_record({name: None}, record_schema, special_tokens=special)
+            alone = RecordSchema((Column(name, "string", nullable=True),))
+            line = Serialiser(alone, special_tokens=special)({name: None})
             assert isinstance(line, str), line
             quoted.append(line[len("{") : -len(":null}\n")])
         names = ",".join(quoted)

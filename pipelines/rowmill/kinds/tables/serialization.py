@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any, Literal, NamedTuple
 
@@ -92,10 +91,10 @@ class Serialiser:
     def _make_column_writers(
         self, write_string: Callable[[str], str]
     ) -> list[tuple[Column, str, Callable[[Value], str]]]:
-        make = _make_lossless_writer if self._wire == "lossless" else _make_reference_writer
-        write_name = write_string if self._wire == "lossless" else lambda name: write_string(name).replace("/", "\\/")
+        written = write_string if self._wire == "lossless" else lambda text: write_string(text).replace("/", "\\/")
         return [
-            (column, f"{write_name(column.name)}:", make(column, write_string, 2)) for column in self._schema.columns
+            (column, f"{written(column.name)}:", _make_writer(column, self._wire, written, 2))
+            for column in self._schema.columns
         ]
 
     def _write_line(
@@ -133,50 +132,46 @@ class Serialiser:
         return _SURROGATE.sub(lambda found: _escape_character(found[0]), written)
 
 
-def serialise_record(
-    record: Mapping[str, Value], schema: RecordSchema, *, special_tokens: tuple[str, ...] = (), wire: Wire = "lossless"
-) -> str | Rejected:
-    """Return the line of one record; for many records, reuse a `Serialiser`."""
-    return _open_serialiser(schema, special_tokens=special_tokens, wire=wire)(record)
-
-
-_open_serialiser = lru_cache(maxsize=16)(Serialiser)
-
-
 def _escape_character(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-def _make_lossless_writer(column: Column, write_string: Callable[[str], str], depth: int) -> Callable[[Value], str]:
+def _make_writer(column: Column, wire: Wire, write_string: Callable[[str], str], depth: int) -> Callable[[Value], str]:
     """Return the writer of a column's values other than null; `depth` is the nesting depth of its containers."""
-    match column.type:
-        case "string":
-            return _make_typed_writer(str, write_string)
-        case "datetime" | "date" | "time":
-            canonical = CANONICAL[column.type]
+    kind = column.type
+    if kind in ("list", "struct"):
+        return _make_nested_writer(column, wire, write_string, depth)
+    if kind == "json":
+        return lambda value: _write_json_value(value, wire, write_string, depth)
+    if kind == "string":
+        return _make_typed_writer(str, write_string)
+    # A pandas column of integers with nulls is one of floats.
+    if wire == "reference" and kind in _LOSSY and (kind != "integer" or column.nullable):
+        return _LOSSY[kind]
+    canonical = CANONICAL.get(kind)
+    if canonical is None:
+        return _WRITERS[kind]
 
-            def write_canonical(value: Value) -> str:
-                if type(value) is not str or canonical(value) != value:
-                    raise _UnwritableError(f"{value!r:.60} is no canonical ISO 8601 text")
-                return f'"{value}"'
+    def write_canonical(value: Value) -> str:
+        if type(value) is not str or canonical(value) != value:
+            raise _UnwritableError(f"{value!r:.60} is no canonical ISO 8601 text")
+        return f'"{value}"'
 
-            return write_canonical
-        case "list" | "struct":
-            return _make_nested_writer(column, write_string, depth, _make_lossless_writer)
-        case "json":
-            return lambda value: _write_json_value(value, write_string, depth)
-        case "integer" | "float" | "decimal" | "boolean" | "duration" | "bytes":
-            return _WRITERS[column.type]
+    return write_canonical
 
 
-def _make_typed_writer(kind: type, write: Callable[[Any], str]) -> Callable[[Value], str]:
+def _make_typed_writer(kind: type, write: Callable[[Any], str], noun: str = "") -> Callable[[Value], str]:
     def checked(value: Value) -> str:
         if type(value) is not kind:
-            raise _UnwritableError(f"a {type(value).__name__}, not a {kind.__name__}")
+            raise _UnwritableError(f"a {type(value).__name__}, not {noun or f'a {kind.__name__}'}")
         return write(value)
 
     return checked
+
+
+_write_boolean = _make_typed_writer(bool, lambda value: "true" if value else "false")
+_write_bytes = _make_typed_writer(bytes, lambda value: f'"{base64.b64encode(value).decode()}"', "bytes")
 
 
 def _write_integer(value: Value) -> str:
@@ -206,19 +201,10 @@ def write_decimal(value: Value) -> str:
     return "-0e0" if not value and not exponent and value.is_signed() else format(value, "f")
 
 
-_write_boolean = _make_typed_writer(bool, lambda value: "true" if value else "false")
-
-
 def _write_duration(value: Value) -> str:
     if type(value) is not Decimal or not value.is_finite() or value.as_tuple() != canonical_duration(value).as_tuple():
         raise _UnwritableError(f"{value!r:.60} is no Decimal of seconds without trailing zeros")
     return format(value, "f")
-
-
-def _write_bytes(value: Value) -> str:
-    if type(value) is not bytes:
-        raise _UnwritableError(f"a {type(value).__name__}, not bytes")
-    return f'"{base64.b64encode(value).decode()}"'
 
 
 _WRITERS: dict[str, Callable[[Value], str]] = {
@@ -232,24 +218,18 @@ _WRITERS: dict[str, Callable[[Value], str]] = {
 
 
 def _make_nested_writer(
-    column: Column, write_string: Callable[[str], str], depth: int, make: Callable[..., Callable[[Value], str]]
+    column: Column, wire: Wire, write_string: Callable[[str], str], depth: int
 ) -> Callable[[Value], str]:
     if depth > MAX_DEPTH:
         return _refuse_depth
     if column.item is not None:
-        item, write = column.item, make(column.item, write_string, depth + 1)
+        item, write = column.item, _make_writer(column.item, wire, write_string, depth + 1)
+        return _make_typed_writer(list, lambda items: f"[{','.join([_write_or_null(i, item, write) for i in items])}]")
+    fields = [
+        (one, f"{write_string(one.name)}:", _make_writer(one, wire, write_string, depth + 1)) for one in column.fields
+    ]
 
-        def write_list(value: Value) -> str:
-            if type(value) is not list:
-                raise _UnwritableError(f"a {type(value).__name__}, not a list")
-            return f"[{','.join([_write_or_null(one, item, write) for one in value])}]"
-
-        return write_list
-    fields = [(one, f"{write_string(one.name)}:", make(one, write_string, depth + 1)) for one in column.fields]
-
-    def write_struct(value: Value) -> str:
-        if type(value) is not dict:
-            raise _UnwritableError(f"a {type(value).__name__}, not a dict")
+    def write_struct(value: Record) -> str:
         parts: list[str] = []
         for field, prefix, write in fields:
             if field.name in value:
@@ -260,7 +240,7 @@ def _make_nested_writer(
             raise _UnwritableError("a key that is not in the schema")
         return f"{{{','.join(parts)}}}"
 
-    return write_struct
+    return _make_typed_writer(dict, write_struct)
 
 
 def _write_or_null(value: Value, column: Column, write: Callable[[Value], str]) -> str:
@@ -275,7 +255,7 @@ def _refuse_depth(value: Value) -> str:
     raise _UnwritableError(f"nested over {MAX_DEPTH} deep")
 
 
-def _write_json_value(value: Value, write_string: Callable[[str], str], depth: int) -> str:
+def _write_json_value(value: Value, wire: Wire, write_string: Callable[[str], str], depth: int) -> str:
     match value:
         case None:
             return "null"
@@ -283,6 +263,8 @@ def _write_json_value(value: Value, write_string: Callable[[str], str], depth: i
             return _write_boolean(value)
         case int():
             return _write_integer(value)
+        case Decimal() if wire == "reference":
+            return _format_ten_decimals(float(value))
         case Decimal():
             # Without a point or an exponent it would be read back as an integer.
             text = write_decimal(value)
@@ -292,38 +274,16 @@ def _write_json_value(value: Value, write_string: Callable[[str], str], depth: i
         case _ if depth > MAX_DEPTH:
             return _refuse_depth(value)
         case list():
-            return f"[{','.join([_write_json_value(item, write_string, depth + 1) for item in value])}]"
+            return f"[{','.join([_write_json_value(item, wire, write_string, depth + 1) for item in value])}]"
         case dict():
             members: list[str] = []
             for key, member in value.items():
                 if type(key) is not str:
                     raise _UnwritableError(f"a key that is a {type(key).__name__}, not a str")
-                members.append(f"{write_string(key)}:{_write_json_value(member, write_string, depth + 1)}")
+                members.append(f"{write_string(key)}:{_write_json_value(member, wire, write_string, depth + 1)}")
             return f"{{{','.join(members)}}}"
         case _:
             raise _UnwritableError(f"a {type(value).__name__} is no value of JSON")
-
-
-def _make_reference_writer(column: Column, write_string: Callable[[str], str], depth: int) -> Callable[[Value], str]:
-    """Return the writer that prints as pandas' `to_json(double_precision=10, force_ascii=False)` does."""
-    quoted: Callable[[str], str] = lambda text: write_string(text).replace("/", "\\/")  # noqa: E731
-    match column.type:
-        case "integer" if column.nullable:
-            # A pandas column of integers with nulls is one of floats.
-            return lambda value: _format_ten_decimals(float(_write_integer(value)))
-        case "string":
-            return _make_typed_writer(str, quoted)
-        case "json":
-            return lambda value: _write_reference_value(value, quoted, depth)
-        case "list" | "struct":
-            return _make_nested_writer(
-                column, quoted, depth, lambda inner, _, deeper: _make_reference_writer(inner, write_string, deeper)
-            )
-        case "float" | "decimal" | "datetime" | "date" | "duration":
-            return _LOSSY[column.type]
-        case "integer" | "boolean" | "time" | "bytes":
-            exact = _make_lossless_writer(column, write_string, depth)
-            return lambda value: exact(value).replace("/", "\\/")
 
 
 def _format_ten_decimals(value: float) -> str:
@@ -335,31 +295,21 @@ def _format_ten_decimals(value: float) -> str:
     return f"{text}0" if text.endswith(".") else text
 
 
-def _write_reference_value(value: Value, quoted: Callable[[str], str], depth: int) -> str:
-    if isinstance(value, Decimal):
-        return _format_ten_decimals(float(value))
-    if isinstance(value, (list, dict)) and depth > MAX_DEPTH:
-        return _refuse_depth(value)
-    if isinstance(value, list):
-        return f"[{','.join([_write_reference_value(one, quoted, depth + 1) for one in value])}]"
-    if isinstance(value, dict):
-        pairs = [f"{quoted(str(key))}:{_write_reference_value(one, quoted, depth + 1)}" for key, one in value.items()]
-        return f"{{{','.join(pairs)}}}"
-    return _write_json_value(value, quoted, depth)
-
-
 def _write_epoch_ms(value: Value) -> str:
     moment = datetime.fromisoformat(value)
     return str(int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
 
 
 _LOSSY: dict[str, Callable[[Value], str]] = {
+    "integer": lambda value: _format_ten_decimals(float(_write_integer(value))),
     "float": lambda value: _format_ten_decimals(value) if math.isfinite(value) else "null",
     "decimal": lambda value: _format_ten_decimals(float(write_decimal(value))),
     "datetime": _write_epoch_ms,
     "date": _write_epoch_ms,
     "duration": lambda value: str(int(value * 1000)),
+    "bytes": lambda value: _write_bytes(value).replace("/", "\\/"),
 }
+"""Writers of the reference format, which prints as pandas' `to_json(double_precision=10, force_ascii=False)` does."""
 
 
 class RecordProblem(NamedTuple):
@@ -369,12 +319,16 @@ class RecordProblem(NamedTuple):
     column: str
 
 
-class _MistypedError(Exception):
-    """A decoded value that does not fit its column's type."""
+_PRECEDENCE = ("number_too_large", "unknown_column", "missing_column", "null", "type")
+"""Reasons why an object does not fit the schema; of several problems the first reason is reported."""
 
 
-class _TooLargeError(Exception):
-    """A number outside the range of its column's type."""
+class _UnreadableError(Exception):
+    """A decoded value that does not fit its column's type, or a number outside the range of it."""
+
+    def __init__(self, reason: str = "type") -> None:
+        super().__init__()
+        self.reason = reason
 
 
 class RecordDecoder:
@@ -387,48 +341,32 @@ class RecordDecoder:
     def __init__(self, schema: RecordSchema, *, wire: Wire = "lossless") -> None:
         self._names = frozenset(schema.names)
         self._columns = [(column, _make_converter(column, wire)) for column in schema.columns]
+        self._convert = _make_struct_converter(self._columns)
 
-    def __call__(self, decoded: Mapping[str, Json]) -> Record | RecordProblem:
+    def __call__(self, decoded: dict[str, Json]) -> Record | RecordProblem:
         """Return the record, keys in schema order, or the first problem in the order of the reasons."""
-        record: Record = {}
         try:
-            for column, convert in self._columns:
-                value = decoded.get(column.name, _ABSENT)
-                if value is None:
-                    if not column.nullable:
-                        return self._find_problem(decoded)
-                    record[column.name] = None
-                elif value is not _ABSENT:
-                    record[column.name] = convert(value)
-                elif column.required:
-                    return self._find_problem(decoded)
-        except (_MistypedError, _TooLargeError):
+            return self._convert(decoded)
+        except _UnreadableError:
             return self._find_problem(decoded)
-        return record if len(record) == len(decoded) else self._find_problem(decoded)
 
-    def _find_problem(self, decoded: Mapping[str, Json]) -> RecordProblem:
+    def _find_problem(self, decoded: dict[str, Json]) -> RecordProblem:
         """Return the problem whose reason is first in the list, of equal reasons the first column's."""
-        null = mistyped = None
+        problems = [RecordProblem("unknown_column", name) for name in decoded if name not in self._names]
         for column, convert in self._columns:
-            value = decoded.get(column.name, _ABSENT)
-            if value is None:
-                null = null or (None if column.nullable else RecordProblem("null", column.name))
-                continue
+            value, reason = decoded.get(column.name, _ABSENT), ""
             try:
-                _ = value is _ABSENT or convert(value)
-            except _TooLargeError:
-                return RecordProblem("number_too_large", column.name)
-            except _MistypedError:
-                mistyped = mistyped or RecordProblem("type", column.name)
-        for name in decoded:
-            if name not in self._names:
-                return RecordProblem("unknown_column", name)
-        for column, _ in self._columns:
-            if column.required and column.name not in decoded:
-                return RecordProblem("missing_column", column.name)
-        found = null or mistyped
-        assert found is not None
-        return found
+                if value is _ABSENT:
+                    reason = "missing_column" if column.required else ""
+                elif value is None:
+                    reason = "" if column.nullable else "null"
+                else:
+                    convert(value)
+            except _UnreadableError as error:
+                reason = error.reason
+            if reason:
+                problems.append(RecordProblem(reason, column.name))
+        return min(problems, key=lambda problem: _PRECEDENCE.index(problem.reason))
 
 
 def read_json(text: str, *, allows_nan: bool = False) -> Json:
@@ -461,60 +399,66 @@ _WITH_NAN = json.JSONDecoder(parse_float=Decimal, parse_constant=lambda _: None)
 
 def _make_converter(column: Column, wire: Wire) -> Callable[[Json], Value]:
     """Return the converter of a column's decoded values other than null to typed values."""
-    match column.type:
-        case "datetime" | "date" | "duration" if wire == "reference":
-            return _FROM_MILLISECONDS[column.type]
-        case "datetime" | "date" | "time":
-            canonical = CANONICAL[column.type]
+    if wire == "reference" and column.type in _FROM_MILLISECONDS:
+        return _FROM_MILLISECONDS[column.type]
+    if column.type == "struct":
+        return _make_struct_converter([(field, _make_converter(field, wire)) for field in column.fields])
+    if column.item is not None:
+        item, convert_item = column.item, _make_converter(column.item, wire)
 
-            def convert_temporal(value: Json) -> str:
-                found = canonical(value) if type(value) is str else None
-                if found is None:
-                    raise _MistypedError
-                return found
+        def convert_list(value: Json) -> list[Value]:
+            if type(value) is not list:
+                raise _UnreadableError
+            return [_require_nullable(item) if one is None else convert_item(one) for one in value]
 
-            return convert_temporal
-        case "list":
-            assert column.item is not None
-            item, convert_item = column.item, _make_converter(column.item, wire)
+        return convert_list
+    canonical = CANONICAL.get(column.type)
+    if canonical is None:
+        return _READERS[column.type]
 
-            def convert_list(value: Json) -> list[Value]:
-                if type(value) is not list:
-                    raise _MistypedError
-                return [_require_nullable(item) if one is None else convert_item(one) for one in value]
+    def convert_temporal(value: Json) -> str:
+        found = canonical(value) if type(value) is str else None
+        if found is None:
+            raise _UnreadableError
+        return found
 
-            return convert_list
-        case "struct":
-            fields = [(field, _make_converter(field, wire)) for field in column.fields]
+    return convert_temporal
 
-            def convert_struct(value: Json) -> Record:
-                if type(value) is not dict:
-                    raise _MistypedError
-                record: Record = {}
-                for field, convert in fields:
-                    if field.name in value:
-                        inner = value[field.name]
-                        record[field.name] = _require_nullable(field) if inner is None else convert(inner)
-                    elif field.required:
-                        raise _MistypedError
-                if len(record) != len(value):
-                    raise _MistypedError
-                return record
 
-            return convert_struct
-        case "integer" | "float" | "decimal" | "boolean" | "string" | "duration" | "bytes" | "json":
-            return _READERS[column.type]
+def _make_struct_converter(columns: Iterable[tuple[Column, Callable[[Json], Value]]]) -> Callable[[Json], Record]:
+    """Return the converter of objects with some columns, such as a whole record."""
+    members = [(column.name, column.nullable, column.required, convert) for column, convert in columns]
+
+    def convert_struct(decoded: Json) -> Record:
+        if type(decoded) is not dict:
+            raise _UnreadableError
+        record: Record = {}
+        for name, nullable, required, convert in members:
+            value = decoded.get(name, _ABSENT)
+            if value is None:
+                if not nullable:
+                    raise _UnreadableError
+                record[name] = None
+            elif value is not _ABSENT:
+                record[name] = convert(value)
+            elif required:
+                raise _UnreadableError
+        if len(record) != len(decoded):
+            raise _UnreadableError
+        return record
+
+    return convert_struct
 
 
 def _as_integer(value: Json) -> int:
     if type(value) is int:
         return value
     if type(value) is not Decimal:
-        raise _MistypedError
+        raise _UnreadableError
     if value.adjusted() >= MAX_DIGITS:
-        raise _TooLargeError
+        raise _UnreadableError("number_too_large")
     if value != value.to_integral_value():
-        raise _MistypedError
+        raise _UnreadableError
     return int(value)
 
 
@@ -523,13 +467,13 @@ def _as_float(value: Json) -> float:
         try:
             number = float(value)
         except OverflowError:
-            raise _TooLargeError from None
+            raise _UnreadableError("number_too_large") from None
         if math.isinf(number):
-            raise _TooLargeError
+            raise _UnreadableError("number_too_large")
         return number
     if type(value) is str and value in _NOT_FINITE:
         return _NOT_FINITE[value]
-    raise _MistypedError
+    raise _UnreadableError
 
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -540,13 +484,13 @@ def _as_decimal(value: Json) -> Decimal:
         return value
     if type(value) is int:
         return Decimal(value)
-    raise _MistypedError
+    raise _UnreadableError
 
 
 def _make_typed_reader(kind: type) -> Callable[[Json], Value]:
     def read(value: Json) -> Value:
         if type(value) is not kind:
-            raise _MistypedError
+            raise _UnreadableError
         return value
 
     return read
@@ -555,7 +499,7 @@ def _make_typed_reader(kind: type) -> Callable[[Json], Value]:
 def _as_duration(value: Json) -> Decimal:
     number = _as_decimal(value)
     if abs(number.adjusted()) > MAX_DIGITS:
-        raise _TooLargeError
+        raise _UnreadableError("number_too_large")
     return canonical_duration(number)
 
 
@@ -563,7 +507,7 @@ def _from_epoch(value: Json, *, only_date: bool) -> str:
     try:
         moment = datetime.fromtimestamp(_as_integer(value) / 1000, UTC)
     except (OverflowError, ValueError, OSError):
-        raise _TooLargeError from None
+        raise _UnreadableError("number_too_large") from None
     found = canonical_datetime(moment.isoformat())
     assert found is not None
     return found[:10] if only_date else found.removesuffix("+00:00")
@@ -571,11 +515,11 @@ def _from_epoch(value: Json, *, only_date: bool) -> str:
 
 def _as_bytes(value: Json) -> bytes:
     if type(value) is not str:
-        raise _MistypedError
+        raise _UnreadableError
     try:
         return base64.b64decode(value.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):
-        raise _MistypedError from None
+        raise _UnreadableError from None
 
 
 _READERS: dict[str, Callable[[Json], Value]] = {
@@ -597,7 +541,7 @@ _FROM_MILLISECONDS: dict[str, Callable[[Json], Value]] = {
 
 def _require_nullable(column: Column) -> None:
     if not column.nullable:
-        raise _MistypedError
+        raise _UnreadableError
 
 
 class Codec(Config):

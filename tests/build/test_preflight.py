@@ -461,8 +461,10 @@ def test_keys_of_messages_that_neither_an_option_nor_the_template_reads_are_name
         # Those that are read, and an empty one, are not named.
         row["messages"][0] |= {"name": "bo", "mood": "glad" if i % 2 else None}
         row["messages"][1] |= {"annotations": {"by": "me"}, "weight": 1, "thinking": f"because {i}"}
+        row["messages"][1] |= {"tool_calls": [{"name": "find", "arguments": '{"city": "Oslo"}'}]}
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content }}"
+        "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
         f"{printed}{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}"
     )
     project.write_recipe(**chats_of(rows, template={"chat_template": {"text": template}})(project))

@@ -135,7 +135,7 @@ Message: TypeAlias = dict[str, Json]
 them."""
 
 MESSAGE_KEYS = frozenset(
-    {"role", "content", "reasoning_content", "tool_calls", "name", "tool_call_id", "train", "weight"}
+    "role content reasoning_content tool_calls arguments_source name tool_call_id train weight".split()
 )
 """The keys of a canonical message that rowmill reads."""
 
